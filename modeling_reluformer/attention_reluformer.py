@@ -1,0 +1,235 @@
+"""The switch: how attention is computed. Names, the masks each of them needs, and one call for all.
+
+`ALL_ATTENTION_FUNCTIONS` is an instance of its own: it adds `eager` and `fused` for this model alone and leaves the
+library's global registry as it is. Which names a model may use depends on its activation: see
+`valid_attention_implementations`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+
+from .attention_blockwise import blockwise_attention
+from .attention_reference import AttentionResult, reference_attention
+from .visibility_reluformer import Visibility
+
+OWN_IMPLEMENTATIONS = ("eager", "fused")
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    visibility: Visibility,
+    row_scale: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    statistics: str = "none",
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The reference, every activation. Returns the output (batch, queries, heads, head_dim), the weights, S and T."""
+    result = reference_attention(
+        query,
+        key,
+        value,
+        activation=module.config.attention_activation,
+        mask=visibility.dense(query.shape[2], key.shape[2], query.device),
+        row_scale=row_scale,
+        scale=scaling,
+        dropout_p=dropout,
+        statistics=statistics,
+    )
+    return _heads_last(result)
+
+
+def fused_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    visibility: Visibility,
+    row_scale: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    statistics: str = "none",
+    **kwargs: Any,
+) -> tuple[Tensor, None, Tensor | None, Tensor | None]:
+    """Point-wise activations without a queries × keys tensor. As `eager_attention_forward`, but no weights."""
+    result = blockwise_attention(
+        query,
+        key,
+        value,
+        activation=module.config.attention_activation,
+        visibility=visibility,
+        row_scale=row_scale,
+        scale=scaling,
+        dropout_p=dropout,
+        statistics=statistics,
+    )
+    return _heads_last(result)
+
+
+ALL_ATTENTION_FUNCTIONS = AttentionInterface()
+ALL_ATTENTION_FUNCTIONS["eager"] = eager_attention_forward
+ALL_ATTENTION_FUNCTIONS["fused"] = fused_attention_forward
+
+
+def _heads_last(result: AttentionResult) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    return result.output.transpose(1, 2), result.weights, result.row_sum, result.row_sum_log
+
+
+def attention_visibility(
+    attention_mask: Tensor | None,
+    *,
+    queries: int,
+    keys: int,
+    causal: bool = False,
+    query_offset: int | Tensor = 0,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+) -> Visibility:
+    """Reads a mask as users give it.
+
+    Args:
+        attention_mask: None, (batch, keys) with 1 for real tokens, or a whole boolean (batch, 1, queries, keys).
+            A causal (batch, seen) mask may be shorter than a static cache: what was not written is not visible.
+
+    Raises:
+        ValueError: another shape, or a four-dimensional mask that is not boolean.
+    """
+    if attention_mask is None:
+        return Visibility(None, causal, query_offset, query_segments, key_segments)
+    if attention_mask.ndim == 4:
+        if attention_mask.dtype != torch.bool:
+            raise ValueError(
+                f"A four-dimensional attention mask must be boolean, True where the key is visible; got {attention_mask.dtype}. "
+                "Additive masks do not work with point-wise activations."
+            )
+        return Visibility(given_mask=attention_mask)
+    if attention_mask.ndim != 2 or attention_mask.shape[1] > keys or (attention_mask.shape[1] < keys and not causal):
+        raise ValueError(
+            f"An attention mask must have the shape (batch, keys) = (batch, {keys}) or (batch, 1, {queries}, {keys}); "
+            f"got {tuple(attention_mask.shape)}."
+        )
+    mask = attention_mask.bool()
+    if mask.shape[1] < keys:
+        mask = nn.functional.pad(mask, (0, keys - mask.shape[1]), value=False)
+    return Visibility(mask, causal, query_offset, query_segments, key_segments)
+
+
+def library_mask(
+    config: Any,
+    visibility: Visibility,
+    inputs_embeds: Tensor,
+    *,
+    attention_mask: Tensor | None,
+    encoder_hidden_states: Tensor | None = None,
+    past_key_values: Any = None,
+) -> Tensor | None:
+    """The mask that the library's own functions (`sdpa`, `flash_attention_*`) take; None for this package's own."""
+    if config._attn_implementation in OWN_IMPLEMENTATIONS:
+        return None
+    if visibility.given_mask is not None:
+        return visibility.given_mask
+    if visibility.query_segments is not None:
+        if config._attn_implementation != "sdpa":
+            raise ValueError(
+                f"Packed sequences need attn_implementation 'sdpa', 'eager' or 'fused', not {config._attn_implementation!r}."
+            )
+        return visibility.dense(
+            visibility.query_segments.shape[1], visibility.key_segments.shape[1], inputs_embeds.device
+        )
+    if visibility.causal:
+        return create_causal_mask(
+            config=config, inputs_embeds=inputs_embeds, attention_mask=attention_mask, past_key_values=past_key_values
+        )
+    return create_bidirectional_mask(
+        config=config,
+        inputs_embeds=inputs_embeds,
+        attention_mask=attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+    )
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    """What all attention modules of one kind (encoder self, decoder self, cross) share in one forward pass.
+
+    visibility: which keys each query sees. mask: the same for the library's own functions.
+    visible_keys: n_i, (batch, queries). length_scale: its part of the row scale, (batch, 1, queries); None where there is none.
+    row_weight: (batch, queries), see `row_weights`; None where no figures are wanted.
+    statistics: "none" | "sum" | "sum+entropy".
+    """
+
+    visibility: Visibility
+    mask: Tensor | None
+    visible_keys: Tensor
+    length_scale: Tensor | None
+    row_weight: Tensor | None = None
+    statistics: str = "none"
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> AttentionContext:
+        """A copy on another device: a model spread over devices by `device_map` moves its inputs by this name."""
+
+        def move(item: Any) -> Any:
+            if isinstance(item, Tensor):
+                return item.to(device, non_blocking=non_blocking)
+            if isinstance(item, Visibility):
+                return replace(item, **{field.name: move(getattr(item, field.name)) for field in fields(item)})
+            return item
+
+        return replace(self, **{field.name: move(getattr(self, field.name)) for field in fields(self)})
+
+
+def attention_context(
+    config: Any,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    keys: int,
+    causal: bool = False,
+    query_offset: int | Tensor = 0,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+    encoder_hidden_states: Tensor | None = None,
+    past_key_values: Any = None,
+    row_weight: Tensor | None = None,
+    statistics: str = "none",
+) -> AttentionContext:
+    """Masks, visible-key counts and row scales, once for all layers of a stack. `keys` is the length of the key tensors."""
+    batch, queries = inputs_embeds.shape[:2]
+    visibility = attention_visibility(
+        attention_mask,
+        queries=queries,
+        keys=keys,
+        causal=causal,
+        query_offset=query_offset,
+        query_segments=query_segments,
+        key_segments=key_segments,
+    )
+    mask = library_mask(
+        config,
+        visibility,
+        inputs_embeds,
+        attention_mask=attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+        past_key_values=past_key_values,
+    )
+    visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device)
+    length_scale = None
+    if config.attention_scaling == "variance":
+        length_scale = torch.rsqrt(visible_keys / 2).unsqueeze(1)
+    elif config.attention_scaling == "length":
+        length_scale = visible_keys.pow(-config.attention_alpha).unsqueeze(1)
+    return AttentionContext(visibility, mask, visible_keys, length_scale, row_weight, statistics)

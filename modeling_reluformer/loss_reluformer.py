@@ -1,0 +1,105 @@
+"""The training loss: label-smoothed cross-entropy and the regulariser, per sentence, over one normaliser.
+
+    loss = [ sum over target tokens of smoothed cross-entropy + weight · sum_b L_reg(b) · targets_b ] / N
+
+L_reg(b) is the mean over attention modules of the mean over heads and real query rows of sentence b. With
+N = `num_items_in_batch` the result does not depend on how a batch is cut into steps and processes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .regularization_reluformer import row_weights
+
+IGNORED_LABEL = -100
+
+
+class SentenceRows(NamedTuple):
+    """Row weights (see `row_weights`) for the queries of the encoder, (batch, source), and of the decoder, (batch, target)."""
+
+    encoder: Tensor
+    decoder: Tensor
+
+
+class TranslationLoss(NamedTuple):
+    """Scalars; `regularization` and what follows None where undefined. loss = cross_entropy + weight · regularization."""
+
+    loss: Tensor
+    cross_entropy: Tensor
+    regularization: Tensor | None
+    attention_sum: Tensor | None
+    attention_entropy: Tensor | None
+    dead_row_fraction: Tensor | None
+
+
+def sentence_rows(
+    labels: Tensor,
+    source_mask: Tensor | None,
+    source_length: int,
+    source_segments: Tensor | None = None,
+    target_segments: Tensor | None = None,
+) -> SentenceRows:
+    """Which query rows are real and how much each counts.
+
+    Args:
+        labels: (batch, target), -100 where there is no target.
+        source_mask: (batch, source), 1 for real tokens; None: all are.
+        source_length: number of source tokens.
+        source_segments, target_segments: sequence numbers from 1 where several are packed into one row.
+    """
+    target_sentence = (labels != IGNORED_LABEL).long()
+    if source_mask is not None and source_mask.ndim == 2:
+        source_sentence = source_mask.bool().long()
+    else:
+        source_sentence = labels.new_ones(labels.shape[0], source_length)
+    sentences = 1
+    if source_segments is not None and target_segments is not None:
+        source_sentence, target_sentence = source_sentence * source_segments, target_sentence * target_segments
+        sentences = int(torch.maximum(source_segments.max(), target_segments.max()))
+    return SentenceRows(
+        row_weights(source_sentence, target_sentence, sentences),
+        row_weights(target_sentence, target_sentence, sentences),
+    )
+
+
+def translation_loss(
+    logits: Tensor,
+    labels: Tensor,
+    figures: Tensor | None,
+    *,
+    statistics: str,
+    label_smoothing: float,
+    regularization_weight: float,
+    num_items_in_batch: Tensor | int | None = None,
+) -> TranslationLoss:
+    """The loss of one forward pass.
+
+    Args:
+        logits: (batch, target, vocabulary). labels: (batch, target), -100 ignored.
+        figures: (modules, 5), see `module_figures`; None where the attention gives no statistics.
+        statistics: which of them were asked for: "none", "sum" or "sum+entropy".
+        num_items_in_batch: N; None: the number of targets here.
+    """
+    cross_entropy_sum = nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(),
+        labels.flatten(),
+        ignore_index=IGNORED_LABEL,
+        label_smoothing=label_smoothing,
+        reduction="sum",
+    )
+    items = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
+    items = torch.as_tensor(items, device=logits.device).clamp_min(1)
+    cross_entropy = cross_entropy_sum / items
+    if figures is None:
+        return TranslationLoss(cross_entropy, cross_entropy, None, None, None, None)
+    row_sum, entropy, dead, rows = figures[:, 1:].detach().sum(0).unbind()
+    rows = rows.clamp_min(1)
+    if statistics == "sum":
+        return TranslationLoss(cross_entropy, cross_entropy, None, row_sum / rows, None, dead / rows)
+    regularization = figures[:, 0].mean() / items
+    loss = cross_entropy + regularization_weight * regularization if regularization_weight else cross_entropy
+    return TranslationLoss(loss, cross_entropy, regularization, row_sum / rows, entropy / rows, dead / rows)

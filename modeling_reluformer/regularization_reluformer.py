@@ -1,0 +1,85 @@
+"""From row statistics to the regulariser L_reg (Eq. 7) and to the figures that are logged beside it.
+
+    H_i   = log S_i - T_i / S_i
+    L_reg = |log S_i| + max(H_i - C_i, 0),     C_i = entropy_margin · log n_i
+
+A dead row (S_i = 0) contributes 0 with gradient 0, and stays in the denominator of every mean.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def row_entropy(row_sum: Tensor, row_sum_log: Tensor) -> Tensor:
+    """Entropy H of each row's normalised weights, in nats; 0 for a dead row. All shapes (batch, heads, queries)."""
+    alive = row_sum > 0
+    safe_sum = torch.where(alive, row_sum, 1.0)
+    return torch.log(safe_sum) - torch.where(alive, row_sum_log, 0.0) / safe_sum
+
+
+def row_penalty(row_sum: Tensor, entropy: Tensor, visible_keys: Tensor, entropy_margin: float) -> Tensor:
+    """Eq. 7 for each row, (batch, heads, queries). `visible_keys` is n_i, (batch, queries), at least 1."""
+    safe_sum = torch.where(row_sum > 0, row_sum, 1.0)
+    bound = entropy_margin * torch.log(visible_keys.to(entropy.dtype)).unsqueeze(1)
+    return torch.log(safe_sum).abs() + torch.relu(entropy - bound)
+
+
+def module_figures(
+    row_sum: Tensor,
+    row_sum_log: Tensor | None,
+    visible_keys: Tensor,
+    row_weight: Tensor,
+    *,
+    entropy_margin: float,
+) -> Tensor:
+    """One attention module's sums over its rows, for the loss and the logs.
+
+    Args:
+        row_sum, row_sum_log: S and T, (batch, heads, queries); T None where the entropy was not asked for.
+        visible_keys: n_i, (batch, queries).
+        row_weight: (batch, queries), 0 for rows that are padding. For the loss: targets_b / rows_b.
+
+    Returns:
+        (5,): the weighted sum of Eq. 7 over the rows (mean over the heads); then, over the real rows, the sums of S, of H
+        and of dead rows (means over the heads), and their number. The first alone carries a gradient.
+    """
+    real = (row_weight > 0).to(row_sum.dtype)
+    heads = row_sum.shape[1]
+
+    def over_real_rows(values: Tensor) -> Tensor:
+        return (values.detach() * real.unsqueeze(1)).sum() / heads
+
+    if row_sum_log is None:
+        penalty, entropy_sum = row_sum.new_zeros(()), row_sum.new_zeros(())
+    else:
+        entropy = row_entropy(row_sum, row_sum_log)
+        penalty = row_penalty(row_sum, entropy, visible_keys, entropy_margin)
+        penalty = (penalty * row_weight.unsqueeze(1).to(penalty.dtype)).sum() / heads
+        entropy_sum = over_real_rows(entropy)
+    dead = (row_sum == 0).to(row_sum.dtype)
+    return torch.stack([penalty, over_real_rows(row_sum), entropy_sum, over_real_rows(dead), real.sum()])
+
+
+def row_weights(row_sentence: Tensor, label_sentence: Tensor, sentences: int) -> Tensor:
+    """Weight of every query row in sum_b L_reg(b) · targets_b: targets_b / rows_b for a row of sentence b, 0 for padding.
+
+    Args:
+        row_sentence: (batch, queries), the number of the sentence each row belongs to, from 1; 0 for padding. Numbers are
+            per batch row: without packing every real row is of sentence 1.
+        label_sentence: (batch, targets), the same for the labels, 0 where the label is -100.
+        sentences: the highest number.
+
+    Returns:
+        (batch, queries), float32.
+    """
+    batch = row_sentence.shape[0]
+
+    def count(sentence: Tensor) -> Tensor:
+        counts = torch.zeros(batch, sentences + 1, device=sentence.device)
+        return counts.scatter_add_(1, sentence.long(), torch.ones_like(sentence, dtype=counts.dtype))
+
+    weight = count(label_sentence) / count(row_sentence).clamp_min(1)
+    weight[:, 0] = 0
+    return weight.gather(1, row_sentence.long())

@@ -1,0 +1,24 @@
+"""Maps the repository's folders to the one import package `reluformer`.
+
+The folders carry the names users look for (`modeling_reluformer`, `configuration`, `training`, …); what is installed is
+`reluformer`, `reluformer.configuration`, `reluformer.training`, … and no generic top-level name. Metadata: pyproject.toml.
+"""
+
+from setuptools import setup
+
+PACKAGE_FOLDERS = {
+    "reluformer": "modeling_reluformer",
+    "reluformer.configuration": "configuration",
+    "reluformer.training": "training",
+    "reluformer.analysis": "analysis",
+    "reluformer.hub_cards": "hub_cards",
+}
+
+setup(
+    packages=list(PACKAGE_FOLDERS),
+    package_dir=PACKAGE_FOLDERS,
+    package_data={
+        "reluformer.configuration": ["recipes/*.yaml"],
+        "reluformer.hub_cards": ["*.md"],
+    },
+)

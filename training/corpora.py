@@ -1,0 +1,323 @@
+"""Parallel text from files or from `datasets`: every pair is either kept or counted with the reason and its first place.
+
+Raw text stays raw here; normalisation is the tokenizer's. What makes the whole corpus doubtful (files of different lengths,
+broken gzip data, a missing column, nothing left) is a `UserError`; what is wrong with one pair skips that pair alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+
+import datasets
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from reluformer.training.errors import UserError
+from reluformer.training.tokenization import MosesStep
+
+logger = logging.getLogger(__name__)
+
+PAIR_FEATURES = datasets.Features({"source": datasets.Value("string"), "target": datasets.Value("string")})
+ENCODED_FEATURES = datasets.Features(
+    {
+        "input_ids": datasets.List(datasets.Value("int32")),
+        "attention_mask": datasets.List(datasets.Value("int8")),
+        "labels": datasets.List(datasets.Value("int32")),
+    }
+)
+GZIP_MAGIC = b"\x1f\x8b"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+CHUNK_ROWS = 100_000
+FILE_BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+
+
+@dataclass
+class CorpusReport:
+    """What became of the pairs of one corpus: `read == kept + sum(skipped.values())`.
+
+    `skipped` counts pairs by reason and `first` names the place (file:line, row or pair) of the first one of each reason.
+    """
+
+    name: str
+    read: int = 0
+    kept: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def keep(self) -> None:
+        """Count one good pair."""
+        self.read += 1
+        self.kept += 1
+
+    def skip(self, reason: str, place: str) -> None:
+        """Count one pair left out for `reason`; `place` is remembered if it is the first."""
+        self.read += 1
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self.first.setdefault(reason, place)
+
+    def summary(self) -> str:
+        """One line for a log or an error message."""
+        line = f"{self.name}: {self.kept:,} of {self.read:,} pairs kept"
+        reasons = [f"{count:,} × {reason} (first: {self.first[reason]})" for reason, count in self.skipped.items()]
+        return f"{line}; skipped {'; '.join(reasons)}" if reasons else line
+
+    def finish(self) -> None:
+        """Log the skips; nothing left is a `UserError`."""
+        if self.kept == 0:
+            raise UserError(f"empty corpus: {self.summary()}; expected at least one usable pair")
+        if self.skipped:
+            logger.warning(self.summary())
+
+
+def read_parallel_files(source: str | Path, target: str | Path, *, name: str) -> tuple[datasets.Dataset, CorpusReport]:
+    """Read two text files, plain or gzip, line n of one translating line n of the other.
+
+    A line ends at "\\n" alone (a "\\r" before it is dropped), so no other separator can shift the alignment. A pair with an
+    empty line or with bytes that are not UTF-8 on either side is skipped and counted with file:line of the first.
+
+    Returns the columns "source" and "target" and the report.
+
+    Raises `UserError`: a missing, unreadable or broken file; different numbers of lines; no pair left.
+    """
+    source_path, target_path = _existing_file(source, name), _existing_file(target, name)
+    report = CorpusReport(name)
+    chunks, chunk = [], {"source": [], "target": []}
+    counts = {"source": 0, "target": 0}
+    lines = zip_longest(_read_lines(source_path), _read_lines(target_path))
+    for number, (source_line, target_line) in enumerate(tqdm(lines, desc=f"reading {name}", unit=" lines", delay=2), 1):
+        counts["source"] += source_line is not None
+        counts["target"] += target_line is not None
+        if source_line is None or target_line is None:
+            continue  # read on: the error below names both true counts
+        source_text, target_text = _decode_line(source_line), _decode_line(target_line)
+        side, problem = _first_problem(source_text, target_text, "is not UTF-8")
+        if problem:
+            report.skip(problem, f"{source_path if side == 'source' else target_path}:{number}")
+            continue
+        report.keep()
+        chunk["source"].append(source_text)
+        chunk["target"].append(target_text)
+        if len(chunk["source"]) == CHUNK_ROWS:
+            chunks.append(datasets.Dataset.from_dict(chunk, features=PAIR_FEATURES))
+            chunk = {"source": [], "target": []}
+    if counts["source"] != counts["target"]:
+        raise UserError(
+            f"{name}: parallel files must have the same number of lines, found {counts['source']:,} in {source_path} "
+            f"and {counts['target']:,} in {target_path}; give the two files of one aligned corpus"
+        )
+    report.finish()
+    chunks.append(datasets.Dataset.from_dict(chunk, features=PAIR_FEATURES))
+    return datasets.concatenate_datasets(chunks), report
+
+
+def _existing_file(path: str | Path, name: str) -> Path:
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise UserError(f"{name}: file not found: {path}")
+    if path.is_dir():
+        raise UserError(f"{name}: expected a text file (plain or .gz), found a folder: {path}")
+    return path
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a plain or gzip file (told by its first bytes) as bytes without the line end."""
+    number = 0
+    try:
+        with path.open("rb") as raw:
+            head = raw.peek(2)[:2]
+            if path.suffix == ".gz" and head and head != GZIP_MAGIC:
+                raise UserError(f"{path}: named .gz, but its content is not gzip; rename it or compress it")
+            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if head == GZIP_MAGIC else raw, 1):  # noqa: B007
+                if number == 1:
+                    line = line.removeprefix(BYTE_ORDER_MARK)
+                yield line.removesuffix(b"\n").removesuffix(b"\r")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: broken gzip data after line {number:,} ({error}); fetch the file again") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _decode_line(line: bytes) -> str | None:
+    """The text, or None if the bytes are not UTF-8."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        return None  # the caller counts it
+
+
+def _first_problem(source: object, target: object, not_text: str) -> tuple[str, str | None]:
+    """The side and the reason for which a pair cannot be used; the reason is None for a good pair."""
+    if not isinstance(source, str):
+        return "source", f"source {not_text}"
+    if not isinstance(target, str):
+        return "target", f"target {not_text}"
+    empty_source, empty_target = not source.strip(), not target.strip()
+    if empty_source and empty_target:
+        return "source", "both sides empty"
+    if empty_source:
+        return "source", "source empty"
+    return "target", "target empty" if empty_target else None
+
+
+def read_dataset(
+    path: str,
+    name: str | None,
+    split: str,
+    *,
+    revision: str | None = None,
+    translation_column: str | None = "translation",
+    source_language: str,
+    target_language: str,
+    data_files: str | list[str] | dict[str, str] | None = None,
+) -> tuple[datasets.Dataset, CorpusReport]:
+    """Read one split of a `datasets` set whose `translation_column` holds {language: text}.
+
+    `path` is what `datasets.load_dataset` takes (a Hub id, a folder of data files, or a builder such as "json" together
+    with `data_files`), a folder written by `save_to_disk`, or one .json, .jsonl, .parquet or .csv file, which is then the
+    split asked for. With `translation_column=None` the languages are columns themselves. A pair with a null, an empty or a
+    non-text side is skipped and counted with the row (from 0) of the first.
+
+    Returns the columns "source" and "target" and the report.
+
+    Raises `UserError`: a set that cannot be loaded; a missing split, column or language (listing those there are); no pair
+    left.
+    """
+    loaded = _load(path, name, split, revision, data_files)
+    label = " ".join(part for part in (path, name, split) if part)
+    languages = (source_language, target_language)
+    _check_columns(loaded, label, translation_column, languages)
+    report = CorpusReport(label)
+
+    def extract(batch: dict[str, list], rows: list[int]) -> dict[str, list[str]]:
+        if translation_column is None:
+            values = zip(*(batch[language] for language in languages), strict=True)
+        else:
+            values = ([(cell or {}).get(language) for language in languages] for cell in batch[translation_column])
+        pairs = {"source": [], "target": []}
+        for row, (source, target) in zip(rows, values, strict=True):
+            _, problem = _first_problem(source, target, "is not text")
+            if problem:
+                report.skip(problem, f"row {row}")
+                continue
+            report.keep()
+            pairs["source"].append(source)
+            pairs["target"].append(target)
+        return pairs
+
+    # Never from the cache: the counts come from running it.
+    pairs = loaded.map(
+        extract,
+        batched=True,
+        with_indices=True,
+        remove_columns=loaded.column_names,
+        features=PAIR_FEATURES,
+        load_from_cache_file=False,
+        desc=f"reading {label}",
+    )
+    report.finish()
+    return pairs, report
+
+
+def _load(path: str, name: str | None, split: str, revision: str | None, data_files) -> datasets.Dataset:
+    local = Path(path).expanduser()
+    if data_files is None and ((local / "dataset_dict.json").exists() or (local / "state.json").exists()):
+        return _load_saved(local, split)
+    if data_files is None and local.is_file():
+        suffixes = [suffix for suffix in local.suffixes if suffix != ".gz"][-1:] or [""]
+        if suffixes[0] not in FILE_BUILDERS:
+            raise UserError(f"{local}: expected a file ending in {', '.join(FILE_BUILDERS)}, or two parallel text files")
+        path, data_files = FILE_BUILDERS[suffixes[0]], {split.split("[")[0]: str(local)}
+    try:
+        return datasets.load_dataset(path, name, split=split, revision=revision, data_files=data_files)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        reason = " ".join(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}".split())
+        raise UserError(f"data set {path!r} (name {name!r}, split {split!r}) cannot be loaded: {reason}") from error
+
+
+def _load_saved(folder: Path, split: str) -> datasets.Dataset:
+    """A folder written by `save_to_disk`: a `DatasetDict`, or one `Dataset`, whose split is then its own."""
+    saved = datasets.load_from_disk(str(folder))
+    if isinstance(saved, datasets.Dataset):
+        saved = {str(saved.split) if saved.split else split: saved}
+    if split not in saved:
+        raise UserError(f"{folder}: no split {split!r}; there are: {', '.join(saved)}")
+    return saved[split]
+
+
+def _check_columns(loaded: datasets.Dataset, label: str, column: str | None, languages: tuple[str, str]) -> None:
+    if column is None:
+        missing, present = [name for name in languages if name not in loaded.column_names], loaded.column_names
+        if missing:
+            raise UserError(f"{label}: no column {missing[0]!r}; there are: {', '.join(present)}")
+        return
+    if column not in loaded.column_names:
+        raise UserError(f"{label}: no translation column {column!r}; there are: {', '.join(loaded.column_names)}")
+    feature = loaded.features[column]
+    present = feature.languages if isinstance(feature, datasets.Translation) else feature
+    if not isinstance(present, (dict, list, tuple)):
+        raise UserError(f"{label}: column {column!r} must hold {{language: text}} in each row, found {feature}")
+    for language in languages:
+        if language not in present:
+            raise UserError(f"{label}: no language {language!r} in column {column!r}; there are: {', '.join(present)}")
+
+
+def encode_pairs(
+    pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, *, max_length: int, name: str
+) -> tuple[datasets.Dataset, CorpusReport]:
+    """Token ids of raw pairs, columns "input_ids", "attention_mask", "labels"; source and labels both end in `</s>`.
+
+    The tokenizer's Moses step, if it has one, is applied here. A pair is skipped and counted (with its number in `pairs`,
+    from 0) if either side has more than `max_length` tokens, `</s>` included, or none but `</s>`; nothing is truncated.
+
+    Raises `UserError`: a tokenizer that does not end a sentence with its `eos_token`; no pair left.
+    """
+    moses = MosesStep.from_tokenizer(tokenizer)
+    report = CorpusReport(name)
+    _check_end_of_sentence(tokenizer)
+
+    def encode(batch: dict[str, list[str]], rows: list[int]) -> dict[str, list[list[int]]]:
+        sources, targets = batch["source"], batch["target"]
+        if moses is not None:
+            sources, targets = moses.apply(sources, side="source"), moses.apply(targets, side="target")
+        # Too long is counted below, so the tokenizer's own warning about it would only be noise.
+        inputs = tokenizer(sources, verbose=False)["input_ids"]
+        labels = tokenizer(text_target=targets, verbose=False)["input_ids"]
+        encoded = {"input_ids": [], "attention_mask": [], "labels": []}
+        for row, source_ids, target_ids in zip(rows, inputs, labels, strict=True):
+            longest, shortest = max(len(source_ids), len(target_ids)), min(len(source_ids), len(target_ids))
+            if longest > max_length or shortest < 2:
+                reason = f"longer than {max_length} tokens" if longest > max_length else "without any token"
+                report.skip(reason, f"pair {row} with {len(source_ids)} source and {len(target_ids)} target tokens")
+                continue
+            report.keep()
+            encoded["input_ids"].append(source_ids)
+            encoded["attention_mask"].append([1] * len(source_ids))
+            encoded["labels"].append(target_ids)
+        return encoded
+
+    encoded = pairs.map(
+        encode,
+        batched=True,
+        with_indices=True,
+        remove_columns=pairs.column_names,
+        features=ENCODED_FEATURES,
+        load_from_cache_file=False,
+        desc=f"encoding {name}",
+    )
+    report.finish()
+    return encoded, report
+
+
+def _check_end_of_sentence(tokenizer: PreTrainedTokenizerBase) -> None:
+    ids = tokenizer("a")["input_ids"]
+    if tokenizer.eos_token_id is None or ids[-1:] != [tokenizer.eos_token_id]:
+        raise UserError(
+            f"the tokenizer must end every sentence with its eos_token ({tokenizer.eos_token!r}), got ids {ids} for 'a'; "
+            "give its tokenizer.json a post-processor that appends it"
+        )

@@ -1,0 +1,86 @@
+"""Batches by a budget of padded tokens, the unit in which translation recipes state their batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from reluformer.training.errors import UserError
+
+# How far, in tokens, pairs of one longest side may be mixed along the other side: enough for new company in every epoch,
+# little enough for close shapes.
+LENGTH_JITTER = 2.0
+
+
+class TokenBatchSampler:
+    """Yields lists of pair indices with rows × max(longest source, longest target) ≤ `tokens_per_batch`.
+
+    Pairs are sorted by their longest side and, among equals, by the other side with fresh noise in every epoch; the line is
+    cut greedily and the batches are shuffled. The cuts depend on the longest sides alone, which no shuffling changes, so
+    every epoch has the same number of batches and `len` is exact. Each epoch holds each pair once.
+
+    The plan is a function of lengths, budget, seed and epoch: every process computes the same, and accelerate's
+    `BatchSamplerShard` deals out the batches in turn. There is no `batch_size` attribute on purpose: with one, accelerate
+    expects equal batches and crashes or drops (accelerate#3969). If the number of processes does not divide the number of
+    batches, accelerate (`even_batches=True`) gives the epoch's first batches once more at its end, at most processes − 1.
+
+    A training loop must call `set_epoch` before it iterates; `training.epoch_callback` says what the Trainer leaves out.
+
+    Raises `UserError`: no pairs, lengths that do not match, or a pair longer than the budget (index, length, budget).
+    """
+
+    def __init__(
+        self,
+        source_lengths: Sequence[int],
+        target_lengths: Sequence[int],
+        *,
+        tokens_per_batch: int,
+        seed: int,
+        shuffle: bool = True,
+    ):
+        source, target = np.asarray(source_lengths, dtype=np.int64), np.asarray(target_lengths, dtype=np.int64)
+        if source.ndim != 1 or source.shape != target.shape:
+            raise UserError(f"one length for each source and each target expected, got {source.shape} and {target.shape}")
+        if source.size == 0:
+            raise UserError("token batches of an empty corpus: at least one pair is needed")
+        self.tokens_per_batch = tokens_per_batch
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch = 0
+        longest = np.maximum(source, target)
+        index = int(longest.argmax())
+        if longest[index] > tokens_per_batch:
+            raise UserError(
+                f"pair {index} has {longest[index]} tokens on its longest side, more than tokens_per_batch "
+                f"{tokens_per_batch}; raise tokens_per_batch or lower the length limit of the corpus"
+            )
+        self._longest, self._difference = longest, target - source
+        self._bounds = _cut(np.sort(longest)[::-1], tokens_per_batch)
+
+    def __len__(self) -> int:
+        """Batches in an epoch, the same in every epoch."""
+        return len(self._bounds) - 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the plan that the next iteration yields."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = np.random.default_rng([self.seed, self.epoch])
+        difference, batches = self._difference.astype(np.float64), np.arange(len(self))
+        if self.shuffle:
+            difference += generator.uniform(-LENGTH_JITTER, LENGTH_JITTER, size=len(difference))
+            generator.shuffle(batches)
+        order = np.lexsort((difference, -self._longest))
+        for batch in batches:
+            yield order[self._bounds[batch] : self._bounds[batch + 1]].tolist()
+
+
+def _cut(longest_first: np.ndarray, tokens_per_batch: int) -> np.ndarray:
+    """Bounds (batches + 1,) of consecutive batches within the budget; the first row of each is its longest."""
+    bounds = [0]
+    while bounds[-1] < len(longest_first):
+        rows = tokens_per_batch // max(int(longest_first[bounds[-1]]), 1)
+        bounds.append(min(bounds[-1] + rows, len(longest_first)))
+    return np.asarray(bounds)
