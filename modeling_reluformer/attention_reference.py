@@ -100,9 +100,9 @@ def _normalized_weights(scores: Tensor, activation: str, mask: Tensor | None) ->
         raise ValueError(
             f"attention activation {activation!r} is unknown; choose one of {', '.join(POINTWISE)}, softmax, sparsemax, entmax15."
         )
-    if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     if activation == "softmax":
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         weights = torch.softmax(scores, dim=-1)
     elif sparsemax is None:
         raise ImportError(
@@ -110,8 +110,13 @@ def _normalized_weights(scores: Tensor, activation: str, mask: Tensor | None) ->
         )
     else:
         normalize = sparsemax if activation == "sparsemax" else entmax15
-        # Their threshold search subtracts large partial sums: half precision would lose it.
-        weights = normalize(scores.float() if scores.dtype.itemsize < 4 else scores, dim=-1).to(scores.dtype)
+        # Their threshold search sums scores and squares of scores: half precision would lose it, and so would a mask of
+        # huge negative numbers. A score 2 below the highest gets no weight from either, so 4 below hides a key exactly.
+        wide = scores.float() if scores.dtype.itemsize < 4 else scores
+        if mask is not None:
+            highest = wide.masked_fill(~mask, torch.finfo(wide.dtype).min).amax(dim=-1, keepdim=True)
+            wide = torch.where(mask, wide, highest - 4)
+        weights = normalize(wide, dim=-1).to(scores.dtype)
     # A row that sees nothing gives zeros, as with every point-wise activation, not the mean over its padding.
     return weights if mask is None else torch.where(mask, weights, weights.new_zeros(()))
 

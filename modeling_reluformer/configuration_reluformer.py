@@ -1,7 +1,5 @@
 """Configuration of ReLUFormer: what is computed. How it is computed (`attn_implementation`) is never saved."""
 
-from __future__ import annotations
-
 import difflib
 from dataclasses import fields
 from typing import Any
@@ -153,7 +151,7 @@ class ReLUFormerConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = 1
 
     @classmethod
-    def from_preset(cls, preset: str, **config_fields: Any) -> ReLUFormerConfig:
+    def from_preset(cls, preset: str, **config_fields: Any) -> "ReLUFormerConfig":
         """One of the papers' systems: `reluformer`, `vanilla`, `sparsemax`, `entmax15`, `rela` or `relu_vit`.
 
         Args:

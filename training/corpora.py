@@ -1,7 +1,8 @@
-"""Parallel text from files or from `datasets`: every pair is either kept or counted with the reason and its first place.
+"""Parallel text from files or from `datasets`: every pair is kept, or counted with the reason and its first place.
 
-Raw text stays raw here; normalisation is the tokenizer's. What makes the whole corpus doubtful (files of different lengths,
-broken gzip data, a missing column, nothing left) is a `UserError`; what is wrong with one pair skips that pair alone.
+Raw text stays raw here; normalisation is the tokenizer's. What makes the whole corpus doubtful (files of different
+lengths, broken gzip data, a missing column, nothing left) is a `UserError`; what is wrong with one pair skips that pair
+alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FILE_BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv
 class CorpusReport:
     """What became of the pairs of one corpus: `read == kept + sum(skipped.values())`.
 
-    `skipped` counts pairs by reason and `first` names the place (file:line, row or pair) of the first one of each reason.
+    `skipped` counts pairs by reason; `first` names the place (file:line, row or pair) of the first one of each.
     """
 
     name: str
@@ -78,8 +79,9 @@ class CorpusReport:
 def read_parallel_files(source: str | Path, target: str | Path, *, name: str) -> tuple[datasets.Dataset, CorpusReport]:
     """Read two text files, plain or gzip, line n of one translating line n of the other.
 
-    A line ends at "\\n" alone (a "\\r" before it is dropped), so no other separator can shift the alignment. A pair with an
-    empty line or with bytes that are not UTF-8 on either side is skipped and counted with file:line of the first.
+    A line ends at "\\n" alone (a "\\r" before it is dropped), so no other separator can shift the alignment. A pair
+    with an empty line or with bytes that are not UTF-8 on either side is skipped and counted with file:line of the
+    first.
 
     Returns the columns "source" and "target" and the report.
 
@@ -133,7 +135,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
             head = raw.peek(2)[:2]
             if path.suffix == ".gz" and head and head != GZIP_MAGIC:
                 raise UserError(f"{path}: named .gz, but its content is not gzip; rename it or compress it")
-            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if head == GZIP_MAGIC else raw, 1):  # noqa: B007
+            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if head == GZIP_MAGIC else raw, 1):
                 if number == 1:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 yield line.removesuffix(b"\n").removesuffix(b"\r")
@@ -179,14 +181,14 @@ def read_dataset(
     """Read one split of a `datasets` set whose `translation_column` holds {language: text}.
 
     `path` is what `datasets.load_dataset` takes (a Hub id, a folder of data files, or a builder such as "json" together
-    with `data_files`), a folder written by `save_to_disk`, or one .json, .jsonl, .parquet or .csv file, which is then the
-    split asked for. With `translation_column=None` the languages are columns themselves. A pair with a null, an empty or a
-    non-text side is skipped and counted with the row (from 0) of the first.
+    with `data_files`), a folder written by `save_to_disk`, or one .json, .jsonl, .parquet or .csv file, which is then
+    the split asked for. With `translation_column=None` the languages are columns themselves. A pair with a null, an
+    empty or a non-text side is skipped and counted with the row (from 0) of the first.
 
     Returns the columns "source" and "target" and the report.
 
-    Raises `UserError`: a set that cannot be loaded; a missing split, column or language (listing those there are); no pair
-    left.
+    Raises `UserError`: a set that cannot be loaded; a missing split, column or language (listing those there are); no
+    pair left.
     """
     loaded = _load(path, name, split, revision, data_files)
     label = " ".join(part for part in (path, name, split) if part)
@@ -231,7 +233,9 @@ def _load(path: str, name: str | None, split: str, revision: str | None, data_fi
     if data_files is None and local.is_file():
         suffixes = [suffix for suffix in local.suffixes if suffix != ".gz"][-1:] or [""]
         if suffixes[0] not in FILE_BUILDERS:
-            raise UserError(f"{local}: expected a file ending in {', '.join(FILE_BUILDERS)}, or two parallel text files")
+            raise UserError(
+                f"{local}: expected a file ending in {', '.join(FILE_BUILDERS)}, or two parallel text files"
+            )
         path, data_files = FILE_BUILDERS[suffixes[0]], {split.split("[")[0]: str(local)}
     try:
         return datasets.load_dataset(path, name, split=split, revision=revision, data_files=data_files)
@@ -272,8 +276,9 @@ def encode_pairs(
 ) -> tuple[datasets.Dataset, CorpusReport]:
     """Token ids of raw pairs, columns "input_ids", "attention_mask", "labels"; source and labels both end in `</s>`.
 
-    The tokenizer's Moses step, if it has one, is applied here. A pair is skipped and counted (with its number in `pairs`,
-    from 0) if either side has more than `max_length` tokens, `</s>` included, or none but `</s>`; nothing is truncated.
+    The tokenizer's Moses step, if it has one, is applied here. A pair is skipped and counted (with its number in
+    `pairs`, from 0) if either side has more than `max_length` tokens, `</s>` included, or none but `</s>`; nothing is
+    truncated.
 
     Raises `UserError`: a tokenizer that does not end a sentence with its `eos_token`; no pair left.
     """
@@ -318,6 +323,6 @@ def _check_end_of_sentence(tokenizer: PreTrainedTokenizerBase) -> None:
     ids = tokenizer("a")["input_ids"]
     if tokenizer.eos_token_id is None or ids[-1:] != [tokenizer.eos_token_id]:
         raise UserError(
-            f"the tokenizer must end every sentence with its eos_token ({tokenizer.eos_token!r}), got ids {ids} for 'a'; "
-            "give its tokenizer.json a post-processor that appends it"
+            f"the tokenizer must end every sentence with its eos_token ({tokenizer.eos_token!r}), got ids {ids} "
+            "for 'a'; give its tokenizer.json a post-processor that appends it"
         )

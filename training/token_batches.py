@@ -8,24 +8,25 @@ import numpy as np
 
 from reluformer.training.errors import UserError
 
-# How far, in tokens, pairs of one longest side may be mixed along the other side: enough for new company in every epoch,
-# little enough for close shapes.
+# How far, in tokens, pairs of one longest side may be mixed along the other side: enough for new company in every
+# epoch, little enough for close shapes.
 LENGTH_JITTER = 2.0
 
 
 class TokenBatchSampler:
     """Yields lists of pair indices with rows × max(longest source, longest target) ≤ `tokens_per_batch`.
 
-    Pairs are sorted by their longest side and, among equals, by the other side with fresh noise in every epoch; the line is
-    cut greedily and the batches are shuffled. The cuts depend on the longest sides alone, which no shuffling changes, so
-    every epoch has the same number of batches and `len` is exact. Each epoch holds each pair once.
+    Pairs are sorted by their longest side and, among equals, by the other side with fresh noise in every epoch; the
+    line is cut greedily and the batches are shuffled. The cuts depend on the longest sides alone, which no shuffling
+    changes, so every epoch has the same number of batches and `len` is exact. Each epoch holds each pair once.
 
     The plan is a function of lengths, budget, seed and epoch: every process computes the same, and accelerate's
-    `BatchSamplerShard` deals out the batches in turn. There is no `batch_size` attribute on purpose: with one, accelerate
-    expects equal batches and crashes or drops (accelerate#3969). If the number of processes does not divide the number of
-    batches, accelerate (`even_batches=True`) gives the epoch's first batches once more at its end, at most processes − 1.
+    `BatchSamplerShard` deals out the batches in turn. There is no `batch_size` attribute on purpose: with one,
+    accelerate expects equal batches and crashes or drops (accelerate#3969). If the number of processes does not divide
+    the number of batches, accelerate (`even_batches=True`) gives the epoch's first batches once more at its end, at
+    most processes − 1.
 
-    A training loop must call `set_epoch` before it iterates; `training.epoch_callback` says what the Trainer leaves out.
+    A training loop must call `set_epoch` before it iterates.
 
     Raises `UserError`: no pairs, lengths that do not match, or a pair longer than the budget (index, length, budget).
     """
@@ -41,7 +42,9 @@ class TokenBatchSampler:
     ):
         source, target = np.asarray(source_lengths, dtype=np.int64), np.asarray(target_lengths, dtype=np.int64)
         if source.ndim != 1 or source.shape != target.shape:
-            raise UserError(f"one length for each source and each target expected, got {source.shape} and {target.shape}")
+            raise UserError(
+                f"one length for each source and each target expected, got {source.shape} and {target.shape}"
+            )
         if source.size == 0:
             raise UserError("token batches of an empty corpus: at least one pair is needed")
         self.tokens_per_batch = tokens_per_batch

@@ -1,0 +1,195 @@
+"""YAML files and command-line options → `Recipe`, through jsonargparse.
+
+jsonargparse takes `Seq2SeqTrainingArguments` as it is: all its fields are options with types, and the object is built
+only when parsing has succeeded, so that `--help` and `--print_config` touch no device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
+from transformers import Seq2SeqTrainingArguments
+
+from reluformer.configuration import recipe as recipe_sections
+from reluformer.configuration.recipe import Recipe
+from reluformer.training.errors import UserError
+
+RECIPES_FOLDER = Path(__file__).parent / "recipes"
+
+# Where a recipe is silent and our default is not Transformers'.
+TRAINING_DEFAULTS = {
+    "training.output_dir": None,  # runs/<name>
+    # True would replace a loss of NaN by the average of earlier ones: a run that does not converge would look well.
+    "training.logging_nan_inf_filter": False,
+    # Every parameter has a part in every loss, so the search for others in each step is wasted.
+    "training.ddp_find_unused_parameters": False,
+}
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(path.stem for path in RECIPES_FOLDER.glob("*.yaml"))
+
+
+class LayeredConfig(ActionConfigFile):
+    """`--config`: a path, or the bare name of a recipe of the package; a later one is laid over the earlier ones.
+
+    jsonargparse merges sections key by key, but replaces a dictionary: `model` is merged here, so that a layer that
+    says `model: {preset: vanilla}` keeps the width and depth of the recipe below.
+    """
+
+    def __call__(self, parser: ArgumentParser, cfg: Any, values: str, option_string: str | None = None) -> None:
+        below = dict(cfg.get("model") or {})
+        path = _find_recipe(values)
+        try:
+            super().__call__(parser, cfg, path, option_string)
+        except (TypeError, ArgumentError) as error:
+            raise UserError(f"{path}: {readable(error)}") from error
+        cfg["model"] = {**below, **(cfg.get("model") or {})}
+
+
+def _find_recipe(path_or_name: str) -> str:
+    if Path(path_or_name).is_file():
+        return path_or_name
+    if path_or_name in recipe_names():
+        return str(RECIPES_FOLDER / f"{path_or_name}.yaml")
+    raise UserError(
+        f"--config: no file {path_or_name!r}; give the path of a recipe, or the name of one of the package's: "
+        f"{', '.join(recipe_names())}"
+    )
+
+
+def recipe_parser(prog: str = "reluformer train") -> ArgumentParser:
+    """The parser of a recipe: `--config` files and one option for every key."""
+    parser = ArgumentParser(
+        prog=prog,
+        description="Trains a model after a recipe.",
+        exit_on_error=False,
+        allow_abbrev=False,
+        print_config="--print_config",
+        default_env=False,
+    )
+    parser.add_argument("--config", action=LayeredConfig, help="recipe: a YAML file; several are laid over each other")
+    parser.add_class_arguments(Recipe)
+    parser.set_defaults(TRAINING_DEFAULTS)
+    return parser
+
+
+def build_recipe(parser: ArgumentParser, namespace: Any) -> Recipe:
+    """The recipe of a parsed namespace, with the run folder filled in.
+
+    Raises:
+        UserError: values that are well typed yet cannot be trained.
+    """
+    if namespace.training.output_dir is None:
+        namespace.training.output_dir = str(Path("runs") / namespace.name)
+    sections = {f.name for f in dataclasses.fields(Recipe)}
+    try:
+        values = parser.instantiate(namespace)
+    except (ValueError, ImportError) as error:  # what Seq2SeqTrainingArguments raises for an impossible combination
+        raise UserError(f"training: {one_line(error)}") from error
+    recipe = Recipe(**{section: values[section] for section in sections})
+    recipe.check()
+    return recipe
+
+
+def parse_namespace(parser: ArgumentParser, arguments: Sequence[str]) -> Any:
+    """The namespace of command-line arguments; see [`parse_recipe`] for errors."""
+    try:
+        return parser.parse_args(list(arguments))
+    except ArgumentError as error:
+        raise UserError(readable(error)) from error
+
+
+def parse_recipe(arguments: Sequence[str]) -> Recipe:
+    """The recipe of command-line arguments: `["--config", "a.yaml", "--training.max_steps", "100"]`.
+
+    Raises:
+        UserError: an unknown key, a value of a wrong type, a missing file, a missing key; one line.
+    """
+    parser = recipe_parser()
+    return build_recipe(parser, parse_namespace(parser, arguments))
+
+
+def load_recipe(*paths: str | Path) -> Recipe:
+    """The recipe of YAML files, later ones laid over earlier ones; see [`parse_recipe`] for errors."""
+    return parse_recipe([argument for path in paths for argument in ("--config", str(path))])
+
+
+def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Plain values that [`load_recipe`] reads back.
+
+    All our own keys are written; of the training arguments those that differ from Transformers' defaults, since
+    versions of Transformers differ in what else they have.
+    """
+    plain = {
+        f.name: dataclasses.asdict(value) if dataclasses.is_dataclass(value := getattr(recipe, f.name)) else value
+        for f in dataclasses.fields(recipe)
+        if f.name != "training"
+    }
+    names = {f.name for f in dataclasses.fields(Seq2SeqTrainingArguments) if f.init}
+    defaults = Seq2SeqTrainingArguments(output_dir=recipe.training.output_dir).to_dict()
+    training = {
+        name: value
+        for name, value in recipe.training.to_dict().items()
+        if name in names and (name == "output_dir" or value != defaults.get(name))
+    }
+    return {**plain, "training": training}
+
+
+def save_recipe(recipe: Recipe, path: str | Path) -> None:
+    """Writes the resolved recipe as YAML, whole or not at all; folders on the way are created."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    text = yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def one_line(error: BaseException | str) -> str:
+    """The message of an error without line breaks."""
+    return " ".join(str(error).split())
+
+
+# What jsonargparse says of a section that may be missing, such as `data.demo`: every type it tried, with class paths.
+_SECTION_ERROR = re.compile(
+    r'Parser key "([^"]+)": Does not validate .*?Problem with given class_path \S+: (.*?) - Expected a '
+)
+_UNKNOWN_KEY = re.compile(r"(?:ption '|unrecognized arguments: --)([\w.]+)")
+
+
+def readable(error: BaseException) -> str:
+    """jsonargparse's message in one line; an unknown key gets its close matches."""
+    message = one_line(error)
+    if section := _SECTION_ERROR.search(message):
+        message = f"{section[1]}: {section[2]}"
+    if unknown := _UNKNOWN_KEY.search(message):
+        key = unknown[1].rpartition(".")[2]
+        close = difflib.get_close_matches(key, _known_keys(), n=3)
+        message += f"; did you mean {' or '.join(close)}?" if close else "; `reluformer train --help` lists all keys"
+    return message
+
+
+def _known_keys() -> list[str]:
+    sections = (
+        Recipe,
+        recipe_sections.DataConfig,
+        recipe_sections.ParallelFiles,
+        recipe_sections.DatasetConfig,
+        recipe_sections.DemoConfig,
+        recipe_sections.TokenizerConfig,
+        recipe_sections.BatchingConfig,
+        recipe_sections.EvaluationConfig,
+        recipe_sections.AveragingConfig,
+        Seq2SeqTrainingArguments,
+    )
+    return sorted({f.name for section in sections for f in dataclasses.fields(section)})

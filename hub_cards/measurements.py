@@ -1,0 +1,131 @@
+"""What a run folder says about its model. What is not there is None or empty: a card states nothing it was not told."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from reluformer import ReLUFormerConfig
+from reluformer.training.errors import UserError
+
+# Key in the Trainer's log, name in the card, format.
+ATTENTION_FIGURES = (
+    ("attention_sum", "mean row sum S", "{:.3f}"),
+    ("attention_entropy", "mean row entropy H (nats)", "{:.3f}"),
+    ("dead_row_fraction", "dead rows (no positive weight)", "{:.2%}"),
+)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run, read when they are asked for."""
+
+    path: Path
+    config: ReLUFormerConfig = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self._json("config.json")
+        if config is None:
+            raise UserError(f"{self.path}: holds no config.json; give the folder of a finished run")
+        if config.get("model_type") != ReLUFormerConfig.model_type:
+            raise UserError(f"{self.path}: holds a model of type {config.get('model_type')!r}, expected 'reluformer'")
+        object.__setattr__(self, "config", ReLUFormerConfig.from_dict(config))
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """recipe.yaml, {} without one."""
+        path = self.path / "recipe.yaml"
+        if not path.is_file():
+            return {}
+        try:
+            recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise UserError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(recipe, dict):
+            raise UserError(f"{path}: expected the sections of a recipe, found {type(recipe).__name__}")
+        return recipe
+
+    @property
+    def name(self) -> str:
+        return self.recipe.get("name") or self.path.resolve().name
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of the recipe, {} without it."""
+        return self.recipe.get(name) or {}
+
+    @cached_property
+    def training_record(self) -> dict[str, Any]:
+        return self._json("training_record.json") or {}
+
+    @cached_property
+    def corpora(self) -> list[dict[str, Any]]:
+        """The corpus reports: name, read, kept, skipped by reason."""
+        reports = self._json("corpus_report.json") or []
+        return list(reports.values()) if isinstance(reports, dict) else reports
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Every evaluation.<split>.json, by name of the split."""
+        paths = sorted(self.path.glob("evaluation.*.json"))
+        return [{"split": path.name.split(".", 1)[1].removesuffix(".json"), **self._json(path.name)} for path in paths]
+
+    @property
+    def languages(self) -> list[str]:
+        """Source and target language; fewer if the recipe does not say."""
+        data = self.section("data")
+        return [data[side] for side in ("source_language", "target_language") if data.get(side)]
+
+    @cached_property
+    def moses(self) -> dict[str, str] | None:
+        """The Moses step that the tokenizer records."""
+        return (self._json("tokenizer_config.json") or {}).get("moses")
+
+    @cached_property
+    def lowercases(self) -> bool:
+        """Whether the tokenizer lower-cases."""
+        normalizer = (self._json("tokenizer.json") or {}).get("normalizer")
+        return any(part.get("type") == "Lowercase" for part in _parts(normalizer))
+
+    def attention_figures(self) -> list[tuple[str, str, str]]:
+        """(name, value, where it was measured) of the last logged figures, on the validation split if they were."""
+        history = (self._json("trainer_state.json") or {}).get("log_history", [])
+        rows = []
+        for key, name, text in ATTENTION_FIGURES:
+            for logged, where in ((f"eval_{key}", "validation"), (key, "training, with dropout")):
+                entries = [entry for entry in history if is_number(entry.get(logged))]
+                if entries:
+                    rows.append((name, text.format(entries[-1][logged]), f"{where}, update {entries[-1]['step']:,}"))
+                    break
+        return rows
+
+    def has(self, name: str) -> bool:
+        return (self.path / name).is_file()
+
+    def _json(self, name: str) -> Any:
+        """A JSON file, None without it."""
+        path = self.path / name
+        if not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}: is damaged ({error}); remove or rewrite it") from error
+
+
+def is_number(value: Any) -> bool:
+    """A finite number: records write others as text."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _parts(normalizer: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """The parts of a normalizer of the `tokenizers` library, sequences opened."""
+    if normalizer is None:
+        return []
+    return [normalizer, *(part for inner in normalizer.get("normalizers", []) for part in _parts(inner))]

@@ -1,0 +1,54 @@
+"""What the forward passes return."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+
+
+@dataclass
+class ReLUFormerEncoderOutput(BaseModelOutput):
+    """`attention_figures`: (encoder modules, 5), see `module_figures`; None where not asked for."""
+
+    attention_figures: Tensor | None = None
+
+
+@dataclass
+class ReLUFormerDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
+    """`attention_figures`: (decoder modules, 5), see `module_figures`; None where not asked for."""
+
+    attention_figures: Tensor | None = None
+
+
+@dataclass
+class ReLUFormerModelOutput(Seq2SeqModelOutput):
+    """`attention_figures`: (modules, 5), see `module_figures`; None where not asked for."""
+
+    attention_figures: Tensor | None = None
+
+
+@dataclass
+class ReLUFormerSeq2SeqLMOutput(Seq2SeqLMOutput):
+    """With `labels`, beside the loss, its parts per target token and what the attention did. All scalars, None where undefined.
+
+    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7).
+    attention_sum, attention_entropy, dead_row_fraction: means of S, of H (nats) and of rows without any positive weight
+        over all attention modules, heads and real query rows.
+    """
+
+    cross_entropy: Tensor | None = None
+    regularization: Tensor | None = None
+    attention_sum: Tensor | None = None
+    attention_entropy: Tensor | None = None
+    dead_row_fraction: Tensor | None = None
+
+
+def join_figures(figures: list[Tensor | None]) -> Tensor | None:
+    figures = [part for part in figures if part is not None]
+    return torch.cat([part.to(figures[0].device) for part in figures]) if figures else None

@@ -1,0 +1,236 @@
+"""What every ReLUFormer model is made of: the base class with its initialisation and its switch, the encoder, the decoder."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import initialization as init
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention_reluformer import OWN_IMPLEMENTATIONS, attention_context
+from .configuration_reluformer import ReLUFormerConfig, valid_attention_implementations
+from .layers_reluformer import (
+    GatedRMSNorm,
+    ReLUFormerAttention,
+    ReLUFormerDecoderLayer,
+    ReLUFormerEncoderLayer,
+    SinusoidalPositions,
+)
+from .outputs_reluformer import ReLUFormerDecoderOutput, ReLUFormerEncoderOutput, join_figures
+from .visibility_reluformer import positions_from_padding, positions_from_segments
+
+
+class ReLUFormerPreTrainedModel(PreTrainedModel):
+    config: ReLUFormerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ReLUFormerEncoderLayer", "ReLUFormerDecoderLayer"]
+    _keys_to_ignore_on_load_unexpected = [r"embed_positions\.weight"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.init_std
+        if isinstance(module, SinusoidalPositions):
+            init.copy_(module.weight, module.table())
+        elif isinstance(module, nn.Linear) and std is None:
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5 if std is None else std)
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        else:
+            super()._init_weights(module)
+        if isinstance(module, GatedRMSNorm):
+            init.ones_(module.gate)
+        elif isinstance(module, ReLUFormerAttention) and self.config.attention_gamma_learnable:
+            init.constant_(module.log_gamma, math.log(self.config.attention_gamma))
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        activation = self.config.attention_activation
+        valid = valid_attention_implementations(activation)
+        requested = valid[0] if requested_attention is None else requested_attention
+        if requested not in valid:
+            raise ValueError(
+                f"attn_implementation={requested!r} cannot compute attention_activation={activation!r}; "
+                f"choose one of {', '.join(valid)}."
+            )
+        if requested in OWN_IMPLEMENTATIONS:
+            return requested
+        return super().get_correct_attn_implementation(requested, is_init_check)
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, is_init_check: bool = False, allow_all_kernels: bool = False
+    ) -> str:
+        # before the library looks: it would accept any name registered globally and any kernel of the Hub
+        checked = self.get_correct_attn_implementation(attn_implementation, is_init_check)
+        if checked in OWN_IMPLEMENTATIONS:
+            return checked
+        return super()._check_and_adjust_attn_implementation(checked, is_init_check, allow_all_kernels)
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+        # generate() would prepare a dense mask for static caches; the compact one serves every implementation here
+        return attention_mask
+
+    def _refuse_output_attentions(self, kwargs: dict[str, Any]) -> None:
+        if kwargs.get("output_attentions") and self.config._attn_implementation != "eager":
+            raise ValueError(
+                f"output_attentions=True needs attn_implementation='eager'; {self.config._attn_implementation!r} never holds "
+                "the weights. Call model.set_attn_implementation('eager') first."
+            )
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, name: str) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
+        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def _positions(
+        self, inputs_embeds: Tensor, attention_mask: Tensor | None, segments: Tensor | None, seen: int | Tensor = 0
+    ) -> Tensor:
+        """Positions of the tokens, (batch or 1, length); padding on the left does not count."""
+        length = inputs_embeds.shape[1]
+        if isinstance(seen, int) and seen + length > self.config.max_position_embeddings:
+            raise ValueError(
+                f"A sequence of {seen + length} tokens is longer than max_position_embeddings="
+                f"{self.config.max_position_embeddings}: shorten it, or raise that number in the config (positions are not "
+                "trained)."
+            )
+        if segments is not None:
+            return positions_from_segments(segments)
+        if attention_mask is not None and attention_mask.ndim == 2:
+            return positions_from_padding(attention_mask, length)
+        return (torch.arange(length, device=inputs_embeds.device) + seen).unsqueeze(0)
+
+
+class ReLUFormerEncoder(ReLUFormerPreTrainedModel):
+    _can_record_outputs = {"hidden_states": ReLUFormerEncoderLayer, "attentions": ReLUFormerAttention}
+
+    def __init__(self, config: ReLUFormerConfig) -> None:
+        super().__init__(config)
+        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
+        self.embed_positions = SinusoidalPositions(config.max_position_embeddings, config.d_model)
+        self.layers = nn.ModuleList([ReLUFormerEncoderLayer(config, index) for index in range(config.encoder_layers)])
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        row_weight: Tensor | None = None,
+        statistics: str = "none",
+        **kwargs: Any,
+    ) -> ReLUFormerEncoderOutput:
+        """input_ids (batch, source) → last_hidden_state (batch, source, d_model)."""
+        self._refuse_output_attentions(kwargs)
+        inputs_embeds = self._embed(input_ids, inputs_embeds, "") * self.embed_scale
+        context = attention_context(
+            self.config,
+            inputs_embeds,
+            attention_mask,
+            keys=inputs_embeds.shape[1],
+            query_segments=segment_ids,
+            key_segments=segment_ids,
+            row_weight=row_weight,
+            statistics=statistics,
+        )
+        positions = self.embed_positions(self._positions(inputs_embeds, attention_mask, segment_ids))
+        hidden_states = nn.functional.dropout(inputs_embeds + positions, p=self.config.dropout, training=self.training)
+        figures = []
+        for layer in self.layers:
+            hidden_states, layer_figures = layer(hidden_states, context, **kwargs)
+            figures.append(layer_figures)
+        return ReLUFormerEncoderOutput(last_hidden_state=hidden_states, attention_figures=join_figures(figures))
+
+
+class ReLUFormerDecoder(ReLUFormerPreTrainedModel):
+    _can_record_outputs = {
+        "hidden_states": ReLUFormerDecoderLayer,
+        "attentions": OutputRecorder(ReLUFormerAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(ReLUFormerAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    def __init__(self, config: ReLUFormerConfig) -> None:
+        super().__init__(config)
+        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.embed_tokens = nn.Embedding(config.decoder_vocab_size, config.d_model, config.pad_token_id)
+        self.embed_positions = SinusoidalPositions(config.max_position_embeddings, config.d_model)
+        self.layers = nn.ModuleList([ReLUFormerDecoderLayer(config, index) for index in range(config.decoder_layers)])
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        segment_ids: Tensor | None = None,
+        encoder_segment_ids: Tensor | None = None,
+        row_weight: Tensor | None = None,
+        statistics: str = "none",
+        **kwargs: Any,
+    ) -> ReLUFormerDecoderOutput:
+        """input_ids (batch, target) → last_hidden_state (batch, target, d_model). attention_mask covers cache and input."""
+        self._refuse_output_attentions(kwargs)
+        inputs_embeds = self._embed(input_ids, inputs_embeds, "decoder_") * self.embed_scale
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        length = inputs_embeds.shape[1]
+        seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if isinstance(seen, Tensor):
+            seen = seen.clone()  # a static cache counts in place while the layers write to it
+        figures_wanted = {"row_weight": row_weight, "statistics": statistics}
+        context = attention_context(
+            self.config,
+            inputs_embeds,
+            attention_mask,
+            keys=length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0],
+            causal=True,
+            query_offset=seen,
+            query_segments=segment_ids,
+            key_segments=segment_ids,
+            past_key_values=getattr(past_key_values, "self_attention_cache", past_key_values),
+            **figures_wanted,
+        )
+        cross_context = None
+        if encoder_hidden_states is not None:
+            cross_context = attention_context(
+                self.config,
+                inputs_embeds,
+                encoder_attention_mask,
+                keys=encoder_hidden_states.shape[1],
+                query_segments=segment_ids,
+                key_segments=encoder_segment_ids,
+                encoder_hidden_states=encoder_hidden_states,
+                **figures_wanted,
+            )
+        positions = self.embed_positions(self._positions(inputs_embeds, attention_mask, segment_ids, seen))
+        hidden_states = nn.functional.dropout(inputs_embeds + positions, p=self.config.dropout, training=self.training)
+        figures = []
+        for layer in self.layers:
+            hidden_states, layer_figures = layer(
+                hidden_states, context, encoder_hidden_states, cross_context, past_key_values=past_key_values, **kwargs
+            )
+            figures.append(layer_figures)
+        return ReLUFormerDecoderOutput(
+            last_hidden_state=hidden_states, past_key_values=past_key_values, attention_figures=join_figures(figures)
+        )

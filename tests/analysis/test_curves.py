@@ -1,0 +1,89 @@
+"""Curves: whatever the log holds is drawn, and nothing else; matplotlib's global state is left alone."""
+
+import json
+
+import matplotlib
+import pytest
+from matplotlib.figure import Figure
+
+from reluformer.analysis.curves import plot_training_curve, read_log_history
+from reluformer.training.errors import UserError
+
+PNG = b"\x89PNG\r\n\x1a\n"
+LOG = [
+    {"step": 10, "loss": 5.0, "cross_entropy": 4.9, "regularization": 2.0, "learning_rate": 1e-4, "epoch": 0.1},
+    {
+        "step": 20,
+        "loss": 4.0,
+        "cross_entropy": 3.9,
+        "regularization": 1.0,
+        "learning_rate": 2e-4,
+        "dead_row_fraction": 0.5,
+    },
+    {"step": 20, "eval_loss": 3.8, "eval_bleu": 12.5, "eval_exact_match": 3.0},
+    {"step": 20, "train_runtime": 1.0},
+]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figure that was saved, as {label of the y axis: {label of the line: [(x, y), …]}}."""
+    axes_of = {}
+    save = Figure.savefig
+
+    def recording(self, *args, **kwargs):
+        for axes in self.axes:
+            axes_of[axes.get_ylabel()] = {
+                line.get_label(): list(zip(*map(list, line.get_data()), strict=True)) for line in axes.get_lines()
+            }
+        return save(self, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", recording)
+    return axes_of
+
+
+def test_every_figure_of_the_log_is_drawn_over_updates(tmp_path, drawn):
+    path = plot_training_curve(LOG, tmp_path / "new" / "curve.png", title="a title")
+    assert path.read_bytes().startswith(PNG)
+    assert drawn["nats per target token"] == {
+        "training loss": [(10, 5.0), (20, 4.0)],
+        "training cross-entropy": [(10, 4.9), (20, 3.9)],
+        "validation loss": [(20, 3.8)],
+    }
+    assert drawn["score, 0 to 100"] == {"exact match (%): 3.0": [(20, 3.0)], "BLEU: 12.5": [(20, 12.5)]}
+    assert drawn["$L_{reg}$ (Eq. 7)"] == {"training": [(10, 2.0), (20, 1.0)]}
+    assert drawn["dead rows (%)"] == {"training": [(20, 50.0)]}
+    assert drawn["learning rate"] == {"learning rate": [(10, 1e-4), (20, 2e-4)]}
+
+
+def test_panels_without_figures_are_left_out(tmp_path, drawn):
+    plot_training_curve(LOG[:1], tmp_path / "a.png")
+    assert list(drawn) == ["nats per target token", "$L_{reg}$ (Eq. 7)", "learning rate"]
+
+
+def test_scores_measured_after_training_are_stars(tmp_path, drawn):
+    plot_training_curve(LOG[:1], tmp_path / "a.png", [{"step": 30, "bleu": 40.0}])
+    assert drawn["score, 0 to 100"] == {"BLEU, after training: 40.0": [(30, 40.0)]}
+
+
+def test_matplotlib_is_left_as_it_was(tmp_path):
+    backend = matplotlib.rcParams._get_backend_or_none()
+    plot_training_curve(LOG, tmp_path / "a.png")
+    assert matplotlib.rcParams._get_backend_or_none() == backend
+
+
+def test_a_log_with_nothing_to_draw_is_refused(tmp_path):
+    for log in ([], [{"step": 1, "train_runtime": 2.0}], [{"loss": 1.0}]):
+        with pytest.raises(UserError, match="nothing to draw"):
+            plot_training_curve(log, tmp_path / "a.png")
+
+
+def test_the_log_is_read_from_the_run_folder(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        read_log_history(tmp_path)
+    path = tmp_path / "trainer_state.json"
+    path.write_text("[]")
+    with pytest.raises(UserError, match="no trainer state"):
+        read_log_history(tmp_path)
+    path.write_text(json.dumps({"log_history": LOG}))
+    assert read_log_history(tmp_path) == LOG

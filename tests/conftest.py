@@ -1,0 +1,84 @@
+"""Small models and batches shared by the tests. Nothing here touches the network."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+
+VOCABULARY = 40
+
+# One of each kind of model: every activation, scaling, norm, gate and preset is in here at least once.
+VARIANTS = {
+    "reluformer": {"preset": "reluformer"},
+    "relu-learnable-gamma": {"preset": "reluformer", "attention_gamma_learnable": True},
+    "relu2": {"preset": "reluformer", "attention_activation": "relu2"},
+    "relu6-length": {"preset": "relu_vit", "attention_activation": "relu6", "attention_alpha": 0.5},
+    "softplus": {"preset": "reluformer", "attention_activation": "softplus"},
+    "sigmoid-gate": {"preset": "reluformer", "attention_activation": "sigmoid", "attention_gate": True},
+    "gelu-layer-norm": {"preset": "reluformer", "attention_activation": "gelu", "attention_output_norm": "layer_norm"},
+    "identity": {"preset": "reluformer", "attention_activation": "identity"},
+    "rela": {"preset": "rela"},
+    "relu_vit": {"preset": "relu_vit"},
+    "vanilla": {"preset": "vanilla"},
+    "vanilla-qk-norm-memory": {
+        "preset": "vanilla",
+        "attention_qk_norm": True,
+        "activation_function": "softmax",
+        "ffn_output_norm": "layer_norm",
+        "ffn_temperature": 2,
+    },
+    "sparsemax": {"preset": "sparsemax"},
+    "entmax15": {"preset": "entmax15"},
+}
+TINY = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+}
+
+
+def tiny_config(**fields) -> ReLUFormerConfig:
+    fields = {"preset": "reluformer", **TINY, **fields}
+    return ReLUFormerConfig.from_preset(fields.pop("preset"), **fields)
+
+
+def tiny_model(seed: int = 0, attn_implementation: str | None = None, **fields) -> ReLUFormerForConditionalGeneration:
+    torch.manual_seed(seed)
+    config = tiny_config(**fields)
+    if attn_implementation is not None:
+        config._attn_implementation = attn_implementation
+    model = ReLUFormerForConditionalGeneration(config).eval()
+    # Initial biases are zero and norms one: move them, so that a test sees a term that is forgotten.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def random_tokens(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Token ids without the special ones."""
+    return torch.randint(4, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def skip_without_entmax(fields: dict) -> None:
+    if fields.get("preset") in ("sparsemax", "entmax15"):
+        pytest.importorskip("entmax", reason="sparsemax and entmax15 need the optional package entmax")
+
+
+@pytest.fixture(params=VARIANTS, ids=str)
+def variant(request) -> dict:
+    """The configuration fields of each variant in turn, without dropout."""
+    fields = {**VARIANTS[request.param], "dropout": 0.0, "attention_dropout": 0.0}
+    skip_without_entmax(fields)
+    return fields

@@ -1,0 +1,205 @@
+"""The reference against the formulas written out, and the blockwise path against the reference."""
+
+import math
+
+import pytest
+import torch
+
+from reluformer.attention_blockwise import blockwise_attention
+from reluformer.attention_reference import POINTWISE, reference_attention
+from reluformer.regularization_reluformer import row_entropy
+from reluformer.visibility_reluformer import Visibility, positions_from_padding, positions_from_segments
+
+SCALAR = {
+    "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
+    "relu6": lambda x: min(max(x, 0.0), 6.0),
+    "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
+    "softplus": lambda x: math.log1p(math.exp(x)),
+    "identity": lambda x: x,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+}
+
+
+def inputs(batch=2, heads=3, queries=5, keys=7, head_dim=4, dtype=torch.float64):
+    query = torch.randn(batch, heads, queries, head_dim, dtype=dtype) * 2
+    key, value = (torch.randn(batch, heads, keys, head_dim, dtype=dtype) for _ in range(2))
+    return query, key, value, torch.rand(batch, heads, queries, dtype=dtype) + 0.1
+
+
+@pytest.mark.parametrize("activation", POINTWISE)
+def test_reference_is_equation_6_written_out(activation):
+    query, key, value, row_scale = inputs()
+    mask = torch.rand(2, 1, 5, 7) < 0.7
+    result = reference_attention(
+        query, key, value, activation=activation, mask=mask, row_scale=row_scale, statistics="sum+entropy"
+    )
+    for b, h, i in [(0, 0, 0), (1, 2, 4), (0, 1, 3)]:
+        weights = []
+        for j in range(7):
+            score = float(query[b, h, i] @ key[b, h, j]) / math.sqrt(4)
+            weights.append(float(row_scale[b, h, i]) * SCALAR[activation](score) if mask[b, 0, i, j] else 0.0)
+        expected = sum(weight * value[b, h, j] for j, weight in enumerate(weights))
+        torch.testing.assert_close(result.weights[b, h, i], torch.tensor(weights, dtype=torch.float64))
+        torch.testing.assert_close(result.output[b, h, i], expected)
+        if activation not in ("gelu", "identity"):
+            total = sum(weights)
+            assert float(result.row_sum[b, h, i]) == pytest.approx(total)
+            entropy = -sum(w / total * math.log(w / total) for w in weights if w > 0) if total > 0 else 0.0
+            assert float(row_entropy(result.row_sum, result.row_sum_log)[b, h, i]) == pytest.approx(entropy, abs=1e-12)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sparsemax", "entmax15"])
+def test_normalized_rows_sum_to_one_over_the_visible_keys(activation):
+    if activation != "softmax":
+        pytest.importorskip("entmax")
+    query, key, value, _ = inputs()
+    mask = torch.rand(2, 1, 5, 7) < 0.7
+    mask[0, 0, 0] = False
+    weights = reference_attention(query, key, value, activation=activation, mask=mask).weights
+    assert (weights[~mask.expand_as(weights)] == 0).all()
+    expected = mask.any(-1).expand(2, 3, 5).double()
+    torch.testing.assert_close(weights.sum(-1), expected)
+    if activation == "softmax":
+        scores = (query / 2) @ key.transpose(-1, -2)
+        row = scores[1, 1, 2][mask[1, 0, 2]].softmax(0)
+        torch.testing.assert_close(weights[1, 1, 2][mask[1, 0, 2]], row)
+
+
+def test_unknown_names_are_refused():
+    query, key, value, row_scale = inputs()
+    with pytest.raises(ValueError, match="'swish' is unknown; choose one of relu"):
+        reference_attention(query, key, value, activation="swish")
+    with pytest.raises(ValueError, match="row_scale was given for 'softmax'"):
+        reference_attention(query, key, value, activation="softmax", row_scale=row_scale)
+    with pytest.raises(ValueError, match="statistics='all' is unknown"):
+        blockwise_attention(query, key, value, activation="relu", visibility=Visibility(), statistics="all")
+    with pytest.raises(ValueError, match="'softmax' needs whole rows"):
+        blockwise_attention(query, key, value, activation="softmax", visibility=Visibility())
+
+
+def test_missing_entmax_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("reluformer.attention_reference.sparsemax", None)
+    query, key, value, _ = inputs()
+    with pytest.raises(ImportError, match=r"'entmax15' needs the package entmax: pip install 'reluformer\[entmax\]'"):
+        reference_attention(query, key, value, activation="entmax15")
+
+
+def visibilities(batch, queries, keys):
+    left, right = torch.ones(batch, keys, dtype=torch.bool), torch.ones(batch, keys, dtype=torch.bool)
+    left[1, : keys // 2] = False
+    right[0, keys - keys // 3 :] = False
+    query_segments = (torch.arange(queries) * 3 // queries + 1).expand(batch, -1)
+    key_segments = (torch.arange(keys) * 3 // keys + 1).expand(batch, -1)
+    yield "none", Visibility()
+    yield "left", Visibility(left)
+    yield "right", Visibility(right)
+    yield "causal", Visibility(causal=True, query_offset=keys - queries)
+    yield "causal-left", Visibility(left, causal=True, query_offset=keys - queries)
+    yield "causal-tensor-offset", Visibility(right, causal=True, query_offset=torch.tensor(1))
+    yield "packed", Visibility(query_segments=query_segments, key_segments=key_segments)
+    yield "given", Visibility(given_mask=torch.rand(batch, 1, queries, keys) < 0.6)
+
+
+@pytest.mark.parametrize("activation", POINTWISE)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (15, 15), (37, 37), (33, 65), (1, 20)])
+def test_blockwise_equals_reference_forward_and_backward(activation, queries, keys):
+    statistics = "none" if activation in ("gelu", "identity") else "sum+entropy"
+    for name, visibility in visibilities(2, queries, keys):
+        tensors = [tensor.requires_grad_() for tensor in inputs(2, 2, queries, keys, 8)]
+        query, key, value, row_scale = tensors
+        expected = reference_attention(
+            query,
+            key,
+            value,
+            activation=activation,
+            mask=visibility.dense(queries, keys, query.device),
+            row_scale=row_scale,
+            statistics=statistics,
+        )
+        found = blockwise_attention(
+            query,
+            key,
+            value,
+            activation=activation,
+            visibility=visibility,
+            row_scale=row_scale,
+            statistics=statistics,
+            scores_per_block=1,  # so that even these need several blocks
+        )
+        pairs = [(expected.output, found.output)]
+        if statistics != "none":
+            pairs += [(expected.row_sum, found.row_sum), (expected.row_sum_log, found.row_sum_log)]
+        gradients = []
+        for column in zip(*pairs, strict=True):
+            generator = torch.Generator().manual_seed(1)
+            loss = sum((item * torch.randn(item.shape, generator=generator, dtype=item.dtype)).sum() for item in column)
+            gradients.append(torch.autograd.grad(loss, tensors))
+        for first, second in pairs:
+            torch.testing.assert_close(first, second, rtol=1e-10, atol=1e-10, msg=name)
+        for first, second in zip(*gradients, strict=True):
+            torch.testing.assert_close(first, second, rtol=1e-8, atol=1e-8, msg=name)
+
+
+def test_blockwise_dropout_is_the_same_in_forward_and_backward():
+    query, key, value, row_scale = inputs(1, 1, 40, 40, 8)
+    value = torch.eye(40, dtype=torch.float64)[None, None].requires_grad_()
+    result = blockwise_attention(
+        query,
+        key,
+        value,
+        activation="relu",
+        visibility=Visibility(),
+        row_scale=row_scale,
+        dropout_p=0.5,
+        scores_per_block=1,
+    )
+    (gradient,) = torch.autograd.grad(result.output.sum(), value)
+    # with an identity for the values the output is the dropped weights, and d(sum)/d(value) their column sums
+    torch.testing.assert_close(gradient[0, 0, :, 0], result.output[0, 0].sum(0))
+    kept = (result.output != 0).double().mean()
+    assert 0.15 < kept < 0.35
+
+
+def test_visible_key_counts_equal_the_dense_mask():
+    for queries, keys in [(1, 1), (6, 6), (3, 9)]:
+        for name, visibility in visibilities(2, queries, keys):
+            dense = visibility.dense(queries, keys, torch.device("cpu"))
+            dense = torch.ones(2, 1, queries, keys) if dense is None else dense.expand(2, 1, queries, keys)
+            expected = dense[:, 0].sum(-1).clamp_min(1).float()
+            torch.testing.assert_close(visibility.count(2, queries, keys, torch.device("cpu")), expected, msg=name)
+
+
+def test_packed_causal_counts_restart_at_each_segment():
+    segments = torch.tensor([[1, 1, 1, 2, 2, 3, 0]])
+    visibility = Visibility(causal=True, query_segments=segments, key_segments=segments)
+    assert visibility.count(1, 7, 7, segments.device).tolist() == [[1, 2, 3, 1, 2, 1, 1]]
+    assert positions_from_segments(segments).tolist() == [[0, 1, 2, 0, 1, 0, 0]]
+    assert positions_from_padding(torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]]), 4).tolist() == [
+        [0, 0, 0, 1],
+        [0, 1, 1, 1],
+    ]
+
+
+def test_gradcheck_of_output_and_statistics_away_from_the_kink():
+    torch.manual_seed(3)
+    query, key, value, row_scale = inputs(1, 2, 18, 9, 4)
+    scores = (query / 2) @ key.transpose(-1, -2)
+    assert scores.abs().min() > 1e-4  # finite differences must not cross zero
+
+    def function(query, key, value, row_scale):
+        visibility = Visibility(causal=True, query_offset=-9)
+        result = blockwise_attention(
+            query,
+            key,
+            value,
+            activation="relu",
+            visibility=visibility,
+            row_scale=row_scale,
+            statistics="sum+entropy",
+            scores_per_block=1,
+        )
+        return result.output, result.row_sum, result.row_sum_log
+
+    arguments = [tensor.requires_grad_() for tensor in (query, key, value, row_scale)]
+    assert torch.autograd.gradcheck(function, arguments, eps=1e-6)

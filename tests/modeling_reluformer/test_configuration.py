@@ -1,0 +1,76 @@
+import json
+
+import pytest
+from transformers import AutoConfig
+
+from reluformer import ReLUFormerConfig
+
+from ..conftest import tiny_config
+
+BAD_FIELDS = [
+    ({"attention_activation": "swish"}, ["attention_activation", "swish", "relu", "softmax", "entmax15"]),
+    ({"attention_scaling": "sqrt"}, ["attention_scaling", "sqrt", "variance", "length", "none"]),
+    ({"attention_output_norm": "rms"}, ["attention_output_norm", "rms", "gated_rms"]),
+    ({"ffn_output_norm": "rms"}, ["ffn_output_norm", "rms", "layer_norm"]),
+    ({"activation_function": "rleu"}, ["activation_function", "rleu", "relu", "softmax"]),
+    (
+        {"attention_activation": "softmax", "attention_scaling": "variance"},
+        ["attention_scaling", "variance", "softmax"],
+    ),
+    (
+        {"attention_activation": "gelu", "regularization_weight": 0.1},
+        ["regularization_weight", "0.1", "gelu", "softplus"],
+    ),
+    ({"attention_activation": "softmax", "regularization_weight": 0.1}, ["regularization_weight", "softmax"]),
+    (
+        {"attention_scaling": "length", "attention_gamma_learnable": True},
+        ["attention_gamma_learnable", "variance", "length"],
+    ),
+    ({"ffn_temperature": 2}, ["ffn_temperature", "2", "softmax"]),
+    ({"d_model": 30, "encoder_attention_heads": 4}, ["d_model", "30", "encoder_attention_heads", "4"]),
+    ({"decoder_vocab_size": 7}, ["decoder_vocab_size", "7", "share_encoder_decoder_embeddings"]),
+    ({"dropout": 1.0}, ["dropout", "1.0", "[0, 1)"]),
+    ({"attention_dropout": -0.1}, ["attention_dropout", "-0.1"]),
+    ({"label_smoothing": 1.5}, ["label_smoothing", "1.5"]),
+    ({"attention_gamma": 0}, ["attention_gamma", "0"]),
+    ({"attention_gamma": float("nan")}, ["attention_gamma", "nan"]),
+    ({"attention_alpha": 1.5}, ["attention_alpha", "1.5"]),
+    ({"entropy_margin": -1}, ["entropy_margin", "-1"]),
+    ({"regularization_weight": -1}, ["regularization_weight", "-1"]),
+    ({"encoder_layers": 0}, ["encoder_layers", "0"]),
+    ({"d_model": "wide"}, ["d_model"]),
+    ({"attention_gate": "yes"}, ["attention_gate"]),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), BAD_FIELDS, ids=lambda item: ",".join(item))
+def test_bad_value_is_refused_with_field_value_and_choices(fields, words):
+    with pytest.raises(Exception) as caught:  # strict type checks have an exception class of their own
+        ReLUFormerConfig(**fields)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_unknown_preset_and_unknown_field_are_refused():
+    with pytest.raises(ValueError, match=r"'relufromer' is unknown; choose one of reluformer, vanilla, sparsemax"):
+        ReLUFormerConfig.from_preset("relufromer")
+    with pytest.raises(ValueError, match=r"'attention_gama' is not a field.*did you mean attention_gamma"):
+        ReLUFormerConfig.from_preset("reluformer", attention_gama=3)
+
+
+def test_every_preset_but_reluformer_has_no_regulariser():
+    for preset in ("vanilla", "sparsemax", "entmax15", "rela", "relu_vit"):
+        assert ReLUFormerConfig.from_preset(preset).regularization_weight == 0
+    config = ReLUFormerConfig.from_preset("reluformer")
+    assert (config.regularization_weight, config.attention_gamma, config.attention_scaling) == (0.01, 8.0, "variance")
+    assert config.to_dict() == ReLUFormerConfig().to_dict()
+
+
+def test_round_trip_through_save_pretrained(variant, tmp_path):
+    config = tiny_config(**variant, entropy_margin=0.5, attention_gamma=3)
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert {**loaded.to_dict(), "_name_or_path": ""} == config.to_dict()
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["attention_activation"] == config.attention_activation
+    assert "attn_implementation" not in saved and "_attn_implementation" not in saved

@@ -1,0 +1,150 @@
+"""The loss against its definition written out in loops, and its independence of how a batch is cut."""
+
+import math
+
+import pytest
+import torch
+
+from reluformer.regularization_reluformer import module_figures, row_entropy, row_penalty
+
+from ..conftest import random_tokens, tiny_model
+
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+
+
+def unequal_batch(sentences: int = 4):
+    """Source lengths 3…, target lengths 2…, padded on the right."""
+    source, labels = random_tokens(sentences, 9), random_tokens(sentences, 8, seed=1)
+    mask = torch.ones_like(source)
+    for row in range(sentences):
+        mask[row, 3 + 2 * row :] = 0
+        labels[row, 2 + row * 2 :] = -100
+    return {"input_ids": source * mask, "attention_mask": mask, "labels": labels}
+
+
+def one(batch: dict, row: int) -> dict:
+    """One sentence without its padding."""
+    source, target = int(batch["attention_mask"][row].sum()), int((batch["labels"][row] != -100).sum())
+    return {"input_ids": batch["input_ids"][row : row + 1, :source], "labels": batch["labels"][row : row + 1, :target]}
+
+
+def written_out(model, sentence: dict) -> tuple[float, float]:
+    """Smoothed cross-entropy summed over the targets, and L_reg, of one unpadded sentence, in loops from the weights."""
+    config = model.config
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(**sentence, output_attentions=True)
+    smoothing, vocabulary = config.label_smoothing, config.vocab_size
+    cross_entropy = 0.0
+    for logits, label in zip(output.logits[0], sentence["labels"][0], strict=True):
+        log_probabilities = logits.log_softmax(0)
+        cross_entropy -= (1 - smoothing) * float(log_probabilities[label])
+        cross_entropy -= smoothing / vocabulary * float(log_probabilities.sum())
+    modules = []
+    for weights in (*output.encoder_attentions, *output.decoder_attentions, *output.cross_attentions):
+        causal = any(weights is other for other in output.decoder_attentions)
+        penalties = []
+        for head in weights[0]:
+            for i, row in enumerate(head):
+                visible = i + 1 if causal else len(row)
+                total = float(row.sum())
+                if total == 0:
+                    penalties.append(0.0)
+                    continue
+                entropy = -sum(float(s) / total * math.log(float(s) / total) for s in row if s > 0)
+                penalties.append(abs(math.log(total)) + max(entropy - config.entropy_margin * math.log(visible), 0.0))
+        modules.append(sum(penalties) / len(penalties))
+    return cross_entropy, sum(modules) / len(modules)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "fused"])
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+def test_loss_is_its_definition_written_out(activation, implementation):
+    model = tiny_model(
+        **NO_DROPOUT, attention_activation=activation, regularization_weight=0.5, attention_gamma=2
+    ).double()
+    batch = unequal_batch()
+    parts = [written_out(model, one(batch, row)) for row in range(4)]
+    targets = [int((labels != -100).sum()) for labels in batch["labels"]]
+    cross_entropy = sum(part[0] for part in parts) / sum(targets)
+    regularization = sum(part[1] * count for part, count in zip(parts, targets, strict=True)) / sum(targets)
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        output = model(**batch)
+    assert float(output.cross_entropy) == pytest.approx(cross_entropy, rel=1e-6)
+    assert float(output.regularization) == pytest.approx(regularization, rel=1e-6)
+    assert float(output.loss) == pytest.approx(cross_entropy + 0.5 * regularization, rel=1e-6)
+    half = model(**batch, num_items_in_batch=2 * sum(targets)).loss.detach()
+    assert float(half) == pytest.approx(float(output.loss) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{"regularization_weight": 0.5}, {"preset": "vanilla"}], ids=str)
+def test_four_accumulation_steps_equal_one(fields):
+    """Whole loss and gradients, sentences of unequal lengths, num_items_in_batch as the Trainer gives it."""
+    batch = unequal_batch()
+    items = (batch["labels"] != -100).sum()
+    results = []
+    for pieces in ([slice(0, 4)], [slice(row, row + 1) for row in range(4)], [slice(0, 1), slice(1, 4)]):
+        model = tiny_model(**NO_DROPOUT, **fields).double().train()
+        loss = 0.0
+        for piece in pieces:
+            part = {name: tensor[piece] for name, tensor in batch.items()}
+            step = model(**part, num_items_in_batch=items).loss
+            step.backward()
+            loss += float(step)
+        results.append((loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    for loss, gradients in results[1:]:
+        assert loss == pytest.approx(results[0][0], rel=1e-6)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, results[0][1][name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "fused"])
+def test_dead_rows_give_neither_nan_nor_inf(implementation):
+    model = tiny_model(**NO_DROPOUT, attn_implementation=implementation, regularization_weight=1.0).train()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name:  # queries of zero: every score is 0, every row dead
+                parameter.zero_()
+    output = model(**unequal_batch())
+    output.loss.backward()
+    assert output.dead_row_fraction == 1 and output.attention_sum == 0 and output.regularization == 0
+    assert torch.isfinite(output.loss)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
+
+
+def test_dead_rows_stay_in_the_denominator():
+    row_sum = torch.tensor([[[2.0, 0.0], [1.0, 1.0]]])  # one sentence, two heads, two rows, one of them dead
+    row_sum_log = row_sum * torch.log(row_sum.clamp_min(1e-30))  # a single key each
+    figures = module_figures(row_sum, row_sum_log, torch.ones(1, 2), torch.full((1, 2), 0.5), entropy_margin=0.7)
+    penalty, total, entropy, dead, rows = figures.tolist()
+    assert penalty == pytest.approx(math.log(2) / 4)
+    assert (total, entropy, dead, rows) == (pytest.approx(2.0), pytest.approx(0.0, abs=1e-6), 0.5, 2.0)
+
+
+def test_gradient_of_the_penalty_matches_finite_differences():
+    def function(row_sum, row_sum_log):
+        return row_penalty(row_sum, row_entropy(row_sum, row_sum_log), torch.full((1, 6), 9.0), 0.7)
+
+    row_sum = (torch.rand(1, 2, 6, dtype=torch.float64) + 0.2).requires_grad_()
+    row_sum_log = (torch.randn(1, 2, 6, dtype=torch.float64) - 1).requires_grad_()
+    assert torch.autograd.gradcheck(function, (row_sum, row_sum_log))
+
+
+def test_batch_without_targets_costs_nothing():
+    batch = unequal_batch()
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    loss = tiny_model(**NO_DROPOUT)(**batch, decoder_input_ids=random_tokens(4, 8)).loss
+    assert loss == 0
+
+
+def test_training_without_labels_warns_and_names_the_config(monkeypatch):
+    messages = []
+    monkeypatch.setattr("reluformer.modeling_reluformer.logger.warning_once", messages.append)
+    model = tiny_model().train()
+    model(input_ids=random_tokens(2, 7), decoder_input_ids=random_tokens(2, 5))
+    assert len(messages) == 1 and "config.label_smoothing" in messages[0] and "label_smoothing_factor" in messages[0]
+    model.eval()(input_ids=random_tokens(2, 7), decoder_input_ids=random_tokens(2, 5))
+    tiny_model(preset="vanilla").train()(input_ids=random_tokens(2, 7), decoder_input_ids=random_tokens(2, 5))
+    assert len(messages) == 1

@@ -1,0 +1,159 @@
+"""What is installed: one import package with every module and data file, from a wheel and from an editable install."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PACKAGE_FOLDERS = {
+    "modeling_reluformer": "reluformer",
+    "configuration": "reluformer/configuration",
+    "training": "reluformer/training",
+    "analysis": "reluformer/analysis",
+    "hub_cards": "reluformer/hub_cards",
+}
+GENERIC_NAMES = [
+    "training",
+    "configuration",
+    "analysis",
+    "hub_cards",
+    "modeling_reluformer",
+    "tests",
+    "benchmarks",
+    "setup",
+]
+# Locates a module without running the package's code, whose dependencies are not there.
+LOCATE = """
+import importlib.util, json, sys, types
+spec = importlib.util.find_spec("reluformer")
+package = sys.modules["reluformer"] = types.ModuleType("reluformer")
+package.__path__ = spec.submodule_search_locations
+package.__spec__ = spec
+found = {name: getattr(importlib.util.find_spec(name), "origin", None) for name in sys.argv[1:]}
+print(json.dumps(found))
+"""
+
+
+def installed_files() -> dict[str, Path]:
+    """Where each file of the package is installed, and where it is in the repository."""
+    patterns = ["*.py", "recipes/*.yaml", "*.md"]
+    return {
+        f"{target}/{path.relative_to(ROOT / folder).as_posix()}": path
+        for folder, target in PACKAGE_FOLDERS.items()
+        for pattern in patterns
+        for path in (ROOT / folder).glob(pattern)
+    }
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A copy of what the build reads, so that building leaves nothing in the repository."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in PACKAGE_FOLDERS:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """A fresh environment with the wheel alone in it; its interpreter."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check"]
+    subprocess.run([*pip, wheel], check=True)
+    return python
+
+
+def locate(python: Path, *names: str) -> dict[str, str | None]:
+    command = [python, "-I", "-c", LOCATE, *names]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=python.parent).stdout)
+
+
+def test_the_wheel_holds_every_module_and_recipe_and_no_generic_name(source, tmp_path):
+    build = [
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--wheel-dir",
+        tmp_path,
+        source,
+    ]
+    subprocess.run([sys.executable, "-m", *build], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    python = install(wheel, tmp_path / "venv")
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+
+    expected = installed_files()
+    assert "reluformer/configuration/recipes/demo.yaml" in expected
+    assert "reluformer/hub_cards/card_template.md" in expected
+    present = {path.relative_to(site).as_posix() for path in (site / "reluformer").rglob("*") if path.is_file()}
+    assert {name for name in present if "__pycache__" not in name} == set(expected)
+    assert all((site / name).read_bytes() == path.read_bytes() for name, path in expected.items())
+
+    (record,) = site.glob("reluformer-*.dist-info/RECORD")
+    top_level = {line.split(",")[0].split("/")[0] for line in record.read_text(encoding="utf-8").splitlines()}
+    assert {name for name in top_level if name != ".." and not name.endswith(".dist-info")} == {"reluformer"}
+    found = locate(python, "reluformer.training.cli", "reluformer.configuration", *GENERIC_NAMES)
+    assert found.pop("reluformer.training.cli") == str(site / "reluformer/training/cli.py")
+    assert found.pop("reluformer.configuration") == str(site / "reluformer/configuration/__init__.py")
+    assert set(found.values()) == {None}
+    assert (tmp_path / "venv" / "bin" / "reluformer").is_file()
+
+
+def test_an_editable_install_maps_the_folders(source, tmp_path):
+    code = "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, cwd=source, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    python = install(wheel, tmp_path / "venv")
+    modules = {target.replace("/", "."): source / folder / "__init__.py" for folder, target in PACKAGE_FOLDERS.items()}
+    del modules["reluformer"]  # replaced by a stand-in in `LOCATE`
+    modules["reluformer.configuration_reluformer"] = source / "modeling_reluformer" / "configuration_reluformer.py"
+    found = locate(python, *modules, *GENERIC_NAMES)
+    assert {name: found.pop(name) for name in modules} == {name: str(path) for name, path in modules.items()}
+    assert set(found.values()) == {None}
+
+
+def test_the_package_that_is_tested_is_this_checkout():
+    """Else every other test would judge some other code."""
+    assert Path(importlib.util.find_spec("reluformer").origin).parent == ROOT / "modeling_reluformer"
+
+
+def pinned() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_the_constraints_pin_every_requirement_within_its_bounds():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    versions = {canonicalize_name(name): version for name, version in pinned().items()}
+    extras = project["optional-dependencies"].values()
+    for requirement in map(Requirement, [*project["dependencies"], *(line for extra in extras for line in extra)]):
+        version = versions.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement.name} is not in constraints.txt"
+        assert requirement.specifier.contains(version), f"{requirement} excludes the tested {version}"
+        assert "+" not in version, "a local build such as +cpu is not on every index"
+    assert versions["torch"] == "2.13.0"
+
+
+def test_make_and_ci_run_the_commands_of_the_readme():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for target in ("demo", "test", "lint"):
+        assert f"\n{target}: .venv/installed\n" in makefile
+    assert "make lint" in ci
+    assert "make test" in ci
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o100

@@ -1,0 +1,118 @@
+"""The mean of checkpoints, and what is refused."""
+
+import json
+import logging
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import MarianConfig, MarianMTModel
+
+from reluformer.training.averaging import average_checkpoints, checkpoint_folders
+from reluformer.training.errors import UserError
+
+
+def write_checkpoint(run, number, **tensors):
+    folder = run / f"checkpoint-{number}"
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_the_last_k_by_number_are_averaged(tmp_path):
+    for number in (100, 20, 9):  # by name 9 would be the last
+        write_checkpoint(tmp_path, number, w=torch.full((2,), float(number)), steps=torch.tensor([number]))
+    (tmp_path / "checkpoint-final").mkdir()
+    averaged = average_checkpoints(tmp_path, 2)
+    assert [folder.name for folder in averaged.folders] == ["checkpoint-20", "checkpoint-100"]
+    assert averaged.state_dict["w"].tolist() == [60.0, 60.0]
+    assert averaged.state_dict["steps"].tolist() == [100]  # not floating point: the last
+
+
+def test_sums_are_not_kept_in_half_precision(tmp_path):
+    """256 + 1 is 256 in bfloat16, so a bfloat16 sum would forget the small ones."""
+    for number, value in enumerate((1.0, 1.0, 1.0, 1.0, 256.0), start=1):
+        write_checkpoint(tmp_path, number, w=torch.tensor([value], dtype=torch.bfloat16))
+    weight = average_checkpoints(tmp_path, 5).state_dict["w"]
+    assert weight.dtype == torch.bfloat16
+    assert weight.item() == 52.0
+
+
+def test_fewer_checkpoints_than_wanted_is_said(tmp_path, caplog):
+    write_checkpoint(tmp_path, 1, w=torch.ones(1))
+    with caplog.at_level(logging.WARNING):
+        averaged = average_checkpoints(tmp_path, 5)
+    assert len(averaged.folders) == 1
+    assert "averaging 1 checkpoints, not 5" in caplog.text
+
+
+def test_shards_are_read(tmp_path):
+    write_checkpoint(tmp_path, 1, a=torch.zeros(1), b=torch.zeros(1))
+    folder = tmp_path / "checkpoint-2"
+    folder.mkdir()
+    save_file({"a": torch.ones(1)}, folder / "model-1.safetensors")
+    save_file({"b": torch.ones(1)}, folder / "model-2.safetensors")
+    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    state = average_checkpoints(tmp_path, 2).state_dict
+    assert {name: tensor.item() for name, tensor in state.items()} == {"a": 0.5, "b": 0.5}
+
+
+def test_a_model_with_tied_weights_loads_the_average(tmp_path):
+    config = MarianConfig(
+        vocab_size=11,
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=8,
+        decoder_ffn_dim=8,
+        max_position_embeddings=16,
+        pad_token_id=0,
+    )
+    models = [MarianMTModel(config) for _ in range(2)]
+    for number, model in enumerate(models, start=1):
+        model.save_pretrained(tmp_path / f"checkpoint-{number}")
+    state = average_checkpoints(tmp_path, 2).state_dict
+    model = MarianMTModel(config)
+    assert not model.load_state_dict(state, strict=False).unexpected_keys
+    expected = (models[0].model.shared.weight + models[1].model.shared.weight) / 2
+    torch.testing.assert_close(model.model.shared.weight, expected)
+    torch.testing.assert_close(model.lm_head.weight, expected)
+
+
+def test_other_tensors_are_refused_with_the_folder(tmp_path):
+    write_checkpoint(tmp_path, 1, w=torch.ones(1), old=torch.ones(1))
+    write_checkpoint(tmp_path, 2, w=torch.ones(1))
+    with pytest.raises(UserError, match=r"checkpoint-1: .*old"):
+        average_checkpoints(tmp_path, 2)
+
+
+@pytest.mark.parametrize("other", [torch.ones(3), torch.ones(2).half()])
+def test_other_shapes_and_types_are_refused_with_the_folder(tmp_path, other):
+    write_checkpoint(tmp_path, 1, w=other)
+    write_checkpoint(tmp_path, 2, w=torch.ones(2))
+    with pytest.raises(UserError, match=r"checkpoint-1: w is float.* but float32 \(2,\) in checkpoint-2"):
+        average_checkpoints(tmp_path, 2)
+
+
+def test_damaged_and_missing_weights_are_refused_with_the_folder(tmp_path):
+    folder = write_checkpoint(tmp_path, 1, w=torch.ones(100))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(UserError, match=r"checkpoint-1: its weights cannot be read"):
+        average_checkpoints(tmp_path, 1)
+    weights.unlink()
+    with pytest.raises(UserError, match=r"checkpoint-1: holds neither"):
+        average_checkpoints(tmp_path, 1)
+
+
+def test_no_checkpoints_no_folder_and_no_number_are_refused(tmp_path):
+    assert checkpoint_folders(tmp_path) == []
+    with pytest.raises(UserError, match="no checkpoint-N folder"):
+        average_checkpoints(tmp_path, 2)
+    with pytest.raises(UserError, match="no such folder"):
+        average_checkpoints(tmp_path / "other", 2)
+    with pytest.raises(UserError, match="0 checkpoints"):
+        average_checkpoints(tmp_path, 0)

@@ -1,0 +1,120 @@
+"""The command line: one line for a mistake, exit codes, and the commands on a tiny run."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from reluformer.configuration.recipe_parser import load_recipe
+from reluformer.training import cli
+from reluformer.training.training import train
+
+from .test_training import recipe_file  # noqa: F401  (a fixture)
+
+
+def run(capsys, *arguments):
+    """Exit status, stdout and stderr of a command in this process."""
+    capsys.readouterr()
+    status = cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def assert_one_line_error(capsys, *arguments) -> str:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("reluformer: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_help_names_the_commands(capsys):
+    status, out, _ = run(capsys, "--help")
+    assert status == 0
+    assert all(command in out for command in ("train", "evaluate", "translate"))
+    for command in ("train", "evaluate", "translate"):
+        assert run(capsys, command, "--help")[0] == 0
+
+
+def test_python_m_reluformer_is_the_command(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "reluformer", "train", "--config", "nowhere.yaml"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert result.stderr.strip().splitlines()[-1].startswith("reluformer: error: --config: no file 'nowhere.yaml'")
+
+
+def test_mistakes_are_one_line_and_status_2(capsys, recipe_file, tmp_path):  # noqa: F811
+    config = ["train", "--config", recipe_file]
+    files = ["--data.demo", "null", "--data.train.source", tmp_path / "a", "--data.train.target", tmp_path / "b"]
+    files += ["--evaluation.splits", "[]", "--training.eval_strategy", "no"]
+    assert "invalid choice: 'tarin'" in assert_one_line_error(capsys, "tarin")
+    assert "command" in assert_one_line_error(capsys)
+    assert "--config" in assert_one_line_error(capsys, "train")
+    assert "did you mean" in assert_one_line_error(capsys, *config, "--training.max_step", "3")
+    assert "tanh" in assert_one_line_error(capsys, *config, "--model.attention_activation", "tanh")
+    pair = ["--model.preset", "vanilla", "--model.attn_implementation", "fused"]
+    assert "attn_implementation='fused'" in assert_one_line_error(capsys, *config, *pair)
+    assert str(tmp_path / "a") in assert_one_line_error(capsys, *config, *files)
+    (tmp_path / "a").write_text("eins\nzwei\n", encoding="utf-8")
+    (tmp_path / "b").write_text("one\n", encoding="utf-8")
+    misaligned = assert_one_line_error(capsys, *config, *files)
+    assert "2" in misaligned
+    assert "1" in misaligned
+    assert "run folder" in assert_one_line_error(capsys, "evaluate", "--run", tmp_path)
+    assert "--run" in assert_one_line_error(capsys, "evaluate")
+    assert "'dev'" in assert_one_line_error(capsys, "evaluate", "--run", tmp_path, "--split", "dev")
+    assert "no such folder" in assert_one_line_error(capsys, "translate", "--model", tmp_path / "no", "eins")
+    both = ["--input", tmp_path / "a", "eins"]
+    assert "not both" in assert_one_line_error(capsys, "translate", "--model", tmp_path, *both)
+    missing = ["--input", tmp_path / "missing"]
+    assert "missing" in assert_one_line_error(capsys, "translate", "--model", tmp_path, *missing)
+    (tmp_path / "latin").write_bytes(b"eins\nf\xfcnf\n")
+    assert "line 2" in assert_one_line_error(capsys, "translate", "--model", tmp_path, "--input", tmp_path / "latin")
+
+
+def test_an_interruption_is_status_130(capsys, monkeypatch):
+    def interrupt(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli._COMMANDS, "train", interrupt)
+    assert run(capsys, "train")[0] == 130
+
+
+def test_a_bug_keeps_its_traceback(capsys, monkeypatch):
+    def bug(arguments):
+        raise ValueError("not the user's mistake")
+
+    monkeypatch.setitem(cli._COMMANDS, "train", bug)
+    with pytest.raises(ValueError, match="not the user's"):
+        cli.main(["train"])
+
+
+def test_train_evaluate_and_translate(capsys, recipe_file, tmp_path, monkeypatch):  # noqa: F811
+    folder = train(load_recipe(recipe_file))
+    finished = assert_one_line_error(capsys, "train", "--config", recipe_file)
+    assert "--overwrite" in finished
+
+    status, out, _ = run(capsys, "evaluate", "--run", folder, "--split", "validation", "--num_beams", "1")
+    assert status == 0
+    assert out.strip().splitlines()[-1].endswith("on 6 held-out sentences (validation)")
+    evaluation = json.loads((folder / "evaluation.validation.json").read_text(encoding="utf-8"))
+    assert evaluation["decoding"]["num_beams"] == 1
+    assert evaluation["sentences"] == 6
+    assert "validation" in (folder / "README.md").read_text(encoding="utf-8")
+
+    source = tmp_path / "source.txt"
+    source.write_bytes("zwölf\n\nelf\x0bzehn\r\n".encode())
+    translate = ["translate", "--model", folder, "--num_beams", "1"]
+    target = tmp_path / "target.txt"
+    assert run(capsys, *translate, "--input", source, "--output", target)[:2] == (0, "")
+    lines = target.read_text(encoding="utf-8").split("\n")
+    assert (len(lines), lines[1], lines[3]) == (4, "", "")
+    _, from_arguments, _ = run(capsys, *translate, "zwölf", "", "elf\x0bzehn")
+    assert from_arguments.split("\n") == lines
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes())))
+    assert run(capsys, *translate)[1] == from_arguments

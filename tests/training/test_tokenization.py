@@ -1,0 +1,162 @@
+"""The tokenizer: complete in itself, exact both ways, with the agreed ids."""
+
+import json
+import logging
+import subprocess
+import sys
+import unicodedata
+
+import datasets
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from reluformer.training.corpora import encode_pairs
+from reluformer.training.errors import UserError
+from reluformer.training.tokenization import MosesStep, train_tokenizer
+
+GERMAN = ["Ein Mann fährt (schnell) Fahrrad.", "Zwei Hunde, drei Katzen!", "Das kostet 12,50 €.", "Sie sagt: „Ja“."]
+ENGLISH = ["A man rides (fast) a bike.", "Two dogs, three cats!", "That's 12.50 €.", 'She says "yes".']
+HARD = "Don't \"quote\" (me), it's 3.5% — e-mail: a@b.de … 漢字 🙂 </s> <0x41> <pad> x²  y"
+
+
+def pairs(copies=30):
+    return datasets.Dataset.from_dict({"source": GERMAN * copies, "target": ENGLISH * copies})
+
+
+def train(**kwargs):
+    arguments = {"vocab_size": 400, "lowercase": False, "moses": False, "max_length": 99}
+    return train_tokenizer(pairs(), source_language="de", target_language="en", **{**arguments, **kwargs})
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train()
+
+
+def round_trip(tokenizer, text):
+    return tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True)
+
+
+def test_special_tokens_and_inputs(tokenizer):
+    assert tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "</s>", "<unk>"]) == [0, 1, 2, 3]
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (
+        0,
+        1,
+        2,
+        3,
+    )
+    encoded = tokenizer(GERMAN[0])
+    assert set(encoded) == {"input_ids", "attention_mask"}
+    assert encoded["input_ids"].count(2) == 1 and encoded["input_ids"][-1] == 2
+    assert tokenizer.model_max_length == 99 and tokenizer.vocab_size == len(tokenizer) <= 400
+
+
+def test_round_trip_of_corpus_and_of_unseen_characters(tokenizer):
+    for text in [*GERMAN, *ENGLISH]:
+        assert round_trip(tokenizer, text) == text
+    assert round_trip(tokenizer, HARD) == HARD.replace("  ", " ")
+    assert 3 not in tokenizer(HARD)["input_ids"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=40))
+def test_round_trip_of_any_text_is_its_normal_form(tokenizer, text):
+    normal = tokenizer.backend_tokenizer.normalizer.normalize_str(text)
+    assert round_trip(tokenizer, text) == normal
+    assert round_trip(tokenizer, normal) == normal
+
+
+def test_normalisation(tokenizer):
+    assert round_trip(tokenizer, unicodedata.normalize("NFD", "fährt")) == "fährt"
+    assert round_trip(tokenizer, "\ta\u00a0 b\u2028c▁d\n") == "a b c d"
+    assert round_trip(train(lowercase=True), "ÄRGER İ Straße") == "ärger i̇ straße"
+
+
+def test_marks_and_digits_stand_alone(tokenizer):
+    for token in tokenizer.convert_ids_to_tokens(range(260, len(tokenizer))):
+        marks = [c for c in token.removeprefix("▁") if unicodedata.category(c)[0] in "PSN"]
+        assert not marks or len(token.removeprefix("▁")) == 1, token
+
+
+def test_training_is_deterministic(tokenizer):
+    assert train().get_vocab() == tokenizer.get_vocab()
+
+
+def test_vocabulary_too_small_or_out_of_reach(caplog):
+    with pytest.raises(UserError, match=r"vocab_size 280 leaves no room.*give at least"):
+        train(vocab_size=280)
+    with caplog.at_level(logging.WARNING):
+        size = len(train(vocab_size=5_000))
+    assert f"{size} reached" in caplog.text and "5,000 asked for" in caplog.text
+    with pytest.raises(UserError, match="empty corpus"):
+        train_tokenizer(
+            pairs(0),
+            vocab_size=400,
+            lowercase=True,
+            moses=False,
+            max_length=9,
+            source_language="de",
+            target_language="en",
+        )
+
+
+LOAD = """
+import sys, json
+for name in ("reluformer", "sacremoses"):
+    sys.modules[name] = None
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+ids = tokenizer(sys.argv[2])["input_ids"]
+print(json.dumps([ids, tokenizer.decode(ids, skip_special_tokens=True), tokenizer.model_max_length]))
+"""
+
+
+@pytest.mark.parametrize("moses", [False, True])
+def test_loads_in_a_fresh_process_without_the_package(tmp_path, moses):
+    trained = train(lowercase=True, moses=moses)
+    trained.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "reluformer"}))
+    result = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path), HARD], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    ids, text, limit = json.loads(result.stdout.splitlines()[-1])
+    assert ids == trained(HARD)["input_ids"] and limit == 99
+    assert text == HARD.replace("  ", " ").lower()
+
+
+def test_settings_survive_saving(tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded(HARD) == tokenizer(HARD) and loaded.split_special_tokens and not loaded.clean_up_tokenization_spaces
+    assert loaded.init_kwargs["source_language"] == "de" and loaded.init_kwargs["target_language"] == "en"
+    assert MosesStep.from_tokenizer(loaded) is None
+
+
+def test_moses_step_is_recorded_and_applied(tmp_path):
+    trained = train(moses=True)
+    trained.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["moses"] == {
+        "source_language": "de",
+        "target_language": "en",
+    }
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    step = MosesStep.from_tokenizer(loaded)
+    assert step == MosesStep("de", "en")
+    assert step.apply(["Sie sagt: „Ja“."], side="source") == ["Sie sagt : „ Ja “ ."]
+    assert step.apply(["That's (fast) at&t."], side="target") == ["That 's ( fast ) at & t ."]
+    assert step.undo(step.apply(ENGLISH[:2], side="target")) == ENGLISH[:2]
+    raw = datasets.Dataset.from_dict({"source": ["Sie sagt: Ja."], "target": ["That's fast."]})
+    encoded, _ = encode_pairs(raw, loaded, max_length=99, name="train")
+    assert loaded.decode(encoded[0]["labels"], skip_special_tokens=True) == "That 's fast ."
+
+
+def test_moses_errors(monkeypatch):
+    with pytest.raises(UserError, match="no rules for language 'xx'; there are: as, bn"):
+        MosesStep("xx", "en")
+    with pytest.raises(UserError, match="side must be"):
+        MosesStep("de", "en").apply(["a"], side="both")
+    monkeypatch.setitem(sys.modules, "sacremoses.corpus", None)
+    with pytest.raises(UserError, match=r"pip install 'reluformer\[moses\]'"):
+        MosesStep("de", "en")

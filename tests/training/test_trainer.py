@@ -1,0 +1,232 @@
+"""Token batches under the Trainer: epochs, exact resume, several processes, figures in the logs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
+from safetensors.torch import load_file
+from transformers import TrainerState
+
+from reluformer.training.errors import UserError
+from reluformer.training.figures import FigureMeans
+from reluformer.training.token_batches import TokenBatchSampler
+from reluformer.training.trainer import ReLUFormerTrainer, _EpochOfTheBatches
+
+from .tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer
+
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+
+
+def recording(trainer: ReLUFormerTrainer) -> list[list[tuple[int, ...]]]:
+    """What the trainer is given from now on: the source ids of each batch, without padding."""
+    seen = []
+
+    def collate_and_record(rows):
+        seen.append([tuple(row["input_ids"]) for row in rows])
+        return collate(rows)
+
+    trainer.data_collator = collate_and_record
+    return seen
+
+
+def planned(epoch: int, count: int = 30) -> list[list[tuple[int, ...]]]:
+    """The batches of an epoch by the sampler alone."""
+    pairs = tiny_pairs(count)
+    lengths = [[len(ids) for ids in pairs[column]] for column in ("input_ids", "labels")]
+    sampler = TokenBatchSampler(*lengths, tokens_per_batch=TOKENS_PER_BATCH, seed=3)
+    sampler.set_epoch(epoch)
+    return [[tuple(pairs[index]["input_ids"]) for index in batch] for batch in sampler]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    assert left.keys() == right.keys()
+    return max((left[name] - right[name]).abs().max().item() for name in left)
+
+
+def test_every_epoch_has_its_own_plan_and_every_pair_once(tmp_path):
+    trainer = tiny_trainer(tmp_path, num_train_epochs=2)
+    seen = recording(trainer)
+    trainer.train()
+    first, second = planned(0), planned(1)
+    assert first != second
+    assert seen == first + second
+    assert trainer.state.global_step == len(seen)
+
+
+def test_data_seed_takes_the_place_of_the_seed(tmp_path):
+    trainer = tiny_trainer(tmp_path, data_seed=3, seed=8)
+    trainer.token_batches.set_epoch(1)
+    pairs = tiny_pairs()
+    assert [[tuple(pairs[index]["input_ids"]) for index in batch] for batch in trainer.token_batches] == planned(1)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_run_that_is_killed_in_an_epoch_and_resumed_equals_one_that_is_not(tmp_path, accumulation):
+    updates_per_epoch = -(-len(planned(0)) // accumulation)
+    killed_at, steps = updates_per_epoch + 1, 3 * updates_per_epoch - 1
+    assert killed_at % updates_per_epoch > 0
+    settings = {"max_steps": steps, "gradient_accumulation_steps": accumulation, "lr_scheduler_type": "inverse_sqrt"}
+    whole = tiny_trainer(tmp_path / "whole", save_strategy="steps", save_steps=killed_at, **settings)
+    seen_whole = recording(whole)
+    whole.train()
+    resumed = tiny_trainer(tmp_path / "resumed", **settings)
+    seen_resumed = recording(resumed)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{killed_at}"))
+
+    epochs = [planned(epoch) for epoch in range(3)]
+    in_epoch = (killed_at - updates_per_epoch) * accumulation
+    expected = [*epochs[1][in_epoch:], *epochs[2]]
+    assert seen_resumed[: len(expected) - accumulation] == expected[: len(expected) - accumulation]
+    assert seen_whole[: len(epochs[0])] == epochs[0]
+    assert resumed.state.global_step == whole.state.global_step == steps
+    final = [dict(trainer.model.named_parameters()) for trainer in (whole, resumed)]
+    assert all(torch.equal(final[0][name], final[1][name]) for name in final[0])
+    losses = [
+        {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+        for trainer in (whole, resumed)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_the_epoch_reaches_the_batches_where_the_trainer_does_not_set_it():
+    """Two processes that resume in the middle of an epoch: the sampler lies in a shard in a skip."""
+    sampler = TokenBatchSampler([5] * 40, [5] * 40, tokens_per_batch=10, seed=0)
+    loader = SkipBatchSampler(BatchSamplerShard(sampler, num_processes=2, process_index=0), skip_batches=3)
+
+    class Arguments:
+        gradient_accumulation_steps = 2
+
+    callback = _EpochOfTheBatches(sampler)
+    callback.on_epoch_begin(Arguments(), TrainerState(global_step=12), None, train_dataloader=range(10))
+    assert sampler.epoch == 2
+    assert not hasattr(loader, "set_epoch")
+
+
+def test_the_logged_figures_are_means_over_target_tokens(tmp_path):
+    model = tiny_model(**NO_DROPOUT)
+    trainer = tiny_trainer(
+        tmp_path, model, learning_rate=0.0, max_steps=2, gradient_accumulation_steps=3, logging_steps=2
+    )
+    seen = recording(trainer)
+    trainer.train()
+    log = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    by_source = {tuple(row["input_ids"]): row for row in tiny_pairs()}
+    sums, tokens = {"cross_entropy": 0.0, "regularization": 0.0, "attention_entropy": 0.0, "dead_row_fraction": 0.0}, 0
+    for sources in seen[:6]:
+        batch = collate([by_source[source] for source in sources])
+        targets = batch["labels"].ne(-100).sum().item()
+        with torch.no_grad():
+            output = model(**batch)
+        tokens += targets
+        for name in sums:
+            sums[name] += output[name].item() * targets
+    for name, total in sums.items():
+        assert log[name] == pytest.approx(total / tokens, rel=1e-5), name
+    assert log["target_tokens_per_update"] == tokens / 2
+    assert log["target_tokens_per_second"] > 0
+    assert log["regularization"] > 0
+
+
+def test_a_model_without_figures_of_its_own_trains_too(tmp_path):
+    from transformers import MarianConfig, MarianMTModel
+
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = MarianConfig(
+        vocab_size=24, d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=0, eos_token_id=2,
+        decoder_start_token_id=1, forced_eos_token_id=None, **sizes,
+    )  # fmt: skip
+    trainer = tiny_trainer(tmp_path, MarianMTModel(config), max_steps=2)
+    trainer.train()
+    log = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert log["target_tokens_per_update"] > 0
+    assert "cross_entropy" not in log
+
+
+def test_evaluation_is_an_exact_mean_over_target_tokens_and_carries_the_scores(tmp_path):
+    model = tiny_model(**NO_DROPOUT)
+    calls = []
+
+    def scorer(scored, process_index, processes):
+        calls.append((scored is model, process_index, processes))
+        return {"bleu": 12.5}
+
+    trainer = tiny_trainer(
+        tmp_path, model, scorer=scorer, max_steps=2, eval_strategy="steps", eval_steps=2, per_device_eval_batch_size=5
+    )
+    trainer.train()
+    log = next(entry for entry in trainer.state.log_history if "eval_loss" in entry)
+    with torch.no_grad():
+        output = model.eval()(**collate(list(trainer.eval_dataset)))
+    assert log["eval_loss"] == pytest.approx(output.loss.item(), rel=1e-5)
+    assert log["eval_cross_entropy"] == pytest.approx(output.cross_entropy.item(), rel=1e-5)
+    assert log["eval_bleu"] == 12.5
+    assert calls == [(True, 0, 1)]
+
+
+def test_a_training_log_does_not_hold_figures_of_the_evaluation(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=3, eval_strategy="steps", eval_steps=1)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(logs) == 3
+    assert all(log["target_tokens_per_update"] <= TOKENS_PER_BATCH for log in logs)
+
+
+def test_figures_stay_on_the_device_until_they_are_logged():
+    means = FigureMeans()
+    for value, tokens in ((1.0, 10), (4.0, 20)):
+        means.add({"cross_entropy": torch.tensor(value), "regularization": None}, torch.tensor(tokens))
+    result, tokens = means.pop(lambda values: values)
+    assert (result, tokens) == ({"cross_entropy": 3.0}, 30)
+    assert means.pop(lambda values: values) == ({}, 0)
+
+
+def test_several_gpus_in_one_process_are_refused(tmp_path, monkeypatch):
+    from transformers import Seq2SeqTrainingArguments
+
+    monkeypatch.setattr(Seq2SeqTrainingArguments, "n_gpu", 2)
+    with pytest.raises(UserError, match="torchrun --nproc_per_node 2"):
+        tiny_trainer(tmp_path)
+
+
+def torchrun(folder: Path, processes: int, **options) -> list[dict]:
+    """Trains under torchrun; the log."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--standalone"]
+    program = [str(Path(__file__).with_name("tiny_run.py")), str(folder), json.dumps(options)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run([*command, *program], capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return TrainerState.load_from_json(str(folder / "trainer_state.json")).log_history
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_twice_the_accumulation_and_resume_exactly(tmp_path):
+    # An even number of batches in each epoch: else accelerate repeats one, and the two plans differ.
+    pairs = next(count for count in range(30, 40) if len(planned(0, count)) % 2 == 0)
+    updates_per_epoch = len(planned(0, pairs)) // 2
+    middle = updates_per_epoch + 1
+    options = {
+        "model": NO_DROPOUT,
+        "pairs": pairs,
+        "max_steps": 2 * updates_per_epoch,
+        "save_strategy": "steps",
+        "save_steps": middle,
+    }
+    two = torchrun(tmp_path / "two", 2, resume=None, **options)
+    one = torchrun(tmp_path / "one", 1, resume=None, gradient_accumulation_steps=2, **options)
+    for left, right in zip(two, one, strict=True):
+        for name in ("loss", "cross_entropy", "regularization", "target_tokens_per_update"):
+            if name in left:
+                assert left[name] == pytest.approx(right[name], rel=1e-4), name
+    assert largest_difference(weights(tmp_path / "two"), weights(tmp_path / "one")) < 1e-4
+
+    torchrun(tmp_path / "resumed", 2, resume=str(tmp_path / "two" / f"checkpoint-{middle}"), **options)
+    assert largest_difference(weights(tmp_path / "resumed"), weights(tmp_path / "two")) == 0

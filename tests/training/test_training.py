@@ -1,0 +1,237 @@
+"""One recipe → one run folder: what is in it, when it resumes, when it refuses, that averaging is what it says."""
+
+import json
+
+import datasets
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
+from reluformer.training import training as training_module
+from reluformer.training.errors import UserError
+from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE, checkpoint_to_resume
+from reluformer.training.training import headline, train
+
+ALL_FILES = {
+    "recipe.yaml",
+    "config.json",
+    "model.safetensors",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "trainer_state.json",
+    "corpus_report.json",
+    "training_record.json",
+    "evaluation.test.json",
+    "translations.test.tsv",
+    "training_curve.png",
+    "attention_map.png",
+    "README.md",
+}
+
+
+@pytest.fixture
+def recipe_file(tmp_path):
+    """Path of a recipe that trains in a second or two, on the generated corpus."""
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    recipe = {
+        "name": "tiny",
+        "data": {
+            "source_language": "de",
+            "target_language": "en",
+            "max_length": 64,
+            "demo": {"train": 120, "validation": 6, "test": 5},
+        },
+        "tokenizer": {"vocab_size": 330},
+        "model": {**sizes, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 160},
+        "batching": {"tokens_per_batch": 400},
+        "evaluation": {"num_beams": 2, "at_most": 3, "samples": 2, "headline": "exact_match"},
+        "averaging": {"last_checkpoints": 2},
+        "training": {
+            "output_dir": str(tmp_path / "runs" / "tiny"),
+            "max_steps": 6,
+            "logging_steps": 2,
+            "eval_strategy": "steps",
+            "eval_steps": 3,
+            "save_strategy": "steps",
+            "save_steps": 2,
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "learning_rate": 0.01,
+        },
+    }
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return path
+
+
+def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
+    folder = train(load_recipe(recipe_file))
+    assert {path.name for path in folder.iterdir()} >= ALL_FILES
+    printed = capsys.readouterr().out
+    assert "demo train: 120 of 120 pairs kept" in printed
+    assert printed.strip().splitlines()[-1].endswith(" % on 5 held-out sentences (test)")
+
+    record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+    assert (record["updates"], record["recipe"], record["seed"]) == (6, "tiny", 42)
+    assert record["averaged_checkpoints"] == ["checkpoint-4", "checkpoint-6"]
+    assert 0 < record["target_tokens_per_update"] < 400
+    assert record["target_tokens_per_second"] > 0
+    assert "+cpu" in record["versions"]["torch"] or record["versions"]["torch"]
+    logs = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    assert {"cross_entropy", "regularization", "attention_entropy", "dead_row_fraction"} <= logs[0].keys()
+    assert {"eval_bleu", "eval_exact_match"} <= next(entry for entry in logs if "eval_loss" in entry).keys()
+    reports = json.loads((folder / "corpus_report.json").read_text(encoding="utf-8"))
+    assert [report["name"] for report in reports] == [
+        "demo train", "demo validation", "train tokens", "validation tokens",
+    ]  # fmt: skip
+    assert load_recipe(folder / RECIPE_FILE).training.max_steps == 6
+
+    averaged = load_file(folder / "model.safetensors")
+    parts = [load_file(folder / f"checkpoint-{step}" / "model.safetensors") for step in (4, 6)]
+    name = "model.encoder.layers.0.fc1.weight" if "model.encoder.layers.0.fc1.weight" in averaged else min(averaged)
+    assert torch.allclose(averaged[name], (parts[0][name] + parts[1][name]) / 2)
+    assert not torch.equal(averaged[name], parts[1][name])
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.config.vocab_size == len(tokenizer)
+    assert (model.config.pad_token_id, model.config.decoder_start_token_id, model.config.eos_token_id) == (0, 1, 2)
+    assert torch.equal(model.get_input_embeddings().weight, model.lm_head.weight)
+
+
+def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recipe_file, tmp_path, monkeypatch, capsys):
+    whole = train(load_recipe(recipe_file))
+    options = ["--config", str(recipe_file), "--training.output_dir", str(tmp_path / "broken")]
+
+    class Killed(Exception):
+        pass
+
+    original = training_module.ReLUFormerTrainer.log
+
+    def log_until_killed(self, logs, start_time=None):
+        original(self, logs, start_time)
+        if self.state.global_step == 5:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_module.ReLUFormerTrainer, "log", log_until_killed)
+        with pytest.raises(Killed):
+            train(parse_recipe([*options, "--training.logging_steps", "5"]))
+    assert not (tmp_path / "broken" / RECORD_FILE).exists()
+    capsys.readouterr()
+    folder = train(parse_recipe(options))
+    assert f"going on at {tmp_path / 'broken' / 'checkpoint-4'}" in capsys.readouterr().out
+    final, expected = load_file(folder / "model.safetensors"), load_file(whole / "model.safetensors")
+    assert all(torch.equal(final[name], expected[name]) for name in expected)
+    assert json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))["resumed_from"].endswith("checkpoint-4")
+
+
+@pytest.fixture
+def folder_of(recipe_file):
+    """The recipe, and its run folder with given checkpoints in it."""
+
+    def prepare(*checkpoints, finished=False, arguments=()):
+        recipe = parse_recipe(["--config", str(recipe_file), *arguments])
+        folder = recipe.run_folder
+        for step in checkpoints:
+            (folder / f"checkpoint-{step}").mkdir(parents=True)
+            (folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}", encoding="utf-8")
+        training_module.save_recipe(load_recipe(recipe_file), folder / RECIPE_FILE)
+        if finished:
+            (folder / RECORD_FILE).write_text("{}", encoding="utf-8")
+        return recipe, folder
+
+    return prepare
+
+
+def test_an_unfinished_run_resumes_at_its_last_complete_checkpoint(folder_of):
+    recipe, folder = folder_of(2, 4, 10)
+    (folder / "checkpoint-12").mkdir()  # killed while it was being written
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-10"
+
+
+def test_a_finished_run_is_refused_and_replaced_only_on_demand(folder_of):
+    recipe, folder = folder_of(6, finished=True)
+    with pytest.raises(UserError, match=r"finished run.*--overwrite"):
+        checkpoint_to_resume(recipe)
+    assert checkpoint_to_resume(recipe, overwrite=True) is None
+    assert not folder.exists()
+
+
+def test_a_folder_that_is_not_a_run_is_never_touched(recipe_file, tmp_path):
+    recipe = parse_recipe(["--config", str(recipe_file), "--training.output_dir", str(tmp_path)])
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"no recipe\.yaml"):
+            checkpoint_to_resume(recipe, overwrite=overwrite)
+    assert recipe_file.is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (["--model.d_model", "32"], "model.d_model 16, the recipe says 32"),
+        (["--tokenizer.vocab_size", "340"], "tokenizer.vocab_size"),
+        (["--data.demo.seed", "5"], "data.demo.seed"),
+        (["--batching.tokens_per_batch", "500"], "batching.tokens_per_batch"),
+        (["--training.seed", "5"], "training.seed"),
+    ],
+)
+def test_a_changed_recipe_does_not_resume(folder_of, change, named):
+    recipe, _ = folder_of(2, arguments=change)
+    with pytest.raises(UserError, match=named):
+        checkpoint_to_resume(recipe)
+
+
+def test_what_is_not_learned_from_may_change(folder_of):
+    recipe, folder = folder_of(2, arguments=["--training.max_steps", "9", "--evaluation.num_beams", "1"])
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+
+
+def test_an_explicit_checkpoint_is_followed_or_refused(folder_of):
+    recipe, folder = folder_of(2, 4, finished=True)
+    recipe.training.resume_from_checkpoint = str(folder / "checkpoint-2")
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+    recipe.training.resume_from_checkpoint = str(folder / "checkpoint-3")
+    with pytest.raises(UserError, match="checkpoint-3"):
+        checkpoint_to_resume(recipe)
+
+
+def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, monkeypatch):
+    monkeypatch.setattr(training_module, "load_split", lambda *_: pytest.fail("the corpus was read"))
+    for arguments, named in (
+        (["--model.attention_activation", "tanh"], "tanh"),
+        (["--model.d_modell", "8"], "d_modell"),
+        (["--data.demo", "null", "--data.train.source", "a", "--data.train.target", "b"], "no test split"),
+    ):
+        with pytest.raises(UserError, match=named):
+            train(parse_recipe(["--config", str(recipe_file), *arguments]))
+
+
+def test_pairs_come_from_files_and_from_datasets_alike(recipe_file, tmp_path):
+    from reluformer.training.data import has_split, load_split
+
+    pairs = [("ein hund", "a dog"), ("zwei", "two")]
+    for side, language in ((0, "de"), (1, "en")):
+        text = "".join(f"{pair[side]}\n" for pair in pairs)
+        (tmp_path / f"train.{language}").write_text(text, encoding="utf-8")
+    rows = [{"translation": dict(zip(("de", "en"), pair, strict=True))} for pair in pairs]
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(tmp_path / "set")
+    common = ["--config", str(recipe_file), "--data.demo", "null"]
+    files = ["--data.train.source", str(tmp_path / "train.de"), "--data.train.target", str(tmp_path / "train.en")]
+    loaded = [
+        load_split(parse_recipe([*common, *origin]).data, "train")[0].to_list()
+        for origin in (files, ["--data.dataset.path", str(tmp_path / "set")])
+    ]
+    assert loaded[0] == loaded[1] == [{"source": source, "target": target} for source, target in pairs]
+    data = parse_recipe([*common, *files]).data
+    assert not has_split(data, "test")
+    with pytest.raises(UserError, match="splits it has: train"):
+        load_split(data, "test")
+
+
+def test_the_headline_says_what_was_measured_on_what(recipe_file):
+    recipe = load_recipe(recipe_file)
+    scores = {"exact_match": 98.8, "sentences": 1000}
+    assert headline(recipe, "test", scores) == "exact match: 98.80 % on 1,000 held-out sentences (test)"

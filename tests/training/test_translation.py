@@ -1,0 +1,270 @@
+"""Translator: order, batches, limits, Moses, errors. Models are random: nothing may change a result."""
+
+import json
+import logging
+
+import datasets
+import pytest
+import torch
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel
+
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.training.errors import UserError
+from reluformer.training.tokenization import train_tokenizer
+from reluformer.training.translation import Translator
+
+TEXTS = [
+    "zwei hunde",
+    "ein mann fährt ein rotes rad",
+    "schnee",
+    "die kinder spielen im schnee und lachen laut",
+    "ein hund",
+]
+POSITIONS = 64
+FIELDS = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "max_position_embeddings": POSITIONS,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+
+
+def make_tokenizer(moses=False):
+    pairs = datasets.Dataset.from_dict({"source": TEXTS * 4, "target": TEXTS * 4})
+    return train_tokenizer(
+        pairs,
+        vocab_size=330,
+        lowercase=True,
+        moses=moses,
+        source_language="de",
+        target_language="en",
+        max_length=POSITIONS,
+    )
+
+
+def make_model(kind, tokenizer):
+    torch.manual_seed(0)
+    if kind == "marian":
+        config = MarianConfig(vocab_size=len(tokenizer), forced_eos_token_id=None, **FIELDS)
+        model = MarianMTModel(config)
+    else:
+        config = ReLUFormerConfig(vocab_size=len(tokenizer), **FIELDS)
+        model = ReLUFormerForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embed_positions" not in name:  # those are never saved
+                parameter.add_(torch.randn_like(parameter) * 0.3)  # far from the start, so that translations differ
+        # No single bytes: they would all be shown as "�". And some translations end.
+        model.final_logits_bias[0, :260] = -1e4
+        model.final_logits_bias[0, tokenizer.eos_token_id] = 1.0
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module", params=["marian", "reluformer"])
+def model(request, tokenizer):
+    return make_model(request.param, tokenizer)
+
+
+@pytest.fixture
+def calls(model, monkeypatch):
+    """Shapes of the source ids of each call of generate."""
+    shapes = []
+    generate = model.generate
+
+    def recording(*args, **kwargs):
+        shapes.append(tuple(kwargs["input_ids"].shape))
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(model, "generate", recording)
+    return shapes
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_together_or_alone_the_translations_are_the_same(model, tokenizer, num_beams):
+    translator = Translator(model, tokenizer, num_beams=num_beams)
+    together = translator(TEXTS)
+    assert together == [translator(text) for text in TEXTS]
+    assert together[::-1] == translator(TEXTS[::-1])
+    assert len(set(together)) >= 4  # else the order could not be seen
+
+
+def test_a_translation_is_what_generate_gives(model, tokenizer):
+    translator = Translator(model, tokenizer, num_beams=3, length_penalty=0.6, max_new_tokens=20)
+    inputs = {k: v for k, v in tokenizer(TEXTS[1], return_tensors="pt").items() if k != "token_type_ids"}
+    model.eval()
+    ids = model.generate(**inputs, num_beams=3, length_penalty=0.6, max_new_tokens=20)
+    assert translator(TEXTS[1]) == tokenizer.decode(ids[0], skip_special_tokens=True)
+
+
+def test_target_ids_are_those_of_the_translation(model, tokenizer):
+    translator = Translator(model, tokenizer, num_beams=2)
+    for text in TEXTS:
+        ids = translator.target_ids(text)
+        assert tokenizer.decode(ids, skip_special_tokens=True) == translator(text)
+        assert ids[0] != 1 and 2 not in ids[:-1]
+
+
+def test_batches_hold_the_token_budget_and_every_text_once(model, tokenizer, calls):
+    translator = Translator(model, tokenizer, batch_tokens=24, num_beams=1, max_new_tokens=3)
+    texts = [*TEXTS, *TEXTS]
+    lengths = [len(tokenizer(text)["input_ids"]) for text in texts]
+    assert len(translator(texts)) == len(texts)
+    assert all(rows == 1 or rows * longest <= 24 for rows, longest in calls)
+    assert sum(rows for rows, _ in calls) == len(texts)
+    assert len(calls) < len(texts)
+    assert calls[0][1] == max(lengths)
+
+
+def test_texts_with_different_limits_are_not_batched_together(model, tokenizer):
+    translator = Translator(model, tokenizer)
+    batches = list(translator._batches({0: [5] * 3, 1: [5] * 16, 2: [5] * 17, 3: [5] * 4}))
+    assert batches == [[2], [1, 3, 0]]
+    assert [translator.limit(n) for n in (1, 16, 17)] == [48, 48, POSITIONS]
+
+
+def test_empty_texts_need_no_model(model, tokenizer, calls):
+    translator = Translator(model, tokenizer, num_beams=1)
+    assert translator("") == "" and translator([]) == [] and translator(["", " \n"]) == ["", ""]
+    assert calls == []
+    translations = translator(["", TEXTS[0], " ", TEXTS[1]])
+    assert translations == ["", translator(TEXTS[0]), "", translator(TEXTS[1])]
+
+
+def test_a_generator_of_texts_is_taken(model, tokenizer):
+    translator = Translator(model, tokenizer, num_beams=1)
+    assert translator(text for text in TEXTS) == translator(TEXTS)
+
+
+def test_the_model_is_given_back_as_it_was(model, tokenizer):
+    translator = Translator(model, tokenizer, num_beams=1)
+    first = translator(TEXTS[0])
+    model.train()
+    assert translator(TEXTS[0]) == first  # without dropout
+    assert model.training
+    model.eval()
+    translator(TEXTS[0])
+    assert not model.training
+
+
+def test_a_model_that_has_translated_can_go_on_training(model, tokenizer):
+    """Nothing that was made in inference mode may stay in the model."""
+    model.train()
+    Translator(model, tokenizer, num_beams=1)(TEXTS[0])
+    ids = torch.tensor([tokenizer(TEXTS[0])["input_ids"]])
+    model(input_ids=ids, labels=ids).loss.backward()
+    model.zero_grad()
+
+
+def test_a_source_that_is_too_long_is_refused_by_name(model, tokenizer):
+    long = "hund " * POSITIONS
+    with pytest.raises(UserError, match=rf"text 2 .* has \d+ tokens, the model has {POSITIONS} positions"):
+        Translator(model, tokenizer)(["", TEXTS[0], long])
+
+
+def test_a_source_that_is_too_long_can_be_truncated_with_a_warning(model, tokenizer, caplog, calls):
+    translator = Translator(model, tokenizer, num_beams=1, long_sources="truncate")
+    with caplog.at_level(logging.WARNING):
+        translations = translator([TEXTS[0], "hund " * POSITIONS])
+    assert "1 texts were truncated" in caplog.text
+    assert translations[0] == translator(TEXTS[0]) and translations[1]
+    assert calls[0] == (1, POSITIONS)
+
+
+def test_translations_cut_at_the_limit_are_reported(model, tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        Translator(model, tokenizer, num_beams=1, max_new_tokens=1)(TEXTS)
+    assert "5 of 5 translations were cut" in caplog.text
+
+
+def test_translations_that_end_are_not_reported(tokenizer, caplog):
+    model = make_model("marian", tokenizer)
+    model.final_logits_bias[0, 2] += 1000.0
+    with caplog.at_level(logging.WARNING):
+        assert Translator(model, tokenizer, max_new_tokens=1)(TEXTS) == [""] * len(TEXTS)
+    assert "cut" not in caplog.text
+
+
+def test_the_moses_step_is_applied_and_undone(tmp_path):
+    pytest.importorskip("sacremoses")
+    make_tokenizer(moses=True).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    model = make_model("marian", tokenizer)
+    seen = {}
+
+    def generate(input_ids, **kwargs):
+        seen["source"] = tokenizer.decode(input_ids[0], skip_special_tokens=True)
+        return torch.tensor([[1, *tokenizer("well , yes .")["input_ids"]]])
+
+    model.generate = generate
+    assert Translator(model, tokenizer)("schnee, hund.") == "well, yes."
+    assert seen["source"] == "schnee , hund ."
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 0}, "num_beams: 0"),
+        ({"batch_tokens": 0}, "batch_tokens: 0"),
+        ({"max_new_tokens": POSITIONS + 1}, f"more than the {POSITIONS} positions"),
+        ({"long_sources": "drop"}, "'error' or 'truncate'"),
+    ],
+)
+def test_bad_options_are_refused(model, tokenizer, options, message):
+    with pytest.raises(UserError, match=message):
+        Translator(model, tokenizer, **options)
+
+
+def test_something_that_is_no_text_is_refused(model, tokenizer):
+    with pytest.raises(UserError, match=r"texts\[1\].*int"):
+        Translator(model, tokenizer)(["a", 3])
+
+
+def test_saved_and_loaded_it_translates_the_same(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = Translator.from_pretrained(tmp_path, attn_implementation="eager", device="cpu")
+    assert loaded(TEXTS) == Translator(model, tokenizer)(TEXTS)
+
+
+def test_folders_without_a_model_are_refused(tmp_path):
+    for path, message in (
+        (tmp_path / "nowhere", "no such folder"),
+        ("runs/nowhere", "no such folder"),
+        (tmp_path, "holds no config.json"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Translator.from_pretrained(path)
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_in_one_line(model, tokenizer, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(UserError, match="its model cannot be loaded") as caught:
+        Translator.from_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="its model cannot be loaded"):
+        Translator.from_pretrained("nobody/nothing-of-that-name")  # there is no network in tests
+
+
+def test_weights_that_are_damaged_or_incomplete_are_refused(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    state = model.state_dict()
+    model.save_pretrained(tmp_path, state_dict={k: v for k, v in state.items() if "encoder.layers.0.fc1" not in k})
+    with pytest.raises(UserError, match=r"lack 2 tensors .*fc1"):
+        Translator.from_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"garbage")
+    with pytest.raises(UserError, match="its model cannot be loaded"):
+        Translator.from_pretrained(tmp_path)

@@ -1,0 +1,124 @@
+"""The mean of the weights of a run's last checkpoints, as in Vaswani et al. (§6.1)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from reluformer.training.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+class AveragedCheckpoints(NamedTuple):
+    """`state_dict`: the averaged tensors that the checkpoints hold (a tied one once). `folders`: oldest first."""
+
+    state_dict: dict[str, Tensor]
+    folders: list[Path]
+
+
+def checkpoint_folders(run_dir: str | Path) -> list[Path]:
+    """The `checkpoint-N` folders of a run, sorted by N.
+
+    Raises:
+        UserError: the run folder does not exist.
+    """
+    run_dir = Path(run_dir)
+    if not run_dir.is_dir():
+        raise UserError(f"{run_dir}: no such folder; give the folder of a run, with checkpoint-N folders in it")
+    numbered = [(int(match[1]), path) for path in run_dir.iterdir() if (match := _CHECKPOINT.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered) if path.is_dir()]
+
+
+def average_checkpoints(run_dir: str | Path, last_k: int) -> AveragedCheckpoints:
+    """Averages the weights of the last `last_k` checkpoints of a run; the run's files stay as they are.
+
+    Sums are kept in float64 and the mean is returned in the checkpoints' own dtype, on the CPU. Tensors that are not
+    floating point are taken from the last checkpoint. With fewer than `last_k` checkpoints those that exist are
+    averaged, and a warning says so.
+
+    Args:
+        run_dir: folder with `checkpoint-N` folders that hold safetensors weights, in one file or in shards.
+        last_k: how many, at least 1.
+
+    Raises:
+        UserError: no checkpoints; weights that are missing, unreadable or unlike the others', naming the folder.
+    """
+    if last_k < 1:
+        raise UserError(f"last_k: {last_k} checkpoints cannot be averaged; give 1 or more")
+    folders = checkpoint_folders(run_dir)[-last_k:]
+    if not folders:
+        raise UserError(f"{run_dir}: holds no checkpoint-N folder to average; train with training.save_strategy=steps")
+    if len(folders) < last_k:
+        logger.warning("%s: averaging %d checkpoints, not %d: there are no more.", run_dir, len(folders), last_k)
+
+    # From the last to the first, so that what is not floating point comes from the last.
+    bar = tqdm(reversed(folders), total=len(folders), desc="averaging checkpoints", unit="checkpoint", leave=False)
+    last: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
+    for folder in bar:
+        weights = _load_weights(folder)
+        if not last:
+            last = weights
+            sums = {name: tensor.double() for name, tensor in last.items() if tensor.is_floating_point()}
+            continue
+        _check_alike(folder, weights, folders[-1], last)
+        for name, total in sums.items():
+            total += weights[name]
+    averaged = {name: (sums[name] / len(folders)).to(t.dtype) if name in sums else t for name, t in last.items()}
+    return AveragedCheckpoints(averaged, folders)
+
+
+def _load_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, {name: tensor}, on the CPU."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    try:
+        if single.exists():
+            return load_file(single)
+        if not index.exists():
+            raise UserError(
+                f"{folder}: holds neither model.safetensors nor its index; remove the folder or average fewer"
+            )
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        return {name: tensor for shard in shards for name, tensor in load_file(folder / shard).items()}
+    except (SafetensorError, OSError, json.JSONDecodeError, KeyError) as error:
+        raise UserError(
+            f"{folder}: its weights cannot be read ({error}); the checkpoint is damaged, remove its folder"
+        ) from error
+
+
+def _check_alike(folder: Path, weights: dict[str, Tensor], last_folder: Path, last: dict[str, Tensor]) -> None:
+    different = sorted(weights.keys() ^ last.keys())
+    if different:
+        raise UserError(
+            f"{folder}: its tensors are not those of {last_folder.name} ({_some(different)} only in one of them); "
+            "average checkpoints of one model only"
+        )
+    for name, tensor in last.items():
+        mine, theirs = _kind(weights[name]), _kind(tensor)
+        if mine != theirs:
+            raise UserError(
+                f"{folder}: {name} is {mine}, but {theirs} in {last_folder.name}; average checkpoints of one model only"
+            )
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _some(names: list[str], at_most: int = 3) -> str:
+    rest = f" and {len(names) - at_most} more" if len(names) > at_most else ""
+    return ", ".join(names[:at_most]) + rest
+
+
+__all__ = ["AveragedCheckpoints", "average_checkpoints", "checkpoint_folders"]

@@ -1,0 +1,188 @@
+"""The command line: `reluformer train`, `reluformer evaluate`, `reluformer translate`.
+
+Libraries that take seconds to import are imported inside the commands, so that `reluformer --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from reluformer.training.errors import UserError
+
+EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: arguments after the program's name; None takes the process' own.
+
+    Returns:
+        Exit status: 0, 2 for a mistake of the user (one line on stderr), 130 when interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _main_parser()
+    try:
+        chosen = parser.parse_args(arguments[:1])
+        return _COMMANDS[chosen.command](arguments[1:])
+    except UserError as error:
+        print(f"reluformer: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("reluformer: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except SystemExit as stop:  # argparse: --help, --version and --print_config
+        return stop.code if isinstance(stop.code, int) else EXIT_OK
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with mistakes as `UserError` rather than usage and exit."""
+
+    def error(self, message: str) -> None:
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+def _main_parser() -> argparse.ArgumentParser:
+    from importlib.metadata import version
+
+    parser = _Parser(
+        prog="reluformer",
+        description="Trains, evaluates and uses ReLUFormer models (arXiv 2302.06461).",
+        epilog="`reluformer <command> --help` lists the options of a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"reluformer {version('reluformer')}")
+    parser.add_argument(
+        "command",
+        choices=list(_COMMANDS),
+        help="train: a model after a recipe · evaluate: a run on one of its splits · translate: text with a model",
+    )
+    return parser
+
+
+def _train(arguments: list[str]) -> int:
+    from reluformer.configuration.recipe_parser import build_recipe, parse_namespace, recipe_parser
+
+    parser = recipe_parser("reluformer train")
+    parser.add_argument("--overwrite", action="store_true", help="delete an earlier run of this name and train anew")
+    if not arguments:
+        raise UserError("train: give a recipe with --config; see `reluformer train --help`")
+    options = parse_namespace(parser, arguments)
+    recipe = build_recipe(parser, options)
+
+    from reluformer.training.training import train
+
+    train(recipe, overwrite=options.overwrite)
+    return EXIT_OK
+
+
+def _evaluate(arguments: list[str]) -> int:
+    parser = _Parser(prog="reluformer evaluate", description="Translates and scores a split of a run's corpus.")
+    parser.add_argument("--run", required=True, metavar="FOLDER", help="run folder, for example runs/demo")
+    parser.add_argument("--split", default="test", choices=["train", "validation", "test"], help="default: test")
+    _add_decoding_options(parser, "the recipe's")
+    parser.add_argument("--samples", type=int, help="translations printed beside their references")
+    options = parser.parse_args(arguments)
+
+    from reluformer.configuration.recipe_parser import load_recipe
+    from reluformer.hub_cards.card import write_card
+    from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE
+    from reluformer.training.training import evaluate_split, headline
+
+    folder = Path(options.run)
+    if not (folder / RECIPE_FILE).is_file():
+        raise UserError(f"--run: {options.run!r} is not a run folder (no {RECIPE_FILE} in it)")
+    recipe = load_recipe(folder / RECIPE_FILE)
+    recipe.training.output_dir = str(folder)  # the folder may have been moved since
+    evaluation = recipe.evaluation
+    for name in ("num_beams", "length_penalty", "batch_tokens", "samples", "attn_implementation"):
+        if getattr(options, name) is not None:
+            setattr(evaluation, name, getattr(options, name))
+    recipe.check()
+    scores = evaluate_split(
+        recipe,
+        options.split,
+        folder,
+        num_beams=evaluation.num_beams,
+        length_penalty=evaluation.length_penalty,
+        batch_tokens=evaluation.batch_tokens,
+        attn_implementation=evaluation.attn_implementation,
+        device=options.device,
+    )
+    if (folder / RECORD_FILE).is_file():  # the card of a finished run shows its figures
+        write_card(folder)
+    print(headline(recipe, options.split, scores))
+    return EXIT_OK
+
+
+def _translate(arguments: list[str]) -> int:
+    parser = _Parser(prog="reluformer translate", description="Translates text: arguments, a file, or standard input.")
+    parser.add_argument("text", nargs="*", help="texts to translate")
+    parser.add_argument("--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
+    parser.add_argument("--input", metavar="FILE", help="one sentence a line; - is standard input, the default")
+    parser.add_argument("--output", metavar="FILE", help="default: standard output")
+    _add_decoding_options(parser, "the Translator's")
+    options = parser.parse_args(arguments)
+    if options.text and options.input:
+        raise UserError("translate: give texts or --input, not both")
+    if options.output is not None and not Path(options.output).absolute().parent.is_dir():
+        raise UserError(f"--output: {options.output!r} lies in no existing folder")
+    texts = options.text or _read_lines(options.input or "-")
+
+    from reluformer.training.translation import Translator
+
+    names = ("num_beams", "length_penalty", "batch_tokens", "attn_implementation", "device")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    translator = Translator.from_pretrained(options.model, **given)
+    # The bar goes to stderr; a person who gave a text or two has no need of it.
+    translations = translator(texts, progress=not options.text)
+    with _output(options.output) as stream:
+        stream.writelines(f"{line}\n" for line in translations)
+    return EXIT_OK
+
+
+def _add_decoding_options(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--num_beams", type=int, help=f"width of the beam; default: {default}")
+    parser.add_argument("--length_penalty", type=float, help=f"exponent of the length; default: {default}")
+    parser.add_argument("--batch_tokens", type=int, help=f"source tokens decoded at once; default: {default}")
+    parser.add_argument("--attn_implementation", help="how attention is computed; default: the model's")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")
+
+
+def _read_lines(path: str) -> list[str]:
+    """Lines of a file or, for "-", of standard input. Only "\\n" ends a line, so that line n is translation n.
+
+    Raises:
+        UserError: no such file, or bytes that are not UTF-8, with the line.
+    """
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"--input: {path!r} cannot be read: {error.strerror}") from error
+    lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"--input: {path!r}, line {number}: not UTF-8 ({error.reason})") from error
+    return [line.decode("utf-8").removesuffix("\r") for line in lines]
+
+
+@contextlib.contextmanager
+def _output(path: str | None) -> Iterator[TextIO]:
+    if path is None:
+        yield sys.stdout
+        return
+    with Path(path).open("w", encoding="utf-8", newline="\n") as stream:
+        yield stream
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "evaluate": _evaluate, "translate": _translate}
+
+if __name__ == "__main__":
+    sys.exit(main())

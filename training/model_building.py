@@ -1,0 +1,90 @@
+"""A recipe's model section and a tokenizer → a new model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedTokenizerBase, set_seed
+
+import reluformer
+from reluformer.configuration.recipe import Recipe
+from reluformer.training.errors import UserError
+
+# Follow from the tokenizer, so a recipe cannot say otherwise.
+_FROM_THE_TOKENIZER = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)
+
+
+def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = None) -> reluformer.ReLUFormerConfig:
+    """The model's configuration; without a tokenizer a preliminary one, to find mistakes before the corpus is read.
+
+    Raises:
+        UserError: an unknown field or preset, a bad value, or one that follows from the tokenizer.
+    """
+    fields = dict(recipe.model)
+    preset = fields.pop("preset", "reluformer")
+    attn_implementation = fields.pop("attn_implementation", None)
+    for name in _FROM_THE_TOKENIZER:
+        if name in fields:
+            raise UserError(f"model.{name}: follows from the tokenizer; leave it out (see tokenizer.vocab_size)")
+    fields |= _token_fields(recipe, tokenizer)
+    try:
+        config = reluformer.ReLUFormerConfig.from_preset(preset, **fields)
+        # The model is never built with a pair that does not exist, so that is asked for here.
+        _check_attn_implementation(config, attn_implementation)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise UserError(f"model: {' '.join(str(error).split())}") from error
+    if recipe.data.max_length > config.max_position_embeddings:
+        raise UserError(
+            f"data.max_length: {recipe.data.max_length} is more than model.max_position_embeddings "
+            f"{config.max_position_embeddings}; lower the first or raise the second"
+        )
+    config._attn_implementation = attn_implementation
+    return config
+
+
+def _token_fields(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+    if tokenizer is None:
+        return {"vocab_size": recipe.tokenizer.vocab_size}
+    return {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": tokenizer.bos_token_id,
+    }
+
+
+def _check_attn_implementation(config: reluformer.ReLUFormerConfig, attn_implementation: str | None) -> None:
+    from reluformer.configuration_reluformer import valid_attention_implementations
+
+    valid = valid_attention_implementations(config.attention_activation)
+    if attn_implementation is not None and attn_implementation not in valid:
+        raise ValueError(
+            f"attn_implementation={attn_implementation!r} cannot compute "
+            f"attention_activation={config.attention_activation!r}; choose one of {', '.join(valid)}"
+        )
+
+
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> reluformer.ReLUFormerForConditionalGeneration:
+    """A new model with weights drawn from the recipe's seed.
+
+    Raises:
+        UserError: see [`build_config`].
+    """
+    config = build_config(recipe, tokenizer)
+    set_seed(recipe.training.seed)
+    model = reluformer.ReLUFormerForConditionalGeneration(config)
+    evaluation = recipe.evaluation
+    # What `generate` does by default with the saved model is what the recipe evaluates.
+    model.generation_config.num_beams = evaluation.num_beams
+    model.generation_config.length_penalty = evaluation.length_penalty
+    model.generation_config.max_new_tokens = recipe.data.max_length
+    return model

@@ -1,0 +1,202 @@
+"""The joint BPE tokenizer of a recipe, complete in itself: `AutoTokenizer.from_pretrained` needs nothing of ours.
+
+Text → perhaps lower case, NFC, single spaces → words that begin with "▁" (a space or the start), with every punctuation
+mark, symbol and digit on its own → BPE → `</s>` appended. Decoding joins the pieces and turns "▁" into spaces, so
+normalised text comes back exactly, with no rule about spaces before commas. A character that is not in the vocabulary
+is written as its UTF-8 bytes (256 pieces kept for that), so nothing ends as `<unk>` or vanishes, and fine-tuning may
+bring new letters.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import datasets
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from reluformer.training.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+RESERVED_TOKENS = [*SPECIAL_TOKENS.values(), *BYTE_TOKENS]
+WORD_START = "▁"
+# A mark takes the word start before it along ("▁(") rather than leaving it alone as a piece.
+SINGLE_MARK = Regex(rf"{WORD_START}?[[\p{{P}}\p{{S}}\p{{N}}]&&[^{WORD_START}]]")
+# Rarer characters of a large noisy corpus go by their bytes rather than fill the vocabulary.
+ALPHABET_LIMIT = 1_000
+MINIMUM_PAIR_FREQUENCY = 2
+
+
+def train_tokenizer(
+    pairs: datasets.Dataset,
+    *,
+    vocab_size: int,
+    lowercase: bool,
+    moses: bool,
+    source_language: str,
+    target_language: str,
+    max_length: int,
+) -> PreTrainedTokenizerFast:
+    """Train one BPE vocabulary on both sides of raw `pairs` (columns "source", "target").
+
+    `vocab_size` counts everything: 4 special tokens (`<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3), 256 bytes, the alphabet
+    and the merges. A corpus too small for it gives fewer, which is logged. `max_length` becomes `model_max_length`;
+    nothing is truncated unless the caller asks for it. With `moses` the pairs go through `MosesStep` first, which is
+    recorded in tokenizer_config.json as "moses".
+
+    Raises `UserError`: no pairs; a vocabulary without room for the alphabet; `moses` without sacremoses.
+    """
+    if len(pairs) == 0:
+        raise UserError("cannot train a tokenizer on an empty corpus")
+    step = MosesStep(source_language, target_language) if moses else None
+    tokenizer = _pipeline(models.BPE(), lowercase)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=RESERVED_TOKENS,
+        limit_alphabet=ALPHABET_LIMIT,
+        min_frequency=MINIMUM_PAIR_FREQUENCY,
+        show_progress=True,
+    )
+    tokenizer.train_from_iterator(_texts(pairs, step), trainer, length=2 * len(pairs))
+    trained = json.loads(tokenizer.to_str())["model"]
+    _check_size(trained, vocab_size)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_finished(trained, lowercase),
+        **SPECIAL_TOKENS,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # "</s>" in a corpus line is text
+        source_language=source_language,
+        target_language=target_language,
+        **({"moses": step.record()} if step else {}),
+    )
+
+
+def _pipeline(model: models.BPE, lowercase: bool) -> Tokenizer:
+    """A tokenizer with our normalisation and pre-tokenisation; what follows the model is `_finished`'s."""
+    tokenizer = Tokenizer(model)
+    # "▁" itself stands for a space inside, so it cannot stand for itself. Lower case first: it can undo NFC.
+    spaces = [normalizers.Replace(Regex(rf"[\s{WORD_START}]+"), " "), normalizers.Strip()]
+    tokenizer.normalizer = normalizers.Sequence(
+        [*([normalizers.Lowercase()] if lowercase else []), normalizers.NFC(), *spaces]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always"),
+            pre_tokenizers.Split(SINGLE_MARK, behavior="isolated"),
+        ]
+    )
+    return tokenizer
+
+
+def _finished(trained: dict, lowercase: bool) -> Tokenizer:
+    """The trained pieces in a new tokenizer, since training marks all its reserved tokens, bytes too, as special."""
+    merges = [tuple(merge) for merge in trained["merges"]]
+    model = models.BPE(vocab=trained["vocab"], merges=merges, unk_token=SPECIAL_TOKENS["unk_token"], byte_fallback=True)
+    tokenizer = _pipeline(model, lowercase)
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
+    end = SPECIAL_TOKENS["eos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(replacement=WORD_START, prepend_scheme="always")]
+    )
+    return tokenizer
+
+
+def _check_size(trained: dict, vocab_size: int) -> None:
+    size = len(trained["vocab"])
+    if not trained["merges"]:
+        raise UserError(
+            f"vocab_size {vocab_size} leaves no room for BPE merges: {len(RESERVED_TOKENS)} special and byte tokens "
+            f"and {size - len(RESERVED_TOKENS)} characters of the corpus come first; give at least {size + 1}"
+            if size >= vocab_size
+            else f"the corpus is too small to train BPE: no two characters meet {MINIMUM_PAIR_FREQUENCY} times"
+        )
+    if size < vocab_size:
+        logger.warning(
+            f"vocab_size {vocab_size:,} asked for, {size:,} reached: the corpus holds no further pair of pieces that "
+            f"occurs {MINIMUM_PAIR_FREQUENCY} times"
+        )
+
+
+def _texts(pairs: datasets.Dataset, step: MosesStep | None) -> Iterator[list[str]]:
+    for batch in pairs.iter(batch_size=1_000):
+        for side in ("source", "target"):
+            yield step.apply(batch[side], side=side) if step else batch[side]
+
+
+@dataclass(frozen=True)
+class MosesStep:
+    """Moses tokenisation of a corpus before the tokenizer and its undoing after it, by sacremoses.
+
+    Which side is in which language is recorded in tokenizer_config.json, so whoever loads the tokenizer can tell: text
+    must go through `apply` before and through `undo` after it. `encode_pairs` and `train_tokenizer` apply it
+    themselves.
+
+    Raises `UserError`: sacremoses is not installed; a language for which it has no rules.
+    """
+
+    source_language: str
+    target_language: str
+
+    def __post_init__(self) -> None:
+        for language in (self.source_language, self.target_language):
+            _check_moses_language(language)
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> MosesStep | None:
+        """The step recorded in `tokenizer`, or None if it has none."""
+        record = tokenizer.init_kwargs.get("moses")
+        return cls(record["source_language"], record["target_language"]) if record else None
+
+    def record(self) -> dict[str, str]:
+        """What goes into tokenizer_config.json under "moses"."""
+        return {"source_language": self.source_language, "target_language": self.target_language}
+
+    def apply(self, texts: Iterable[str], *, side: str) -> list[str]:
+        """Tokens of each text separated by spaces; `side` is "source" or "target"."""
+        if side not in self._tokenizers:
+            raise UserError(f"side must be 'source' or 'target', not {side!r}")
+        tokenizer = self._tokenizers[side]
+        return [tokenizer.tokenize(text, escape=False, return_str=True) for text in _moses_progress(texts)]
+
+    def undo(self, texts: Iterable[str]) -> list[str]:
+        """Plain text of Moses-tokenised texts in the target language."""
+        return [self._detokenizer.detokenize(text.split(), unescape=False) for text in _moses_progress(texts)]
+
+    @cached_property
+    def _tokenizers(self) -> dict:
+        from sacremoses import MosesTokenizer
+
+        return {"source": MosesTokenizer(self.source_language), "target": MosesTokenizer(self.target_language)}
+
+    @cached_property
+    def _detokenizer(self):
+        from sacremoses import MosesDetokenizer
+
+        return MosesDetokenizer(self.target_language)
+
+
+def _moses_progress(texts: Iterable[str]) -> Iterable[str]:
+    return tqdm(texts, desc="Moses", unit=" lines", delay=2, leave=False)
+
+
+def _check_moses_language(language: str) -> None:
+    try:
+        from sacremoses.corpus import NonbreakingPrefixes
+    except ImportError as error:
+        raise UserError("the Moses step needs sacremoses: pip install 'reluformer[moses]'") from error
+    known = {*NonbreakingPrefixes().available_langs.values()}
+    if language not in known:
+        raise UserError(f"the Moses step has no rules for language {language!r}; there are: {', '.join(sorted(known))}")

@@ -1,0 +1,311 @@
+"""One recipe → a trained model in its run folder: what `reluformer train` does, in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+from tqdm.auto import tqdm
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
+from transformers.trainer_utils import TrainOutput
+
+from reluformer.configuration.recipe import Recipe
+from reluformer.configuration.recipe_parser import save_recipe
+from reluformer.training.averaging import average_checkpoints
+from reluformer.training.corpora import CorpusReport, encode_pairs
+from reluformer.training.data import has_split, load_split
+from reluformer.training.errors import UserError
+from reluformer.training.evaluation import evaluate_run, print_samples, read_translations
+from reluformer.training.metrics import describe_scores
+from reluformer.training.model_building import build_config, build_model
+from reluformer.training.records import run_record, write_json
+from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE, checkpoint_to_resume
+from reluformer.training.tokenization import train_tokenizer
+from reluformer.training.trainer import ReLUFormerTrainer
+from reluformer.training.translation import Translator
+from reluformer.training.validation import ValidationTranslation
+
+logger = logging.getLogger(__name__)
+
+
+def train(recipe: Recipe, *, overwrite: bool = False, command: str | None = None) -> Path:
+    """Trains, averages, evaluates and documents one run.
+
+    Args:
+        recipe: the experiment.
+        overwrite: delete what an earlier run of this name has left, rather than refuse or resume.
+        command: the command line, for the record; None takes the process' own.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        UserError: a mistake in the recipe or its data, found as early as possible.
+    """
+    recipe.check()
+    build_config(recipe)
+    for split in recipe.evaluation.splits:
+        if not has_split(recipe.data, split):
+            raise UserError(f"evaluation.splits: the recipe's data has no {split} split; name others or give its files")
+    arguments, folder = recipe.training, recipe.run_folder
+    with arguments.main_process_first(desc="run folder"):
+        resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and arguments.should_save)
+    if arguments.should_save:
+        save_recipe(recipe, folder / RECIPE_FILE)
+    corpus = prepare_corpus(recipe, resuming=resume_from is not None)
+    model = build_model(recipe, corpus.tokenizer)
+    _say(recipe, f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
+    trainer = _trainer(recipe, corpus, model)
+    if resume_from is not None:
+        _say(recipe, f"going on at {resume_from}")
+    started = time.perf_counter()
+    output = trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+    seconds = time.perf_counter() - started
+    averaged = _average(recipe, trainer)
+    trainer.save_model()
+    trainer.save_state()
+    if arguments.should_save:
+        record = training_record(recipe, trainer, output, seconds, averaged, command)
+        if resume_from is not None:
+            record["resumed_from"] = str(resume_from)
+        write_json(folder / RECORD_FILE, record)
+        scores = _evaluate_and_document(recipe, trainer, corpus.tokenizer, command)
+        _say(recipe, f"everything of this run is in {folder}/")
+        for split, split_scores in scores.items():
+            _say(recipe, headline(recipe, split, split_scores))
+    return folder
+
+
+@dataclass(frozen=True)
+class PreparedCorpus:
+    """`pairs` (plain text) and `encoded` (token ids) by split; the test split is read when it is evaluated."""
+
+    tokenizer: PreTrainedTokenizerBase
+    pairs: dict[str, datasets.Dataset]
+    encoded: dict[str, datasets.Dataset]
+
+
+def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
+    """Reads the splits for training, trains or loads the tokenizer, encodes; writes the reports into the run folder.
+
+    Args:
+        recipe: of the run.
+        resuming: take the tokenizer that the run has trained already.
+
+    Raises:
+        UserError: files that cannot be used, or a split with no pair left.
+    """
+    folder, data = recipe.run_folder, recipe.data
+    reports: list[CorpusReport] = []
+    pairs, encoded = {}, {}
+    splits = [split for split in ("train", "validation") if has_split(data, split)]
+    if recipe.training.eval_strategy != "no" and "validation" not in splits:
+        raise UserError(
+            "training.eval_strategy: the recipe's data has no validation split; set it to no, or give files"
+        )
+    for split in splits:
+        pairs[split], report = load_split(data, split)
+        reports.append(report)
+        _say(recipe, report.summary())
+    with recipe.training.main_process_first(desc="tokenizer"):
+        # Processes that wait for the first one find its tokenizer.
+        tokenizer = _tokenizer(recipe, pairs["train"], from_run_folder=resuming or not recipe.training.should_save)
+    for split in splits:
+        name = f"{split} tokens"
+        encoded[split], report = encode_pairs(pairs[split], tokenizer, max_length=data.max_length, name=name)
+        reports.append(report)
+        _say(recipe, report.summary())
+    if recipe.training.should_save:
+        write_json(folder / "corpus_report.json", [dataclasses.asdict(report) for report in reports])
+    return PreparedCorpus(tokenizer, pairs, encoded)
+
+
+def _tokenizer(recipe: Recipe, pairs: datasets.Dataset, *, from_run_folder: bool) -> PreTrainedTokenizerBase:
+    """The one the recipe names, the one in the run folder, or a newly trained one."""
+    from transformers import AutoTokenizer
+
+    wanted, folder, data = recipe.tokenizer, recipe.run_folder, recipe.data
+    if wanted.path is not None:
+        try:
+            return AutoTokenizer.from_pretrained(wanted.path)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"tokenizer.path: {wanted.path!r} cannot be loaded: {reason}") from error
+    if from_run_folder:
+        _say(recipe, f"tokenizer: the one in {folder}")
+        return AutoTokenizer.from_pretrained(folder)
+    tokenizer = train_tokenizer(
+        pairs,
+        vocab_size=wanted.vocab_size,
+        lowercase=wanted.lowercase,
+        moses=wanted.moses,
+        source_language=data.source_language,
+        target_language=data.target_language,
+        max_length=data.max_length,
+    )
+    tokenizer.save_pretrained(folder)
+    _say(recipe, f"tokenizer: {len(tokenizer):,} pieces")
+    return tokenizer
+
+
+def _trainer(recipe: Recipe, corpus: PreparedCorpus, model: Any) -> ReLUFormerTrainer:
+    scorer, at_most = None, recipe.evaluation.at_most
+    if at_most and recipe.training.eval_strategy != "no":
+        validation = corpus.pairs["validation"]
+        chosen = validation.select(range(min(at_most, len(validation))))
+        scorer = ValidationTranslation(
+            corpus.tokenizer,
+            list(chosen["source"]),
+            list(chosen["target"]),
+            recipe.evaluation.num_beams,
+            recipe.evaluation.length_penalty,
+            recipe.evaluation.batch_tokens,
+        )
+    return ReLUFormerTrainer(
+        model,
+        recipe.training,
+        data_collator=DataCollatorForSeq2Seq(corpus.tokenizer, model=model),
+        train_dataset=corpus.encoded["train"],
+        eval_dataset=corpus.encoded.get("validation"),
+        processing_class=corpus.tokenizer,
+        tokens_per_batch=recipe.batching.tokens_per_batch,
+        translation_scorer=scorer,
+    )
+
+
+def _average(recipe: Recipe, trainer: ReLUFormerTrainer) -> list[str]:
+    """Puts the averaged weights into the model; names of the checkpoints, none if the recipe asks for none."""
+    last = recipe.averaging.last_checkpoints
+    if last < 2:
+        return []
+    averaged = average_checkpoints(recipe.run_folder, last)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    # Files hold a tied tensor once; the other names of it follow by themselves.
+    missing, unexpected = model.load_state_dict(averaged.state_dict, strict=False)
+    untied = set(missing) - set(model.all_tied_weights_keys)
+    if untied or unexpected:
+        raise RuntimeError(f"averaged weights do not fit the model: missing {untied}, unexpected {unexpected}")
+    names = [folder.name for folder in averaged.folders]
+    _say(recipe, f"weights: the mean of {', '.join(names)}")
+    return names
+
+
+def training_record(
+    recipe: Recipe,
+    trainer: ReLUFormerTrainer,
+    output: TrainOutput,
+    seconds: float,
+    averaged: list[str],
+    command: str | None = None,
+) -> dict[str, Any]:
+    """What was measured in training, with what makes it traceable.
+
+    `target_tokens_per_update` and `target_tokens_per_second` are means over all logged updates, weighted by their
+    number; `seconds` is the wall time of this process' training, evaluation included.
+    """
+    logs, means = [], {}
+    update = 0
+    for entry in trainer.state.log_history:
+        if "target_tokens_per_update" in entry:
+            logs.append((entry["step"] - update, entry))
+            update = entry["step"]
+    for name in ("target_tokens_per_update", "target_tokens_per_second"):
+        weight = sum(updates for updates, _ in logs)
+        means[name] = sum(updates * entry[name] for updates, entry in logs) / weight if weight else None
+    return {
+        **run_record(command, recipe.name, recipe.training.seed),
+        "updates": trainer.state.global_step,
+        "epochs": trainer.state.epoch,
+        "seconds": seconds,
+        **means,
+        "training_loss": output.training_loss,
+        "parameters": trainer.model.num_parameters(),
+        "processes": recipe.training.world_size,
+        "averaged_checkpoints": averaged,
+    }
+
+
+def _evaluate_and_document(
+    recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedTokenizerBase, command: str | None
+) -> dict[str, dict[str, Any]]:
+    """Pictures, evaluation and card; the scores by split."""
+    from reluformer.analysis.attention_maps import plot_attention_map
+    from reluformer.analysis.curves import plot_training_curve
+    from reluformer.hub_cards.card import write_card
+
+    folder, evaluation = recipe.run_folder, recipe.evaluation
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if evaluation.attn_implementation is not None:
+        model.set_attn_implementation(evaluation.attn_implementation)
+    translator = Translator(
+        model,
+        tokenizer,
+        num_beams=evaluation.num_beams,
+        length_penalty=evaluation.length_penalty,
+        batch_tokens=evaluation.batch_tokens,
+    )
+    plot_training_curve(trainer.state.log_history, folder / "training_curve.png")
+    example = load_split(recipe.data, evaluation.splits[0] if evaluation.splits else "train")[0][0]
+    plot_attention_map(model, tokenizer, example["source"], folder / "attention_map.png", target=example["target"])
+    scores = {split: evaluate_split(recipe, split, translator, command=command) for split in evaluation.splits}
+    write_card(folder)
+    return scores
+
+
+def evaluate_split(
+    recipe: Recipe, split: str, run: Translator | Path, *, command: str | None = None, **options: Any
+) -> dict[str, Any]:
+    """Translates and scores a split, prints scores and samples, writes both into the run folder.
+
+    Args:
+        recipe: of the run.
+        split: "train", "validation" or "test".
+        run: the model in memory, or the run folder.
+        options: of `Translator.from_pretrained`, with a run folder only.
+    """
+    pairs, report = load_split(recipe.data, split)
+    _say(recipe, report.summary())
+    scores = evaluate_run(
+        run,
+        pairs,
+        split=split,
+        folder=recipe.run_folder,
+        dataset_name=report.name,
+        tokenized_lowercase_language=recipe.data.target_language,
+        command=command,
+        recipe_name=recipe.name,
+        seed=recipe.training.seed,
+        **options,
+    )
+    rows = read_translations(recipe.run_folder / f"translations.{split}.tsv")
+    if recipe.evaluation.samples:
+        print_samples(*zip(*rows, strict=True), recipe.evaluation.samples)
+    _say(recipe, f"{split}: {describe_scores(scores)}")
+    return scores
+
+
+_HEADLINES = {
+    "bleu": "BLEU: {:.2f}",
+    "tokenized_lowercase_bleu": "lower-cased BLEU: {:.2f}",
+    "moses_lowercase_bleu": "Moses-tokenised lower-cased BLEU: {:.2f}",
+    "chrf": "chrF: {:.2f}",
+    "exact_match": "exact match: {:.2f} %",
+}
+
+
+def headline(recipe: Recipe, split: str, scores: dict[str, Any]) -> str:
+    """The one score that the recipe is about: `exact match: 98.80 % on 1,000 held-out sentences (test)`."""
+    name = recipe.evaluation.headline
+    held_out = "training" if split == "train" else "held-out"
+    return f"{_HEADLINES[name].format(scores[name])} on {scores['sentences']:,} {held_out} sentences ({split})"
+
+
+def _say(recipe: Recipe, line: str) -> None:
+    """One line of progress, printed by the main process alone and clear of any progress bar."""
+    if recipe.training.should_save:
+        tqdm.write(line)
