@@ -91,7 +91,7 @@ def test_four_accumulation_steps_equal_one(fields):
             part = {name: tensor[piece] for name, tensor in batch.items()}
             step = model(**part, num_items_in_batch=items).loss
             step.backward()
-            loss += float(step)
+            loss += float(step.detach())
         results.append((loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
     for loss, gradients in results[1:]:
         assert loss == pytest.approx(results[0][0], rel=1e-6)

@@ -108,13 +108,13 @@ def test_train_evaluate_and_translate(capsys, recipe_file, tmp_path, monkeypatch
     assert "validation" in (folder / "README.md").read_text(encoding="utf-8")
 
     source = tmp_path / "source.txt"
-    source.write_bytes("zwölf\n\nelf\x0bzehn\r\n".encode())
+    source.write_bytes("zwölf\n\nelf\rzehn\r\n".encode())
     translate = ["translate", "--model", folder, "--num_beams", "1"]
     target = tmp_path / "target.txt"
     assert run(capsys, *translate, "--input", source, "--output", target)[:2] == (0, "")
     lines = target.read_text(encoding="utf-8").split("\n")
     assert (len(lines), lines[1], lines[3]) == (4, "", "")
-    _, from_arguments, _ = run(capsys, *translate, "zwölf", "", "elf\x0bzehn")
+    _, from_arguments, _ = run(capsys, *translate, "zwölf", "", "elf\rzehn")
     assert from_arguments.split("\n") == lines
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes())))
     assert run(capsys, *translate)[1] == from_arguments
