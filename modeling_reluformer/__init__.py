@@ -1,6 +1,8 @@
 """ReLUFormer (arXiv 2302.06461) as a Hugging Face Transformers model.
 
-Importing this package registers the model with `AutoConfig`, `AutoModel` and `AutoModelForSeq2SeqLM`.
+Importing this package registers the model with `AutoConfig`, `AutoModel` and `AutoModelForSeq2SeqLM`, and makes
+`save_pretrained` and `push_to_hub` write the model's code beside its weights, so that who has only Transformers can load
+it with `trust_remote_code=True`.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
@@ -11,6 +13,10 @@ from .modeling_reluformer import ReLUFormerForConditionalGeneration, ReLUFormerM
 AutoConfig.register(ReLUFormerConfig.model_type, ReLUFormerConfig)
 AutoModel.register(ReLUFormerConfig, ReLUFormerModel)
 AutoModelForSeq2SeqLM.register(ReLUFormerConfig, ReLUFormerForConditionalGeneration)
+
+ReLUFormerConfig.register_for_auto_class()
+ReLUFormerModel.register_for_auto_class("AutoModel")
+ReLUFormerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 __version__ = "0.1.0"
 

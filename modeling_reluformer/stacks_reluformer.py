@@ -1,6 +1,7 @@
 """What every ReLUFormer model is made of: the base class with its initialisation and its switch, the encoder, the decoder."""
 
 import math
+import os
 from typing import Any
 
 import torch
@@ -21,6 +22,13 @@ from .layers_reluformer import (
 )
 from .outputs_reluformer import ReLUFormerDecoderOutput, ReLUFormerEncoderOutput, join_figures
 from .visibility_reluformer import positions_from_padding, positions_from_segments
+
+# The library writes only the class that is saved; a checkpoint of either model serves both.
+AUTO_MAP = {
+    "AutoConfig": "configuration_reluformer.ReLUFormerConfig",
+    "AutoModel": "modeling_reluformer.ReLUFormerModel",
+    "AutoModelForSeq2SeqLM": "modeling_reluformer.ReLUFormerForConditionalGeneration",
+}
 
 
 class ReLUFormerPreTrainedModel(PreTrainedModel):
@@ -52,6 +60,12 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
             init.ones_(module.gate)
         elif isinstance(module, ReLUFormerAttention) and self.config.attention_gamma_learnable:
             init.constant_(module.log_gamma, math.log(self.config.attention_gamma))
+
+    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
+        """As in Transformers; of a class registered for the Auto classes, with its code and where to find it."""
+        if self._auto_class is not None:
+            self.config.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(save_directory, **kwargs)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         activation = self.config.attention_activation

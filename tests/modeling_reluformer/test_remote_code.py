@@ -1,0 +1,114 @@
+"""What `save_pretrained` writes loads with `trust_remote_code=True` where the package does not exist."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from ..conftest import random_tokens, tiny_model
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+# A process in which neither the package nor Triton can be imported.
+LOAD = """
+    import json, sys
+
+    class Missing:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] in ("reluformer", "triton", "entmax"):
+                raise ModuleNotFoundError(name)
+
+    sys.meta_path.insert(0, Missing())
+    import torch
+    from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+
+    name, source = sys.argv[1], torch.tensor(json.loads(sys.argv[2]))
+    config = AutoConfig.from_pretrained(name, trust_remote_code=True)
+    base = AutoModel.from_pretrained(name, trust_remote_code=True)
+    model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=True)
+    torch.testing.assert_close(base(input_ids=source, decoder_input_ids=source).last_hidden_state,
+                               model.model(input_ids=source, decoder_input_ids=source).last_hidden_state)
+    print(json.dumps({
+        "config": type(config).__name__,
+        "classes": [type(base).__name__, type(model).__name__],
+        "remote": all(type(thing).__module__.startswith("transformers_modules.") for thing in (config, base, model)),
+        "global": sorted(set(AttentionInterface._global_mapping) & {"eager", "fused", "reluformer"}),
+        "tokens": model.generate(source, num_beams=3, max_new_tokens=8).tolist(),
+    }))
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "tiny-model"
+    tiny_model().save_pretrained(folder)
+    return folder
+
+
+def load_elsewhere(name: str, environment: dict, folder) -> dict:
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LOAD), name, json.dumps(random_tokens(2, 7).tolist())],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), **environment},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def check(loaded: dict) -> None:
+    assert loaded["classes"] == ["ReLUFormerModel", "ReLUFormerForConditionalGeneration"]
+    assert loaded["config"] == "ReLUFormerConfig" and loaded["remote"]
+    assert loaded["global"] == [], "the global attention registry got a generic name"
+    assert loaded["tokens"] == tiny_model().generate(random_tokens(2, 7), num_beams=3, max_new_tokens=8).tolist()
+
+
+def test_from_a_directory(saved, tmp_path):
+    check(load_elsewhere(str(saved), {}, tmp_path))
+
+
+def test_from_an_offline_hub_cache(saved, tmp_path):
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    shutil.copytree(saved, repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    check(load_elsewhere("someone/tiny", {"HF_HUB_CACHE": str(tmp_path / "hub")}, tmp_path))
+
+
+def test_the_directory_holds_the_code_and_says_where(saved):
+    config = json.loads((saved / "config.json").read_text())
+    assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"}
+    for target in config["auto_map"].values():
+        assert (saved / f"{target.split('.')[0]}.py").is_file()
+    assert not [
+        path.name
+        for path in saved.glob("*.py")
+        if path.stem.split("_")[0] not in {
+            "attention",
+            "configuration",
+            "layers",
+            "loss",
+            "modeling",
+            "outputs",
+            "regularization",
+            "stacks",
+            "visibility",
+        }
+    ]
+
+
+def test_loading_a_hub_copy_leaves_the_installed_functions_alone(saved):
+    """In a process that has the package, a copy of its files from the Hub keeps its own registry."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    from reluformer.attention_reluformer import ALL_ATTENTION_FUNCTIONS
+
+    before = dict(ALL_ATTENTION_FUNCTIONS)
+    model = AutoModelForSeq2SeqLM.from_pretrained(saved)
+    assert type(model).__module__ == "reluformer.modeling_reluformer"
+    copy = AutoModelForSeq2SeqLM.from_pretrained(saved, trust_remote_code=True)
+    copy.generate(random_tokens(1, 5), max_new_tokens=3)
+    assert dict(ALL_ATTENTION_FUNCTIONS) == before
