@@ -13,11 +13,12 @@ from .configuration_reluformer import NON_NEGATIVE_ACTIVATIONS, NORMALIZED_ACTIV
 from .loss_reluformer import IGNORED_LABEL, SentenceRows, sentence_rows, translation_loss
 from .outputs_reluformer import ReLUFormerEncoderOutput, ReLUFormerModelOutput, ReLUFormerSeq2SeqLMOutput, join_figures
 from .stacks_reluformer import ReLUFormerDecoder, ReLUFormerEncoder, ReLUFormerPreTrainedModel
+from .vocabulary_reluformer import VocabularyMixin
 
 logger = logging.get_logger(__name__)
 
 
-class ReLUFormerModel(ReLUFormerPreTrainedModel):
+class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
     """Encoder and decoder without a head. Arguments as in `ReLUFormerForConditionalGeneration.forward`."""
 
     def __init__(self, config: ReLUFormerConfig) -> None:
@@ -100,7 +101,7 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
         )
 
 
-class ReLUFormerForConditionalGeneration(ReLUFormerPreTrainedModel, GenerationMixin):
+class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedModel, GenerationMixin):
     """ReLUFormer for translation and other sequence-to-sequence tasks.
 
     Example:
@@ -141,25 +142,6 @@ class ReLUFormerForConditionalGeneration(ReLUFormerPreTrainedModel, GenerationMi
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head = new_embeddings
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        """Resizes the shared vocabulary, with the output layer and its bias.
-
-        Raises:
-            ValueError: the embeddings are not shared, so that "the" vocabulary is not defined.
-        """
-        if not self.config.share_encoder_decoder_embeddings:
-            raise ValueError(
-                "resize_token_embeddings needs share_encoder_decoder_embeddings=True; this model has two vocabularies."
-            )
-        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        size = embeddings.weight.shape[0]
-        bias = self.final_logits_bias
-        self.config.decoder_vocab_size = size
-        self.final_logits_bias = nn.Buffer(nn.functional.pad(bias, (0, max(0, size - bias.shape[1])))[:, :size].clone())
-        return embeddings
 
     @can_return_tuple
     def forward(

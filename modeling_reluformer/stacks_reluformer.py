@@ -67,6 +67,13 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
             self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(save_directory, **kwargs)
 
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        # With tie_word_embeddings=False the library ties nothing at all; here that field is about the output layer alone.
+        config = self.config
+        if not all_submodels and config.share_encoder_decoder_embeddings and not config.tie_word_embeddings:
+            return {name: source for name, source in (self._tied_weights_keys or {}).items() if "lm_head" not in name}
+        return super().get_expanded_tied_weights_keys(all_submodels)
+
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         activation = self.config.attention_activation
         valid = valid_attention_implementations(activation)

@@ -86,7 +86,8 @@ def test_the_directory_holds_the_code_and_says_where(saved):
     assert not [
         path.name
         for path in saved.glob("*.py")
-        if path.stem.split("_")[0] not in {
+        if path.stem.split("_")[0]
+        not in {
             "attention",
             "configuration",
             "layers",
