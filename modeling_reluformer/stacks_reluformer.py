@@ -101,6 +101,19 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
         # generate() would prepare a dense mask for static caches; the compact one serves every implementation here
         return attention_mask
 
+
+class ReLUFormerStack(ReLUFormerPreTrainedModel):
+    """What encoder and decoder share: embedding, positions and a stack of layers."""
+
+    def __init__(self, config: ReLUFormerConfig, vocab_size: int, layers: list[nn.Module]) -> None:
+        super().__init__(config)
+        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
+        self.embed_positions = SinusoidalPositions(config.max_position_embeddings, config.d_model)
+        self.layers = nn.ModuleList(layers)
+        self.gradient_checkpointing = False
+        self.post_init()
+
     def _refuse_output_attentions(self, kwargs: dict[str, Any]) -> None:
         if kwargs.get("output_attentions") and self.config._attn_implementation != "eager":
             raise ValueError(
@@ -111,10 +124,17 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, name: str) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
-        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        return (self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds) * self.embed_scale
+
+    def _with_positions(
+        self, inputs_embeds: Tensor, attention_mask: Tensor | None, segments: Tensor | None, seen: int | Tensor = 0
+    ) -> Tensor:
+        """What goes into the first layer, (batch, length, d_model)."""
+        positions = self.embed_positions(self._positions(inputs_embeds, attention_mask, segments, seen))
+        return nn.functional.dropout(inputs_embeds + positions, p=self.config.dropout, training=self.training)
 
     def _positions(
-        self, inputs_embeds: Tensor, attention_mask: Tensor | None, segments: Tensor | None, seen: int | Tensor = 0
+        self, inputs_embeds: Tensor, attention_mask: Tensor | None, segments: Tensor | None, seen: int | Tensor
     ) -> Tensor:
         """Positions of the tokens, (batch or 1, length); padding on the left does not count."""
         length = inputs_embeds.shape[1]
@@ -131,17 +151,12 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
         return (torch.arange(length, device=inputs_embeds.device) + seen).unsqueeze(0)
 
 
-class ReLUFormerEncoder(ReLUFormerPreTrainedModel):
+class ReLUFormerEncoder(ReLUFormerStack):
     _can_record_outputs = {"hidden_states": ReLUFormerEncoderLayer, "attentions": ReLUFormerAttention}
 
     def __init__(self, config: ReLUFormerConfig) -> None:
-        super().__init__(config)
-        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
-        self.embed_positions = SinusoidalPositions(config.max_position_embeddings, config.d_model)
-        self.layers = nn.ModuleList([ReLUFormerEncoderLayer(config, index) for index in range(config.encoder_layers)])
-        self.gradient_checkpointing = False
-        self.post_init()
+        layers = [ReLUFormerEncoderLayer(config, index) for index in range(config.encoder_layers)]
+        super().__init__(config, config.vocab_size, layers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -157,7 +172,7 @@ class ReLUFormerEncoder(ReLUFormerPreTrainedModel):
     ) -> ReLUFormerEncoderOutput:
         """input_ids (batch, source) → last_hidden_state (batch, source, d_model)."""
         self._refuse_output_attentions(kwargs)
-        inputs_embeds = self._embed(input_ids, inputs_embeds, "") * self.embed_scale
+        inputs_embeds = self._embed(input_ids, inputs_embeds, "")
         context = attention_context(
             self.config,
             inputs_embeds,
@@ -168,8 +183,7 @@ class ReLUFormerEncoder(ReLUFormerPreTrainedModel):
             row_weight=row_weight,
             statistics=statistics,
         )
-        positions = self.embed_positions(self._positions(inputs_embeds, attention_mask, segment_ids))
-        hidden_states = nn.functional.dropout(inputs_embeds + positions, p=self.config.dropout, training=self.training)
+        hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids)
         figures = []
         for layer in self.layers:
             hidden_states, layer_figures = layer(hidden_states, context, **kwargs)
@@ -177,7 +191,7 @@ class ReLUFormerEncoder(ReLUFormerPreTrainedModel):
         return ReLUFormerEncoderOutput(last_hidden_state=hidden_states, attention_figures=join_figures(figures))
 
 
-class ReLUFormerDecoder(ReLUFormerPreTrainedModel):
+class ReLUFormerDecoder(ReLUFormerStack):
     _can_record_outputs = {
         "hidden_states": ReLUFormerDecoderLayer,
         "attentions": OutputRecorder(ReLUFormerAttention, index=1, layer_name="self_attn"),
@@ -185,13 +199,8 @@ class ReLUFormerDecoder(ReLUFormerPreTrainedModel):
     }
 
     def __init__(self, config: ReLUFormerConfig) -> None:
-        super().__init__(config)
-        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        self.embed_tokens = nn.Embedding(config.decoder_vocab_size, config.d_model, config.pad_token_id)
-        self.embed_positions = SinusoidalPositions(config.max_position_embeddings, config.d_model)
-        self.layers = nn.ModuleList([ReLUFormerDecoderLayer(config, index) for index in range(config.decoder_layers)])
-        self.gradient_checkpointing = False
-        self.post_init()
+        layers = [ReLUFormerDecoderLayer(config, index) for index in range(config.decoder_layers)]
+        super().__init__(config, config.decoder_vocab_size, layers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -212,7 +221,7 @@ class ReLUFormerDecoder(ReLUFormerPreTrainedModel):
     ) -> ReLUFormerDecoderOutput:
         """input_ids (batch, target) → last_hidden_state (batch, target, d_model). attention_mask covers cache and input."""
         self._refuse_output_attentions(kwargs)
-        inputs_embeds = self._embed(input_ids, inputs_embeds, "decoder_") * self.embed_scale
+        inputs_embeds = self._embed(input_ids, inputs_embeds, "decoder_")
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         length = inputs_embeds.shape[1]
@@ -244,8 +253,7 @@ class ReLUFormerDecoder(ReLUFormerPreTrainedModel):
                 encoder_hidden_states=encoder_hidden_states,
                 **figures_wanted,
             )
-        positions = self.embed_positions(self._positions(inputs_embeds, attention_mask, segment_ids, seen))
-        hidden_states = nn.functional.dropout(inputs_embeds + positions, p=self.config.dropout, training=self.training)
+        hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids, seen)
         figures = []
         for layer in self.layers:
             hidden_states, layer_figures = layer(
