@@ -114,7 +114,7 @@ def compare(folder: Path, others: list[Path], split: str = "test") -> list[dict[
 
 
 def load_results() -> list[dict[str, Any]]:
-    return [{**_read_json(path), "file": path.name} for path in sorted(RESULTS.glob("*.json"))]
+    return [{**_read_json(path), "file": path.name} for path in sorted(RESULTS.glob("*-seed*.json"))]
 
 
 def render(results: list[dict[str, Any]]) -> str:

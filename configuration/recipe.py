@@ -166,8 +166,10 @@ class Recipe:
         name: of the run; its folder is `runs/<name>` unless `training.output_dir` says otherwise.
         description: one sentence for the model card.
         data: where the pairs come from.
+        initialize_from: folder or Hub id of a ReLUFormer to start from, with its tokenizer; null starts from new weights.
         tokenizer: the joint BPE.
-        model: fields of `ReLUFormerConfig`, and `preset` (default `reluformer`), and `attn_implementation`.
+        model: fields of `ReLUFormerConfig`, and `preset` (default `reluformer`), and `attn_implementation`. With
+            `initialize_from`, what differs from the checkpoint's config, which is the default for all of it.
         batching: how pairs are put together to batches.
         evaluation: how translations are decoded and scored.
         averaging: of weights over the last checkpoints.
@@ -177,6 +179,7 @@ class Recipe:
     name: str
     description: str = ""
     data: DataConfig
+    initialize_from: str | None = None
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: dict[str, Any] = field(default_factory=dict)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
@@ -193,6 +196,7 @@ class Recipe:
         """Raises `UserError` for values that are well typed yet cannot be trained, before anything is loaded."""
         _check_name(self.name)
         _check_data(self.data)
+        _check_initialization(self)
         _check_counts(self)
         _check_training(self.training)
         _check_averaging(self.averaging, self.training)
@@ -218,6 +222,13 @@ def _check_data(data: DataConfig) -> None:
         raise UserError("data: the files of `train` are missing; give data.train.source and data.train.target")
     if data.max_length < 2:
         raise UserError(f"data.max_length: {data.max_length} leaves no room for a token and </s>; give at least 2")
+
+
+def _check_initialization(recipe: Recipe) -> None:
+    if recipe.initialize_from is not None and recipe.tokenizer != TokenizerConfig():
+        raise UserError(
+            "tokenizer: comes with the model of initialize_from, whose embeddings were made for it; leave the section out"
+        )
 
 
 def _check_counts(recipe: Recipe) -> None:

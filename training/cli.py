@@ -1,4 +1,4 @@
-"""The command line: `reluformer train`, `reluformer evaluate`, `reluformer translate`.
+"""The command line: `reluformer train`, `reluformer evaluate`, `reluformer translate`, `reluformer convert`.
 
 Libraries that take seconds to import are imported inside the commands, so that `reluformer --help` answers at once.
 """
@@ -60,7 +60,8 @@ def _main_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "command",
         choices=list(_COMMANDS),
-        help="train: a model after a recipe · evaluate: a run on one of its splits · translate: text with a model",
+        help="train: a model after a recipe · evaluate: a run on one of its splits · translate: text with a model · "
+        "convert: a MarianMT checkpoint to a ReLUFormer",
     )
     return parser
 
@@ -146,6 +147,35 @@ def _translate(arguments: list[str]) -> int:
     return EXIT_OK
 
 
+def _convert(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="reluformer convert",
+        description="Writes a MarianMT checkpoint as a ReLUFormer that computes the same, or a model with another "
+        "attention and the same weights.",
+    )
+    parser.add_argument(
+        "--from", dest="source", required=True, metavar="PATH_OR_ID", help="MarianMT checkpoint, or a ReLUFormer's"
+    )
+    parser.add_argument("--to", dest="target", required=True, metavar="FOLDER", help="folder to write")
+    parser.add_argument(
+        "--attention",
+        metavar="NAME",
+        help="a preset (reluformer, vanilla, …) or an activation (relu, softmax, …); default: the source's, unchanged. "
+        "Another one keeps the weights and needs fine-tuning: recipe finetune_from_marian",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a model that is in FOLDER already")
+    options = parser.parse_args(arguments)
+
+    from reluformer.training.conversion import convert
+
+    conversion = convert(options.source, options.target, attention=options.attention, overwrite=options.overwrite)
+    for note in conversion.notes:
+        print(f"reluformer: note: {note}", file=sys.stderr)
+    config, parameters = conversion.model.config, conversion.model.num_parameters()
+    print(f"{conversion.folder}: {parameters:,} parameters, {config.attention_activation} attention")
+    return EXIT_OK
+
+
 def _add_decoding_options(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--num_beams", type=int, help=f"width of the beam; default: {default}")
     parser.add_argument("--length_penalty", type=float, help=f"exponent of the length; default: {default}")
@@ -182,7 +212,12 @@ def _output(path: str | None) -> Iterator[TextIO]:
         yield stream
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "evaluate": _evaluate, "translate": _translate}
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "translate": _translate,
+    "convert": _convert,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -130,12 +130,15 @@ def _tokenizer(recipe: Recipe, pairs: datasets.Dataset, *, from_run_folder: bool
     from transformers import AutoTokenizer
 
     wanted, folder, data = recipe.tokenizer, recipe.run_folder, recipe.data
-    if wanted.path is not None:
+    key, path = "tokenizer.path", wanted.path
+    if recipe.initialize_from is not None:
+        key, path = "initialize_from: the tokenizer of", recipe.initialize_from
+    if path is not None:
         try:
-            return AutoTokenizer.from_pretrained(wanted.path)
-        except (OSError, ValueError) as error:
+            return AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError, ImportError) as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"tokenizer.path: {wanted.path!r} cannot be loaded: {reason}") from error
+            raise UserError(f"{key} {path!r} cannot be loaded: {reason}") from error
     if from_run_folder:
         _say(recipe, f"tokenizer: the one in {folder}")
         return AutoTokenizer.from_pretrained(folder)

@@ -238,6 +238,7 @@ class Translator:
             # generate() warns about a length penalty that greedy decoding cannot use.
             length_penalty=self.length_penalty if self.num_beams > 1 else None,
             max_new_tokens=limit,
+            max_length=None,  # of a converted checkpoint: generate() warns about two limits
             do_sample=False,
         )
         generated = ids[:, 1:]  # without the start token

@@ -50,6 +50,8 @@ def test_runs_become_result_files_and_one_table(collect_runs, tmp_path, capsys):
     good = ["a small house stands there", "the dog runs through the grass", "two men play cards at a table"]
     bad = ["a house", "the dog runs", "two men play at a table"]
     folders = [fake_run(tmp_path / "one", "one", 41.234, good), fake_run(tmp_path / "two", "two", 12.5, bad)]
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    (tmp_path / "benchmarks/results/parity.json").write_text('{"models": []}')  # of another benchmark
     assert collect_runs.main([str(folder) for folder in folders]) == 0
     result = json.loads((tmp_path / "benchmarks/results/one-seed1.json").read_text())
     (comparison,) = result["compared_with"]

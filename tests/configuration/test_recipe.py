@@ -7,6 +7,7 @@ import sys
 import pytest
 import yaml
 
+from reluformer import ReLUFormerConfig
 from reluformer.configuration.recipe import checkpoints_of
 from reluformer.configuration.recipe_parser import (
     RECIPES_FOLDER,
@@ -48,11 +49,16 @@ def refusal(*arguments) -> str:
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_of_the_package_is_parsed_and_names_a_model_that_exists(name):
+def test_every_recipe_of_the_package_is_parsed_and_names_a_model_that_exists(name, tmp_path, monkeypatch):
     recipe = load_recipe(RECIPES_FOLDER / f"{name}.yaml")
     assert recipe.name == name
     assert recipe.description
     assert str(recipe.run_folder) == f"runs/{name}"
+    if recipe.initialize_from is not None:  # a model that its user converts first, in the current directory
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UserError, match="initialize_from"):
+            build_config(recipe)
+        ReLUFormerConfig.from_preset("vanilla").save_pretrained(recipe.initialize_from)
     build_config(recipe)
     first_line = (RECIPES_FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
     assert first_line.startswith("# ")

@@ -33,8 +33,8 @@ def assert_one_line_error(capsys, *arguments) -> str:
 def test_help_names_the_commands(capsys):
     status, out, _ = run(capsys, "--help")
     assert status == 0
-    assert all(command in out for command in ("train", "evaluate", "translate"))
-    for command in ("train", "evaluate", "translate"):
+    assert all(command in out for command in ("train", "evaluate", "translate", "convert"))
+    for command in ("train", "evaluate", "translate", "convert"):
         assert run(capsys, command, "--help")[0] == 0
 
 

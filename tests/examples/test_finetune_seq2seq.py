@@ -1,0 +1,147 @@
+"""The example runs as a user would run it, and what users add to it: LoRA, quantised loading."""
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.training.demo_corpus import demo_pairs
+from reluformer.training.tokenization import train_tokenizer
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "finetune_seq2seq.py"
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory) -> Path:
+    """A tiny ReLUFormer with its tokenizer, and the text files train.de and train.en."""
+    folder = tmp_path_factory.mktemp("model")
+    pairs = demo_pairs(150, split="train", seed=0)
+    for side, language in (("source", "de"), ("target", "en")):
+        (folder / f"train.{language}").write_text("\n".join(pairs[side]) + "\n", encoding="utf-8")
+    tokenizer = train_tokenizer(
+        pairs, vocab_size=330, lowercase=False, moses=False, source_language="de", target_language="en", max_length=64
+    )
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = ReLUFormerConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes, **heads)
+    ReLUFormerForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def test_the_example_trains_generates_and_saves(model_folder, tmp_path):
+    command = [sys.executable, "-W", "error::FutureWarning", EXAMPLE, "--model", model_folder, "--max_steps", "4"]
+    command += ["--source", model_folder / "train.de", "--target", model_folder / "train.en", "--held_out", "20"]
+    command += ["--max_length", "24", "--learning_rate", "0.01", "--output_dir", tmp_path / "finetuned"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert result.returncode == 0, result.stderr
+    scores = ast.literal_eval(result.stdout.strip().splitlines()[-1])
+    assert scores["eval_exact_match"] >= 0
+    assert scores["eval_loss"] > 0
+    start = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
+    tuned = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "finetuned")
+    assert not torch.equal(start.lm_head.weight, tuned.lm_head.weight)
+    assert (tmp_path / "finetuned" / "tokenizer.json").is_file()
+
+
+def test_the_example_imports_nothing_of_ours_but_the_model():
+    tree = ast.parse(EXAMPLE.read_text(encoding="utf-8"))
+    imported = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    imported += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert set(imported) == {"argparse", "reluformer", "datasets", "transformers"}
+
+
+def _pairs_batch() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(4, 300, (4, 7), generator=generator) for _ in range(2))
+    return {"input_ids": source, "attention_mask": torch.ones_like(source), "labels": target}
+
+
+def test_lora_on_the_attention_projections_trains_saves_and_merges(model_folder, tmp_path):
+    peft = pytest.importorskip("peft", reason="LoRA is peft's, which is not installed")
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    settings = peft.LoraConfig(
+        task_type="SEQ_2_SEQ_LM", r=4, lora_dropout=0.0, target_modules=["q_proj", "k_proj", "v_proj", "out_proj"]
+    )
+    model = peft.get_peft_model(model, settings)
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert len(trainable) == 2 * 4 * 3, "two matrices for each of four projections of three attentions"
+    assert all("lora" in name for name in trainable)
+    batch = _pairs_batch()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    losses = []
+    for _ in range(20):
+        output = model(**batch)
+        output.loss.backward()
+        losses.append(output.loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0] - 0.02
+    assert output.regularization > 0
+    model.eval()
+    generate = {"input_ids": batch["input_ids"], "num_beams": 2, "max_new_tokens": 8}
+    generated = model.generate(**generate)
+
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(model_folder), tmp_path / "adapter")
+    assert torch.equal(again.eval().generate(**generate), generated)
+    with torch.no_grad():
+        expected = model(**batch).logits
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged(**batch).logits, expected, atol=1e-5, rtol=1e-4)
+    after = merged.state_dict()
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        name for name in before if name.endswith("_proj.weight")
+    }
+
+
+def test_lora_trains_with_gradient_checkpointing(model_folder):
+    peft = pytest.importorskip("peft", reason="LoRA is peft's, which is not installed")
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
+    model.enable_input_require_grads()
+    model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=2, target_modules=["q_proj"]))
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model(**_pairs_batch()).loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    assert all(gradient is not None for gradient in gradients.values())
+    assert any(gradient.abs().max() > 0 for gradient in gradients.values())
+
+
+def _quantization(library: str):
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+
+    if library == "bitsandbytes":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+@pytest.mark.parametrize("library", ["bitsandbytes", "torchao"])
+def test_quantised_loading_works_or_names_the_library_that_is_missing(library, model_folder):
+    """Neither library is a dependency: where it is not installed the refusal is tested, where it is, the model."""
+    if importlib.util.find_spec(library) is None:
+        with pytest.raises(ImportError, match=library):
+            AutoModelForSeq2SeqLM.from_pretrained(model_folder, quantization_config=_quantization(library))
+        return
+    whole = AutoModelForSeq2SeqLM.from_pretrained(model_folder).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_folder, quantization_config=_quantization(library)).eval()
+    weight = model.model.encoder.layers[0].self_attn.q_proj.weight
+    assert type(weight) is not torch.nn.Parameter, "the projections were left as they were"
+    batch = _pairs_batch()
+    with torch.no_grad():
+        expected = whole(**batch).logits
+        difference = (model(**batch).logits.float() - expected).abs().max()
+    assert 0 < difference < 0.1 * expected.abs().max()
+    assert model.generate(batch["input_ids"], num_beams=2, max_new_tokens=5).shape[0] == 4

@@ -1,0 +1,308 @@
+"""A converted Marian computes what Marian does, to rounding; what cannot be converted is refused in one line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianForCausalLM, MarianMTModel
+from transformers.generation import utils as generation_utils
+
+from reluformer import ReLUFormerForConditionalGeneration
+from reluformer.training import cli
+from reluformer.training.conversion import ATTENTIONS, convert, convert_marian_model, marian_config
+from reluformer.training.errors import UserError
+
+from .tiny_marian import VOCABULARY, marian_model, save_marian, train_sentencepiece
+
+SHAPES = {
+    "shared-tied": {},
+    "shared-untied": {"tie_word_embeddings": False},
+    "two-vocabularies-tied": {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 45},
+    "two-vocabularies-untied": {
+        "share_encoder_decoder_embeddings": False,
+        "decoder_vocab_size": 62,
+        "tie_word_embeddings": False,
+    },
+    "scaled-swish": {"scale_embedding": True, "activation_function": "swish"},
+    "scaled-relu-deep": {"scale_embedding": True, "activation_function": "relu", "encoder_layers": 1, "decoder_layers": 3},
+    "odd-width": {"d_model": 21, "encoder_attention_heads": 3, "decoder_attention_heads": 7},
+    "free-ending": {"forced_eos_token_id": None, "bos_token_id": 3, "eos_token_id": [0, 7]},
+}  # fmt: skip
+
+
+def batch(config, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Sources of unequal lengths, padded on the right, and target prefixes."""
+    generator = torch.Generator().manual_seed(seed)
+    smallest = min(config.vocab_size, config.decoder_vocab_size) - 1
+    input_ids = torch.randint(1, smallest, (4, 9), generator=generator)
+    mask = torch.ones_like(input_ids)
+    for row, length in enumerate((9, 4, 1, 7)):
+        input_ids[row, length:] = config.pad_token_id
+        mask[row, length:] = 0
+    prefix = torch.randint(1, smallest, (4, 6), generator=generator)
+    return {"input_ids": input_ids, "attention_mask": mask, "decoder_input_ids": prefix}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_loss_and_beams_are_marians(shape, seed, tmp_path):
+    save_marian(tmp_path / "marian", seed, **SHAPES[shape])
+    convert(tmp_path / "marian", tmp_path / "reluformer")
+    marian = MarianMTModel.from_pretrained(tmp_path / "marian").eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "reluformer").eval()
+    assert isinstance(model, ReLUFormerForConditionalGeneration)
+    inputs = batch(marian.config, seed)
+    for implementation in ("sdpa", "eager"):
+        marian.set_attn_implementation(implementation)
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            torch.testing.assert_close(model(**inputs).logits, marian(**inputs).logits, atol=1e-5, rtol=0)
+    labels = inputs.pop("decoder_input_ids")
+    labels[1, 3:] = -100
+    with torch.no_grad():
+        losses = [m(**inputs, labels=labels).loss for m in (model, marian)]
+    torch.testing.assert_close(*losses, atol=1e-5, rtol=0)
+    settings = {"num_beams": 5, "num_return_sequences": 5, "max_new_tokens": 20}
+    scores = {"return_dict_in_generate": True, "output_scores": True}
+    ours, theirs = (m.generate(**inputs, **settings, **scores) for m in (model, marian))
+    assert torch.equal(ours.sequences, theirs.sequences)
+    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, atol=1e-5, rtol=0)
+    assert len({tuple(row) for row in ours.sequences.tolist()}) > 4, "beams of one constant would show nothing"
+
+
+def test_every_field_of_marian_arrives():
+    fields = {
+        "dropout": 0.2,
+        "attention_dropout": 0.05,
+        "activation_dropout": 0.01,
+        "init_std": 0.03,
+        "max_position_embeddings": 33,
+        "scale_embedding": True,
+        "activation_function": "gelu",
+        "use_cache": False,
+        "bos_token_id": 5,
+        "share_encoder_decoder_embeddings": False,
+        "decoder_vocab_size": 44,
+        "tie_word_embeddings": False,
+    }
+    config = marian_model(**fields).config
+    converted = marian_config(config)
+    ours_alone = {"encoder_layerdrop", "decoder_layerdrop", "forced_eos_token_id", "is_decoder"}
+    for name in config.to_dict().keys() - ours_alone - {"model_type", "architectures"}:
+        assert getattr(converted, name) == getattr(config, name), name
+    assert (converted.attention_activation, converted.label_smoothing) == ("softmax", 0.0)
+
+
+def test_generation_settings_of_an_old_checkpoint_arrive(tmp_path):
+    """Helsinki-NLP's: beams, bad words and the forced end stand in config.json; the weights may be a pickle."""
+    marian = save_marian(tmp_path / "old")
+    (tmp_path / "old" / "generation_config.json").unlink()
+    path = tmp_path / "old" / "config.json"
+    old = {"num_beams": 4, "bad_words_ids": [[7], [VOCABULARY - 1]], "max_length": 12, "normalize_before": False}
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **old}), encoding="utf-8")
+    (tmp_path / "old" / "model.safetensors").unlink()
+    weights = {name: tensor for name, tensor in marian.state_dict().items() if name != "final_logits_bias"}
+    torch.save(weights, tmp_path / "old" / "pytorch_model.bin")
+
+    convert(tmp_path / "old", tmp_path / "new")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "new")
+    settings = model.generation_config
+    assert (settings.num_beams, settings.max_length, settings.forced_eos_token_id) == (4, 12, 0)
+    assert settings.bad_words_ids == old["bad_words_ids"]
+    assert (tmp_path / "new" / "model.safetensors").is_file()
+    inputs = batch(model.config)
+    inputs.pop("decoder_input_ids")
+    ours, theirs = (m.generate(**inputs) for m in (model, MarianMTModel.from_pretrained(tmp_path / "old")))
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays_as_it_is(dtype, tmp_path):
+    marian = marian_model().to(dtype)
+    marian.save_pretrained(tmp_path / "marian")
+    convert(tmp_path / "marian", tmp_path / "reluformer")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "reluformer")
+    assert model.dtype == dtype
+    inputs = batch(marian.config)
+    with torch.no_grad():
+        ours, theirs = (m(**inputs).logits.float() for m in (model, MarianMTModel.from_pretrained(tmp_path / "marian")))
+    torch.testing.assert_close(ours, theirs, atol=8 * torch.finfo(dtype).eps * theirs.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("attention", ["relu", "rela", "relu_vit", "sigmoid"])
+def test_another_attention_keeps_the_weights(attention, tmp_path):
+    save_marian(tmp_path / "marian")
+    conversion = convert(tmp_path / "marian", tmp_path / "swapped", attention=attention)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "swapped")
+    expected = {"relu": ("relu", "variance", 0.01), "rela": ("relu", "none", 0.0)}
+    expected |= {"relu_vit": ("relu", "length", 0.0), "sigmoid": ("sigmoid", "variance", 0.0)}
+    config = model.config
+    found = (config.attention_activation, config.attention_scaling, config.regularization_weight)
+    assert found == expected[attention]
+    marian = MarianMTModel.from_pretrained(tmp_path / "marian").state_dict()
+    weights = model.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in marian.items() if "positions" not in name)
+    new = sorted(weights.keys() - marian.keys())
+    assert all("norm" in name for name in new)
+    assert bool(new) == (attention in ("rela", "relu_vit"))
+    assert any(f"{len(new)} parameters are new" in note for note in conversion.notes) == bool(new)
+    # what a swapped model has learned since is kept when it is swapped back
+    if not new:
+        convert(tmp_path / "swapped", tmp_path / "back", attention="vanilla")
+        back = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back")
+        inputs = batch(back.config)
+        with torch.no_grad():
+            theirs = MarianMTModel.from_pretrained(tmp_path / "marian")(**inputs).logits
+            torch.testing.assert_close(back(**inputs).logits, theirs, atol=1e-5, rtol=0)
+
+
+def test_what_cannot_be_represented_is_refused(tmp_path):
+    def refusal(folder, **options) -> str:
+        with pytest.raises(UserError) as caught:
+            convert(folder, tmp_path / "target", **options)
+        assert not (tmp_path / "target").exists()
+        assert not list(tmp_path.glob(".*")), "a partial folder was left"
+        return str(caught.value)
+
+    save_marian(tmp_path / "marian", encoder_layerdrop=0.1)
+    assert "'tanh' is unknown; choose one of reluformer" in refusal(tmp_path / "marian", attention="tanh")
+    assert "no such" in refusal(tmp_path / "nowhere") or "nowhere" in refusal(tmp_path / "nowhere")
+    odd = marian_model().config
+    odd.decoder_vocab_size = VOCABULARY + 1
+    with pytest.raises(UserError, match="decoder_vocab_size=51 differs"):
+        marian_config(odd)
+    MarianForCausalLM(MarianConfig(**{**marian_model().config.to_dict(), "is_decoder": True})).save_pretrained(
+        tmp_path / "decoder"
+    )
+    assert "decoder" in refusal(tmp_path / "decoder")
+    trained = marian_model()
+    trained.model.decoder.embed_positions.weight.data[3] += 1e-3
+    with pytest.raises(UserError, match="decoder's position table"):
+        convert_marian_model(trained)
+    convert(tmp_path / "marian", tmp_path / "ours")
+    assert "ReLUFormer already" in refusal(tmp_path / "ours")
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    assert "'bert'" in refusal(tmp_path / "bert")
+    (tmp_path / "marian" / "model.safetensors").write_bytes(b"not weights")
+    assert "weights cannot be loaded" in refusal(tmp_path / "marian")
+
+
+def test_weights_that_lack_a_tensor_are_refused_and_nothing_is_drawn(tmp_path):
+    marian = save_marian(tmp_path / "marian")
+    (tmp_path / "marian" / "model.safetensors").unlink()
+    weights = marian.state_dict()
+    del weights["model.decoder.layers.0.fc1.weight"]
+    torch.save(weights, tmp_path / "marian" / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"1 missing keys.*decoder\.layers\.0\.fc1\.weight"):
+        convert(tmp_path / "marian", tmp_path / "target")
+
+
+def test_a_folder_is_replaced_only_when_asked(tmp_path):
+    save_marian(tmp_path / "marian")
+    convert(tmp_path / "marian", tmp_path / "target")
+    with pytest.raises(UserError, match="--overwrite"):
+        convert(tmp_path / "marian", tmp_path / "target", attention="relu")
+    config = convert(tmp_path / "marian", tmp_path / "target", attention="relu", overwrite=True).model.config
+    assert config.attention_activation == "relu"
+    for folder in (tmp_path / "marian", tmp_path):
+        with pytest.raises(UserError, match="holds the source"):
+            convert(tmp_path / "marian", folder, overwrite=True)
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "thesis.tex").write_text("years of work", encoding="utf-8")
+    with pytest.raises(UserError, match="no model"):
+        convert(tmp_path / "marian", tmp_path / "papers", overwrite=True)
+    assert (tmp_path / "papers" / "thesis.tex").is_file()
+
+
+def test_the_tokenizer_is_copied_without_its_library(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer").mkdir()
+    files = {"source.spm": b"\x00spm", "target.spm": b"\x01spm", "vocab.json": b"{}", "target_vocab.json": b"{}"}
+    for name, content in files.items():
+        (tmp_path / "tokenizer" / name).write_bytes(content)
+    save_marian(tmp_path / "marian", tokenizer=tmp_path / "tokenizer")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    assert convert(tmp_path / "marian", tmp_path / "target").notes == ()
+    assert all((tmp_path / "target" / name).read_bytes() == content for name, content in files.items())
+    settings = json.loads((tmp_path / "target" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert settings == {"tokenizer_class": "MarianTokenizer"}
+    (tmp_path / "marian" / "source.spm").unlink()
+    assert "none was copied" in convert(tmp_path / "marian", tmp_path / "bare").notes[0]
+
+
+def test_marians_sentencepiece_tokenizer_loads_unchanged(tmp_path, monkeypatch):
+    pytest.importorskip("sentencepiece", reason="Marian's tokenizer needs sentencepiece, of the dev extra")
+    size = train_sentencepiece(tmp_path / "tokenizer")
+    save_marian(tmp_path / "marian", tokenizer=tmp_path / "tokenizer", vocab_size=size)
+    convert(tmp_path / "marian", tmp_path / "target")
+    theirs, ours = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("marian", "target"))
+    assert type(ours) is type(theirs)
+    assert type(ours).__name__ == "MarianTokenizer"
+    texts = ["zwölf", "einundzwanzig", "dreitausend und x", ""]
+    assert ours(texts)["input_ids"] == theirs(texts)["input_ids"]
+    targets = ["twelve", "twenty-one"]
+    assert ours(text_target=targets)["input_ids"] == theirs(text_target=targets)["input_ids"]
+    assert ours(text_target=targets)["input_ids"][0][-1] == 0
+    assert ours.decode(ours(text_target="twenty-one")["input_ids"], skip_special_tokens=True) == "twenty-one"
+
+    from reluformer.training.translation import Translator
+
+    model = MarianMTModel.from_pretrained(tmp_path / "marian")
+    translations = Translator(model, theirs, max_new_tokens=20)(texts)
+    translator = Translator.from_pretrained(tmp_path / "target", max_new_tokens=20, device="cpu")
+    translator.model.generation_config.max_length = 30  # Helsinki-NLP's models have such a limit; ours goes before it
+    warnings = []
+    monkeypatch.setattr(generation_utils.logger, "warning", lambda message, *rest: warnings.append(message))
+    assert translator(texts) == translations
+    assert not [message for message in warnings if "max_length" in message]
+    assert any(translations)
+
+
+def test_a_model_of_the_hub_is_converted_by_its_id(tmp_path):
+    """From the Hub's cache, as it lies on a machine without a network; the whole command, in a process of its own."""
+    commit = "a" * 40
+    repository = tmp_path / "hub" / "models--Helsinki-NLP--opus-mt-xx-yy"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit, encoding="utf-8")
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "source.spm").write_bytes(b"pieces")
+    save_marian(repository / "snapshots" / commit, tokenizer=tmp_path / "tokenizer")
+    command = ["-m", "reluformer", "convert", "--from", "Helsinki-NLP/opus-mt-xx-yy", "--to", tmp_path / "out"]
+    result = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("softmax attention\n")
+    assert (tmp_path / "out" / "source.spm").read_bytes() == b"pieces"
+    inputs = batch(marian_model().config)
+    with torch.no_grad():
+        logits = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")(**inputs).logits
+        torch.testing.assert_close(logits, marian_model()(**inputs).logits, atol=1e-5, rtol=0)
+
+
+def test_the_command(tmp_path, capsys):
+    save_marian(tmp_path / "marian", decoder_layerdrop=0.1)
+
+    def run(*arguments):
+        capsys.readouterr()
+        return cli.main(["convert", *map(str, arguments)]), capsys.readouterr()
+
+    status, printed = run("--from", tmp_path / "marian", "--to", tmp_path / "out", "--attention", "relu")
+    assert status == 0
+    assert printed.out.endswith(" parameters, relu attention\n")
+    assert "note: decoder_layerdrop=0.1 is dropped" in printed.err
+    status, printed = run("--from", tmp_path / "marian", "--to", tmp_path / "out")
+    assert status == 2
+    assert printed.err.startswith("reluformer: error: ")
+    assert printed.err.count("\n") == 1
+    assert run("--from", "Helsinki-NLP/not-in-the-cache", "--to", tmp_path / "no")[0] == 2
+    assert run("--to", tmp_path / "out")[0] == 2
+    assert run("--help")[0] == 0
+
+
+def test_the_choices_are_the_presets_and_the_activations():
+    assert {"reluformer", "vanilla", "relu", "softmax", "entmax15", "rela", "relu_vit", "sigmoid"} <= set(ATTENTIONS)

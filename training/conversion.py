@@ -1,0 +1,258 @@
+"""MarianMT checkpoints as ReLUFormers, and the attention of a model exchanged with its weights kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import MarianConfig, MarianMTModel
+
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.configuration_reluformer import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, PRESETS
+from reluformer.training.errors import UserError
+from reluformer.training.initialization import changed_config, load_any_config, load_weights, model_with_weights
+
+ATTENTIONS = tuple(dict.fromkeys((*PRESETS, *POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS)))
+
+# Fields that mean the same in both configurations.
+_SAME_FIELDS = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "max_position_embeddings",
+    "d_model",
+    "encoder_layers",
+    "encoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_layers",
+    "decoder_attention_heads",
+    "decoder_ffn_dim",
+    "activation_function",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "init_std",
+    "scale_embedding",
+    "share_encoder_decoder_embeddings",
+    "tie_word_embeddings",
+    "use_cache",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)
+_POSITION_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+_TOKENIZER_FILES = (
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "target_vocab.json",
+    "source.spm",
+    "target.spm",
+)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion wrote, and what one should know about it.
+
+    folder: of the model. model: as it was saved. notes: one line for each thing that did not carry over unchanged.
+    """
+
+    folder: Path
+    model: ReLUFormerForConditionalGeneration
+    notes: tuple[str, ...]
+
+
+def convert(
+    source: str | Path, target: str | Path, *, attention: str | None = None, overwrite: bool = False
+) -> Conversion:
+    """Writes a model as a ReLUFormer, tokenizer included.
+
+    Args:
+        source: folder or Hub id of a MarianMT checkpoint, or of a ReLUFormer whose attention is to be exchanged.
+        target: folder to write; it appears whole or not at all.
+        attention: a preset or an activation. None keeps the attention of the source, which is Marian's softmax: the
+            converted model then computes what Marian's does. Another one keeps the weights and needs fine-tuning.
+        overwrite: replace a model that is in `target` already.
+
+    Raises:
+        UserError: a source that is no such model, one that ReLUFormer cannot represent, or a folder that is in use.
+    """
+    target = Path(target)
+    _check_target(source, target, overwrite)
+    config = load_any_config(source)
+    if config.model_type == MarianConfig.model_type:
+        marian = _load_marian(source, config)
+        notes = _notes(marian.config)
+        model, new = _convert_model(marian, attention)
+    elif config.model_type == ReLUFormerConfig.model_type:
+        if attention is None:
+            raise UserError(f"{source}: is a ReLUFormer already; name the attention it shall have: {_choices()}")
+        changed = changed_config(config, _attention_changes(attention))
+        model, new = load_weights(source, changed, dtype=config.dtype or torch.float32)
+        notes = []
+    else:
+        raise UserError(
+            f"{source}: is a {config.model_type!r} model; only MarianMT and ReLUFormer models are converted"
+        )
+    notes += _change_notes(new)
+
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        notes += _copy_tokenizer(source, partial)
+        model.save_pretrained(partial)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Conversion(target, model, tuple(notes))
+
+
+def marian_config(config: MarianConfig) -> ReLUFormerConfig:
+    """The softmax ReLUFormer that is this Marian.
+
+    Label smoothing is 0, as Marian's loss has none.
+
+    Raises:
+        UserError: a decoder without encoder, a decoder vocabulary of another size in a shared embedding, or a value that
+            ReLUFormer refuses.
+    """
+    if config.is_decoder or not config.is_encoder_decoder:
+        raise UserError("a Marian decoder without encoder (is_decoder=True) cannot become a ReLUFormer, which has both")
+    fields = {name: getattr(config, name) for name in _SAME_FIELDS}
+    try:
+        return ReLUFormerConfig.from_preset("vanilla", label_smoothing=0.0, **fields)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise UserError(f"this Marian cannot become a ReLUFormer: {' '.join(str(error).split())}") from error
+
+
+def convert_marian_model(marian: MarianMTModel, *, attention: str | None = None) -> ReLUFormerForConditionalGeneration:
+    """A Marian in memory → a ReLUFormer in evaluation mode with its weights, dtype and generation settings.
+
+    The two may share memory.
+
+    Args:
+        marian: any `MarianMTModel`.
+        attention: as in `convert`.
+
+    Raises:
+        UserError: what `marian_config` raises; position tables that are not the sinusoidal ones.
+    """
+    return _convert_model(marian, attention)[0]
+
+
+def _convert_model(
+    marian: MarianMTModel, attention: str | None
+) -> tuple[ReLUFormerForConditionalGeneration, list[str]]:
+    config = marian_config(marian.config)
+    if attention is not None:
+        config = changed_config(config, _attention_changes(attention))
+    weights = {name: tensor for name, tensor in marian.state_dict().items() if name not in _POSITION_TABLES}
+    model, new = model_with_weights(config, weights, dtype=marian.dtype)
+    _check_positions(marian, model)
+    model.generation_config = copy.deepcopy(marian.generation_config)
+    return model, new
+
+
+def _attention_changes(attention: str) -> dict[str, Any]:
+    if attention in PRESETS:
+        return {"preset": attention}
+    if attention in ATTENTIONS:
+        return {"attention_activation": attention}
+    raise UserError(f"attention: {attention!r} is unknown; choose one of {_choices()}")
+
+
+def _choices() -> str:
+    return ", ".join(ATTENTIONS)
+
+
+def _load_marian(source: str | Path, config: MarianConfig) -> MarianMTModel:
+    """The checkpoint in Marian's own class, in the dtype it was saved in, with nothing drawn at random."""
+    try:
+        marian, info = MarianMTModel.from_pretrained(
+            str(source), config=config, dtype="auto", output_loading_info=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        raise UserError(f"{source}: its weights cannot be loaded: {' '.join(str(error).split())}") from error
+    for what in ("missing_keys", "unexpected_keys"):
+        if names := sorted(info[what]):
+            raise UserError(
+                f"{source}: {len(names)} {what.replace('_', ' ')} in the weights of a MarianMT model, first {names[0]}"
+            )
+    return marian
+
+
+def _check_positions(marian: MarianMTModel, model: ReLUFormerForConditionalGeneration) -> None:
+    """Both stacks' tables are computed, never saved: one that was saved with other values cannot be taken over."""
+    for part in ("encoder", "decoder"):
+        theirs = getattr(marian.model, part).embed_positions.weight
+        ours = getattr(model.model, part).embed_positions.weight
+        tolerance = 4 * torch.finfo(theirs.dtype).eps
+        if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=0.0, atol=max(tolerance, 1e-6)):
+            raise UserError(
+                f"the {part}'s position table is not the sinusoidal one; ReLUFormer has no trained positions, so this "
+                "checkpoint cannot be converted"
+            )
+
+
+def _notes(config: MarianConfig) -> list[str]:
+    dropped = {name: getattr(config, name) for name in ("encoder_layerdrop", "decoder_layerdrop")}
+    return [
+        f"{name}={value} is dropped: ReLUFormer trains without layer drop; outputs are the same"
+        for name, value in dropped.items()
+        if value > 0
+    ]
+
+
+def _change_notes(new: list[str]) -> list[str]:
+    return [f"{len(new)} parameters are new and untrained, the first is {new[0]}"] if new else []
+
+
+def _check_target(source: str | Path, target: Path, overwrite: bool) -> None:
+    if target.is_file():
+        raise UserError(f"{target}: is a file; give a folder")
+    here, there = Path(source).resolve(), target.resolve()
+    if Path(source).is_dir() and (here == there or there in here.parents):
+        raise UserError(f"{target}: holds the source; give another folder")
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    if not (target / "config.json").is_file():
+        raise UserError(f"{target}: holds files but no model; give another folder")
+    if not overwrite:
+        raise UserError(f"{target}: holds a model already; give another folder, or --overwrite to replace it")
+
+
+def _copy_tokenizer(source: str | Path, folder: Path) -> list[str]:
+    """Copies the tokenizer's files as they are; none of them is opened by the library they are for."""
+    if not (origin := Path(source)).is_dir():
+        try:
+            origin = Path(snapshot_download(str(source), allow_patterns=list(_TOKENIZER_FILES)))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{source}: its tokenizer cannot be loaded: {' '.join(str(error).split())}") from error
+    found = [name for name in _TOKENIZER_FILES if (origin / name).is_file()]
+    for name in found:
+        shutil.copyfile(origin / name, folder / name)
+    if "source.spm" in found:
+        _name_tokenizer_class(folder / "tokenizer_config.json")
+    return [] if set(found) & {"source.spm", "tokenizer.json"} else [f"no tokenizer is in {source}: none was copied"]
+
+
+def _name_tokenizer_class(path: Path) -> None:
+    """AutoTokenizer finds Marian's tokenizer by the kind of model, unless its settings name the class themselves."""
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if "tokenizer_class" not in settings:
+        settings = {**settings, "tokenizer_class": "MarianTokenizer"}
+        path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,155 @@
+"""The weights of an existing model under a changed configuration: another attention, other dropout, the same shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoConfig
+
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.configuration_reluformer import PRESETS
+from reluformer.training.errors import UserError
+
+# The weights were made for these: what they say cannot change without them.
+FIXED_BY_THE_WEIGHTS = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "d_model",
+    "encoder_layers",
+    "encoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_layers",
+    "decoder_attention_heads",
+    "decoder_ffn_dim",
+    "share_encoder_decoder_embeddings",
+    "tie_word_embeddings",
+)
+
+
+def load_config(path_or_hub_id: str | Path) -> ReLUFormerConfig:
+    """The configuration of a ReLUFormer checkpoint.
+
+    Raises:
+        UserError: nothing there, or another kind of model; for Marian's it names `reluformer convert`.
+    """
+    config = load_any_config(path_or_hub_id)
+    if config.model_type == "marian":
+        raise UserError(
+            f"{path_or_hub_id}: is a Marian checkpoint; run `reluformer convert --from {path_or_hub_id} --to FOLDER` first"
+        )
+    if config.model_type != ReLUFormerConfig.model_type:
+        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model; a ReLUFormer checkpoint is needed")
+    return config
+
+
+def load_any_config(path_or_hub_id: str | Path) -> Any:
+    """The configuration of any checkpoint in a folder or on the Hub; its code is never executed.
+
+    Raises:
+        UserError: no such folder or repository, or a configuration that cannot be read.
+    """
+    try:
+        return AutoConfig.from_pretrained(str(path_or_hub_id), trust_remote_code=False)
+    except (OSError, ValueError, TypeError, StrictDataclassError) as error:
+        raise UserError(f"{path_or_hub_id}: its config cannot be loaded: {' '.join(str(error).split())}") from error
+
+
+def changed_config(config: ReLUFormerConfig, changes: Mapping[str, Any]) -> ReLUFormerConfig:
+    """`config` with other values in some fields.
+
+    A `preset` among the changes replaces the whole attention, regulariser included; an `attention_activation` alone takes
+    the scaling and the regularisation that are its defaults, unless these are given too.
+
+    Args:
+        config: of an existing model.
+        changes: fields of `ReLUFormerConfig`, and `preset`.
+
+    Raises:
+        UserError: an unknown field or preset, a bad value, or a size that the existing weights have decided.
+    """
+    changes = dict(changes)
+    preset = changes.pop("preset", None)
+    for name in FIXED_BY_THE_WEIGHTS:
+        if name in changes and changes[name] != getattr(config, name):
+            raise UserError(f"{name}: {changes[name]!r} does not fit the weights, made for {getattr(config, name)!r}")
+    kept = {field.name: getattr(config, field.name) for field in dataclasses.fields(ReLUFormerConfig)}
+    follows = set()
+    if preset is not None:
+        follows = set().union(*PRESETS.values())
+    elif changes.get("attention_activation", config.attention_activation) != config.attention_activation:
+        follows = {"attention_scaling", "regularization_weight"}
+    kept = {name: value for name, value in kept.items() if name not in follows}
+    try:
+        # without a preset every field of it is kept or changed, so that the name does not matter
+        return ReLUFormerConfig.from_preset(preset or "reluformer", **{**kept, **changes})
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+
+
+def model_with_weights(
+    config: ReLUFormerConfig, state_dict: Mapping[str, Tensor], *, dtype: torch.dtype
+) -> tuple[ReLUFormerForConditionalGeneration, list[str]]:
+    """A model in evaluation mode with the weights of another.
+
+    Returns:
+        The model, and the names of its parameters that the weights lack and that were drawn anew: those of norms and
+        gates of attention and FFN that the other model did not have.
+
+    Raises:
+        UserError: weights left over, lacking or of another shape.
+    """
+    model, info = ReLUFormerForConditionalGeneration.from_pretrained(
+        None,
+        config=config,
+        state_dict=dict(state_dict),
+        dtype=dtype,
+        ignore_mismatched_sizes=True,  # reported below
+        output_loading_info=True,
+    )
+    return model, _new_parameters(info)
+
+
+def load_weights(
+    path_or_hub_id: str | Path, config: ReLUFormerConfig, *, dtype: torch.dtype
+) -> tuple[ReLUFormerForConditionalGeneration, list[str]]:
+    """The model of a ReLUFormer checkpoint under another configuration; see `model_with_weights`.
+
+    The checkpoint's generation settings come with it.
+    """
+    try:
+        model, info = ReLUFormerForConditionalGeneration.from_pretrained(
+            str(path_or_hub_id),
+            config=config,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{path_or_hub_id}: its model cannot be loaded: {' '.join(str(error).split())}") from error
+    return model, _new_parameters(info)
+
+
+# Modules that a configuration adds to what Marian and the plain ReLUFormer have.
+_OPTIONAL_MODULES = ("log_gamma", "gate_proj", "q_norm", "k_norm", "output_norm", "ffn_layer_norm")
+
+
+def _new_parameters(info: Mapping[str, Any]) -> list[str]:
+    missing = sorted(info["missing_keys"])
+    lacking = [name for name in missing if not set(_OPTIONAL_MODULES) & set(name.split("."))]
+    mismatched = sorted(str(entry[0]) for entry in info["mismatched_keys"])
+    problems = {
+        "the weights lack": lacking,
+        "the configuration has no place for": sorted(info["unexpected_keys"]),
+        "the shapes differ of": mismatched,
+    }
+    for what, names in problems.items():
+        if names:
+            raise UserError(f"the weights do not fit the configuration: {what} {len(names)} tensors, first {names[0]}")
+    return missing
