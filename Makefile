@@ -1,4 +1,5 @@
-# make demo · make test · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed.
+# make demo · make test · make test-peer · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git
+# is needed.
 #
 #   PYTHON=python3.12                                      the Python to use
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu       where to take torch from; this one holds the small CPU build
@@ -8,13 +9,18 @@ TORCH_INDEX ?=
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-peer lint format clean
 
 demo: .venv/installed
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
 
 test: .venv/installed
 	$(BIN)/python -m pytest
+
+# The library's own tests of its models, from its source package; PEER_TRANSFORMERS_TESTS=… adds those of generation.
+test-peer: .venv/installed
+	$(BIN)/python tests/peer/library_tests.py
+	$(BIN)/python -m pytest tests/peer -rs
 
 lint: .venv/installed
 	$(BIN)/ruff check .

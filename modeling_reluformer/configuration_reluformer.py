@@ -52,6 +52,16 @@ def valid_attention_implementations(attention_activation: str) -> tuple[str, ...
     return ("fused", "eager")
 
 
+def require_attention_implementation(attention_activation: str, attn_implementation: str) -> None:
+    """Raises a `ValueError` with the valid choices where the implementation cannot compute the activation."""
+    valid = valid_attention_implementations(attention_activation)
+    if attn_implementation not in valid:
+        raise ValueError(
+            f'Specified `attn_implementation="{attn_implementation}"` is not supported by '
+            f"attention_activation={attention_activation!r}; choose one of {', '.join(valid)}."
+        )
+
+
 @strict
 class ReLUFormerConfig(PreTrainedConfig):
     r"""

@@ -25,6 +25,7 @@ class SinusoidalPositions(nn.Module):
     def __init__(self, positions: int, features: int) -> None:
         super().__init__()
         self.weight = nn.Buffer(torch.empty(positions, features), persistent=False)
+        self.weight.copy_(self.table())
 
     def table(self) -> Tensor:
         """The table in float64, computed anew: a buffer that is not saved comes back from loading without its values."""

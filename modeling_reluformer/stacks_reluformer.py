@@ -12,7 +12,11 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_reluformer import OWN_IMPLEMENTATIONS, attention_context
-from .configuration_reluformer import ReLUFormerConfig, valid_attention_implementations
+from .configuration_reluformer import (
+    ReLUFormerConfig,
+    require_attention_implementation,
+    valid_attention_implementations,
+)
 from .layers_reluformer import (
     GatedRMSNorm,
     ReLUFormerAttention,
@@ -76,13 +80,8 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         activation = self.config.attention_activation
-        valid = valid_attention_implementations(activation)
-        requested = valid[0] if requested_attention is None else requested_attention
-        if requested not in valid:
-            raise ValueError(
-                f"attn_implementation={requested!r} cannot compute attention_activation={activation!r}; "
-                f"choose one of {', '.join(valid)}."
-            )
+        requested = requested_attention or valid_attention_implementations(activation)[0]
+        require_attention_implementation(activation, requested)
         if requested in OWN_IMPLEMENTATIONS:
             return requested
         return super().get_correct_attn_implementation(requested, is_init_check)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 import reluformer
 from reluformer.configuration.recipe import Recipe
+from reluformer.configuration_reluformer import require_attention_implementation
 from reluformer.training.errors import UserError
 from reluformer.training.initialization import changed_config, load_config, load_weights
 
@@ -52,7 +53,8 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
         else:
             config = changed_config(checkpoint, fields)
         # The model is never built with a pair that does not exist, so that is asked for here.
-        _check_attn_implementation(config, attn_implementation)
+        if attn_implementation is not None:
+            require_attention_implementation(config.attention_activation, attn_implementation)
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise UserError(f"model: {' '.join(str(error).split())}") from error
     if recipe.data.max_length > config.max_position_embeddings:
@@ -88,17 +90,6 @@ def _check_tokenizer(name: str, config: reluformer.ReLUFormerConfig, tokenizer: 
     if tokenizer.eos_token_id not in ends:
         raise UserError(
             f"initialize_from: {name}: its tokenizer ends a sentence with id {tokenizer.eos_token_id}, its model with {ends}"
-        )
-
-
-def _check_attn_implementation(config: reluformer.ReLUFormerConfig, attn_implementation: str | None) -> None:
-    from reluformer.configuration_reluformer import valid_attention_implementations
-
-    valid = valid_attention_implementations(config.attention_activation)
-    if attn_implementation is not None and attn_implementation not in valid:
-        raise ValueError(
-            f"attn_implementation={attn_implementation!r} cannot compute "
-            f"attention_activation={config.attention_activation!r}; choose one of {', '.join(valid)}"
         )
 
 

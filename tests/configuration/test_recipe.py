@@ -192,7 +192,7 @@ def test_what_would_have_no_effect_or_cannot_work_is_refused(small, arguments, n
         ({"attention_activation": "tanh"}, "attention_activation='tanh'"),
         ({"d_model": "wide"}, "d_model"),
         ({"vocab_size": 100}, "tokenizer.vocab_size"),
-        ({"preset": "vanilla", "attn_implementation": "fused"}, "attn_implementation='fused'"),
+        ({"preset": "vanilla", "attn_implementation": "fused"}, 'attn_implementation="fused"'),
         ({"max_position_embeddings": 8}, "data.max_length"),
     ],
 )

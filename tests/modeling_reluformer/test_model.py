@@ -225,7 +225,7 @@ def test_impossible_pair_is_refused_with_the_valid_ones(fields, implementation):
     skip_without_entmax(fields)
     config = tiny_config(**fields)
     valid = ", ".join(valid_attention_implementations(config.attention_activation))
-    expected = f"cannot compute attention_activation='{config.attention_activation}'; choose one of {valid}"
+    expected = f"is not supported by attention_activation='{config.attention_activation}'; choose one of {valid}"
     config._attn_implementation = implementation
     with pytest.raises(ValueError, match=expected):
         ReLUFormerForConditionalGeneration(config)
