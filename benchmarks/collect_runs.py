@@ -156,6 +156,7 @@ def _comparison_lines(result: dict[str, Any]) -> list[str]:
         f"{other['interval_of_this'][0]:.1f}–{other['interval_of_this'][1]:.1f} and "
         f"{other['interval_of_other'][0]:.1f}–{other['interval_of_other'][1]:.1f})."
         for other in result.get("compared_with", [])
+        if other["difference"] >= 0  # its twin's file holds the same with the other sign
     ]
 
 
