@@ -58,7 +58,7 @@ def test_mistakes_are_one_line_and_status_2(capsys, recipe_file, tmp_path):  # n
     assert "did you mean" in assert_one_line_error(capsys, *config, "--training.max_step", "3")
     assert "tanh" in assert_one_line_error(capsys, *config, "--model.attention_activation", "tanh")
     pair = ["--model.preset", "vanilla", "--model.attn_implementation", "fused"]
-    assert "attn_implementation='fused'" in assert_one_line_error(capsys, *config, *pair)
+    assert 'attn_implementation="fused"' in assert_one_line_error(capsys, *config, *pair)
     assert str(tmp_path / "a") in assert_one_line_error(capsys, *config, *files)
     (tmp_path / "a").write_text("eins\nzwei\n", encoding="utf-8")
     (tmp_path / "b").write_text("one\n", encoding="utf-8")

@@ -125,7 +125,7 @@ def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, tmp_path):  #
     assert "model: d_model: 32 does not fit the weights, made for 16" in refusal(**started, model={"d_model": 32})
     assert "did you mean" in refusal(**started, model={"droput": 0.2})
     assert "follows from the tokenizer" in refusal(**started, model={"vocab_size": 50})
-    assert "attn_implementation='fused'" in refusal(**started, model={"attn_implementation": "fused"})
+    assert 'attn_implementation="fused"' in refusal(**started, model={"attn_implementation": "fused"})
     wanted = load_recipe(recipe_file).tokenizer
     assert "tokenizer: comes with the model" in refusal(**started, tokenizer=wanted)
     # the conversion had no tokenizer to copy
