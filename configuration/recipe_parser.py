@@ -20,7 +20,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from reluformer.configuration import recipe as recipe_sections
 from reluformer.configuration.recipe import Recipe
-from reluformer.training.errors import UserError
+from reluformer.training.errors import UserError, one_line
 
 RECIPES_FOLDER = Path(__file__).parent / "recipes"
 
@@ -153,11 +153,6 @@ def save_recipe(recipe: Recipe, path: str | Path) -> None:
     text = yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
-
-
-def one_line(error: BaseException | str) -> str:
-    """The message of an error without line breaks."""
-    return " ".join(str(error).split())
 
 
 # What jsonargparse says of a section that may be missing, such as `data.demo`: every type it tried, with class paths.

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from reluformer import ReLUFormerConfig
-from reluformer.training.errors import UserError
+from reluformer.training.errors import UserError, one_line
 
 # Key in the Trainer's log, name in the card, format.
 ATTENTION_FIGURES = (
@@ -47,7 +47,7 @@ class RunFolder:
         try:
             recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
-            raise UserError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+            raise UserError(f"{path}: is not YAML: {one_line(error)}") from error
         if not isinstance(recipe, dict):
             raise UserError(f"{path}: expected the sections of a recipe, found {type(recipe).__name__}")
         return recipe

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from reluformer.training.errors import UserError
+from reluformer.training.errors import UserError, one_line
 
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = parser.parse_args(arguments[:1])
         return _COMMANDS[chosen.command](arguments[1:])
     except UserError as error:
-        print(f"reluformer: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"reluformer: error: {one_line(error)}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("reluformer: interrupted", file=sys.stderr)

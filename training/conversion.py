@@ -18,7 +18,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration_reluformer import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, PRESETS
-from reluformer.training.errors import UserError
+from reluformer.training.errors import UserError, one_line
 from reluformer.training.initialization import changed_config, load_any_config, load_weights, model_with_weights
 
 ATTENTIONS = tuple(dict.fromkeys((*PRESETS, *POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS)))
@@ -136,7 +136,7 @@ def marian_config(config: MarianConfig) -> ReLUFormerConfig:
     try:
         return ReLUFormerConfig.from_preset("vanilla", label_smoothing=0.0, **fields)
     except (ValueError, TypeError, StrictDataclassError) as error:
-        raise UserError(f"this Marian cannot become a ReLUFormer: {' '.join(str(error).split())}") from error
+        raise UserError(f"this Marian cannot become a ReLUFormer: {one_line(error)}") from error
 
 
 def convert_marian_model(marian: MarianMTModel, *, attention: str | None = None) -> ReLUFormerForConditionalGeneration:
@@ -186,7 +186,7 @@ def _load_marian(source: str | Path, config: MarianConfig) -> MarianMTModel:
             str(source), config=config, dtype="auto", output_loading_info=True, trust_remote_code=False
         )
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        raise UserError(f"{source}: its weights cannot be loaded: {' '.join(str(error).split())}") from error
+        raise UserError(f"{source}: its weights cannot be loaded: {one_line(error)}") from error
     for what in ("missing_keys", "unexpected_keys"):
         if names := sorted(info[what]):
             raise UserError(
@@ -241,7 +241,7 @@ def _copy_tokenizer(source: str | Path, folder: Path) -> list[str]:
         try:
             origin = Path(snapshot_download(str(source), allow_patterns=list(_TOKENIZER_FILES)))
         except (OSError, ValueError) as error:
-            raise UserError(f"{source}: its tokenizer cannot be loaded: {' '.join(str(error).split())}") from error
+            raise UserError(f"{source}: its tokenizer cannot be loaded: {one_line(error)}") from error
     found = [name for name in _TOKENIZER_FILES if (origin / name).is_file()]
     for name in found:
         shutil.copyfile(origin / name, folder / name)

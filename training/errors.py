@@ -6,3 +6,8 @@ class UserError(ValueError):
 
     The command line prints it as one line and exits with status 2; from Python it is a `ValueError` like any other.
     """
+
+
+def one_line(error: BaseException | str) -> str:
+    """The message of an error without line breaks: libraries wrap theirs, a `UserError` has one line."""
+    return " ".join(str(error).split())

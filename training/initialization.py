@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration_reluformer import PRESETS
-from reluformer.training.errors import UserError
+from reluformer.training.errors import UserError, one_line
 
 # The weights were made for these: what they say cannot change without them.
 FIXED_BY_THE_WEIGHTS = (
@@ -58,7 +58,7 @@ def load_any_config(path_or_hub_id: str | Path) -> Any:
     try:
         return AutoConfig.from_pretrained(str(path_or_hub_id), trust_remote_code=False)
     except (OSError, ValueError, TypeError, StrictDataclassError) as error:
-        raise UserError(f"{path_or_hub_id}: its config cannot be loaded: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path_or_hub_id}: its config cannot be loaded: {one_line(error)}") from error
 
 
 def changed_config(config: ReLUFormerConfig, changes: Mapping[str, Any]) -> ReLUFormerConfig:
@@ -90,7 +90,7 @@ def changed_config(config: ReLUFormerConfig, changes: Mapping[str, Any]) -> ReLU
         # without a preset every field of it is kept or changed, so that the name does not matter
         return ReLUFormerConfig.from_preset(preset or "reluformer", **{**kept, **changes})
     except (ValueError, TypeError, StrictDataclassError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(one_line(error)) from error
 
 
 def model_with_weights(
@@ -132,7 +132,7 @@ def load_weights(
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path_or_hub_id}: its model cannot be loaded: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path_or_hub_id}: its model cannot be loaded: {one_line(error)}") from error
     return model, _new_parameters(info)
 
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import reluformer  # noqa: F401  (registers the model with the Auto classes)
-from reluformer.training.errors import UserError
+from reluformer.training.errors import UserError, one_line
 
 
 def load_model_and_tokenizer(
@@ -55,5 +55,5 @@ def _load(auto_class: Any, name: str, what: str, **options: Any) -> Any:
         return auto_class.from_pretrained(name, trust_remote_code=False, **options)
     # RuntimeError: shapes of the weights that do not fit the config; ValueError: not a sequence-to-sequence model.
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise UserError(f"{name}: its {what} cannot be loaded: {reason}") from error

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 import reluformer
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration_reluformer import require_attention_implementation
-from reluformer.training.errors import UserError
+from reluformer.training.errors import UserError, one_line
 from reluformer.training.initialization import changed_config, load_config, load_weights
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
         if attn_implementation is not None:
             require_attention_implementation(config.attention_activation, attn_implementation)
     except (ValueError, TypeError, StrictDataclassError) as error:
-        raise UserError(f"model: {' '.join(str(error).split())}") from error
+        raise UserError(f"model: {one_line(error)}") from error
     if recipe.data.max_length > config.max_position_embeddings:
         raise UserError(
             f"data.max_length: {recipe.data.max_length} is more than model.max_position_embeddings "

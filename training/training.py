@@ -19,7 +19,7 @@ from reluformer.configuration.recipe_parser import save_recipe
 from reluformer.training.averaging import average_checkpoints
 from reluformer.training.corpora import CorpusReport, encode_pairs
 from reluformer.training.data import has_split, load_split
-from reluformer.training.errors import UserError
+from reluformer.training.errors import UserError, one_line
 from reluformer.training.evaluation import evaluate_run, print_samples, read_translations
 from reluformer.training.metrics import describe_scores
 from reluformer.training.model_building import build_config, build_model
@@ -137,7 +137,7 @@ def _tokenizer(recipe: Recipe, pairs: datasets.Dataset, *, from_run_folder: bool
         try:
             return AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError, ImportError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise UserError(f"{key} {path!r} cannot be loaded: {reason}") from error
     if from_run_folder:
         _say(recipe, f"tokenizer: the one in {folder}")
