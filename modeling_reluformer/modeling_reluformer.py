@@ -59,6 +59,11 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
         statistics: str = "none",
         **kwargs: Any,
     ) -> ReLUFormerModelOutput:
+        if (segment_ids is None) != (decoder_segment_ids is None):
+            raise ValueError(
+                "Packed sequences need segment_ids and decoder_segment_ids, or a target would attend to every source; "
+                f"only {'decoder_segment_ids' if segment_ids is None else 'segment_ids'} was given."
+            )
         encoder_weight, decoder_weight = (None, None) if sentence_rows is None else sentence_rows
         if encoder_outputs is None:
             encoder_outputs = self.encoder(

@@ -274,6 +274,8 @@ def test_wrong_calls_say_what_is_wrong():
         model(input_ids=source, attention_mask=torch.ones(2, 6), labels=target)
     with pytest.raises(ValueError, match="must be boolean"):
         model(input_ids=source, attention_mask=torch.zeros(2, 1, 7, 7), labels=target)
+    with pytest.raises(ValueError, match="only segment_ids was given"):
+        model(input_ids=source, decoder_input_ids=target, segment_ids=torch.ones_like(source))
     with pytest.raises(ValueError, match="padded on the left"):
         model(input_ids=source, labels=padded(target, 2, "left", -100))
 
