@@ -1,15 +1,16 @@
-# make demo · make test · make test-peer · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git
-# is needed.
+# make demo · make test · make test-peer · make bench · make studies-smoke · make studies · make lint: each sets up
+# .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-oldest sets up .venv-oldest, and needs Python 3.11.
 #
 #   PYTHON=python3.12                                      the Python to use
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu       where to take torch from; this one holds the small CPU build
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+JOBS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-peer lint format clean
+.PHONY: demo test test-peer test-oldest bench studies-smoke studies reproduction lint format clean
 
 demo: .venv/installed
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -22,6 +23,34 @@ test-peer: .venv/installed
 	$(BIN)/python tests/peer/library_tests.py
 	$(BIN)/python -m pytest tests/peer -rs
 
+# Every lower bound of pyproject.toml at once, torch's excepted: see constraints-oldest.txt.
+test-oldest: .venv-oldest/installed
+	.venv-oldest/bin/python -m pytest -rfEs
+
+# Speed and memory of the attention and of whole models, on this machine alone: about 20 minutes on two idle cores. Writes
+# benchmarks/results/ and benchmarks/ATTENTION.md. Whole models run as training should, with glibc keeping the memory of the
+# logits (benchmarks/NOTES.md); the others with the allocator as it comes. gpu.py measures nothing without a CUDA device.
+bench: .venv/installed
+	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/memory.py
+	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python benchmarks/end_to_end.py
+	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/attention_tables.py
+
+# Every study of the paper, so small that it means nothing: does all of it run?
+studies-smoke: .venv/installed
+	rm -rf runs/studies/smoke runs/studies-smoke
+	$(BIN)/reluformer study --size smoke --results runs/studies-smoke
+	$(BIN)/reluformer study --size smoke --results runs/studies-smoke --report runs/studies-smoke/reproduction.md
+
+# The studies on CPU cores, for days; it goes on where it stopped. JOBS=2 trains two rows at once.
+studies: .venv/installed
+	$(BIN)/reluformer study --size cpu --jobs $(JOBS)
+	$(MAKE) reproduction
+
+reproduction: .venv/installed
+	$(BIN)/reluformer study --report docs/reproduction.md
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,12 +60,17 @@ format: .venv/installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv .venv-oldest build dist *.egg-info
+
+.venv/installed: constraints.txt
+.venv/installed: PYTHON_NEEDED := >= (3, 11)
+.venv-oldest/installed: constraints-oldest.txt
+.venv-oldest/installed: PYTHON_NEEDED := == (3, 11)
 
 # torch alone first: its index may hold nothing else.
-.venv/installed: pyproject.toml setup.py constraints.txt
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12 …")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+.venv/installed .venv-oldest/installed: pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.version_info[:2] $(PYTHON_NEEDED) or sys.exit("Python $(PYTHON_NEEDED) is needed, this is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(@D)/bin/python -m pip install -c $(filter constraints%,$^) -e '.[dev]'
 	touch $@

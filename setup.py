@@ -18,7 +18,12 @@ setup(
     packages=list(PACKAGE_FOLDERS),
     package_dir=PACKAGE_FOLDERS,
     package_data={
-        "reluformer.configuration": ["recipes/*.yaml"],
+        "reluformer.configuration": [
+            "recipes/*.yaml",
+            "studies/*.yaml",
+            "studies/bases/*.yaml",
+            "studies/smoke_corpus/*",
+        ],
         "reluformer.hub_cards": ["*.md"],
     },
 )

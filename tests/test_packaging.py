@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 PACKAGE_FOLDERS = {
@@ -45,7 +46,7 @@ print(json.dumps(found))
 
 def installed_files() -> dict[str, Path]:
     """Where each file of the package is installed, and where it is in the repository."""
-    patterns = ["*.py", "recipes/*.yaml", "*.md"]
+    patterns = ["*.py", "recipes/*.yaml", "studies/*.yaml", "studies/bases/*.yaml", "studies/smoke_corpus/*", "*.md"]
     return {
         f"{target}/{path.relative_to(ROOT / folder).as_posix()}": path
         for folder, target in PACKAGE_FOLDERS.items()
@@ -132,21 +133,38 @@ def test_the_package_that_is_tested_is_this_checkout():
     assert Path(importlib.util.find_spec("reluformer").origin).parent == ROOT / "modeling_reluformer"
 
 
-def pinned() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+def pinned(file: str) -> dict[str, str]:
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def requirements() -> list[Requirement]:
+    """What the package and its extras require."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    return [Requirement(line) for line in [*project["dependencies"], *(line for extra in extras for line in extra)]]
 
 
 def test_the_constraints_pin_every_requirement_within_its_bounds():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    versions = {canonicalize_name(name): version for name, version in pinned().items()}
-    extras = project["optional-dependencies"].values()
-    for requirement in map(Requirement, [*project["dependencies"], *(line for extra in extras for line in extra)]):
+    versions = pinned("constraints.txt")
+    for requirement in requirements():
         version = versions.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement.name} is not in constraints.txt"
         assert requirement.specifier.contains(version), f"{requirement} excludes the tested {version}"
         assert "+" not in version, "a local build such as +cpu is not on every index"
     assert versions["torch"] == "2.13.0"
+
+
+def test_the_oldest_constraints_are_the_lower_bounds():
+    """What `make test-oldest` runs on is what the metadata promises, torch excepted (the file says why)."""
+    versions = pinned("constraints-oldest.txt")
+    assert versions.pop("torch") == pinned("constraints.txt")["torch"]
+    bounds = {canonicalize_name(each.name): each.specifier for each in requirements() if each.name != "torch"}
+    for name, specifier in bounds.items():
+        (bound,) = specifier
+        assert bound.operator == ">=", f"{name}{specifier}"
+        assert Version(versions[name]) == Version(bound.version), f"{name}{specifier} is tested at {versions[name]}"
 
 
 def test_make_and_ci_run_the_commands_of_the_readme():
