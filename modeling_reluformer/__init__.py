@@ -7,6 +7,7 @@ it with `trust_remote_code=True`.
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
+from .attention_fused import relu_attention
 from .configuration_reluformer import ReLUFormerConfig
 from .modeling_reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel, ReLUFormerPreTrainedModel
 
@@ -25,4 +26,5 @@ __all__ = [
     "ReLUFormerForConditionalGeneration",
     "ReLUFormerModel",
     "ReLUFormerPreTrainedModel",
+    "relu_attention",
 ]

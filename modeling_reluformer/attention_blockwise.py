@@ -1,128 +1,305 @@
 """Point-wise attention in blocks of queries: memory grows with the length, not with its square; exact gradients.
 
-Each block of queries meets all the keys it can see in one product; blocks are recomputed in the backward pass. Where the
-whole problem is as small as one block, it is computed at once, without recomputation.
+Any device, plain PyTorch; on a CPU the heads are shared out among threads. A block of queries meets all the keys that it can
+see in one product, and the backward pass computes the scores again. With u_ij = h(x_ij), x_ij = c q_i·k_j, dropout D and
+the row scale r_i applied once per row, after the sums:
 
-The row scale is applied once per row, after the sums: with u_ij = h(c · q_i·k_j),
+    O_i = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
 
-    O_i = r_i sum_j u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
+    dU_ij = r_i (D_ij dO_i·v_j + rho_i + tau_i log u_ij)        dX_ij = h'(x_ij) dU_ij
+    dq_i = c sum_j dX_ij k_j     dk_j = c sum_i dX_ij q_i     dv_j = sum_i r_i D_ij u_ij dO_i
+
+rho and tau carry the gradients of S and T; the gradient of r needs no scores and is taken by the caller.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from .attention_reference import POINTWISE, AttentionResult
-from .visibility_reluformer import Visibility
+from .attention_activations import CLOSED_AT_ZERO, activate, differentiate
+from .attention_products import product, steady_allocator
+from .attention_workers import for_each
 
-# Scores held at a time: 2**22 float32 are 16 MiB.
-SCORES_PER_BLOCK = 2**22
-SMALLEST_BLOCK = 16
-
-
-def blockwise_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    activation: str,
-    visibility: Visibility,
-    row_scale: Tensor | None = None,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    statistics: str = "none",
-    scores_per_block: int = SCORES_PER_BLOCK,
-) -> AttentionResult:
-    """The point-wise attention of `reference_attention` without its weights.
-
-    Args:
-        query: (batch, heads, queries, head_dim). key, value: (batch, heads, keys, head_dim).
-        activation: a name of `POINTWISE`.
-        visibility: which keys each query sees.
-        row_scale: r_i, (batch, 1 or heads, queries); None is 1.
-        scale: c; default 1/sqrt(head_dim).
-        dropout_p: applied to the weights, after the statistics.
-        statistics: "none", "sum" (S) or "sum+entropy" (S and T), each (batch, heads, queries).
-        scores_per_block: how many scores may be in memory at a time.
-
-    Raises:
-        ValueError: an activation whose rows are normalised, or unknown statistics.
-    """
-    if activation not in POINTWISE:
-        raise ValueError(f"fused attention computes {', '.join(POINTWISE)}; {activation!r} needs whole rows of scores.")
-    if statistics not in ("none", "sum", "sum+entropy"):
-        raise ValueError(f"statistics={statistics!r} is unknown; choose one of none, sum, sum+entropy.")
-    batch, heads, queries, head_dim = query.shape
-    query = query * (head_dim**-0.5 if scale is None else scale)
-    keys = key.shape[2]
-    block = max(SMALLEST_BLOCK, scores_per_block // max(1, batch * heads * keys))
-    options = {"activation": activation, "dropout_p": dropout_p, "statistics": statistics}
-    if queries <= block:
-        return AttentionResult(
-            *_attend(query, key, value, row_scale, visibility.dense(queries, keys, query.device), **options)
-        )
-
-    recompute = torch.is_grad_enabled()
-    parts = []
-    for start in range(0, queries, block):
-        rows = slice(start, min(start + block, queries))
-        mask = visibility.dense(rows.stop - start, keys, query.device, first_query=start)
-        seen = visibility.last_visible_key(rows.stop, keys)
-        arguments = (
-            query[:, :, rows],
-            key[:, :, :seen],
-            value[:, :, :seen],
-            None if row_scale is None else row_scale[:, :, rows],
-            None if mask is None else mask[..., :seen],
-        )
-        if recompute:
-            parts.append(
-                checkpoint(_attend, *arguments, use_reentrant=False, preserve_rng_state=dropout_p > 0, **options)
-            )
-        else:
-            parts.append(_attend(*arguments, **options))
-    output, _, row_sum, row_sum_log = (
-        None if column[0] is None else torch.cat(column, dim=2) for column in zip(*parts, strict=True)
-    )
-    return AttentionResult(output, None, row_sum, row_sum_log)
+# A block of scores should stay in the processor's cache: 2 MiB, or 512 queries if that is less (benchmarks/NOTES.md).
+BYTES_PER_BLOCK = 2**21
+LARGEST_BLOCK, SMALLEST_BLOCK = 512, 16
 
 
-def _attend(
+@dataclass(frozen=True)
+class Settings:
+    """What both passes of one call have in common."""
+
+    activation: str
+    scale: float
+    causal: bool
+    query_offset: int
+    dropout_p: float
+    seed: int
+    statistics: str
+    bytes_per_score: int
+
+
+class _Piece(NamedTuple):
+    """One head of keys of one sequence, with the query heads that share it."""
+
+    index: int
+    batch: int
+    key_head: int
+    query_heads: range
+    queries: slice
+    keys: slice
+
+
+class _Block(NamedTuple):
+    """Some queries of one head and how many keys of the sequence they can see together."""
+
+    head: int
+    rows: slice
+    first: int
+    seen: int
+    seed: int
+
+
+def blockwise_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     row_scale: Tensor | None,
-    mask: Tensor | None,
-    *,
-    activation: str,
-    dropout_p: float,
-    statistics: str,
-) -> tuple[Tensor, None, Tensor | None, Tensor | None]:
-    """One block of queries, already scaled by c, against keys that may all be visible (mask None) or not."""
-    weights = POINTWISE[activation](torch.matmul(query, key.transpose(-1, -2)))
-    if mask is not None:
-        weights = weights.masked_fill(~mask, 0.0)
-    row_sum, row_sum_log = _scaled_statistics(weights, row_scale, statistics)
-    if dropout_p > 0:
-        weights = nn.functional.dropout(weights, p=dropout_p)
-    output = torch.matmul(weights.to(value.dtype), value)
-    if row_scale is not None:
-        output = output * row_scale.unsqueeze(-1).to(output.dtype)
-    return output, None, row_sum, row_sum_log
+    key_padding_mask: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    settings: Settings,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Output (batch, heads, queries, head_dim), S and T (batch, heads, queries) or None; shapes as in `relu_attention`."""
+    steady_allocator()
+    batch, heads, queries, _ = query.shape
+    output = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
+    statistic = query.new_empty(batch, heads, queries, dtype=wide(query.dtype))
+    row_sum = None if settings.statistics == "none" else statistic
+    row_sum_log = torch.empty_like(statistic) if settings.statistics == "sum+entropy" else None
+
+    def attend(piece: _Piece) -> None:
+        keys, values, visible = _keys_and_values(piece, key, value, key_padding_mask, settings)
+        for block in _blocks(piece, keys.shape[0], settings):
+            where = piece.batch, block.head, block.rows
+            scale = _row_scale(row_scale, *where)
+            scores = query[where] * settings.scale
+            weights, _ = _weights(scores, keys[: block.seen], visible, block, settings)
+            _store_statistics(weights, scale, where, row_sum, row_sum_log)
+            if settings.dropout_p > 0:
+                weights = weights.mul_(_dropout(weights, block.seed, settings))
+            attended = product(weights, values[: block.seen].t())
+            if scale is None:
+                output[where] = attended
+            else:
+                torch.mul(attended, scale.to(attended.dtype), out=output[where])
+
+    for_each(attend, _pieces(query, key, cu_seqlens_q, cu_seqlens_k))
+    return output, row_sum, row_sum_log
 
 
-def _scaled_statistics(
-    weights: Tensor, row_scale: Tensor | None, statistics: str
-) -> tuple[Tensor | None, Tensor | None]:
-    if statistics == "none":
-        return None, None
-    weights = weights.float() if weights.dtype.itemsize < 4 else weights
-    row_scale = weights.new_ones(()) if row_scale is None else row_scale.to(weights.dtype)
-    row_sum = row_scale * weights.sum(-1)
-    if statistics == "sum":
-        return row_sum, None
-    # The clamped logarithm keeps the gradient of u·log u finite at u = 0.
-    logarithm = torch.log(weights.clamp_min(torch.finfo(torch.float32).tiny))
-    return row_sum, row_scale * (weights * logarithm).sum(-1) + torch.log(row_scale) * row_sum
+def blockwise_backward(
+    grad_output: Tensor,
+    row_gain: Tensor | None,
+    row_log_gain: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row_scale: Tensor | None,
+    key_padding_mask: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    settings: Settings,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value. row_gain: rho, row_log_gain: tau, (batch, heads, queries) or None."""
+    grad_query, grad_key, grad_value = _empty_like_heads(query), _empty_like_heads(key), _empty_like_heads(value)
+
+    def attend(piece: _Piece) -> None:
+        keys, values, visible = _keys_and_values(piece, key, value, key_padding_mask, settings)
+        length = piece.keys.stop - piece.keys.start
+        key_sum, value_sum = _Sum(keys, length), _Sum(values, length)
+        for block in _blocks(piece, keys.shape[0], settings):
+            where = piece.batch, block.head, block.rows
+            scale = _row_scale(row_scale, *where)
+            scaled_query = query[where] * settings.scale
+            incoming = grad_output[where]
+            incoming = incoming.contiguous() if scale is None else incoming * scale.to(incoming.dtype)
+            weights, scores = _weights(scaled_query, keys[: block.seen], visible, block, settings)
+            gradient = product(incoming, values[: block.seen])
+            dropped = weights
+            if settings.dropout_p > 0:
+                mask = _dropout(weights, block.seed, settings)
+                gradient, dropped = gradient.mul_(mask), weights * mask
+            _add_gains(gradient, weights, scale, row_gain, row_log_gain, where)
+            gradient = differentiate(settings.activation, gradient, weights, scores)
+            if scores is not None:
+                _hide(gradient, visible, block, settings)
+            grad_query[where] = product(gradient, keys[: block.seen].t()).mul_(settings.scale)
+            key_sum.add(product(scaled_query.t(), gradient.t()), block.seen)
+            value_sum.add(product(incoming.t(), dropped.t()), block.seen)
+        grad_key[piece.batch, piece.key_head, piece.keys] = key_sum.transposed.t()
+        grad_value[piece.batch, piece.key_head, piece.keys] = value_sum.transposed.t()
+
+    for_each(attend, _pieces(query, key, cu_seqlens_q, cu_seqlens_k))
+    return grad_query, grad_key, grad_value
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of row scales and statistics: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class _Sum:
+    """Sum over blocks of queries, (features, length), in float32 at least; zero for keys that no query sees."""
+
+    def __init__(self, like: Tensor, length: int) -> None:
+        self.transposed = like.new_zeros(like.shape[1], length, dtype=wide(like.dtype))
+
+    def add(self, part: Tensor, seen: int) -> None:
+        self.transposed[:, :seen] += part
+
+
+def _empty_like_heads(tensor: Tensor) -> Tensor:
+    """(batch, heads, length, features), with a token's heads side by side in memory, as the projections want them."""
+    batch, heads, length, features = tensor.shape
+    return tensor.new_empty(batch, length, heads, features).transpose(1, 2)
+
+
+def _pieces(query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[_Piece]:
+    batch, heads, queries, _ = query.shape
+    key_heads, keys = key.shape[1:3]
+    if cu_seqlens_q is None:
+        spans = [(b, slice(0, queries), slice(0, keys)) for b in range(batch)]
+    else:
+        ends = zip(cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), strict=True)
+        edges = list(ends)
+        spans = [(0, slice(q0, q1), slice(k0, k1)) for (q0, k0), (q1, k1) in zip(edges[:-1], edges[1:], strict=True)]
+    group = heads // key_heads
+    return [
+        _Piece(span * key_heads + head, b, head, range(head * group, (head + 1) * group), rows, columns)
+        for span, (b, rows, columns) in enumerate(spans)
+        for head in range(key_heads)
+    ]
+
+
+def _blocks(piece: _Piece, keys: int, settings: Settings) -> list[_Block]:
+    """`keys` is what is left of the sequence without padding at its end."""
+    start, stop = piece.queries.start, piece.queries.stop
+    size = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, BYTES_PER_BLOCK // (settings.bytes_per_score * max(1, keys))))
+    blocks = []
+    for head in piece.query_heads:
+        for number, first in enumerate(range(start, stop, size)):
+            rows = slice(first, min(first + size, stop))
+            seen = keys
+            if settings.causal:
+                seen = max(0, min(keys, rows.stop - start + settings.query_offset))
+            # the hash of a tuple of integers is the same in every process: each block has a stream of its own
+            seed = hash((settings.seed, piece.index, head, number)) % 2**63
+            blocks.append(_Block(head, rows, first - start, seen, seed))
+    return blocks
+
+
+def _keys_and_values(
+    piece: _Piece, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, settings: Settings
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values of one piece, side by side in memory, and which are visible where the activation does not see to it.
+
+    Padding behind the last real key is cut off. Keys of zeros have scores of zero, which close some activations by themselves.
+    """
+    keys, values = key[piece.batch, piece.key_head, piece.keys], value[piece.batch, piece.key_head, piece.keys]
+    if key_padding_mask is None:
+        return keys.contiguous(), values.contiguous(), None
+    real = key_padding_mask[piece.batch, piece.keys]
+    positions = real.nonzero()
+    end = 0 if positions.numel() == 0 else int(positions[-1]) + 1
+    keys, values, real = keys[:end], values[:end], real[:end]
+    if positions.numel() == end:
+        return keys.contiguous(), values.contiguous(), None
+    keys = keys.masked_fill(~real.unsqueeze(-1), 0.0)
+    return keys, values.contiguous(), None if settings.activation in CLOSED_AT_ZERO else real
+
+
+def _row_scale(row_scale: Tensor | None, batch: int, head: int, rows: slice) -> Tensor | None:
+    if row_scale is None:
+        return None
+    return row_scale[batch, head if row_scale.shape[1] > 1 else 0, rows].unsqueeze(-1)
+
+
+def _weights(
+    scaled_query: Tensor, keys: Tensor, visible: Tensor | None, block: _Block, settings: Settings
+) -> tuple[Tensor, Tensor | None]:
+    """u (rows, seen), and the scores where the derivative of the activation needs them."""
+    weights, scores = activate(settings.activation, scaled_query, keys)
+    _hide(weights, visible, block, settings)
+    return weights, scores
+
+
+def _hide(scores: Tensor, visible: Tensor | None, block: _Block, settings: Settings) -> None:
+    """Puts zeros, in place, where the key is not visible."""
+    if visible is not None:
+        scores.masked_fill_(~visible[: block.seen], 0.0)
+    if settings.causal:
+        # row i of the block sees the keys up to first + i + offset: what lies left of `start` every row sees
+        start = max(0, block.first + settings.query_offset)
+        scores[:, start:].tril_(block.first + settings.query_offset - start)
+
+
+def _store_statistics(
+    weights: Tensor,
+    scale: Tensor | None,
+    where: tuple[int, int, slice],
+    row_sum: Tensor | None,
+    row_sum_log: Tensor | None,
+) -> None:
+    if row_sum is None:
+        return
+    weights = weights.to(row_sum.dtype)
+    total = weights.sum(1)
+    row_sum[where] = total if scale is None else total * scale.squeeze(1)
+    if row_sum_log is None:
+        return
+    logarithms = _logarithm(weights)
+    total_log = logarithms.mul_(weights).sum(1)
+    if scale is not None:
+        scale = scale.squeeze(1)
+        total_log = scale * (total_log + scale.log() * total)
+    row_sum_log[where] = total_log
+
+
+def _logarithm(weights: Tensor) -> Tensor:
+    """log u, finite at u = 0, where it meets a factor of zero or a closed gate."""
+    return weights.clamp_min(torch.finfo(torch.float32).tiny).log_()
+
+
+def _add_gains(
+    gradient: Tensor,
+    weights: Tensor,
+    scale: Tensor | None,
+    row_gain: Tensor | None,
+    row_log_gain: Tensor | None,
+    where: tuple[int, int, slice],
+) -> None:
+    if row_gain is None:
+        return
+    gain = row_gain[where].unsqueeze(-1)
+    gain = gain if scale is None else gain * scale
+    gradient.add_(gain.to(gradient.dtype))
+    if row_log_gain is None:
+        return
+    gain = row_log_gain[where].unsqueeze(-1)
+    if not gain.any():
+        return  # no row of the block is above the entropy margin: its logarithms are not needed
+    gain = gain if scale is None else gain * scale
+    # products of mixed dtypes are many times slower
+    gradient.add_(_logarithm(weights.to(gain.dtype)).mul_(gain).to(gradient.dtype))
+
+
+def _dropout(weights: Tensor, seed: int, settings: Settings) -> Tensor:
+    """The mask of one block, 0 or 1/(1-p): the same in both passes, whichever thread draws it."""
+    generator = torch.Generator(weights.device).manual_seed(seed)
+    keep = 1.0 - settings.dropout_p
+    return torch.empty_like(weights).bernoulli_(keep, generator=generator).div_(keep)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-from .attention_blockwise import blockwise_attention
+from .attention_fused import relu_attention
+from .attention_packed import packed_attention
 from .attention_reference import AttentionResult, reference_attention
 from .visibility_reluformer import Visibility
 
@@ -65,19 +66,34 @@ def fused_attention_forward(
     statistics: str = "none",
     **kwargs: Any,
 ) -> tuple[Tensor, None, Tensor | None, Tensor | None]:
-    """Point-wise activations without a queries × keys tensor. As `eager_attention_forward`, but no weights."""
-    result = blockwise_attention(
-        query,
-        key,
-        value,
-        activation=module.config.attention_activation,
-        visibility=visibility,
-        row_scale=row_scale,
-        scale=scaling,
-        dropout_p=dropout,
-        statistics=statistics,
-    )
-    return _heads_last(result)
+    """`relu_attention`: point-wise activations without a queries × keys tensor. As `eager_attention_forward`, but no weights.
+
+    Raises:
+        ValueError: a whole mask was given, or packed sequences are not numbered in the order in which they stand.
+    """
+    if visibility.given_mask is not None:
+        raise ValueError(
+            "attn_implementation='fused' keeps no queries × keys tensor and takes no four-dimensional mask; give "
+            "(batch, keys) with 1 for real tokens, or use attn_implementation='eager'."
+        )
+    arguments = {
+        "row_scale": row_scale,
+        "causal": visibility.causal,
+        "activation": module.config.attention_activation,
+        "scale": scaling,
+        "dropout_p": dropout,
+        "statistics": statistics,
+    }
+    # autocast leaves the result of a norm in float32: the products follow the values, as the library's attention does
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if visibility.query_segments is None:
+        arguments |= {"key_padding_mask": visibility.key_padding_mask, "query_offset": visibility.query_offset}
+        found = relu_attention(query, key, value, **arguments)
+    else:
+        found = packed_attention(query, key, value, visibility, arguments)
+    output, *sums = found if isinstance(found, tuple) else (found,)
+    row_sum, row_sum_log = [*sums, None, None][:2]
+    return _heads_last(AttentionResult(output, None, row_sum, row_sum_log))
 
 
 ALL_ATTENTION_FUNCTIONS = AttentionInterface()

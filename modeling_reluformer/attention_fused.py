@@ -1,0 +1,232 @@
+"""Point-wise attention without a queries × keys tensor: one function for every device.
+
+`relu_attention` is one operator of torch.library, `reluformer::pointwise_attention`, so that `torch.compile` and activation
+checkpointing take it as it is. On CUDA it runs the Triton kernels, elsewhere the blockwise path. Problems of a single small
+block run as plain differentiable products instead, which are faster there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .attention_blockwise import wide
+from .attention_operator import pointwise_attention
+from .attention_reference import POINTWISE
+
+# Weights that are never negative: only they have a row sum and a row entropy (Eq. 7).
+NON_NEGATIVE = ("relu", "relu2", "relu6", "sigmoid", "softplus")
+STATISTICS = ("none", "sum", "sum+entropy")
+# Up to so many bytes of scores per head, or so few queries, plain products are faster than blocks (benchmarks/NOTES.md).
+PLAIN_BYTES = 2**17
+PLAIN_QUERIES = 16
+
+
+def relu_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    row_scale: Tensor | None,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    activation: str = "relu",
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    statistics: str = "none",
+    query_offset: int | Tensor = 0,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+    """ReLU attention (Eq. 6) whose memory grows with the length, with the statistics that L_reg (Eq. 7) needs.
+
+    With x_ij = scale · q_i·k_j over the visible keys j, and s_ij = r_i h(x_ij):
+
+        O_i = sum_j s_ij v_j        S_i = sum_j s_ij        T_i = sum_j s_ij log s_ij        (H_i = log S_i - T_i / S_i)
+
+    Args:
+        query: (batch, heads, queries, head_dim), any strides. float64, float32, bfloat16 or float16.
+        key, value: (batch, key_heads, keys, head_dim), in the dtype of the query. `heads` is a multiple of `key_heads`;
+            neighbouring query heads share a head of keys (grouped keys).
+        row_scale: r_i > 0, (batch, 1 or heads, queries); ReLUFormer's is 1 / (gamma sqrt(n_i / 2)). None is 1. Gets a gradient.
+        causal: key j is visible to query i only if j <= i + query_offset.
+        key_padding_mask: boolean (batch, keys), True for real tokens; padding may stand anywhere.
+        activation: h: relu, relu2, relu6, sigmoid, softplus, gelu or identity.
+        scale: default 1/sqrt(head_dim).
+        dropout_p: dropout of the weights, after the statistics.
+        statistics: "none", "sum" (S) or "sum+entropy" (S and T).
+        query_offset: keys before the first query: an int, or an integer tensor of no dimension (a static cache).
+        cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,): where packed sequences start and end. batch is 1, the sequences
+            follow each other along `queries` and `keys`, a query sees its own sequence, and i and j count from its start.
+
+    Returns:
+        The output (batch, heads, queries, head_dim), in the dtype of the query; with statistics (output, S) or
+        (output, S, T), each (batch, heads, queries), float32 (float64 for float64 inputs) and differentiable. A row
+        without a positive weight has output, S and T zero.
+
+    Raises:
+        ValueError: a combination that is not supported; the message says which and what to do.
+    """
+    _check_options(activation, statistics, dropout_p)
+    _check_shapes(query, key, value, row_scale, key_padding_mask)
+    _check_packing(query, key, key_padding_mask, cu_seqlens_q, cu_seqlens_k)
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    if row_scale is not None:
+        row_scale = row_scale.to(wide(query.dtype))
+    if cu_seqlens_q is None and _is_small(query, key):
+        mask = _dense_mask(query, key, causal, query_offset, key_padding_mask)
+        found = _plain(query, key, value, row_scale, mask, activation, scale, dropout_p, statistics)
+    else:
+        offset = query_offset if isinstance(query_offset, Tensor) else None
+        # a number drawn from torch's generator: the same seed gives the same masks, also when a checkpoint recomputes
+        seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if dropout_p > 0 else None
+        found = pointwise_attention(
+            query,
+            key,
+            value,
+            row_scale,
+            key_padding_mask,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            offset,
+            seed,
+            activation,
+            scale,
+            causal,
+            0 if offset is not None else query_offset,
+            dropout_p,
+            statistics,
+        )
+    wanted = 1 + STATISTICS.index(statistics)
+    return found[0] if wanted == 1 else tuple(found[:wanted])
+
+
+def _is_small(query: Tensor, key: Tensor) -> bool:
+    if query.device.type == "cuda":
+        return False
+    queries, keys = query.shape[2], key.shape[2]
+    return queries <= PLAIN_QUERIES or queries * keys * query.dtype.itemsize <= PLAIN_BYTES
+
+
+def _check_options(activation: str, statistics: str, dropout_p: float) -> None:
+    if activation not in POINTWISE:
+        raise ValueError(f"fused attention computes {', '.join(POINTWISE)}; {activation!r} needs whole rows of scores.")
+    if statistics not in STATISTICS:
+        raise ValueError(f"statistics={statistics!r} is unknown; choose one of {', '.join(STATISTICS)}.")
+    if statistics != "none" and activation not in NON_NEGATIVE:
+        raise ValueError(
+            f"statistics={statistics!r} needs weights that are never negative ({', '.join(NON_NEGATIVE)}); "
+            f"those of {activation!r} can be. Use statistics='none'."
+        )
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1).")
+
+
+def _check_shapes(
+    query: Tensor, key: Tensor, value: Tensor, row_scale: Tensor | None, key_padding_mask: Tensor | None
+) -> None:
+    batch, heads, queries, head_dim = query.shape
+    key_heads, keys = key.shape[1], key.shape[2]
+    if key.shape != (batch, key_heads, keys, head_dim) or value.shape[:3] != key.shape[:3] or heads % key_heads:
+        raise ValueError(
+            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} do not fit: expected "
+            "(batch, heads, queries, head_dim) and twice (batch, key_heads, keys, head_dim), heads a multiple of key_heads."
+        )
+    if not query.dtype == key.dtype == value.dtype or not query.dtype.is_floating_point:
+        raise ValueError(
+            f"query, key and value must share one floating dtype; got {query.dtype}, {key.dtype} and {value.dtype}."
+        )
+    if row_scale is not None and row_scale.shape not in ((batch, 1, queries), (batch, heads, queries)):
+        raise ValueError(
+            f"row_scale must have the shape (batch, 1 or heads, queries) = ({batch}, 1 or {heads}, {queries}); "
+            f"got {tuple(row_scale.shape)}."
+        )
+    if key_padding_mask is not None and (
+        key_padding_mask.shape != (batch, keys) or key_padding_mask.dtype != torch.bool
+    ):
+        raise ValueError(
+            f"key_padding_mask must be boolean with the shape (batch, keys) = ({batch}, {keys}), True for real tokens; "
+            f"got {key_padding_mask.dtype} {tuple(key_padding_mask.shape)}."
+        )
+
+
+def _check_packing(
+    query: Tensor,
+    key: Tensor,
+    key_padding_mask: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+) -> None:
+    if cu_seqlens_q is None and cu_seqlens_k is None:
+        return
+    if cu_seqlens_q is None or cu_seqlens_k is None or cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError("cu_seqlens_q and cu_seqlens_k must be given together, with the same number of sequences.")
+    if query.shape[0] != 1 or key_padding_mask is not None:
+        raise ValueError(
+            f"Packed sequences (cu_seqlens) follow each other in one row without padding: batch must be 1, it is "
+            f"{query.shape[0]}, and key_padding_mask None."
+        )
+    if torch.compiler.is_compiling() or cu_seqlens_q.device.type != "cpu":
+        return  # looking at the numbers would stop the compiler, or wait for the device
+    for name, ends, length in (
+        ("cu_seqlens_q", cu_seqlens_q, query.shape[2]),
+        ("cu_seqlens_k", cu_seqlens_k, key.shape[2]),
+    ):
+        steps = ends.diff()
+        if ends.ndim != 1 or ends.numel() < 1 or ends[0] != 0 or ends[-1] != length or (steps < 0).any():
+            raise ValueError(f"{name} must rise from 0 to {length}, the length of its tensor; got {ends.tolist()}.")
+
+
+def _dense_mask(
+    query: Tensor, key: Tensor, causal: bool, query_offset: int | Tensor, key_padding_mask: Tensor | None
+) -> Tensor | None:
+    """The mask of a small problem, boolean, broadcastable to (batch, heads, queries, keys); None: all is visible."""
+    mask = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+    queries, keys = query.shape[2], key.shape[2]
+    if causal and not (isinstance(query_offset, int) and query_offset + 1 >= keys):
+        last = torch.arange(queries, device=query.device) + query_offset
+        seen = torch.arange(keys, device=query.device) <= last.unsqueeze(1)
+        mask = seen if mask is None else mask & seen
+    return mask
+
+
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row_scale: Tensor | None,
+    mask: Tensor | None,
+    activation: str,
+    scale: float,
+    dropout_p: float,
+    statistics: str,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The whole problem at once, as autograd differentiates it."""
+    group = query.shape[1] // key.shape[1]
+    if group > 1:
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    weights = POINTWISE[activation](torch.matmul(query * scale, key.transpose(-1, -2)))
+    if mask is not None:
+        weights = weights.masked_fill(~mask, 0.0)
+    row_sum, row_sum_log = _plain_statistics(weights, row_scale, statistics)
+    if dropout_p > 0:
+        weights = nn.functional.dropout(weights, p=dropout_p)
+    output = torch.matmul(weights, value)
+    if row_scale is not None:
+        output = output * row_scale.unsqueeze(-1).to(output.dtype)
+    return output, row_sum, row_sum_log
+
+
+def _plain_statistics(
+    weights: Tensor, row_scale: Tensor | None, statistics: str
+) -> tuple[Tensor | None, Tensor | None]:
+    if statistics == "none":
+        return None, None
+    weights = weights.to(wide(weights.dtype))
+    total = weights.sum(-1)
+    row_sum = total if row_scale is None else row_scale * total
+    if statistics == "sum":
+        return row_sum, None
+    # The clamped logarithm keeps the gradient of u·log u finite at u = 0.
+    row_sum_log = (weights * weights.clamp_min(torch.finfo(torch.float32).tiny).log()).sum(-1)
+    return row_sum, row_sum_log if row_scale is None else row_scale * row_sum_log + row_scale.log() * row_sum

@@ -1,0 +1,181 @@
+"""The operator behind `relu_attention`: `reluformer::pointwise_attention`, its device kernels, shapes and gradient.
+
+Saved for the backward pass are the inputs, and output, S and T only where the row scale wants a gradient. With gS and gT, the
+gradients of S and T:
+
+    d r_i = [ dO_i·O_i + gS_i S_i + gT_i (T_i + S_i) ] / r_i
+    rho_i = gS_i + gT_i (1 + log r_i)     tau_i = gT_i                  what the gradient of the scores needs of them
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .attention_blockwise import Settings, blockwise_backward, blockwise_forward, wide
+from .attention_triton import triton_backward, triton_forward
+
+# A copy of this package that came from the Hub lives in a module of another name, and must not replace these operators.
+NAMESPACE = (__package__ or "reluformer").replace(".", "_").replace("-", "_")
+_TENSORS = (
+    "Tensor query, Tensor key, Tensor value, Tensor? row_scale, Tensor? key_padding_mask, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k, Tensor? offset, Tensor? seed"
+)
+_OPTIONS = "str activation, float scale, bool causal, SymInt query_offset, float dropout_p, str statistics"
+_TENSOR_COUNT = 9
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row_scale: Tensor | None,
+    key_padding_mask: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    offset: Tensor | None,
+    seed: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    tensors = (query, key, value, row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k)
+    with torch.autocast(query.device.type, enabled=False):
+        found = blockwise_forward(*tensors, _settings(query, offset, seed, *options))
+    return _filled(*found)
+
+
+def _forward_cuda(query: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
+    return _filled(*triton_forward(query, *tensors, **_keywords(offset, seed, *arguments[_TENSOR_COUNT - 1 :])))
+
+
+def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    batch, heads, queries, _ = query.shape
+    statistics = arguments[-1]
+    output = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
+    statistic = query.new_empty(batch, heads, queries, dtype=wide(query.dtype))
+    return _filled(
+        output,
+        None if statistics == "none" else statistic,
+        torch.empty_like(statistic) if statistics == "sum+entropy" else None,
+    )
+
+
+def _backward(
+    grad_output: Tensor, row_gain: Tensor | None, row_log_gain: Tensor | None, query: Tensor, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
+    settings = _settings(query, offset, seed, *arguments[_TENSOR_COUNT - 1 :])
+    with torch.autocast(query.device.type, enabled=False):
+        return blockwise_backward(grad_output, row_gain, row_log_gain, query, *tensors, settings)
+
+
+def _backward_cuda(
+    grad_output: Tensor, row_gain: Tensor | None, row_log_gain: Tensor | None, query: Tensor, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
+    keywords = _keywords(offset, seed, *arguments[_TENSOR_COUNT - 1 :])
+    return triton_backward(grad_output, row_gain, row_log_gain, query, *tensors, **keywords)
+
+
+def _backward_fake(
+    grad_output: Tensor, row_gain: Any, row_log_gain: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    def like(tensor: Tensor) -> Tensor:
+        batch, heads, length, features = tensor.shape
+        return tensor.new_empty(batch, length, heads, features).transpose(1, 2)
+
+    return like(query), like(key), like(value)
+
+
+def _settings(query: Tensor, offset: Tensor | None, seed: Tensor | None, *options: Any) -> Settings:
+    keywords = _keywords(offset, seed, *options)
+    keywords["query_offset"] = int(keywords["query_offset"])
+    return Settings(**keywords, bytes_per_score=query.dtype.itemsize)
+
+
+def _keywords(
+    offset: Tensor | None,
+    seed: Tensor | None,
+    activation: str,
+    scale: float,
+    causal: bool,
+    query_offset: int,
+    dropout_p: float,
+    statistics: str,
+) -> dict[str, Any]:
+    return {
+        "activation": activation,
+        "scale": scale,
+        "causal": causal,
+        "query_offset": query_offset if offset is None else offset,
+        "dropout_p": dropout_p,
+        "seed": 0 if seed is None else int(seed),
+        "statistics": statistics,
+    }
+
+
+def _filled(output: Tensor, row_sum: Tensor | None, row_sum_log: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """An operator returns tensors: those not asked for are empty."""
+    missing = [
+        output.new_empty(0, dtype=wide(output.dtype)) if item is None else item for item in (row_sum, row_sum_log)
+    ]
+    return output, missing[0], missing[1]
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    tensors, ctx.options = inputs[:_TENSOR_COUNT], inputs[_TENSOR_COUNT:]
+    row_scale = tensors[3]
+    ctx.scale_wants_gradient = row_scale is not None and row_scale.requires_grad
+    ctx.save_for_backward(*tensors, *(output if ctx.scale_wants_gradient else ()))
+
+
+def _differentiate(ctx: Any, grad_output: Tensor, grad_sum: Tensor, grad_sum_log: Tensor) -> tuple:
+    saved = ctx.saved_tensors  # asked for once: a checkpoint computes them anew for each question
+    tensors, outputs = saved[:_TENSOR_COUNT], saved[_TENSOR_COUNT:]
+    row_scale, statistics = tensors[3], ctx.options[-1]
+    row_gain = row_log_gain = None
+    if statistics != "none":
+        row_gain = grad_sum
+    if statistics == "sum+entropy":
+        row_log_gain = grad_sum_log
+        logarithm = 0.0 if row_scale is None else row_scale.log()
+        row_gain = row_gain + row_log_gain * (1 + logarithm)
+    gradients = _BACKWARD(grad_output, row_gain, row_log_gain, *tensors, *ctx.options)
+    grad_scale = None
+    if ctx.scale_wants_gradient:
+        output, row_sum, row_sum_log = outputs
+        total = (grad_output.to(row_scale.dtype) * output).sum(-1)
+        if statistics != "none":
+            total = total + grad_sum * row_sum
+        if statistics == "sum+entropy":
+            total = total + grad_sum_log * (row_sum_log + row_sum)
+        grad_scale = total / row_scale
+        if row_scale.shape[1] == 1:
+            grad_scale = grad_scale.sum(1, keepdim=True)
+    return *gradients, grad_scale, *(None,) * (_TENSOR_COUNT - 4 + len(ctx.options))
+
+
+def _define(name: str, schema: str, implementation: Any, on_cuda: Any, fake: Any) -> Any:
+    operator = torch.library.custom_op(f"{NAMESPACE}::{name}", implementation, mutates_args=(), schema=schema)
+    operator.register_kernel("cuda")(on_cuda)
+    operator.register_fake(fake)
+    return operator
+
+
+_BACKWARD = _define(
+    "pointwise_attention_backward",
+    f"(Tensor grad_output, Tensor? row_gain, Tensor? row_log_gain, {_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_cuda,
+    _backward_fake,
+)
+pointwise_attention = _define(
+    "pointwise_attention",
+    f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_cuda,
+    _forward_fake,
+)
+pointwise_attention.register_autograd(_differentiate, setup_context=_save)

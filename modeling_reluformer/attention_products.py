@@ -1,0 +1,54 @@
+"""Matrix products of the blockwise path: `x @ w.T`, with ReLU inside the product where the library can."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# oneDNN's product of two plain tensors. For float32 `torch.mm` takes MKL instead, which on a processor that is not Intel's
+# runs at less than half of oneDNN's rate for the shapes of attention (benchmarks/NOTES.md). Inductor calls the same operator.
+_ONEDNN_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def _find_onednn():
+    if not torch.backends.mkldnn.is_available():
+        return None
+    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return None if operator is None else operator.default
+
+
+_ONEDNN_LINEAR = _find_onednn()
+
+
+_allocator_is_steady = False
+
+
+def steady_allocator() -> None:
+    """Lets the C library keep freed blocks of scores, once per process.
+
+    glibc returns blocks of this size to the system and faults their pages in again at each use, which costs half of the
+    time (benchmarks/NOTES.md), until it has once seen a larger block freed: its threshold then rises to that size, 32 MiB
+    at most. Elsewhere this is one allocation without effect.
+    """
+    global _allocator_is_steady
+    if not _allocator_is_steady:
+        torch.empty(31 * 2**20, dtype=torch.uint8)
+        _allocator_is_steady = True
+
+
+def uses_onednn(tensor: Tensor) -> bool:
+    """Whether products with this tensor go to oneDNN: on a CPU whose torch has it switched on, float32 and bfloat16."""
+    return (
+        _ONEDNN_LINEAR is not None
+        and tensor.device.type == "cpu"
+        and tensor.dtype in _ONEDNN_DTYPES
+        and torch.backends.mkldnn.enabled
+    )
+
+
+def product(first: Tensor, second: Tensor, relu: bool = False) -> Tensor:
+    """(m, k) and (n, k) → first @ second.T, (m, n); its ReLU if asked for. `second` may be any transposed view."""
+    if uses_onednn(first) and first.numel() > 0 and second.numel() > 0:
+        return _ONEDNN_LINEAR(first, second, None, "relu" if relu else "none", [], "")
+    result = torch.mm(first, second.t())
+    return result.relu_() if relu else result

@@ -1,0 +1,76 @@
+"""Runs independent pieces of one operation on several CPU threads, one torch thread each.
+
+Small matrix products do not gain from being cut up among threads; whole heads do. The caller's thread settings stay as they
+were: the workers' own count is local to them, and what is global to the process (MKL's) is put back at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Piece = TypeVar("Piece")
+
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+_pool_size = 0
+
+
+def for_each(function: Callable[[Piece], None], pieces: Sequence[Piece]) -> None:
+    """Calls `function` on every piece, on as many threads as `torch.get_num_threads()` says.
+
+    With fewer pieces than threads, or one thread, the pieces run one after the other in the caller's thread, and each
+    product uses the caller's threads. Pieces must write to places of their own. An error in a piece is raised here.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or len(pieces) < threads:
+        for piece in pieces:
+            function(piece)
+        return
+    order = itertools.count()  # `next` is atomic: whoever is free takes the next piece
+
+    def work() -> None:
+        with torch.no_grad():
+            while (index := next(order)) < len(pieces):
+                function(pieces[index])
+
+    running = [pool.submit(work) for pool in [_workers(threads)] for _ in range(threads)]
+    for future in running:
+        future.result()
+
+
+def _workers(threads: int) -> ThreadPoolExecutor:
+    global _pool, _pool_size
+    with _lock:
+        if _pool is None or _pool_size < threads:
+            if _pool is not None:
+                _pool.shutdown(wait=False)
+            _pool, _pool_size = ThreadPoolExecutor(threads, "reluformer"), threads
+            started = threading.Barrier(threads)
+            # The barrier makes every thread run this once.
+            for future in [_pool.submit(_use_one_torch_thread, started) for _ in range(threads)]:
+                future.result()
+            torch.set_num_threads(threads)
+        return _pool
+
+
+def _use_one_torch_thread(started: threading.Barrier) -> None:
+    torch.get_num_threads()  # torch gives a new thread the process-wide count at its first question, and would do so later
+    torch.set_num_threads(1)
+    started.wait()
+
+
+def _forget_workers() -> None:
+    """A forked process has none of its parent's threads."""
+    global _pool, _pool_size, _lock
+    _pool, _pool_size, _lock = None, 0, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_workers)

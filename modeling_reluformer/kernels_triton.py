@@ -1,0 +1,340 @@
+"""The Triton kernels of point-wise attention: one forward, one for the gradient of the query, one for key and value.
+
+With u_ij = h(c · q_i·k_j), the row scale r_i, the dropout mask D_ij (already divided by 1 - p) and the gradient dO_i:
+
+    O_i  = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
+    dU_ij = r_i (D_ij dO_i·v_j + rho_i + tau_i log u_ij)        dX_ij = h'(x_ij) dU_ij
+    dq_i = c sum_j dX_ij k_j           dk_j = c sum_i dX_ij q_i     dv_j = sum_i r_i D_ij u_ij dO_i
+
+There is no running maximum and no normaliser, so r_i is applied once per row, after the sum. With FOLD_SCALE (relu and
+identity, for which h(c x) = c h(x)) the scale c joins it: u below is then h(q·k), and r_i becomes kappa_i = c r_i.
+
+Tiles are written as rows × columns of what they hold, (queries × keys) in the first two kernels and (keys × queries) in the
+third: every product is formed in the orientation it is used in, no result of a product is transposed.
+Keys that are padding or out of range, and queries out of range, are read as zeros: their scores are 0, and only where
+h(0) is not 0 must the weights be masked too. Lengths and positions are int32, offsets into memory int64.
+"""
+
+from __future__ import annotations
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("The CUDA kernels of fused attention need Triton: pip install triton (Linux only).") from error
+
+from .pointwise_triton import LN2, TINY, activate, activation_gradient, dropout_factor, log2_of, maximum
+
+
+@triton.jit
+def head_of(pointer, batch, head, strides):
+    """The first row of one head; batch is int64."""
+    return pointer + batch * strides[0] + head.to(tl.int64) * strides[1]
+
+
+@triton.jit
+def places(first, inside, stride, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
+    """Offsets (ROWS, DIM) of the rows first … first + ROWS of a matrix; False where not `inside` (ROWS,) or past HEAD_DIM."""
+    dims = tl.arange(0, DIM)
+    mask = inside[:, None]
+    if HEAD_DIM != DIM:
+        mask = mask & (dims < HEAD_DIM)[None, :]
+    offsets = tl.arange(0, ROWS).to(tl.int64)[:, None] * stride + dims[None, :]
+    return tl.cast(first, tl.int64) * stride + offsets, mask
+
+
+@triton.jit
+def load_rows(pointer, first, inside, stride, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
+    """Those rows, zero where masked."""
+    offsets, mask = places(first, inside, stride, ROWS, HEAD_DIM, DIM)
+    return tl.load(pointer + offsets, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_rows(pointer, first, inside, stride, rows, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
+    """Writes them, in the precision of the destination."""
+    offsets, mask = places(first, inside, stride, ROWS, HEAD_DIM, DIM)
+    tl.store(pointer + offsets, rows.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def real_keys(key_padding_mask, batch, stride, first_key, columns, keys):
+    """Whether each key of the tile exists and is no padding, (columns,)."""
+    real = columns < keys
+    if key_padding_mask is not None:
+        real = tl.load(key_padding_mask + batch * stride + first_key + columns, mask=real, other=0) != 0
+    return real
+
+
+@triton.jit
+def load_row_scale(row_scale, batch, head, strides, rows, inside):
+    """r_i, (rows,); 0 out of range, so that such rows add nothing to a gradient."""
+    if row_scale is None:
+        scale = tl.where(inside, 1.0, 0.0)
+    else:
+        row_scale = head_of(row_scale, batch, head, strides)
+        scale = tl.load(row_scale + rows.to(tl.int64) * strides[2], mask=inside, other=0.0)
+    return scale
+
+
+@triton.jit
+def load_gains(row_gain, row_log_gain, offset, rows, inside, scale, STATISTICS: tl.constexpr, FOLD_SCALE: tl.constexpr):
+    """rho_i and tau_i ln 2, (rows,), for a logarithm to base 2 of a u that may lack its factor c; zeros if not asked for."""
+    gain = tl.zeros_like(rows).to(tl.float32)
+    log_gain = gain
+    if STATISTICS >= 1:
+        gain = tl.load(row_gain + offset + rows, mask=inside, other=0.0)
+    if STATISTICS == 2:
+        log_gain = tl.load(row_log_gain + offset + rows, mask=inside, other=0.0)
+        if FOLD_SCALE:
+            gain += log_gain * tl.log(scale)
+        log_gain *= LN2
+    return gain, log_gain
+
+
+@triton.jit
+def locate(tiles, tile_count, heads, own, other, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr):
+    """Which tile this program computes: batch (int64), head, its first row, then start and length of both sequences.
+
+    tiles: None, or (tile_count, 5) int32 for packed sequences: first row, own start, own length, other start, other length.
+    Programs run the tiles of one head side by side, so that they share its keys in the cache. LAST_FIRST: from its end; the
+    last queries see the most keys if causal, and what takes longest should begin first.
+    """
+    program = tl.program_id(0)
+    tile = program % tile_count
+    if LAST_FIRST:
+        tile = tile_count - 1 - tile
+    head = program // tile_count % heads
+    batch = (program // tile_count // heads).to(tl.int64)
+    start = tile * BLOCK
+    own_start = tile * 0
+    other_start = tile * 0
+    if tiles is not None:
+        start = tl.load(tiles + tile * 5)
+        own_start = tl.load(tiles + tile * 5 + 1)
+        own = tl.load(tiles + tile * 5 + 2)
+        other_start = tl.load(tiles + tile * 5 + 3)
+        other = tl.load(tiles + tile * 5 + 4)
+    return batch, head, start, own_start, own, other_start, other
+
+
+@triton.jit
+def visible_keys(start, queries, keys, offset, CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Ends of the key blocks that every query of the tile sees whole, and of those that any of them sees at all."""
+    whole = keys
+    end = keys
+    if CAUSAL:
+        whole = tl.minimum(tl.maximum(start + offset + 1, 0), keys) // BLOCK_K * BLOCK_K
+        end = tl.minimum(tl.maximum(tl.minimum(start + BLOCK_Q, queries) + offset, 0), keys)
+    return whole, end
+
+
+@triton.jit
+def load_offset(query_offset):
+    """query_offset from an int or from a pointer to one."""
+    offset = query_offset
+    if query_offset.dtype.is_ptr():
+        offset = tl.load(query_offset)
+    return offset.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold", "head_offset"])
+def forward_kernel(
+    query, key, value, row_scale, key_padding_mask, output, row_sum, row_sum_log, tiles, query_offset,
+    query_strides, key_strides, value_strides, row_scale_strides, padding_stride, output_strides,
+    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse, head_offset,
+    ACTIVATION: tl.constexpr, MASK_WEIGHTS: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """O, S and T of one block of queries. Strides are those of (batch, head, row); a row itself is contiguous."""
+    all_queries = queries
+    batch, head, start, first_query, queries, first_key, keys = locate(
+        tiles, tile_count, heads, queries, keys, BLOCK_Q, True
+    )
+    if start >= queries:
+        return
+    rows = start + tl.arange(0, BLOCK_Q)
+    inside = rows < queries
+    offset = load_offset(query_offset)
+    query = head_of(query, batch, head, query_strides)
+    key = head_of(key, batch, head // group, key_strides)
+    value = head_of(value, batch, head // group, value_strides)
+    q = load_rows(query, first_query + start, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM)
+
+    o = tl.zeros([BLOCK_Q, DIM], dtype=tl.float32)
+    s = tl.zeros([BLOCK_Q], dtype=tl.float32)
+    t = tl.zeros([BLOCK_Q], dtype=tl.float32)
+    whole, end = visible_keys(start, queries, keys, offset, CAUSAL, BLOCK_Q, BLOCK_K)
+    for DIAGONAL in tl.static_range(2 if CAUSAL else 1):
+        for block in tl.range(whole if DIAGONAL else 0, end if DIAGONAL else whole, BLOCK_K):
+            columns = block + tl.arange(0, BLOCK_K)
+            real = real_keys(key_padding_mask, batch, padding_stride, first_key, columns, keys)
+            k = load_rows(key, first_key + block, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM)
+            v = load_rows(value, first_key + block, real, value_strides[2], BLOCK_K, HEAD_DIM, DIM)
+            x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if not FOLD_SCALE:
+                x *= scale
+            u = activate(x, ACTIVATION)
+            if DIAGONAL:
+                u = tl.where(columns[None, :] <= rows[:, None] + offset, u, 0.0)
+            if MASK_WEIGHTS:
+                u = tl.where(real[None, :], u, 0.0)
+            if STATISTICS >= 1:
+                s += tl.sum(u, axis=1)
+            if STATISTICS == 2:
+                t += tl.sum(u * log2_of(u), axis=1)
+            if DROPOUT:
+                row, column = (first_query + rows)[:, None], (first_key + columns)[None, :]
+                u *= dropout_factor(seed, batch, head_offset + head, row, column, threshold, inverse)
+            o = tl.dot(u.to(v.dtype), v, acc=o, input_precision=PRECISION)
+
+    kappa = load_row_scale(row_scale, batch, head, row_scale_strides, first_query + rows, inside)
+    if FOLD_SCALE:
+        kappa *= scale
+    o *= kappa[:, None]
+    output = head_of(output, batch, head, output_strides)
+    store_rows(output, first_query + start, inside, output_strides[2], o, BLOCK_Q, HEAD_DIM, DIM)
+    place = (batch * heads + head) * all_queries + first_query + rows
+    if STATISTICS >= 1:
+        s *= kappa
+        tl.store(row_sum + place, s, mask=inside)
+    if STATISTICS == 2:
+        tl.store(row_sum_log + place, kappa * LN2 * t + tl.log(maximum(kappa, TINY)) * s, mask=inside)
+
+
+@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold", "head_offset"])
+def query_gradient_kernel(
+    grad_output, row_gain, row_log_gain, query, key, value, row_scale, key_padding_mask, grad_query, tiles, query_offset,
+    grad_output_strides, query_strides, key_strides, value_strides, row_scale_strides, padding_stride, grad_query_strides,
+    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse, head_offset,
+    ACTIVATION: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """dq of one block of queries."""
+    all_queries = queries
+    batch, head, start, first_query, queries, first_key, keys = locate(
+        tiles, tile_count, heads, queries, keys, BLOCK_Q, True
+    )
+    if start >= queries:
+        return
+    rows = start + tl.arange(0, BLOCK_Q)
+    inside = rows < queries
+    offset = load_offset(query_offset)
+    query = head_of(query, batch, head, query_strides)
+    grad_output = head_of(grad_output, batch, head, grad_output_strides)
+    key = head_of(key, batch, head // group, key_strides)
+    value = head_of(value, batch, head // group, value_strides)
+    q = load_rows(query, first_query + start, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM)
+    do = load_rows(grad_output, first_query + start, inside, grad_output_strides[2], BLOCK_Q, HEAD_DIM, DIM)
+    place = (batch * heads + head) * all_queries + first_query
+    gain, log_gain = load_gains(row_gain, row_log_gain, place, rows, inside, scale, STATISTICS, FOLD_SCALE)
+
+    dq = tl.zeros([BLOCK_Q, DIM], dtype=tl.float32)
+    whole, end = visible_keys(start, queries, keys, offset, CAUSAL, BLOCK_Q, BLOCK_K)
+    for DIAGONAL in tl.static_range(2 if CAUSAL else 1):
+        for block in tl.range(whole if DIAGONAL else 0, end if DIAGONAL else whole, BLOCK_K):
+            columns = block + tl.arange(0, BLOCK_K)
+            real = real_keys(key_padding_mask, batch, padding_stride, first_key, columns, keys)
+            k = load_rows(key, first_key + block, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM)
+            v = load_rows(value, first_key + block, real, value_strides[2], BLOCK_K, HEAD_DIM, DIM)
+            x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if not FOLD_SCALE:
+                x *= scale
+            u = activate(x, ACTIVATION)
+            du = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            if DROPOUT:
+                row, column = (first_query + rows)[:, None], (first_key + columns)[None, :]
+                du *= dropout_factor(seed, batch, head_offset + head, row, column, threshold, inverse)
+            if STATISTICS >= 1:
+                du += gain[:, None]
+            if STATISTICS == 2:
+                du += log_gain[:, None] * log2_of(u)
+            dx = activation_gradient(x, u, du, ACTIVATION)  # hidden keys were read as zeros: whatever dx, they add none
+            if DIAGONAL:
+                dx = tl.where(columns[None, :] <= rows[:, None] + offset, dx, 0.0)
+            dq = tl.dot(dx.to(k.dtype), k, acc=dq, input_precision=PRECISION)
+
+    dq *= (scale * load_row_scale(row_scale, batch, head, row_scale_strides, first_query + rows, inside))[:, None]
+    grad_query = head_of(grad_query, batch, head, grad_query_strides)
+    store_rows(grad_query, first_query + start, inside, grad_query_strides[2], dq, BLOCK_Q, HEAD_DIM, DIM)
+
+
+@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold", "head_offset"])
+def key_value_gradient_kernel(
+    grad_output, row_gain, row_log_gain, query, key, value, row_scale, key_padding_mask, grad_key, grad_value, tiles,
+    query_offset, grad_output_strides, query_strides, key_strides, value_strides, row_scale_strides, padding_stride,
+    grad_key_strides, tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse, head_offset,
+    ACTIVATION: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one block of keys, summed over the `group` query heads that share them, in order: repeatable."""
+    all_queries = queries
+    batch, key_head, start, first_key, keys, first_query, queries = locate(
+        tiles, tile_count, heads // group, keys, queries, BLOCK_K, False
+    )
+    if start >= keys:
+        return
+    columns = start + tl.arange(0, BLOCK_K)
+    real = real_keys(key_padding_mask, batch, padding_stride, first_key, columns, keys)
+    offset = load_offset(query_offset)
+    key = head_of(key, batch, key_head, key_strides)
+    value = head_of(value, batch, key_head, value_strides)
+    k = load_rows(key, first_key + start, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM)
+    v = load_rows(value, first_key + start, real, value_strides[2], BLOCK_K, HEAD_DIM, DIM)
+
+    dk = tl.zeros([BLOCK_K, DIM], dtype=tl.float32)
+    dv = tl.zeros([BLOCK_K, DIM], dtype=tl.float32)
+    # Query blocks before `begin` see no key of this tile, those from `whole` on see all of them.
+    begin = start * 0
+    whole = start * 0
+    if CAUSAL:
+        begin = tl.maximum(start - offset, 0) // BLOCK_Q * BLOCK_Q
+        whole = tl.cdiv(tl.maximum(start + BLOCK_K - 1 - offset, 0), BLOCK_Q) * BLOCK_Q
+    for member in tl.range(0, group):
+        head = key_head * group + member
+        head_query = head_of(query, batch, head, query_strides)
+        head_do = head_of(grad_output, batch, head, grad_output_strides)
+        place = (batch * heads + head) * all_queries + first_query
+        for DIAGONAL in tl.static_range(2 if CAUSAL else 1):
+            stop = tl.minimum(whole, queries) if DIAGONAL else queries
+            for block in tl.range(begin if DIAGONAL else whole, stop, BLOCK_Q):
+                rows = block + tl.arange(0, BLOCK_Q)
+                inside = rows < queries
+                q = load_rows(head_query, first_query + block, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM)
+                do = load_rows(head_do, first_query + block, inside, grad_output_strides[2], BLOCK_Q, HEAD_DIM, DIM)
+                r = load_row_scale(row_scale, batch, head, row_scale_strides, first_query + rows, inside)
+                gain, log_gain = load_gains(row_gain, row_log_gain, place, rows, inside, scale, STATISTICS, FOLD_SCALE)
+                x = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                if not FOLD_SCALE:
+                    x *= scale
+                u = activate(x, ACTIVATION)
+                weight = u * (r * scale if FOLD_SCALE else r)[None, :]
+                du = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+                if DROPOUT:
+                    row, column = (first_query + rows)[None, :], (first_key + columns)[:, None]
+                    factor = dropout_factor(seed, batch, head_offset + head, row, column, threshold, inverse)
+                    weight *= factor
+                    du *= factor
+                if STATISTICS >= 1:
+                    du += gain[None, :]
+                if STATISTICS == 2:
+                    du += log_gain[None, :] * log2_of(u)
+                dx = activation_gradient(x, u, du, ACTIVATION) * r[None, :]
+                if DIAGONAL:
+                    visible = columns[:, None] <= rows[None, :] + offset
+                    weight = tl.where(visible, weight, 0.0)
+                    dx = tl.where(visible, dx, 0.0)
+                dv = tl.dot(weight.to(do.dtype), do, acc=dv, input_precision=PRECISION)
+                dk = tl.dot(dx.to(q.dtype), q, acc=dk, input_precision=PRECISION)
+
+    # A padded key was read as zeros; where h(0) or h'(0) is not 0 it still gathered sums that are not its own.
+    dk = tl.where(real[:, None], dk * scale, 0.0)
+    dv = tl.where(real[:, None], dv, 0.0)
+    inside = columns < keys
+    grad_key = head_of(grad_key, batch, key_head, grad_key_strides)
+    grad_value = head_of(grad_value, batch, key_head, grad_key_strides)
+    store_rows(grad_key, first_key + start, inside, grad_key_strides[2], dk, BLOCK_K, HEAD_DIM, DIM)
+    store_rows(grad_value, first_key + start, inside, grad_key_strides[2], dv, BLOCK_K, HEAD_DIM, DIM)

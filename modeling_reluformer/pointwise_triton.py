@@ -1,0 +1,91 @@
+"""What the Triton kernels do to a single score: the activation h, its derivative, the logarithm of the entropy, dropout."""
+
+from __future__ import annotations
+
+try:
+    import triton
+    import triton.language as tl
+    from triton.language.extra import libdevice
+except ImportError as error:
+    raise ImportError("The CUDA kernels of fused attention need Triton: pip install triton (Linux only).") from error
+
+INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)  # on the CPU, by TRITON_INTERPRET=1
+TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32: keeps log u finite at u = 0
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+PHILOX_ROUNDS: tl.constexpr = tl.constexpr(7)  # the fewest that pass every test of the generator's authors
+
+
+@triton.jit
+def maximum(x, floor):
+    """The larger of the two; NaN stays NaN, which `tl.maximum` alone would replace by `floor`."""
+    return tl.maximum(x, floor, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def log2_of(u):
+    """log2 u, finite at 0: one instruction of the unit that softmax needs for exp, where `tl.log2` is a polynomial."""
+    u = maximum(u, TINY)
+    return tl.log2(u) if INTERPRETED else libdevice.fast_log2f(u)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp x) to full relative precision: log1p(e) = log(w) · e / (w - 1) with w = 1 + e rounded."""
+    e = tl.exp(-tl.abs(x))
+    w = 1.0 + e
+    rounded = tl.where(w == 1.0, 1.0, w - 1.0)
+    return maximum(x, 0.0) + tl.where(w == 1.0, e, tl.log(w) * (e / rounded))
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """h(x)."""
+    u = x
+    if ACTIVATION == "relu":
+        u = maximum(x, 0.0)
+    elif ACTIVATION == "relu2":
+        u = maximum(x, 0.0)
+        u = u * u
+    elif ACTIVATION == "relu6":
+        u = maximum(x, 0.0)
+        u = tl.where(u > 6.0, 6.0, u)
+    elif ACTIVATION == "sigmoid":
+        u = 1.0 / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "gelu":
+        u = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "softplus":
+        u = softplus(x)
+    else:
+        tl.static_assert(ACTIVATION == "identity")
+    return u
+
+
+@triton.jit
+def activation_gradient(x, u, gradient, ACTIVATION: tl.constexpr):
+    """h'(x) · gradient, given u = h(x). A closed gate is 0 whatever the gradient, a NaN score keeps it open."""
+    if ACTIVATION == "relu":
+        gradient = tl.where(x <= 0.0, 0.0, gradient)
+    elif ACTIVATION == "relu2":
+        gradient = tl.where(x <= 0.0, 0.0, 2.0 * x * gradient)
+    elif ACTIVATION == "relu6":
+        gradient = tl.where((x <= 0.0) | (x >= 6.0), 0.0, gradient)
+    elif ACTIVATION == "sigmoid":
+        gradient = u * (1.0 - u) * gradient
+    elif ACTIVATION == "gelu":
+        density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
+        gradient = (0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density) * gradient
+    elif ACTIVATION == "softplus":
+        gradient = gradient / (1.0 + tl.exp(-x))
+    return gradient
+
+
+@triton.jit
+def dropout_factor(seed, batch, head, row, column, threshold, inverse):
+    """D: 1/(1-p) where a weight is kept, else 0; drawn from Philox at the counter (column, row, head, batch).
+
+    The draw thus depends on the place of the weight alone, not on tile sizes or on the kernel that asks.
+    threshold: p · 2**31. inverse: 1/(1-p). row and column broadcast against each other.
+    """
+    zero = column * 0 + row * 0
+    bits, _, _, _ = tl.philox(seed, zero + column, zero + row, zero + head, zero + batch.to(tl.int32), PHILOX_ROUNDS)
+    return tl.where((bits >> 1).to(tl.int32) >= threshold, inverse, 0.0)

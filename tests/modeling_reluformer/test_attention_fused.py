@@ -1,0 +1,298 @@
+"""`relu_attention` against the float64 reference, forward and backward, on the blockwise and on the plain path."""
+
+import math
+
+import pytest
+import torch
+
+import reluformer.attention_blockwise as blockwise
+import reluformer.attention_fused as fused
+from reluformer import relu_attention
+from reluformer.attention_reference import POINTWISE
+from reluformer.visibility_reluformer import Visibility
+
+from .attention_cases import LENGTHS, WIDTHS, Inputs, as_tuple, gradients, random_inputs, reference, relative_error
+
+# Rounding: float64 and float32 sums of up to 1,025 terms; the gradients add two more sums.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+SCALE = 0.25  # a power of two, see `random_inputs`
+
+
+@pytest.fixture(params=["blocks", "plain"])
+def path(request, monkeypatch) -> str:
+    """Forces one of the two paths; blocks are small, so that every problem has several."""
+    use_path(monkeypatch, request.param)
+    return request.param
+
+
+@pytest.fixture
+def blocks(monkeypatch) -> None:
+    use_path(monkeypatch, "blocks")
+
+
+def use_path(monkeypatch, path: str) -> None:
+    monkeypatch.setattr(fused, "_is_small", lambda query, key: path == "plain")
+    monkeypatch.setattr(blockwise, "LARGEST_BLOCK", 24)
+
+
+def masks(batch: int, queries: int, keys: int):
+    """Each kind of visibility, as `relu_attention` takes it."""
+    left, right, holes = (torch.ones(batch, keys, dtype=torch.bool) for _ in range(3))
+    left[-1, : keys // 2] = False
+    right[0, keys - keys // 3 :] = False
+    holes[0, 1::3] = False
+    offset = max(0, keys - queries)
+    yield {}
+    yield {"key_padding_mask": left}
+    yield {"key_padding_mask": right}
+    yield {"key_padding_mask": holes}
+    yield {"key_padding_mask": torch.zeros_like(left)}
+    yield {"causal": True, "query_offset": offset}
+    yield {"causal": True, "query_offset": -2}
+    yield {"causal": True, "query_offset": torch.tensor(1), "key_padding_mask": left}
+
+
+def assert_equals_reference(inputs: Inputs, mask: dict, activation: str = "relu", statistics: str = "sum+entropy"):
+    found_leaves, expected_leaves = inputs.leaves(), inputs.leaves(torch.float64)
+    found = as_tuple(
+        relu_attention(
+            *found_leaves[:3],
+            row_scale=found_leaves[3],
+            activation=activation,
+            scale=SCALE,
+            statistics=statistics,
+            **mask,
+        )
+    )
+    visibility = Visibility(mask.get("key_padding_mask"), mask.get("causal", False), mask.get("query_offset", 0))
+    expected = reference(expected_leaves, visibility, activation, statistics, SCALE)
+    names = [*("output", "S", "T")[: len(found)], "query", "key", "value", "row_scale"]
+    results = (*found, *gradients(found, found_leaves))
+    wanted = (*expected, *gradients(expected, expected_leaves))
+    for name, one, other in zip(names, results, wanted, strict=True):
+        assert one.shape == other.shape
+        error = relative_error(one, other)
+        assert error <= TOLERANCE[inputs.query.dtype], f"{name}: {error:.1e} with {mask}"
+
+
+@pytest.mark.parametrize("activation", POINTWISE)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (15, 15), (57, 57), (33, 65), (40, 9), (1, 20)])
+def test_equals_reference(path, activation, queries, keys):
+    torch.manual_seed(queries)
+    statistics = "none" if activation in ("gelu", "identity") else "sum+entropy"
+    for mask in masks(2, queries, keys):
+        assert_equals_reference(random_inputs(queries=queries, keys=keys), mask, activation, statistics)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_length(length, dtype):
+    """As it comes: small ones are plain, large ones in blocks of the usual size, on all threads."""
+    inputs = random_inputs(batch=1, heads=3, queries=length, head_dim=32, dtype=dtype)
+    for mask in ({}, {"causal": True}):
+        assert_equals_reference(inputs, mask)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_width(path, width):
+    for dtype in TOLERANCE:
+        assert_equals_reference(random_inputs(queries=65, keys=70, head_dim=width, dtype=dtype), {"causal": True})
+
+
+@pytest.mark.parametrize("statistics", ["none", "sum", "sum+entropy"])
+def test_grouped_keys_and_a_row_scale_of_one_head(path, statistics):
+    inputs = random_inputs(heads=6, key_heads=2, queries=50, keys=61)
+    shared = inputs._replace(row_scale=inputs.row_scale[:, :1])
+    for mask in masks(2, 50, 61):
+        assert_equals_reference(shared, mask, statistics=statistics)
+
+
+def test_strided_inputs(path):
+    # heads side by side in memory, as projections give them, and every second feature of a wider tensor
+    inputs = random_inputs(queries=50)
+    query = inputs.query.transpose(1, 2).contiguous().transpose(1, 2)
+    key = torch.stack([inputs.key, inputs.key], dim=-1).flatten(-2)[..., ::2]
+    assert_equals_reference(
+        Inputs(query, key, inputs.value.expand_as(inputs.value), inputs.row_scale), {"causal": True}
+    )
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+def test_packed_sequences_equal_their_parts(blocks, activation):
+    torch.manual_seed(0)
+    query_lengths, key_lengths = (30, 0, 1, 26), (31, 4, 0, 26)
+    inputs = random_inputs(batch=1, queries=sum(query_lengths), keys=sum(key_lengths))
+    ends = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (query_lengths, key_lengths)]
+    for causal in (False, True):
+        options = {"causal": causal, "activation": activation, "statistics": "sum+entropy"}
+        whole, parts = inputs.leaves(), inputs.leaves()
+        found = relu_attention(*whole[:3], row_scale=whole[3], cu_seqlens_q=ends[0], cu_seqlens_k=ends[1], **options)
+        pieces = []
+        for number in range(len(query_lengths)):
+            rows, columns = (slice(int(end[number]), int(end[number + 1])) for end in ends)
+            query, row_scale = parts.query[:, :, rows], parts.row_scale[:, :, rows]
+            pieces.append(
+                relu_attention(
+                    query, parts.key[:, :, columns], parts.value[:, :, columns], row_scale=row_scale, **options
+                )
+            )
+        expected = tuple(torch.cat(items, dim=2) for items in zip(*pieces, strict=True))
+        for one, other in zip(
+            (*found, *gradients(found, whole)), (*expected, *gradients(expected, parts)), strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_gradcheck_away_from_the_kink(blocks):
+    torch.manual_seed(3)
+    inputs = random_inputs(1, 2, 18, 9, 4).leaves()
+    assert ((inputs.query / 2) @ inputs.key.transpose(-1, -2)).abs().min() > 1e-4  # finite differences must not cross 0
+
+    def function(query, key, value, row_scale):
+        return relu_attention(
+            query, key, value, row_scale=row_scale, causal=True, query_offset=-9, statistics="sum+entropy"
+        )
+
+    assert torch.autograd.gradcheck(function, tuple(inputs), eps=1e-6)
+
+
+def test_dead_rows_are_zero_with_zero_gradients(path):
+    inputs = random_inputs(queries=40)
+    key = inputs.key.abs() + 0.1
+    query = inputs.query.abs() + 0.1
+    query[:, :, :20] *= -1  # their scores are all negative
+    leaves = inputs._replace(query=query, key=key).leaves()
+    found = relu_attention(*leaves[:3], row_scale=leaves[3], statistics="sum+entropy")
+    grad_query, *others = gradients(found, leaves)
+    for item in (*found, grad_query, *others):
+        assert item.isfinite().all()
+    for item in (*found, grad_query):
+        assert (item[:, :, :20] == 0).all()
+    assert (found[1][:, :, 20:] > 0).all()
+
+
+def test_nan_stays_nan(path):
+    inputs = random_inputs(queries=40).leaves()
+    with torch.no_grad():
+        inputs.query[0, 0, 7, 0] = math.nan
+    found = relu_attention(*inputs[:3], row_scale=inputs[3], statistics="sum+entropy")
+    for item in found:
+        assert item[0, 0, 7].isnan().all()
+        assert item[0, 1].isfinite().all() and item[0, 0, :7].isfinite().all()
+    assert gradients(found, inputs)[1][0, 0].isnan().all()
+
+
+def test_gradient_of_stride_zero(path):
+    inputs = random_inputs(queries=40)
+    one, other = inputs.leaves(), inputs.leaves()
+    relu_attention(*one[:3], row_scale=one[3]).sum().backward()
+    (relu_attention(*other[:3], row_scale=other[3]) * torch.ones(2, 2, 40, 8)).sum().backward()
+    for first, second in zip(one, other, strict=True):
+        torch.testing.assert_close(first.grad, second.grad)
+
+
+def test_nothing_is_read_before_it_is_written(blocks):
+    """Under this setting torch fills new memory with NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        for mask in masks(2, 50, 61):
+            assert_equals_reference(random_inputs(queries=50, keys=61), mask)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0)])
+def test_empty_sequences(path, queries, keys):
+    inputs = random_inputs(queries=queries, keys=keys).leaves()
+    found = relu_attention(*inputs[:3], row_scale=inputs[3], statistics="sum+entropy")
+    assert [item.shape for item in found] == [(2, 2, queries, 8), (2, 2, queries), (2, 2, queries)]
+    assert all((item == 0).all() for item in (*found, *gradients(found, inputs)))
+
+
+def test_backward_is_repeatable(blocks):
+    inputs = random_inputs(queries=300, dtype=torch.float32).leaves()
+    found = relu_attention(*inputs[:3], row_scale=inputs[3], statistics="sum+entropy", dropout_p=0.1)
+    loss = sum(item.sum() for item in found)
+    one, other = (torch.autograd.grad(loss, inputs, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", [{}, {"causal": True}], ids=["full", "causal"])
+def test_half_precision_errs_no_more_than_the_plain_computation(blocks, dtype, mask):
+    inputs = random_inputs(batch=1, queries=257, head_dim=64, dtype=dtype)
+    names = ("output", "S", "T", "query", "key", "value", "row_scale")
+    exact, plain, found = inputs.leaves(torch.float64), inputs.leaves(), inputs.leaves()
+    visibility = Visibility(causal=bool(mask))
+    expected = reference(exact, visibility, "relu", "sum+entropy")
+    usual = reference(plain, visibility, "relu", "sum+entropy")
+    ours = relu_attention(*found[:3], row_scale=found[3], statistics="sum+entropy", **mask)
+    columns = zip(
+        names,
+        (*expected, *gradients(expected, exact)),
+        (*usual, *gradients(usual, plain)),
+        (*ours, *gradients(ours, found)),
+        strict=True,
+    )
+    limit = 0.01 if dtype == torch.bfloat16 else 0.005
+    for name, truth, rival, result in columns:
+        assert result.dtype == rival.dtype
+        error = relative_error(result, truth)
+        assert error <= max(2 * relative_error(rival, truth), 1e-6) and error < limit, f"{name}: {error:.1e}"
+
+
+def test_dropout_is_the_same_in_forward_and_backward(path):
+    torch.manual_seed(0)
+    inputs = random_inputs(batch=1, heads=2, queries=60, head_dim=8)
+    value = torch.eye(60, dtype=torch.float64).expand(1, 2, 60, 60)
+    query, key, value, row_scale = inputs._replace(value=value).leaves()
+    sees_all = relu_attention(query, key, value, row_scale=row_scale)
+    found, row_sum = relu_attention(query, key, value, row_scale=row_scale, dropout_p=0.4, statistics="sum")
+    torch.testing.assert_close(row_sum, sees_all.sum(-1))  # the statistics are those before dropout
+    ratio = (found / sees_all)[sees_all > 0]
+    assert set(ratio.detach().round(decimals=9).unique().tolist()) == {0.0, round(1 / 0.6, 9)}
+    assert abs(float((ratio == 0).double().mean()) - 0.4) < 0.05
+    assert not torch.equal(found[0, 0] == 0, found[0, 1] == 0)
+    # with the identity for values, d(sum of outputs)/d(value) is the sum over queries of the dropped weights
+    grad_query, grad_value = torch.autograd.grad(found.sum(), (query, value))
+    torch.testing.assert_close(grad_value[0, 0, :, 0], found[0, 0].sum(0))
+    mask = (found.detach() / sees_all.detach().clamp_min(1e-30)).round(decimals=6)
+    expected = torch.autograd.grad((sees_all * mask).sum(), query)[0]
+    torch.testing.assert_close(grad_query, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_follows_the_seed(path):
+    inputs = random_inputs(queries=60)
+
+    def draw(seed):
+        torch.manual_seed(seed)
+        return relu_attention(*inputs[:3], row_scale=inputs[3], dropout_p=0.3)
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+def test_what_is_not_supported_is_refused():
+    query, key, value, row_scale = random_inputs(1, 2, 5, 7, 4)
+    ends = torch.tensor([0, 5], dtype=torch.int32)
+
+    def refused(words, *tensors, **options):
+        tensors = tensors or (query, key, value)
+        with pytest.raises(ValueError, match=words):
+            relu_attention(*tensors, **{"row_scale": row_scale, **options})
+
+    refused("'softmax' needs whole rows of scores", activation="softmax")
+    refused("statistics='all' is unknown; choose one of none, sum, sum\\+entropy", statistics="all")
+    refused(
+        "statistics='sum' needs weights that are never negative .* 'gelu' can be", activation="gelu", statistics="sum"
+    )
+    refused("dropout_p=1.0 must lie in", dropout_p=1.0)
+    refused("do not fit: expected", query, key[:, :, :3], value)
+    refused("do not fit: expected", query[:, :1], key, value)
+    refused("must share one floating dtype; got torch.float64, torch.float32", query, key.float(), value)
+    refused("row_scale must have the shape .* got \\(1, 2, 4\\)", row_scale=row_scale[..., :4])
+    refused("key_padding_mask must be boolean .* got torch.float32", key_padding_mask=torch.ones(1, 7))
+    refused("given together", cu_seqlens_q=ends)
+    refused("rise from 0 to 7", cu_seqlens_q=ends, cu_seqlens_k=ends)
+    refused("key_padding_mask None", cu_seqlens_q=ends, cu_seqlens_k=ends, key_padding_mask=torch.ones(1, 7).bool())

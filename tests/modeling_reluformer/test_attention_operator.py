@@ -1,0 +1,178 @@
+"""The operator behind `relu_attention` in torch's machinery: compiler, checkpoints, threads, processes."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import reluformer.attention_fused as fused
+import reluformer.attention_workers as workers
+from reluformer import relu_attention
+from reluformer.attention_operator import pointwise_attention
+
+from .attention_cases import gradients, random_inputs
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch) -> None:
+    monkeypatch.setattr(fused, "_is_small", lambda query, key: False)
+
+
+def attend(query, key, value, row_scale, **options):
+    return relu_attention(query, key, value, row_scale=row_scale, statistics="sum+entropy", **options)
+
+
+@pytest.mark.parametrize("statistics", ["none", "sum", "sum+entropy"])
+def test_operator_keeps_torchs_rules(statistics):
+    """Schema, fake tensors, autograd registration and strides, by torch's own check."""
+    inputs = random_inputs(queries=20, keys=31, dtype=torch.float32).leaves()
+    mask = torch.rand(2, 31) < 0.7
+    options = ("relu", 0.25, True, 3, 0.0, statistics)
+    torch.library.opcheck(pointwise_attention, (*inputs, mask, None, None, None, None, *options))
+    offset, seed = torch.tensor(3), torch.tensor(5)
+    torch.library.opcheck(
+        pointwise_attention, (*inputs, mask, None, None, offset, seed, "relu", 0.25, True, 0, 0.2, statistics)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "query_offset": torch.tensor(2)}], ids=["full", "offset"])
+def test_compiles_without_a_break(options):
+    inputs = random_inputs(queries=40).leaves()
+    others = inputs.leaves()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    expected, found = attend(*inputs, **options), compiled(*others, **options)
+    for one, other in zip((*expected, *gradients(expected, inputs)), (*found, *gradients(found, others)), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_draws_the_same_dropout(reentrant):
+    inputs = random_inputs(queries=40).leaves()
+    others = inputs.leaves()
+
+    def with_dropout(*tensors):
+        return attend(*tensors, dropout_p=0.5)
+
+    torch.manual_seed(7)
+    expected = with_dropout(*inputs)
+    torch.manual_seed(7)
+    found = checkpoint(with_dropout, *others, use_reentrant=reentrant)
+    sum(item.sum() for item in expected).backward()
+    sum(item.sum() for item in found).backward()
+    for one, other in zip(inputs, others, strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_second_derivatives_are_refused():
+    inputs = random_inputs(queries=20).leaves()
+    (first,) = torch.autograd.grad(attend(*inputs)[0].square().sum(), inputs.query, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        first.square().sum().backward()
+
+
+def test_autocast_outside_does_not_change_the_products():
+    inputs = random_inputs(queries=60, dtype=torch.float32)
+    expected = attend(*inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attend(*inputs)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def thread_settings() -> dict[str, int]:
+    info = torch.__config__.parallel_info()
+    return {line.split(":")[0].strip(): line for line in info.splitlines() if "threads" in line}
+
+
+def test_thread_settings_stay_as_they_were():
+    before = torch.get_num_threads()
+    inputs = random_inputs(heads=6, queries=300, dtype=torch.float32).leaves()
+    try:
+        for threads in (2, 3, 1, 2):
+            torch.set_num_threads(threads)
+            settings = thread_settings()
+            found = attend(*inputs)
+            gradients(found, inputs)
+            assert torch.get_num_threads() == threads
+            assert thread_settings() == settings, "MKL's and OpenMP's numbers too"
+        elsewhere = []
+        thread = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert elsewhere == [2], "a thread that starts later gets the caller's number"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_change_no_bit():
+    inputs = random_inputs(heads=6, queries=300, dtype=torch.float32)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            leaves = inputs.leaves()
+            torch.manual_seed(0)
+            found = attend(*leaves, dropout_p=0.1)
+            results.append((*found, *gradients(found, leaves)))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
+
+
+def test_an_error_in_a_worker_reaches_the_caller():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+
+    def fail(piece):
+        raise ArithmeticError(f"piece {piece}")
+
+    try:
+        with pytest.raises(ArithmeticError, match="piece"):
+            workers.for_each(fail, range(4))
+        done = []
+        workers.for_each(done.append, range(4))
+        assert sorted(done) == [0, 1, 2, 3], "the workers live on"
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_workers_after_a_fork():
+    """A forked process has lost the threads; waiting for them would hang."""
+    program = """
+import os, torch
+from reluformer import relu_attention
+torch.set_num_threads(2)
+tensors = [torch.randn(1, 4, 300, 8) for _ in range(3)]
+expected = relu_attention(*tensors, row_scale=None)
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(1)
+    os._exit(0 if torch.equal(relu_attention(*tensors, row_scale=None), expected) else 1)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+
+
+def test_two_copies_of_the_package_do_not_replace_each_others_operators(tmp_path):
+    """A copy from the Hub is a module of another name in the same process."""
+    program = """
+import sys, shutil, pathlib, importlib, torch, reluformer
+from reluformer import attention_operator
+folder = pathlib.Path(sys.argv[1]) / "copied_model"
+shutil.copytree(pathlib.Path(reluformer.__file__).parent, folder)
+(folder / "__init__.py").write_text("")
+sys.path.insert(0, sys.argv[1])
+copy = importlib.import_module("copied_model.attention_operator")
+assert copy.NAMESPACE == "copied_model" and attention_operator.NAMESPACE == "reluformer"
+names = [operator.pointwise_attention._qualname for operator in (copy, attention_operator)]
+assert names == ["copied_model::pointwise_attention", "reluformer::pointwise_attention"], names
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr

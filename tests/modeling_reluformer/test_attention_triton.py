@@ -1,0 +1,206 @@
+"""The CUDA backend of fused attention where there is no GPU: numerics in Triton's interpreter, and whether it compiles."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from reluformer import attention_triton
+from reluformer.attention_triton import TILES, triton_backward, triton_forward
+
+NUMERICS = Path(__file__).with_name("triton_numerics.py")
+SHARED_MEMORY = {80: 99 * 1024, 90: 227 * 1024}  # bytes a program may have; 99 KiB: the smallest since Ampere
+# A process in which Triton cannot be imported.
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import torch
+from reluformer.attention_triton import triton_forward
+query = torch.ones(1, 1, 2, 4)
+try:
+    triton_forward(query, query, query, None, None, None, None, activation="relu", scale=1.0, causal=False,
+                   query_offset=0, dropout_p=0.0, seed=0, statistics="none")
+except ImportError as error:
+    print(error)
+"""
+
+
+def arguments(queries=20, head_dim=32, dtype=torch.float32, heads=2):
+    query, key, value = (torch.randn(1, queries, heads, head_dim).to(dtype).transpose(1, 2) for _ in range(3))
+    return query, key, value, torch.rand(1, heads, queries), None, None, None
+
+
+def options(**changed):
+    defaults = {"activation": "relu", "scale": 0.1, "causal": False, "query_offset": 0, "dropout_p": 0.0, "seed": 0}
+    return {**defaults, "statistics": "none", **changed}
+
+
+@pytest.mark.parametrize("device", ["interpreter", "cuda"])
+def test_numerics(device):
+    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported, and transformers imports it."""
+    pytest.importorskip("triton", reason="the CUDA kernels need Triton")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU here")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    if device == "interpreter":
+        environment["TRITON_INTERPRET"] = "1"
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", str(NUMERICS), "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+    assert re.search(r"\b[1-9]\d* passed", result.stdout)
+
+
+def test_module_imports_without_triton_and_says_what_to_install():
+    result = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "needs Triton: pip install triton" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"dtype": torch.float64}, TypeError, "float16, bfloat16 or float32, not torch.float64"),
+        ({"head_dim": 257}, ValueError, "heads of 1 to 256, not 257"),
+        ({"statistics": "all"}, ValueError, "statistics='all' is unknown"),
+        ({"activation": "softmax"}, ValueError, "'softmax' is unknown"),
+        ({"dropout_p": 1.0}, ValueError, r"dropout_p=1.0 is no probability in \[0, 1\)"),
+    ],
+)
+def test_what_is_not_supported_is_refused(changed, error, message):
+    pytest.importorskip("triton", reason="the CUDA kernels need Triton")
+    shape = {name: changed.pop(name) for name in ("dtype", "head_dim") if name in changed}
+    with pytest.raises(error, match=message):
+        triton_forward(*arguments(**shape), **options(**changed))
+
+
+def test_row_gains_must_go_with_the_statistics():
+    pytest.importorskip("triton", reason="the CUDA kernels need Triton")
+    inputs = arguments()
+    with pytest.raises(ValueError, match="row_gain is given, row_log_gain missing"):
+        triton_backward(inputs[0], inputs[3], None, *inputs, **options(statistics="sum+entropy"))
+
+
+class CompileOnly:
+    """Stands in for Triton's CUDA driver: names a GPU, so that a launch up to the start itself can be tried without one."""
+
+    def __init__(self, capability: int):
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_device(self):
+        return self.target.arch
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return self.target
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """A function that runs a forward and a backward launch for a GPU, and returns the three kernels it compiled."""
+    triton = pytest.importorskip("triton", reason="the CUDA kernels need Triton")
+    if triton.knobs.runtime.interpret:
+        pytest.skip("TRITON_INTERPRET=1 replaces the compiler")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernels = []
+
+    def launch(kernel, programs, sizes, /, **given):
+        block = {"BLOCK_Q": sizes.queries, "BLOCK_K": sizes.keys, "num_warps": sizes.warps, "num_stages": sizes.stages}
+        kernels.append(kernel.warmup(**given, **block, grid=(programs,)))
+
+    monkeypatch.setattr(attention_triton, "_launch", launch)
+
+    def run(inputs, capability, **changed):
+        try:
+            triton.runtime.driver.set_active(CompileOnly(capability))
+            triton_forward(*inputs, **options(**changed))
+            level = attention_triton.STATISTICS.index(changed.get("statistics", "none"))
+            gains = [inputs[3] if level >= 1 else None, inputs[3] if level == 2 else None]
+            triton_backward(inputs[0].sum((), keepdim=True).expand_as(inputs[0]), *gains, *inputs, **options(**changed))
+        finally:
+            triton.runtime.driver._active = None
+        return kernels
+
+    return run
+
+
+def assert_compiled(kernels, capability):
+    assert [kernel.metadata.name for kernel in kernels] == [
+        "forward_kernel",
+        "query_gradient_kernel",
+        "key_value_gradient_kernel",
+    ]
+    for kernel in kernels:
+        assert kernel.metadata.shared <= SHARED_MEMORY[capability], kernel.metadata.name
+        assert re.search(r"(ld\.global|cp\.async)[^;]*(\.v4|, 0x10|, 16)", kernel.asm["ptx"])  # 16 bytes at a time
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "capability", "changed"),
+    [
+        (torch.bfloat16, 64, 90, {"statistics": "sum+entropy", "causal": True}),
+        (torch.float16, 128, 80, {"statistics": "sum", "dropout_p": 0.1}),
+        (torch.float32, 64, 80, {}),
+    ],
+)
+def test_kernels_compile(compiled, dtype, head_dim, capability, changed):
+    kernels = compiled(arguments(512, head_dim, dtype), capability, **changed)
+    assert_compiled(kernels, capability)
+    tensor_cores = "wgmma.mma_async" if capability == 90 else "mma.sync"
+    for kernel in kernels:
+        assert (tensor_cores in kernel.asm["ptx"]) == (dtype != torch.float32)  # float32 is IEEE by default
+        assert ("lg2.approx" in kernel.asm["ptx"]) == (changed.get("statistics") == "sum+entropy")
+    assert "max.NaN.f32" in kernels[0].asm["ptx"]  # a plain maximum loses NaN; the interpreter does not show it
+
+
+def test_float32_products_follow_torch_s_setting(compiled):
+    torch.set_float32_matmul_precision("high")
+    try:
+        kernels = compiled(arguments(512, 64), 80)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    for kernel in kernels:
+        assert "mma.sync.aligned.m16n8k8.row.col.f32.tf32" in kernel.asm["ptx"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_kernels_compile_everywhere(compiled, dtype, head_dim, capability):
+    query, key, value, row_scale, _, _, _ = arguments(512, head_dim, dtype)
+    ends = torch.tensor([0, 200, 512], dtype=torch.int32)
+    padding = torch.ones(1, 512, dtype=torch.bool)
+    offset = torch.tensor(3)
+    inputs = (query, key, value, row_scale, padding, ends, ends)
+    kernels = compiled(inputs, capability, statistics="sum+entropy", causal=True, query_offset=offset, dropout_p=0.1)
+    assert_compiled(kernels, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["relu", "relu2", "relu6", "sigmoid", "gelu", "softplus", "identity"])
+def test_every_activation_compiles(compiled, activation):
+    assert_compiled(compiled(arguments(512, 64, torch.bfloat16), 90, activation=activation), 90)
+
+
+@pytest.mark.slow
+def test_a_single_query_compiles(compiled):
+    query, key, value, row_scale, *_ = arguments(512, 64, torch.bfloat16)
+    kernels = compiled((query[:, :, :1], key, value, row_scale[:, :, :1], None, None, None), 90)
+    assert_compiled(kernels, 90)
+
+
+def test_tile_tables_cover_every_width():
+    for table in TILES.values():
+        assert {itemsize: set(widths) for itemsize, widths in table.items()} == {2: {64, 128, 256}, 4: {64, 128, 256}}
