@@ -10,20 +10,18 @@ sacreBLEU's paired bootstrap. `benchmarks/RESULTS.md` is then written anew from 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
-from reluformer.analysis.curves import read_log_history
+from reluformer.training import collection
+from reluformer.training.collection import collect, read_json
 from reluformer.training.errors import UserError
 from reluformer.training.evaluation import read_translations
 from reluformer.training.records import write_json
-from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE
 
 RESULTS = Path(__file__).parent / "results"
 TABLE = Path(__file__).parent / "RESULTS.md"
@@ -64,25 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def collect(folder: Path) -> dict[str, Any]:
-    """Everything measured in one run.
-
-    Raises:
-        UserError: the folder is not that of a finished and evaluated run.
-    """
-    evaluations = {path.name.split(".")[1]: _read_json(path) for path in sorted(folder.glob("evaluation.*.json"))}
-    if not (folder / RECORD_FILE).is_file() or not evaluations:
-        raise UserError(
-            f"{folder}: expected a finished run with {RECORD_FILE} and evaluation.<split>.json; run it first"
-        )
-    return {
-        "recipe": yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8")),
-        "training": _read_json(folder / RECORD_FILE),
-        "evaluations": evaluations,
-        "log_history": read_log_history(folder),
-    }
-
-
 def compare(folder: Path, others: list[Path], split: str = "test") -> list[dict[str, Any]]:
     """Paired bootstrap of lower-cased BLEU (13a) between this run and those evaluated on the same references."""
     mine = read_translations(folder / f"translations.{split}.tsv")
@@ -114,7 +93,7 @@ def compare(folder: Path, others: list[Path], split: str = "test") -> list[dict[
 
 
 def load_results() -> list[dict[str, Any]]:
-    return [{**_read_json(path), "file": path.name} for path in sorted(RESULTS.glob("*-seed*.json"))]
+    return [{**read_json(path), "file": path.name} for path in sorted(RESULTS.glob("*-seed*.json"))]
 
 
 def render(results: list[dict[str, Any]]) -> str:
@@ -144,8 +123,8 @@ def score(result: dict[str, Any], name: str, split: str = "test") -> str:
 
 
 def last_figure(result: dict[str, Any], name: str, text: str) -> str:
-    values = [entry[name] for entry in result["log_history"] if entry.get(name) is not None]
-    return text.format(values[-1]) if values else ""
+    value = collection.last_figure(result["log_history"], name)
+    return "" if value is None else text.format(value)
 
 
 def _comparison_lines(result: dict[str, Any]) -> list[str]:
@@ -171,10 +150,6 @@ def _origin_lines(result: dict[str, Any]) -> list[str]:
         f"({machine['torch_threads']} of {machine['usable_cores']} cores), torch {versions['torch']}, "
         f"transformers {versions['transformers']}.",
     ]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,51 @@
+"""What every benchmark file of this folder begins with, and the options that every benchmark program has."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from reluformer.training.records import run_record
+
+RESULTS = Path(__file__).parent / "results"
+# They change what is measured: allocation and threads.
+RECORDED_VARIABLES = ("MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "LD_PRELOAD")
+
+
+def benchmark_parser(description: str, output: str) -> argparse.ArgumentParser:
+    """A parser with the options --output, --quick, --threads and --seed.
+
+    Args:
+        description: the docstring of the program.
+        output: name of the file that is written by default, in `benchmarks/results/`.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULTS / output, help=f"default: benchmarks/results/{output}")
+    parser.add_argument("--quick", action="store_true", help="seconds, sizes that mean nothing: does the program work?")
+    parser.add_argument("--threads", type=int, help="threads of torch; default: as many as torch takes by itself")
+    parser.add_argument("--seed", type=int, default=0, help="of inputs and weights (default: 0)")
+    return parser
+
+
+def begin(options: argparse.Namespace) -> dict[str, Any]:
+    """Sets threads and seed as the options say; what stands beside the figures of this run.
+
+    Returns:
+        `run_record` with the machine's memory and its load of the last minute (1 is one busy core), and `environment`
+        (variables that change timing or allocation), `quick`.
+    """
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    record = run_record(None, None, options.seed)
+    record["machine"]["memory_gb"] = round(psutil.virtual_memory().total / 1e9, 1)
+    record["machine"]["load_average"] = round(os.getloadavg()[0], 2)
+    record["environment"] = {
+        name: value for name, value in sorted(os.environ.items()) if name.startswith(RECORDED_VARIABLES)
+    }
+    return {**record, "quick": options.quick}

@@ -1,0 +1,150 @@
+"""Interleaved timing: all contenders of a cell in turn, round after round, so that drift of the machine hits all alike.
+
+In each round every contender is called often enough to last 20 ms; the order of a round is that of the last one, rotated by
+one and reversed. Figures are of the rounds: median, P10 and P90 of the time of a call, and for two contenders the ratio of
+their times in the same round. A slow contender takes part in fewer rounds, spread over the whole.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Step = Callable[[], Any]
+
+ROUND_SECONDS = 0.02
+MOST_ROUNDS = 41
+# A call that takes longer than this is not repeated before it is timed.
+WARM_UP_AGAIN_BELOW = 0.3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was measured in one cell.
+
+    seconds: of one call, by contender and number of the round.
+    repetitions: calls in each round, by contender.
+    left_out: why a contender was not timed.
+    """
+
+    seconds: dict[str, dict[int, float]]
+    repetitions: dict[str, int]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def summary(self, name: str) -> dict[str, float]:
+        """Time of a call in milliseconds, and how it was measured."""
+        median, low, high = _spread([1e3 * seconds for seconds in self.seconds[name].values()])
+        rounds = {"rounds": len(self.seconds[name]), "repetitions": self.repetitions[name]}
+        return {"median_ms": median, "p10_ms": low, "p90_ms": high, **rounds}
+
+    def speedup(self, name: str, rival: str) -> dict[str, float]:
+        """How often `name` is done in the time of one call of `rival`, over the rounds that both took part in."""
+        mine, other = self.seconds[name], self.seconds[rival]
+        median, low, high = _spread([other[number] / mine[number] for number in mine if number in other])
+        return {"median": median, "p10": low, "p90": high}
+
+
+def least_rounds(round_seconds: float) -> int:
+    """How many rounds a contender takes part in at least, by the time it needs for one."""
+    return 15 if round_seconds <= 0.05 else 7 if round_seconds <= 1.0 else 3
+
+
+def time_contenders(
+    contenders: Mapping[str, Step],
+    *,
+    budget: float,
+    slowest: float = math.inf,
+    always: Collection[str] = (),
+    synchronize: Step | None = None,
+    rounds: int | None = None,
+    round_seconds: float = ROUND_SECONDS,
+) -> Timing:
+    """Times all contenders in alternating rounds.
+
+    Args:
+        contenders: what to call, by name.
+        budget: seconds for the cell, divided equally; more are taken where the least number of rounds needs them.
+        slowest: a contender with a call longer than this, in seconds, is left out,
+        always: unless it is one of these.
+        synchronize: waits for the device, for work that goes on after the call has returned.
+        rounds: this many for all, instead of what the budget allows.
+        round_seconds: how long one contender's calls in one round last, at least about.
+
+    Raises:
+        ValueError: no contender.
+    """
+    if not contenders:
+        raise ValueError("there is nothing to time: no contender was given.")
+    calls = {name: _one_call(step, synchronize) for name, step in contenders.items()}
+    left_out = {
+        name: f"a call took {seconds:.1f} s, the limit is {slowest:g} s"
+        for name, seconds in calls.items()
+        if seconds > slowest and name not in always
+    }
+    steps = {name: step for name, step in contenders.items() if name not in left_out}
+    if not steps:
+        return Timing({}, {}, left_out)
+    repetitions = {name: max(1, math.ceil(round_seconds / calls[name])) for name in steps}
+    if rounds is None:
+        share = budget / len(steps)
+        shares = {name: _round_count(share, repetitions[name] * calls[name]) for name in steps}
+    else:
+        shares = dict.fromkeys(steps, rounds)
+    seconds = _alternate(steps, repetitions, shares, synchronize)
+    return Timing(seconds, repetitions, left_out)
+
+
+def _round_count(share: float, round_seconds: float) -> int:
+    return min(MOST_ROUNDS, max(least_rounds(round_seconds), int(share / round_seconds)))
+
+
+def _one_call(step: Step, synchronize: Step | None) -> float:
+    """Seconds of one call that is not the first, or of the first where that is long."""
+    seconds = _time(step, 1, synchronize)
+    return _time(step, 1, synchronize) if seconds < WARM_UP_AGAIN_BELOW else seconds
+
+
+def _alternate(
+    steps: dict[str, Step], repetitions: dict[str, int], shares: dict[str, int], synchronize: Step | None
+) -> dict[str, dict[int, float]]:
+    total = max(shares.values())
+    # In this order of importance a contender's rounds are spread evenly, and those of a slower one are among them.
+    by_importance = sorted(range(total), key=lambda number: number * 0.6180339887 % 1)
+    taking_part = {name: set(by_importance[:count]) for name, count in shares.items()}
+    seconds: dict[str, dict[int, float]] = {name: {} for name in steps}
+    names = list(steps)
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(total):
+            rotated = names[number % len(names) :] + names[: number % len(names)]
+            for name in reversed(rotated) if number % 2 else rotated:
+                if number in taking_part[name]:
+                    seconds[name][number] = _time(steps[name], repetitions[name], synchronize)
+    finally:
+        if collecting:
+            gc.enable()
+    return seconds
+
+
+def _time(step: Step, repetitions: int, synchronize: Step | None) -> float:
+    if synchronize is not None:
+        synchronize()
+    start = time.perf_counter()
+    for _ in range(repetitions):
+        step()
+    if synchronize is not None:
+        synchronize()
+    return (time.perf_counter() - start) / repetitions
+
+
+def _spread(values: list[float]) -> tuple[float, float, float]:
+    """Median, P10, P90."""
+    return tuple(float(value) for value in np.percentile(values, [50, 10, 90]))

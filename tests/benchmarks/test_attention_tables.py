@@ -1,0 +1,135 @@
+"""ATTENTION.md: every figure from the files, goals judged by them."""
+
+import json
+
+import pytest
+import torch
+
+RECORD = {
+    "command": "attention.py --seed 0",
+    "date": "2026-01-02T03:04:05+00:00",
+    "git_commit": "0123456789abcdef",
+    "git_dirty": True,
+    "machine": {
+        "cpu": "a CPU",
+        "usable_cores": 2,
+        "torch_threads": 2,
+        "memory_gb": 8.0,
+        "load_average": 0.1,
+        "python": "3",
+    },
+    "versions": {"torch": "1.2", "transformers": "3.4"},
+    "environment": {"MALLOC_MMAP_MAX_": "0"},
+    "seconds": 90.0,
+    "quick": False,
+    "settings": {"threads": 2},
+}
+
+
+@pytest.fixture
+def tables(program):
+    return program("attention_tables")
+
+
+def attention_result(program, sdpa_seconds=1.1):
+    attention, timing = program("attention"), program("timing")
+    seconds = {"fused": 1.0, "fused+S": 1.05, "fused+S+T": 1.25, "sdpa softmax": sdpa_seconds, "eager relu": 2.0}
+    seconds |= {"products only": 0.97, "sparsemax": 5.0}
+    cells = []
+    for case in attention.all_cases():
+        rounds = {name: {0: 0.9 * value, 1: value, 2: 1.1 * value} for name, value in seconds.items()}
+        left_out = {"entmax15": "a call took 9.0 s, the limit is 2 s"}
+        cells.append(attention.cell_record(case, timing.Timing(rounds, dict.fromkeys(rounds, 1)), left_out))
+    return {**RECORD, "cells": cells}
+
+
+def memory_result():
+    settings = {"method": "by hand.", "limit_bytes": 5e9, "attention": {"batch": 1}, "model": {"d_model": 8}}
+    cells = [
+        {"what": what, "contender": contender, "length": length, "extra_bytes": 250e6 * factor}
+        for what in ("attention", "model")
+        for contender, factor in (("fused", 1), ("sdpa", 2))
+        for length in (1024, 8192)
+    ]
+    cells[-1] = {**cells[-1], "expected_bytes": 9e9, "not_run": "needs about 9 GB"}
+    del cells[-1]["extra_bytes"]
+    cells[0]["queries_by_keys_tensors"] = []
+    return {**RECORD, "settings": {**RECORD["settings"], **settings}, "cells": cells}
+
+
+def write(folder, **results):
+    for name, result in results.items():
+        (folder / f"{name.replace('_', '-')}.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+def test_goals_are_judged_by_the_files(tables, program, tmp_path):
+    write(tmp_path, attention_cpu=attention_result(program), memory_cpu=memory_result())
+    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path / "ATTENTION.md")]) == 0
+    page = (tmp_path / "ATTENTION.md").read_text(encoding="utf-8")
+    assert "| float32 | forward | fused | sdpa softmax | no | ≥ 1.05× | 1.10 (1.10–1.10) met; floor 1.13 |" in page
+    both = "| float32 | forward+backward | fused | sdpa softmax | yes | ≥ 1.05×, 1.05×, 1.00× | 1.10 (1.10–1.10)"
+    assert both in page
+    assert "| bfloat16 | forward+backward | fused | sdpa softmax | no | ≥ 1.20× | 1.10 (1.10–1.10) **missed**;" in page
+    assert "| fused with S and T | sdpa softmax | no | ≥ 0.85× | 0.88 (0.88–0.88) met;" in page
+    assert "| fused | eager relu or sdpa softmax | no | ≥ 0.95× | 1.10 (1.10–1.10) met |" in page
+    assert "| fused | products only | no | ≥ 0.95× | 0.97 (0.97–0.97) met |" in page
+    assert "not measured: a call took 9.0 s, the limit is 2 s" in page
+    assert "| extra peak memory, n = 8,192 | < 300 MB | 250 MB | met |" in page
+    assert "| 8,192 | 250 MB | not run: needs about 9 GB |" in page
+    assert "`fused` at n = 1,024: none." in page
+    assert "2026-01-02, commit 0123456789ab, with local changes, 1.5 min on a CPU (2 threads" in page
+    assert "MALLOC_MMAP_MAX_=0" in page
+    assert "Not measured: `python benchmarks/gpu.py`" in page and "`python benchmarks/end_to_end.py`" in page
+    assert "![Attention alone, on a CPU](attention-cpu.png)" in page
+    assert (tmp_path / "attention-cpu.png").stat().st_size > 10_000
+    assert (tmp_path / "memory-cpu.png").stat().st_size > 5_000
+
+
+def test_slower_than_the_rival_is_missed(tables, program):
+    goals = program("goals")
+    rows = list(goals.speed_rows(attention_result(program, sdpa_seconds=0.9), goals.AGAINST_SDPA, (512,)))
+    assert all("**missed**" in row[-1] for row in rows)
+
+
+def test_quick_files_say_so_and_end_to_end_is_compared_with_marian(tables, program, tmp_path):
+    names = program("translation_models")
+    cell = {
+        "task": "training",
+        "shape": "tiny",
+        "inputs": "multi30k-like",
+        "dtype": "float32",
+        "attention_dropout": 0.1,
+        "unit": "target tokens a second",
+        "speeds": {names.OURS: 4321.0, names.MARIAN: 4000.0},
+        "speedups": {names.OURS: {names.MARIAN: {"median": 1.08, "p10": 1.01, "p90": 1.2}}},
+        "left_out": {"sparsemax": "a call took 9.0 s"},
+    }
+    generation = {**cell, "task": "generation", "unit": "sentences a second"}
+    generation["speeds"] = {names.OURS: 30.0, names.MARIAN: 40.0, "vanilla": 20.0}
+    generation["speedups"] = {names.OURS: {names.MARIAN: {"median": 0.75, "p10": 0.7, "p90": 0.8}}}
+    write(tmp_path, end_to_end_cpu={**RECORD, "quick": True, "cells": [cell, generation]})
+    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path / "ATTENTION.md")]) == 0
+    page = (tmp_path / "ATTENTION.md").read_text(encoding="utf-8")
+    assert "A quick run, to try the programs: its figures mean nothing." in page
+    where = "tiny, multi30k-like, float32"
+    assert f"| training, {where}, attention dropout 0.1 | ≥ 1.0× MarianMTModel sdpa | 1.08 (1.01–1.20)× | met |" in page
+    assert f"| generation, {where} | ≥ 1.0× MarianMTModel sdpa | 0.75 (0.70–0.80)× | **missed** |" in page
+    assert f"| generation, {where} | 1.00 | – | – | 1.50 |" in page
+    assert "sparsemax left out, a call took 9.0 s." in page
+
+
+def test_a_gpu_file_gives_teraflops_and_goals(tables, program, tmp_path):
+    gpu, contenders, timing = program("gpu"), program("contenders"), program("timing")
+    case = contenders.AttentionCase(1, 32, 16384, 64, torch.bfloat16, False, True, "cuda")
+    seconds = {"fused": 5e-3, "fused+S": 5.2e-3, "fused+S+T": 6.5e-3, gpu.FLASH: 8e-3}
+    rounds = timing.Timing({name: {0: value} for name, value in seconds.items()}, dict.fromkeys(seconds, 1))
+    records = [gpu._record(case, which, rounds, {gpu.CUDNN: "No available kernel"}) for which in gpu.PASSES]
+    result = {**RECORD, "machine": {**RECORD["machine"], "accelerators": ["a GPU"]}, "cells": records}
+    write(tmp_path, attention_gpu=result)
+    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path / "ATTENTION.md")]) == 0
+    page = (tmp_path / "ATTENTION.md").read_text(encoding="utf-8")
+    teraflops = 4 * 32 * 16384**2 * 64 / 5e-3 / 1e12
+    assert f"| 64 | no | 16,384 | {teraflops:.0f} |" in page
+    assert "| forward, n = 16,384, causal: no | ≥ 1.5× sdpa flash | 1.60 (1.60–1.60)× | met |" in page
+    assert "S and T | ≤ 1.2× the time without | 1.30 (1.30–1.30)× | **missed** |" in page
+    assert "sdpa cuDNN: No available kernel (n = 16,384)." in page and "on a GPU" in page
