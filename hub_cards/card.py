@@ -16,6 +16,7 @@ TEMPLATE = Path(__file__).with_name("card_template.md")
 # Key in evaluation.<split>.json, type of the metric on the Hub, name.
 METRICS = (
     ("bleu", "bleu", "BLEU (sacreBLEU)"),
+    ("document_bleu", "bleu", "BLEU over whole documents"),
     ("tokenized_lowercase_bleu", "bleu", "BLEU, lower-cased"),
     ("moses_lowercase_bleu", "bleu", "BLEU, lower-cased, Moses-tokenised"),
     ("chrf", "chrf", "chrF"),

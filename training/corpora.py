@@ -25,6 +25,7 @@ from reluformer.training.tokenization import MosesStep
 logger = logging.getLogger(__name__)
 
 PAIR_FEATURES = datasets.Features({"source": datasets.Value("string"), "target": datasets.Value("string")})
+DOCUMENT_FEATURES = datasets.Features({**PAIR_FEATURES, "document": datasets.Value("string")})
 ENCODED_FEATURES = datasets.Features(
     {
         "input_ids": datasets.List(datasets.Value("int32")),
@@ -76,46 +77,89 @@ class CorpusReport:
             logger.warning(self.summary())
 
 
-def read_parallel_files(source: str | Path, target: str | Path, *, name: str) -> tuple[datasets.Dataset, CorpusReport]:
+class DocumentOrder:
+    """Sees to it that every row of a corpus names its document, and that the rows of one document stand together."""
+
+    def __init__(self) -> None:
+        self._last: str | None = None
+        self._first_row: dict[str, str] = {}
+
+    def check(self, name: object, place: str) -> str:
+        """The name of the row's document. `place`: file:line or row, for an error.
+
+        Raises `UserError`: no name, or a document that was left for another one before.
+        """
+        if name is None or not str(name).strip():
+            raise UserError(
+                f"{place}: names no document (empty, or not text); each pair needs the name of its document"
+            )
+        name = str(name).strip()
+        if name != self._last:
+            if name in self._first_row:
+                raise UserError(
+                    f"{place}: document {name!r} begins again after {self._last!r}; it was first at "
+                    f"{self._first_row[name]}. The sentences of one document must stand together"
+                )
+            self._first_row[name], self._last = place, name
+        return name
+
+
+def read_parallel_files(
+    source: str | Path, target: str | Path, *, name: str, documents: str | Path | None = None
+) -> tuple[datasets.Dataset, CorpusReport]:
     """Read two text files, plain or gzip, line n of one translating line n of the other.
 
     A line ends at "\\n" alone (a "\\r" before it is dropped), so no other separator can shift the alignment. A pair
     with an empty line or with bytes that are not UTF-8 on either side is skipped and counted with file:line of the
     first.
 
-    Returns the columns "source" and "target" and the report.
+    Line n of `documents` names the document of pair n.
 
-    Raises `UserError`: a missing, unreadable or broken file; different numbers of lines; no pair left.
+    Returns the columns "source" and "target", with `documents` "document" too, and the report.
+
+    Raises `UserError`: a missing, unreadable or broken file; different numbers of lines; no pair left; a line of
+    `documents` that is empty or not UTF-8, or a document that begins twice.
     """
-    source_path, target_path = _existing_file(source, name), _existing_file(target, name)
-    report = CorpusReport(name)
-    chunks, chunk = [], {"source": [], "target": []}
-    counts = {"source": 0, "target": 0}
-    lines = zip_longest(_read_lines(source_path), _read_lines(target_path))
-    for number, (source_line, target_line) in enumerate(tqdm(lines, desc=f"reading {name}", unit=" lines", delay=2), 1):
-        counts["source"] += source_line is not None
-        counts["target"] += target_line is not None
-        if source_line is None or target_line is None:
-            continue  # read on: the error below names both true counts
-        source_text, target_text = _decode_line(source_line), _decode_line(target_line)
-        side, problem = _first_problem(source_text, target_text, "is not UTF-8")
+    given = {"source": source, "target": target, **({"document": documents} if documents is not None else {})}
+    paths = {side: _existing_file(path, name) for side, path in given.items()}
+    report, order = CorpusReport(name), DocumentOrder()
+    features = PAIR_FEATURES if documents is None else DOCUMENT_FEATURES
+    chunks, chunk = [], {side: [] for side in paths}
+    counts = dict.fromkeys(paths, 0)
+    lines = zip_longest(*(_read_lines(path) for path in paths.values()))
+    for number, row in enumerate(tqdm(lines, desc=f"reading {name}", unit=" lines", delay=2), 1):
+        for side, line in zip(paths, row, strict=True):
+            counts[side] += line is not None
+        if None in row:
+            continue  # read on: the error below names the true counts
+        texts = dict(zip(paths, map(_decode_line, row), strict=True))
+        if documents is not None:
+            texts["document"] = order.check(texts["document"], f"{paths['document']}:{number}")
+        side, problem = _first_problem(texts["source"], texts["target"], "is not UTF-8")
         if problem:
-            report.skip(problem, f"{source_path if side == 'source' else target_path}:{number}")
+            report.skip(problem, f"{paths[side]}:{number}")
             continue
         report.keep()
-        chunk["source"].append(source_text)
-        chunk["target"].append(target_text)
+        for side, text in texts.items():
+            chunk[side].append(text)
         if len(chunk["source"]) == CHUNK_ROWS:
-            chunks.append(datasets.Dataset.from_dict(chunk, features=PAIR_FEATURES))
-            chunk = {"source": [], "target": []}
-    if counts["source"] != counts["target"]:
-        raise UserError(
-            f"{name}: parallel files must have the same number of lines, found {counts['source']:,} in {source_path} "
-            f"and {counts['target']:,} in {target_path}; give the two files of one aligned corpus"
-        )
+            chunks.append(datasets.Dataset.from_dict(chunk, features=features))
+            chunk = {side: [] for side in paths}
+    _check_counts(name, paths, counts)
     report.finish()
-    chunks.append(datasets.Dataset.from_dict(chunk, features=PAIR_FEATURES))
+    chunks.append(datasets.Dataset.from_dict(chunk, features=features))
     return datasets.concatenate_datasets(chunks), report
+
+
+def _check_counts(name: str, paths: dict[str, Path], counts: dict[str, int]) -> None:
+    if len(set(counts.values())) == 1:
+        return
+    found = " and ".join(f"{counts[side]:,} in {path}" for side, path in paths.items())
+    shortest = min(counts, key=counts.get)
+    raise UserError(
+        f"{name}: parallel files must have the same number of lines, found {found}: {paths[shortest]}:"
+        f"{counts[shortest] + 1} is missing; give the files of one aligned corpus"
+    )
 
 
 def _existing_file(path: str | Path, name: str) -> Path:
@@ -177,32 +221,36 @@ def read_dataset(
     source_language: str,
     target_language: str,
     data_files: str | list[str] | dict[str, str] | None = None,
+    document_column: str | None = None,
 ) -> tuple[datasets.Dataset, CorpusReport]:
     """Read one split of a `datasets` set whose `translation_column` holds {language: text}.
 
     `path` is what `datasets.load_dataset` takes (a Hub id, a folder of data files, or a builder such as "json" together
     with `data_files`), a folder written by `save_to_disk`, or one .json, .jsonl, .parquet or .csv file, which is then
     the split asked for. With `translation_column=None` the languages are columns themselves. A pair with a null, an
-    empty or a non-text side is skipped and counted with the row (from 0) of the first.
+    empty or a non-text side is skipped and counted with the row (from 0) of the first. `document_column` holds the name
+    or number of each pair's document.
 
-    Returns the columns "source" and "target" and the report.
+    Returns the columns "source" and "target", with `document_column` "document" too, and the report.
 
     Raises `UserError`: a set that cannot be loaded; a missing split, column or language (listing those there are); no
-    pair left.
+    pair left; a row without a document, or a document that begins twice.
     """
     loaded = _load(path, name, split, revision, data_files)
     label = " ".join(part for part in (path, name, split) if part)
     languages = (source_language, target_language)
-    _check_columns(loaded, label, translation_column, languages)
-    report = CorpusReport(label)
+    _check_columns(loaded, label, translation_column, languages, document_column)
+    report, order = CorpusReport(label), DocumentOrder()
 
     def extract(batch: dict[str, list], rows: list[int]) -> dict[str, list[str]]:
         if translation_column is None:
             values = zip(*(batch[language] for language in languages), strict=True)
         else:
             values = ([(cell or {}).get(language) for language in languages] for cell in batch[translation_column])
-        pairs = {"source": [], "target": []}
-        for row, (source, target) in zip(rows, values, strict=True):
+        names = batch[document_column] if document_column else []
+        pairs = {"source": [], "target": [], **({"document": []} if document_column else {})}
+        for position, (row, (source, target)) in enumerate(zip(rows, values, strict=True)):
+            document = order.check(names[position], f"{label}: row {row}") if document_column else None
             _, problem = _first_problem(source, target, "is not text")
             if problem:
                 report.skip(problem, f"row {row}")
@@ -210,6 +258,8 @@ def read_dataset(
             report.keep()
             pairs["source"].append(source)
             pairs["target"].append(target)
+            if document_column:
+                pairs["document"].append(document)
         return pairs
 
     # Never from the cache: the counts come from running it.
@@ -218,7 +268,7 @@ def read_dataset(
         batched=True,
         with_indices=True,
         remove_columns=loaded.column_names,
-        features=PAIR_FEATURES,
+        features=DOCUMENT_FEATURES if document_column else PAIR_FEATURES,
         load_from_cache_file=False,
         desc=f"reading {label}",
     )
@@ -254,7 +304,11 @@ def _load_saved(folder: Path, split: str) -> datasets.Dataset:
     return saved[split]
 
 
-def _check_columns(loaded: datasets.Dataset, label: str, column: str | None, languages: tuple[str, str]) -> None:
+def _check_columns(
+    loaded: datasets.Dataset, label: str, column: str | None, languages: tuple[str, str], document_column: str | None
+) -> None:
+    if document_column is not None and document_column not in loaded.column_names:
+        raise UserError(f"{label}: no document column {document_column!r}; there are: {', '.join(loaded.column_names)}")
     if column is None:
         missing, present = [name for name in languages if name not in loaded.column_names], loaded.column_names
         if missing:
@@ -284,7 +338,7 @@ def encode_pairs(
     """
     moses = MosesStep.from_tokenizer(tokenizer)
     report = CorpusReport(name)
-    _check_end_of_sentence(tokenizer)
+    check_end_of_sentence(tokenizer)
 
     def encode(batch: dict[str, list[str]], rows: list[int]) -> dict[str, list[list[int]]]:
         sources, targets = batch["source"], batch["target"]
@@ -319,7 +373,8 @@ def encode_pairs(
     return encoded, report
 
 
-def _check_end_of_sentence(tokenizer: PreTrainedTokenizerBase) -> None:
+def check_end_of_sentence(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises `UserError` for a tokenizer that does not end a text with its `eos_token`."""
     ids = tokenizer("a")["input_ids"]
     if tokenizer.eos_token_id is None or ids[-1:] != [tokenizer.eos_token_id]:
         raise UserError(

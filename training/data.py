@@ -1,16 +1,20 @@
-"""A recipe's data section → pairs of a split, and the report of what was read."""
+"""A recipe's data section → pairs of a split, and the report of what was read; packed to documents where it says so."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from reluformer.configuration.recipe import SPLITS, DataConfig
 from reluformer.training.corpora import CorpusReport, read_dataset, read_parallel_files
 from reluformer.training.demo_corpus import demo_pairs
+from reluformer.training.documents import PackedDocuments, pack_documents
 from reluformer.training.errors import UserError
 
 if TYPE_CHECKING:
     import datasets
+    from transformers import PreTrainedTokenizerBase
 
 
 def has_split(data: DataConfig, split: str) -> bool:
@@ -21,7 +25,9 @@ def has_split(data: DataConfig, split: str) -> bool:
 
 
 def load_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusReport]:
-    """The pairs of a split, columns "source" and "target", and the report of the corpus.
+    """The sentence pairs of a split, columns "source" and "target", and the report of the corpus.
+
+    Where the recipe names documents there is a column "document" too.
 
     Args:
         data: the recipe's section.
@@ -50,6 +56,57 @@ def load_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusRe
             translation_column=source.translation_column,
             source_language=data.source_language,
             target_language=data.target_language,
+            document_column=source.document_column,
         )
     files = getattr(data, split)
-    return read_parallel_files(files.source, files.target, name=split)
+    pairs, report = read_parallel_files(files.source, files.target, name=split, documents=files.documents)
+    return (pairs, report) if files.only is None else _only(pairs, report, files.only, split)
+
+
+def _only(
+    pairs: datasets.Dataset, report: CorpusReport, names: list[str], split: str
+) -> tuple[datasets.Dataset, CorpusReport]:
+    """The pairs of the documents `names`, in the order of the file; the others are counted."""
+    documents = np.asarray(pairs.with_format("arrow")["document"].to_pylist())
+    if missing := [name for name in names if name not in documents]:
+        there = list(dict.fromkeys(documents.tolist()))
+        more = f" and {len(there) - 20:,} more" if len(there) > 20 else ""
+        raise UserError(f"data.{split}.only: no document {missing[0]!r}; there are: {', '.join(there[:20])}{more}")
+    chosen = np.isin(documents, names)
+    if left := int((~chosen).sum()):
+        reason = f"of a document that data.{split}.only does not name"
+        report.kept -= left
+        report.skipped[reason] = left
+        report.first[reason] = f"document {documents[~chosen][0]}"
+    return pairs.select(np.flatnonzero(chosen)), report
+
+
+def pack_split(
+    data: DataConfig,
+    split: str,
+    sentences: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    positions: int | None = None,
+) -> PackedDocuments:
+    """The sentences of a split packed as the recipe says, which has a section `packing`.
+
+    Args:
+        data: the recipe's section.
+        split: "train", "validation" or "test".
+        sentences: of `load_split`.
+        tokenizer: of the run.
+        positions: of the model, None where the model itself will refuse what is too long.
+
+    Raises:
+        UserError: see `pack_documents`.
+    """
+    packing = data.packing
+    return pack_documents(
+        sentences,
+        tokenizer,
+        max_tokens=data.max_length,
+        too_long=packing.too_long if split == "train" else packing.too_long_evaluated,
+        name=f"{split} documents",
+        positions=positions,
+    )

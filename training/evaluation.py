@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import textwrap
 import time
@@ -12,8 +13,9 @@ from typing import Any
 import datasets
 from tqdm.auto import tqdm
 
+from reluformer.training.documents import PackedDocuments
 from reluformer.training.errors import UserError
-from reluformer.training.metrics import score_translations
+from reluformer.training.metrics import score_documents, score_translations
 from reluformer.training.records import run_record, write_json
 from reluformer.training.translation import Translator
 
@@ -24,7 +26,7 @@ _UNESCAPES = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 def evaluate_run(
     run: str | Path | Translator,
-    pairs: datasets.Dataset,
+    pairs: datasets.Dataset | PackedDocuments,
     *,
     split: str = "test",
     folder: str | Path | None = None,
@@ -42,7 +44,8 @@ def evaluate_run(
 
     Args:
         run: run folder or Hub id, or a `Translator` for a model in memory.
-        pairs: columns "source" and "target", plain text.
+        pairs: columns "source" and "target", plain text; or packed documents, which are scored as they are and, as one
+            scoring unit common to all lengths of packing, as whole original documents.
         split: names the two files.
         folder: where to write; default the run folder. Must be given with a `Translator` or a Hub id.
         dataset_name: what the pairs are, for the record and the model card.
@@ -52,13 +55,16 @@ def evaluate_run(
         translator_options: of `Translator.from_pretrained`; not with a `Translator`, which has its own.
 
     Returns:
-        The run record, `split`, `dataset`, the scores, `decoding`, `device`, `seconds` of translating alone,
-        `sentences_per_second`.
+        The run record, `split`, `dataset`, the scores of `score_translations`, for packed documents those of
+        `score_documents` and `packing` (their `PackingReport`) too, `decoding`, `device`, `seconds` of translating
+        alone, `sentences_per_second`. `sentences` are the texts translated: sentences or packed documents.
 
     Raises:
         UserError: no pairs, columns missing, a split that cannot name a file, no folder to write to, and what
             `Translator` raises.
     """
+    packed = pairs if isinstance(pairs, PackedDocuments) else None
+    pairs = pairs if packed is None else packed.pairs
     _check(pairs, split)
     folder = _output_folder(run, folder)
     translator = _translator(run, translator_options)
@@ -73,6 +79,7 @@ def evaluate_run(
         "split": split,
         "dataset": dataset_name,
         **score_translations(hypotheses, references, tokenized_lowercase_language=tokenized_lowercase_language),
+        **({} if packed is None else _document_figures(packed, hypotheses)),
         "decoding": translator.decoding,
         "device": str(translator.model.device),
         "seconds": round(seconds, 3),
@@ -80,6 +87,11 @@ def evaluate_run(
     }
     write_json(folder / f"evaluation.{split}.json", result)
     return result
+
+
+def _document_figures(packed: PackedDocuments, hypotheses: Sequence[str]) -> dict[str, Any]:
+    scores = score_documents(hypotheses, list(packed.pairs["document"]), packed.references)
+    return {**scores, "packing": dataclasses.asdict(packed.report)}
 
 
 def write_translations(

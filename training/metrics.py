@@ -1,5 +1,8 @@
 """Scores of translations: sacreBLEU, chrF, tokenised lower-cased BLEU, exact match. Every score names its recipe.
 
+`score_translations` takes what was translated, sentences or packed documents, as the segments of the corpus;
+`score_documents` takes whole original documents, and is the one to compare packed documents of different lengths by.
+
 Which BLEU is which, from the strictest comparison to the oldest:
 
 - `bleu`: sacreBLEU's default, case-sensitive, sacreBLEU's own 13a tokenisation of plain text. Figures of different
@@ -56,6 +59,45 @@ def score_translations(
     return {**scores, "exact_match": 100.0 * equal / len(references), "sentences": len(references)}
 
 
+SCORING_UNIT = (
+    "one original document: the translations of its packed documents joined by a space, against all its reference "
+    "sentences joined by a space, those too that were left out of packing"
+)
+
+
+def score_documents(
+    hypotheses: Sequence[str], documents: Sequence[str], references: Mapping[str, str]
+) -> dict[str, Any]:
+    """Corpus scores over whole original documents, the same segments whatever the length they were packed to.
+
+    Matches of n-grams count anywhere in a document, so figures lie a few points above those over sentences.
+
+    Args:
+        hypotheses: translation of each packed document, in order.
+        documents: name of the original document of each.
+        references: the whole reference of each original document, by name; one of which nothing was packed counts as
+            not translated.
+
+    Returns:
+        `document_bleu` and `document_chrf` with their `…_signature`, `documents` (their number) and `scoring_unit`
+        (`SCORING_UNIT`).
+
+    Raises:
+        UserError: different numbers of hypotheses and documents, or a document without a reference.
+    """
+    if len(hypotheses) != len(documents):
+        raise UserError(f"{len(hypotheses)} hypotheses but {len(documents)} names of documents: give one for each")
+    parts: dict[str, list[str]] = {name: [] for name in references}
+    for hypothesis, name in zip(hypotheses, documents, strict=True):
+        if name not in parts:
+            raise UserError(f"document {name!r} has no reference; there are: {', '.join(references)}")
+        parts[name].append(hypothesis)
+    whole, wanted = [" ".join(texts) for texts in parts.values()], list(references.values())
+    _check(whole, wanted)
+    scores = {**_score("document_bleu", BLEU(), whole, wanted), **_score("document_chrf", CHRF(), whole, wanted)}
+    return {**scores, "documents": len(wanted), "scoring_unit": SCORING_UNIT}
+
+
 def describe_scores(scores: Mapping[str, Any]) -> str:
     """The scores in one line for a person, figures that are not there left out."""
     names = {
@@ -66,7 +108,10 @@ def describe_scores(scores: Mapping[str, Any]) -> str:
         "exact_match": "exact match {:.2f} %",
     }
     parts = [text.format(scores[name]) for name, text in names.items() if name in scores]
-    return " · ".join([*parts, f"{scores['sentences']:,} sentences"])
+    if "document_bleu" not in scores:
+        return " · ".join([*parts, f"{scores['sentences']:,} sentences"])
+    whole = f"BLEU over {scores['documents']:,} whole documents {scores['document_bleu']:.2f}"
+    return " · ".join([*parts, f"{scores['sentences']:,} packed documents", whole])
 
 
 def load_metric() -> Any:

@@ -189,6 +189,14 @@ def test_what_is_not_learned_from_may_change(folder_of):
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
 
 
+def test_a_run_of_a_version_without_a_section_goes_on(folder_of):
+    recipe, folder = folder_of(2)
+    saved = yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
+    assert saved["data"].pop("packing") is None
+    (folder / RECIPE_FILE).write_text(yaml.safe_dump(saved), encoding="utf-8")
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+
+
 def test_an_explicit_checkpoint_is_followed_or_refused(folder_of):
     recipe, folder = folder_of(2, 4, finished=True)
     recipe.training.resume_from_checkpoint = str(folder / "checkpoint-2")
