@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from reluformer.analysis.collection import eager
+from reluformer.analysis.heat_maps import draw_heat_maps
 from reluformer.training.errors import UserError
 from reluformer.training.tokenization import MosesStep
 from reluformer.training.translation import Translator
-
-_CELL = 0.34  # inches: room for a token in 9 points
-_COLUMNS = 4
 
 
 def plot_attention_map(
@@ -67,7 +59,15 @@ def plot_attention_map(
     else:
         maps, titles = [weights.mean(dim=0)], [""]
         title = f"Cross-attention, {where}, mean of {heads} heads"
-    figure = _draw(maps, titles, source_tokens, target_tokens, title)
+    figure = draw_heat_maps(
+        maps,
+        titles,
+        source_tokens,
+        target_tokens,
+        title=title,
+        key_label="source tokens",
+        query_label="predicted target tokens",
+    )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -101,7 +101,7 @@ def cross_attention(
         target_ids = _ids(tokenizer, target, "target", model.config.max_position_embeddings)
     start = torch.tensor([[model.config.decoder_start_token_id]])
     inputs = {"input_ids": source_ids, "decoder_input_ids": torch.cat((start, target_ids[:, :-1]), dim=1)}
-    with _eager(model), torch.inference_mode():
+    with eager(model), torch.inference_mode():
         outputs = model(**{name: ids.to(model.device) for name, ids in inputs.items()}, output_attentions=True)
     weights = outputs.cross_attentions[layer][0].float().cpu()
     return weights, _tokens(tokenizer, source_ids), _tokens(tokenizer, target_ids)
@@ -120,64 +120,3 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str, side: str, at_most: int)
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> list[str]:
     return tokenizer.convert_ids_to_tokens(ids[0].tolist())
-
-
-@contextmanager
-def _eager(model: PreTrainedModel) -> Iterator[None]:
-    """The model in evaluation mode and in the one implementation that returns weights; both are restored."""
-    training, implementation = model.training, model.config._attn_implementation
-    model.eval()
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(implementation)
-        model.train(training)
-
-
-def _draw(maps: list[Tensor], titles: list[str], source: list[str], target: list[str], title: str) -> Figure:
-    columns = min(_COLUMNS, len(maps))
-    rows = math.ceil(len(maps) / columns)
-    longest = max(map(len, [*source, *target])) * 0.075  # inches of the longest label
-    width = columns * _CELL * len(source) + longest + 1.7
-    height = rows * (_CELL * len(target) + 0.3) + longest + 0.55
-    figure = Figure(figsize=(max(width, 5.0), max(height, 3.2)), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    scale = _color_scale(maps)
-    for axes, weights, name in zip(grid.flat, maps, titles, strict=False):
-        image = axes.imshow(weights.numpy(), aspect="equal", interpolation="nearest", **scale)
-        axes.set_title(name, fontsize=10)
-        _label(axes, source, target)
-    for axes in grid.flat[len(maps) :]:
-        axes.set_visible(False)
-    figure.colorbar(image, ax=grid, label="attention weight", shrink=0.8, pad=0.02)
-    figure.suptitle(title, fontsize=11)
-    if len(maps) == 1:  # beside the tokens, however wide the figure is
-        grid[0, 0].set_xlabel("source tokens", fontsize=10)
-        grid[0, 0].set_ylabel("predicted target tokens", fontsize=10)
-    else:
-        figure.supxlabel("source tokens", fontsize=10)
-        figure.supylabel("predicted target tokens", fontsize=10)
-    return figure
-
-
-def _color_scale(maps: list[Tensor]) -> dict[str, Any]:
-    """One scale for all heads, so that they can be compared; white is 0."""
-    lowest, highest = min(float(m.min()) for m in maps), max(float(m.max()) for m in maps)
-    if lowest >= 0:
-        return {"cmap": "Blues", "vmin": 0.0, "vmax": highest}
-    largest = max(-lowest, highest)  # activations such as gelu have negative weights
-    return {"cmap": "RdBu", "vmin": -largest, "vmax": largest}
-
-
-def _label(axes: Axes, source: list[str], target: list[str]) -> None:
-    axes.set_xticks(range(len(source)), source, rotation=90, fontsize=9, parse_math=False)
-    axes.set_yticks(range(len(target)), target, fontsize=9, parse_math=False)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    # White lines between cells.
-    axes.set_xticks([position - 0.5 for position in range(1, len(source))], minor=True)
-    axes.set_yticks([position - 0.5 for position in range(1, len(target))], minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.8)
-    axes.tick_params(which="minor", length=0)

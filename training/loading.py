@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import reluformer  # noqa: F401  (registers the model with the Auto classes)
 from reluformer.training.errors import UserError, one_line
@@ -22,10 +22,16 @@ def load_model_and_tokenizer(
         attn_implementation: how attention is computed; None takes the model's default.
 
     Raises:
-        UserError: no such folder or repository, no model in it, weights that are damaged or incomplete.
+        UserError: no such folder or repository, no model in it, a model that is no encoder-decoder, weights that are
+            damaged or incomplete.
     """
     name = str(path_or_hub_id)
     _check_folder(name)
+    config = _load(AutoConfig, name, "model")
+    if not config.is_encoder_decoder:
+        raise UserError(
+            f"{name}: holds a {config.model_type} model, which is no encoder-decoder; give a translation model"
+        )
     model, info = _load(
         AutoModelForSeq2SeqLM, name, "model", attn_implementation=attn_implementation, output_loading_info=True
     )

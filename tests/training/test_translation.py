@@ -251,7 +251,12 @@ def test_folders_without_a_model_are_refused(tmp_path):
 
 def test_a_model_that_cannot_be_loaded_is_refused_in_one_line(model, tokenizer, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(UserError, match="its model cannot be loaded") as caught:
+    with pytest.raises(UserError, match="holds a bert model, which is no encoder-decoder"):
+        Translator.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
+    with pytest.raises(
+        UserError, match="its model cannot be loaded"
+    ) as caught:  # the library's message has several lines
         Translator.from_pretrained(tmp_path)
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="its model cannot be loaded"):

@@ -1,0 +1,90 @@
+"""Row statistics of attention: entropy, dead rows, exact zeros and row sums, summed over batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reluformer.analysis.head_sums import ALL, HeadSums, Place
+from reluformer.training.errors import UserError
+
+DEFINITIONS = {
+    "rows": "query rows of real tokens; one query of each head is one row",
+    "entropy": "mean row entropy H of the weights normalised to sum 1, in nats; dead rows count as 0, as in training",
+    "entropy_of_live_rows": "the same mean over the rows with S > 0 alone; null if there are none",
+    "uniform_entropy": "mean of log n_i, the entropy of equal weights over the n_i visible keys",
+    "above_margin_fraction": "share of rows whose entropy exceeds entropy_margin * log n_i (Eq. 7)",
+    "dead_row_fraction": "share of rows with S = 0",
+    "zero_fraction": "share of exact zeros among the weights of visible keys",
+    "row_sum": "mean row sum S of the weights as the model uses them",
+    "all": "over the rows of all heads, of all layers, or of all three kinds of attention, as in the logs of training",
+}
+
+
+class RowStatistics:
+    """Entropy and sparsity of attention rows by module, layer and head.
+
+    Args:
+        entropy_margin: of C_i = entropy_margin · log n_i (Eq. 7).
+    """
+
+    def __init__(self, entropy_margin: float) -> None:
+        self.entropy_margin = entropy_margin
+        self._sums = HeadSums()
+
+    def update(self, module: str, layer: int, weights: Tensor, visible: Tensor) -> None:
+        """Adds rows.
+
+        Args:
+            module: name of the kind of attention. layer: from 0.
+            weights: (rows, heads, keys), not normalised unless the model does so.
+            visible: boolean (rows, keys); what is not visible is not looked at.
+
+        Raises:
+            UserError: a negative weight, with which a row is no distribution.
+        """
+        seen = visible.unsqueeze(1)
+        weights = torch.where(seen, weights, 0.0).double()
+        if bool((weights < 0).any()):
+            raise UserError(
+                f"entropy: {module} attention, layer {layer + 1} has negative weights, its rows are no distributions; "
+                "attention-maps can show them"
+            )
+        row_sum = weights.sum(dim=-1)
+        dead = row_sum == 0
+        entropy = torch.special.entr(weights / torch.where(dead, 1.0, row_sum).unsqueeze(-1)).sum(dim=-1)
+        keys = visible.sum(dim=-1, keepdim=True).double()
+        log_keys = keys.log().expand_as(entropy)
+        figures = (
+            torch.ones_like(entropy),
+            dead,
+            row_sum,
+            entropy,
+            log_keys,
+            # A row that sees one key has no entropy to bound; 1e-12 is far above rounding and far below any figure.
+            entropy > self.entropy_margin * log_keys + 1e-12,
+            keys.expand_as(entropy),
+            ((weights == 0) & seen).sum(dim=-1),
+        )
+        self._sums.add(module, layer, torch.stack([figure.double().sum(dim=0) for figure in figures], dim=-1))
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row for the model and for each module, layer and head; columns as in `DEFINITIONS`."""
+        return [_row(*group) for group in [((ALL, ALL, ALL), self._sums.total()), *self._sums.groups()]]
+
+
+def _row(place: Place, sums: Tensor) -> dict[str, Any]:
+    count, dead, row_sum, entropy, log_keys, above, visible, zeros = sums.tolist()
+    return {
+        **dict(zip(("module", "layer", "head"), place, strict=True)),
+        "rows": int(count),
+        "entropy": entropy / count,
+        "entropy_of_live_rows": entropy / (count - dead) if count > dead else None,
+        "uniform_entropy": log_keys / count,
+        "above_margin_fraction": above / count,
+        "dead_row_fraction": dead / count,
+        "zero_fraction": zeros / visible,
+        "row_sum": row_sum / count,
+    }

@@ -1,0 +1,84 @@
+"""Random encoder-decoders, ours and others', that share one tokenizer, in memory and on disk."""
+
+from pathlib import Path
+
+import datasets
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.training.tokenization import train_tokenizer
+
+SOURCES = ["ein hund im schnee", "zwei hunde", "schnee", "die kinder spielen im schnee und lachen", "ein mann"]
+TARGETS = ["a dog in the snow", "two dogs", "the snow falls on all", "children play in the snow", "a man"]
+POSITIONS = 40
+LAYERS, HEADS, FFN = 2, 4, 24
+SIZES = {
+    "d_model": 16,
+    "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_ffn_dim": FFN,
+    "decoder_ffn_dim": FFN,
+    "max_position_embeddings": POSITIONS,
+}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+OURS = {
+    "reluformer": {"preset": "reluformer"},
+    "vanilla": {"preset": "vanilla"},
+    "memory": {"preset": "vanilla", "activation_function": "softmax", "ffn_output_norm": "layer_norm"},
+    "gelu": {"preset": "reluformer", "activation_function": "gelu"},
+    "identity": {"preset": "reluformer", "attention_activation": "identity"},
+}
+
+
+def make_tokenizer():
+    pairs = datasets.Dataset.from_dict({"source": SOURCES * 4, "target": TARGETS * 4})
+    return train_tokenizer(
+        pairs,
+        vocab_size=320,
+        lowercase=True,
+        moses=False,
+        source_language="de",
+        target_language="en",
+        max_length=POSITIONS,
+    )
+
+
+def make_model(kind: str, vocabulary: int):
+    """`kind`: a key of `OURS`, "marian", "bart" (gelu) or "t5"; in evaluation mode."""
+    torch.manual_seed(0)
+    if kind in OURS:
+        fields = dict(OURS[kind])
+        config = ReLUFormerConfig.from_preset(fields.pop("preset"), vocab_size=vocabulary, **SIZES, **fields)
+        model = ReLUFormerForConditionalGeneration(config)
+    elif kind == "marian":
+        ends = {"forced_eos_token_id": None}
+        model = MarianMTModel(
+            MarianConfig(vocab_size=vocabulary, activation_function="relu", **ends, **SIZES, **TOKENS)
+        )
+    elif kind == "bart":
+        model = BartForConditionalGeneration(BartConfig(vocab_size=vocabulary, **SIZES, **TOKENS))
+    else:
+        sizes = {"d_model": 16, "d_kv": 4, "d_ff": FFN, "num_layers": LAYERS, "num_heads": HEADS}
+        special = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}
+        model = T5ForConditionalGeneration(T5Config(vocab_size=vocabulary, **sizes, **special))
+    with torch.no_grad():  # away from the start, where weights are all but equal and biases 0
+        for name, parameter in model.named_parameters():
+            if "embed_positions" not in name:
+                parameter.add_(0.15 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def save_model(folder: Path, kind: str, tokenizer) -> Path:
+    make_model(kind, len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
