@@ -21,10 +21,15 @@ class ParallelFiles:
     Args:
         source: path of the source side, plain text or .gz; a relative path starts at the current directory.
         target: path of the target side.
+        documents: path of a file whose line n names the document that pair n is from; the pairs of a document stand
+            together. `data.packing` needs it.
+        only: names of the documents to take; null takes all.
     """
 
     source: str
     target: str
+    documents: str | None = None
+    only: list[str] | None = None
 
 
 @dataclass(kw_only=True)
@@ -39,6 +44,7 @@ class DatasetConfig:
         train: name of the training split; slices such as `train[:1%]` work.
         validation: name of the validation split.
         test: name of the test split.
+        document_column: column with the name or number of each pair's document; `data.packing` needs it.
     """
 
     path: str
@@ -48,6 +54,7 @@ class DatasetConfig:
     train: str = "train"
     validation: str = "validation"
     test: str = "test"
+    document_column: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -68,18 +75,38 @@ class DemoConfig:
 
 
 @dataclass(kw_only=True)
+class PackingConfig:
+    """Packing of consecutive sentences of one document, in all splits: greedily, while both sides stay within
+    `data.max_length` tokens, `</s>` included.
+
+    A sentence that alone is longer: `error` refuses the corpus, `skip` leaves the sentence out, `keep` makes it a packed
+    document of its own, for which `model.max_position_embeddings` must have room. It is counted and reported.
+
+    Args:
+        too_long: what becomes of such a sentence of the training split.
+        too_long_evaluated: of the validation and test splits. What is left out of them counts as not translated in the
+            scores over original documents.
+    """
+
+    too_long: Literal["error", "skip", "keep"] = "skip"
+    too_long_evaluated: Literal["error", "skip", "keep"] = "keep"
+
+
+@dataclass(kw_only=True)
 class DataConfig:
     """Where the pairs come from: the three splits as files, or `dataset`, or `demo`; exactly one of them.
 
     Args:
         source_language: ISO 639-1 code of the source language, for example `en`.
         target_language: ISO 639-1 code of the target language.
-        max_length: tokens, `</s>` included; a training pair with a longer side is skipped and counted.
+        max_length: tokens, `</s>` included; a training pair with a longer side is skipped and counted. With `packing`,
+            the limit L of a packed document.
         train: files of the training split.
         validation: files of the validation split.
         test: files of the test split.
         dataset: a set of the `datasets` library that gives all splits.
         demo: the generated corpus.
+        packing: train, translate and score packed documents; null: sentence by sentence.
     """
 
     source_language: str
@@ -90,6 +117,7 @@ class DataConfig:
     test: ParallelFiles | None = None
     dataset: DatasetConfig | None = None
     demo: DemoConfig | None = None
+    packing: PackingConfig | None = None
 
 
 @dataclass(kw_only=True)
@@ -132,7 +160,7 @@ class EvaluationConfig:
         batch_tokens: source tokens with padding decoded at once.
         samples: translations that are printed beside their references.
         splits: splits that are evaluated when training is over: `validation`, `test`, both or none.
-        headline: the score that stands alone in the last line.
+        headline: the score that stands alone in the last line; `document_bleu` needs `data.packing`.
         at_most: validation pairs that are translated at each evaluation during training; 0 computes the loss alone.
         attn_implementation: how attention is computed (`eager`, `fused`, `sdpa`, …); null takes the model's default.
     """
@@ -142,7 +170,9 @@ class EvaluationConfig:
     batch_tokens: int = 4_096
     samples: int = 5
     splits: list[str] = field(default_factory=lambda: ["test"])
-    headline: Literal["bleu", "tokenized_lowercase_bleu", "moses_lowercase_bleu", "chrf", "exact_match"] = "bleu"
+    headline: Literal[
+        "bleu", "tokenized_lowercase_bleu", "moses_lowercase_bleu", "chrf", "exact_match", "document_bleu"
+    ] = "bleu"
     at_most: int = 0
     attn_implementation: str | None = None
 
@@ -173,6 +203,9 @@ class Recipe:
         batching: how pairs are put together to batches.
         evaluation: how translations are decoded and scored.
         averaging: of weights over the last checkpoints.
+        on_divergence: what happens when the loss becomes NaN or infinite, or all rows of an attention module are dead: `stop`
+            ends the run with an error that says what to change; `record` ends it at such a loss as a result that does not
+            converge, and goes on with a dead module and records it.
         training: `transformers.Seq2SeqTrainingArguments`.
     """
 
@@ -185,6 +218,7 @@ class Recipe:
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     averaging: AveragingConfig = field(default_factory=AveragingConfig)
+    on_divergence: Literal["stop", "record"] = "stop"
     training: Seq2SeqTrainingArguments
 
     @property
@@ -196,6 +230,7 @@ class Recipe:
         """Raises `UserError` for values that are well typed yet cannot be trained, before anything is loaded."""
         _check_name(self.name)
         _check_data(self.data)
+        _check_documents(self)
         _check_initialization(self)
         _check_counts(self)
         _check_training(self.training)
@@ -222,6 +257,34 @@ def _check_data(data: DataConfig) -> None:
         raise UserError("data: the files of `train` are missing; give data.train.source and data.train.target")
     if data.max_length < 2:
         raise UserError(f"data.max_length: {data.max_length} leaves no room for a token and </s>; give at least 2")
+
+
+def _check_documents(recipe: Recipe) -> None:
+    data = recipe.data
+    files = {split: given for split in SPLITS if (given := getattr(data, split)) is not None}
+    for split, given in files.items():
+        if given.only is None:
+            continue
+        if given.documents is None:
+            raise UserError(f"data.{split}.only: chooses documents, but data.{split}.documents names no file of them")
+        if not given.only:
+            raise UserError(f"data.{split}.only: chooses no document; name at least one, or leave it out to take all")
+    if data.packing is None:
+        if recipe.evaluation.headline == "document_bleu":
+            raise UserError("evaluation.headline: document_bleu is a score of packed documents; set data.packing")
+        return
+    if data.demo is not None:
+        raise UserError("data.packing: the generated corpus has no documents; give files or a data set that has them")
+    if data.dataset is not None and data.dataset.document_column is None:
+        raise UserError("data.packing: needs data.dataset.document_column, the column that names each pair's document")
+    for split, given in files.items():
+        if given.documents is None:
+            raise UserError(f"data.packing: needs data.{split}.documents, the file that names each pair's document")
+    if recipe.tokenizer.moses:
+        raise UserError(
+            "tokenizer.moses: does not go with data.packing, since Moses splits the full stop at the end of a text alone; "
+            "tokenise the corpus beforehand, or set it to false"
+        )
 
 
 def _check_initialization(recipe: Recipe) -> None:

@@ -42,18 +42,55 @@ def recipe_names() -> list[str]:
 class LayeredConfig(ActionConfigFile):
     """`--config`: a path, or the bare name of a recipe of the package; a later one is laid over the earlier ones.
 
+    A file that says `base:` is laid over that recipe, so that a variant holds what differs and nothing else.
+
     jsonargparse merges sections key by key, but replaces a dictionary: `model` is merged here, so that a layer that
     says `model: {preset: vanilla}` keeps the width and depth of the recipe below.
     """
 
     def __call__(self, parser: ArgumentParser, cfg: Any, values: str, option_string: str | None = None) -> None:
-        below = dict(cfg.get("model") or {})
-        path = _find_recipe(values)
-        try:
-            super().__call__(parser, cfg, path, option_string)
-        except (TypeError, ArgumentError) as error:
-            raise UserError(f"{path}: {readable(error)}") from error
-        cfg["model"] = {**below, **(cfg.get("model") or {})}
+        for path, text in recipe_layers(_find_recipe(values)):
+            below = dict(cfg.get("model") or {})
+            try:
+                super().__call__(parser, cfg, path if text is None else text, option_string)
+            except (TypeError, ArgumentError) as error:
+                raise UserError(f"{path}: {readable(error)}") from error
+            cfg["model"] = {**below, **(cfg.get("model") or {})}
+
+
+_BASE_LINE = re.compile(r"^base[ \t]*:.*$", re.MULTILINE)
+
+
+def recipe_layers(path: str | Path) -> list[tuple[str, str | None]]:
+    """A recipe file and those it stands on by `base:`, the lowest first: (path, its YAML without that line).
+
+    `base` is the path of a recipe, from the file's own folder, or the bare name of one there or in the package. The text
+    is None for a file without `base`, which can be read as it is.
+
+    Raises:
+        UserError: a base that does not exist, or that stands on the file itself.
+    """
+    layers: list[tuple[str, str | None]] = []
+    at: Path | None = Path(path)
+    while at is not None:
+        if any(Path(above).resolve() == at.resolve() for above, _ in layers):
+            raise UserError(f"{path}: base: {at} stands on itself")
+        text = at.read_text(encoding="utf-8")
+        line = _BASE_LINE.search(text)
+        layers.append((str(at), _BASE_LINE.sub("", text) if line else None))
+        at = None if line is None else _base_of(at, yaml.safe_load(line[0])["base"])
+    return layers[::-1]
+
+
+def _base_of(path: Path, base: Any) -> Path:
+    if isinstance(base, str):
+        for candidate in (path.parent / base, path.parent / f"{base}.yaml", RECIPES_FOLDER / f"{base}.yaml"):
+            if candidate.is_file():
+                return candidate
+    raise UserError(
+        f"{path}: base: no recipe {base!r}; give a path from the file's folder, or the name of one there or of the "
+        f"package's: {', '.join(recipe_names())}"
+    )
 
 
 def _find_recipe(path_or_name: str) -> str:
@@ -181,6 +218,7 @@ def _known_keys() -> list[str]:
         recipe_sections.ParallelFiles,
         recipe_sections.DatasetConfig,
         recipe_sections.DemoConfig,
+        recipe_sections.PackingConfig,
         recipe_sections.TokenizerConfig,
         recipe_sections.BatchingConfig,
         recipe_sections.EvaluationConfig,

@@ -1,4 +1,4 @@
-"""The command line: `reluformer train`, `reluformer evaluate`, `reluformer translate`, `reluformer convert`.
+"""The command line: `reluformer train`, `evaluate`, `translate`, `analyze`, `convert` and `study`.
 
 Libraries that take seconds to import are imported inside the commands, so that `reluformer --help` answers at once.
 """
@@ -61,7 +61,8 @@ def _main_parser() -> argparse.ArgumentParser:
         "command",
         choices=list(_COMMANDS),
         help="train: a model after a recipe · evaluate: a run on one of its splits · translate: text with a model · "
-        "convert: a MarianMT checkpoint to a ReLUFormer",
+        "analyze: attention and feed-forward memories of a model · convert: a MarianMT checkpoint to a ReLUFormer · "
+        "study: the tables and figures of the paper",
     )
     return parser
 
@@ -147,6 +148,53 @@ def _translate(arguments: list[str]) -> int:
     return EXIT_OK
 
 
+def _analyze(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="reluformer analyze",
+        description="Measures a model on a text and writes a table (JSON and CSV) and a picture of each figure. "
+        "variance-simulation needs no model, anisotropy no text.",
+    )
+    parser.add_argument(
+        "--what",
+        required=True,
+        nargs="+",
+        metavar="NAME",
+        help="entropy, variance-ratio, top-p, anisotropy, attention-maps, variance-simulation; one or several",
+    )
+    parser.add_argument("--model", metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
+    parser.add_argument("--text", metavar="FILE", help="source text, one sentence or document a line")
+    parser.add_argument(
+        "--target_text", "--target-text", metavar="FILE", help="its translations; default: the model's own"
+    )
+    parser.add_argument("--output", metavar="FOLDER", help="default: analysis in the folder of the model")
+    _add_analysis_sizes(parser)
+    options = parser.parse_args(arguments)
+
+    from reluformer.analysis.analyze import AnalysisOptions, analyze
+
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    analysed = analyze(AnalysisOptions(**given))
+    for note in analysed.notes:
+        print(f"reluformer: note: {note}", file=sys.stderr)
+    for line in (*analysed.summaries, *(f"written: {path}" for path in analysed.files)):
+        print(line)
+    return EXIT_OK
+
+
+def _add_analysis_sizes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch_tokens", type=int, help="tokens with padding computed at once; default: 2048")
+    parser.add_argument("--num_beams", type=int, help="width of the beam for the model's own translation; default: 5")
+    parser.add_argument("--top_p", type=float, nargs="+", metavar="P", help="percentages; default: 0.1 to 100")
+    parser.add_argument("--maps", type=int, help="pairs that attention-maps draws, from the first; default: 1")
+    parser.add_argument("--map_tokens", type=int, help="tokens of each side on a map, from the first; default: 40")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", metavar="N", help="of variance-simulation; default: 1 to 1024"
+    )
+    parser.add_argument("--samples", type=int, help="of variance-simulation; default: 50000")
+    parser.add_argument("--seed", type=int, help="of variance-simulation; default: 0")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")
+
+
 def _convert(arguments: list[str]) -> int:
     parser = _Parser(
         prog="reluformer convert",
@@ -174,6 +222,12 @@ def _convert(arguments: list[str]) -> int:
     config, parameters = conversion.model.config, conversion.model.num_parameters()
     print(f"{conversion.folder}: {parameters:,} parameters, {config.attention_activation} attention")
     return EXIT_OK
+
+
+def _study(arguments: list[str]) -> int:
+    from reluformer.training.study_command import study_command
+
+    return study_command(_Parser, arguments)
 
 
 def _add_decoding_options(parser: argparse.ArgumentParser, default: str) -> None:
@@ -216,7 +270,9 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "evaluate": _evaluate,
     "translate": _translate,
+    "analyze": _analyze,
     "convert": _convert,
+    "study": _study,
 }
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ RECIPE_FILE = "recipe.yaml"
 RECORD_FILE = "training_record.json"
 # What may differ between a run and its continuation: how long it lasts, what is reported, how it is evaluated. The
 # rest decides what is learned.
-_MAY_CHANGE = ("description", "evaluation", "averaging", "training")
+_MAY_CHANGE = ("description", "evaluation", "averaging", "on_divergence", "training")
 
 
 def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | None:
@@ -82,6 +82,7 @@ def _require_same(name: str, before: Any, now: Any, folder: Path) -> None:
     if isinstance(before, dict) and isinstance(now, dict):
         for key in {**before, **now}:
             _require_same(f"{name}.{key}", before.get(key), now.get(key), folder)
+        return  # a key that one of them lacks, since it was written by another version, is null in the other
     raise UserError(
         f"{folder}: holds checkpoints trained with {name} {before!r}, the recipe says {now!r}; "
         "give another name, or --overwrite to train anew"

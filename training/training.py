@@ -18,7 +18,9 @@ from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_parser import save_recipe
 from reluformer.training.averaging import average_checkpoints
 from reluformer.training.corpora import CorpusReport, encode_pairs
-from reluformer.training.data import has_split, load_split
+from reluformer.training.data import has_split, load_split, pack_split
+from reluformer.training.divergence import DivergenceWatch
+from reluformer.training.documents import PackingReport
 from reluformer.training.errors import UserError, one_line
 from reluformer.training.evaluation import evaluate_run, print_samples, read_translations
 from reluformer.training.metrics import describe_scores
@@ -61,29 +63,41 @@ def train(recipe: Recipe, *, overwrite: bool = False, command: str | None = None
     model = build_model(recipe, corpus.tokenizer)
     _say(recipe, f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
     trainer = _trainer(recipe, corpus, model)
+    watch = DivergenceWatch(trainer, recipe.on_divergence)
+    trainer.add_callback(watch)
     if resume_from is not None:
         _say(recipe, f"going on at {resume_from}")
     started = time.perf_counter()
     output = trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     seconds = time.perf_counter() - started
-    averaged = _average(recipe, trainer)
-    trainer.save_model()
+    # Weights that are no numbers are neither averaged, nor saved, nor evaluated.
+    converged = watch.divergence is None
+    averaged = _average(recipe, trainer) if converged else []
+    if converged:
+        trainer.save_model()
     trainer.save_state()
     if arguments.should_save:
         record = training_record(recipe, trainer, output, seconds, averaged, command)
+        record |= {"diverged": watch.divergence, "dead_modules": watch.dead_modules}
         if resume_from is not None:
             record["resumed_from"] = str(resume_from)
         write_json(folder / RECORD_FILE, record)
-        scores = _evaluate_and_document(recipe, trainer, corpus.tokenizer, command)
-        _say(recipe, f"everything of this run is in {folder}/")
-        for split, split_scores in scores.items():
-            _say(recipe, headline(recipe, split, split_scores))
+        if converged:
+            _tell_scores(recipe, _evaluate_and_document(recipe, trainer, corpus.tokenizer, command))
+        else:
+            _say(recipe, f"training diverged: {watch.divergence.reason}; recorded in {folder / RECORD_FILE}")
     return folder
+
+
+def _tell_scores(recipe: Recipe, scores: dict[str, dict[str, Any]]) -> None:
+    _say(recipe, f"everything of this run is in {recipe.run_folder}/")
+    for split, split_scores in scores.items():
+        _say(recipe, headline(recipe, split, split_scores))
 
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """`pairs` (plain text) and `encoded` (token ids) by split; the test split is read when it is evaluated."""
+    """`pairs` (plain text) and `encoded` (token ids) by split: sentences, or packed documents where the recipe packs."""
 
     tokenizer: PreTrainedTokenizerBase
     pairs: dict[str, datasets.Dataset]
@@ -102,6 +116,7 @@ def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
     """
     folder, data = recipe.run_folder, recipe.data
     reports: list[CorpusReport] = []
+    packings: list[PackingReport] = []
     pairs, encoded = {}, {}
     splits = [split for split in ("train", "validation") if has_split(data, split)]
     if recipe.training.eval_strategy != "no" and "validation" not in splits:
@@ -115,14 +130,32 @@ def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
     with recipe.training.main_process_first(desc="tokenizer"):
         # Processes that wait for the first one find its tokenizer.
         tokenizer = _tokenizer(recipe, pairs["train"], from_run_folder=resuming or not recipe.training.should_save)
+    if data.packing is not None:
+        splits += [split for split in recipe.evaluation.splits if split not in splits]
     for split in splits:
-        name = f"{split} tokens"
-        encoded[split], report = encode_pairs(pairs[split], tokenizer, max_length=data.max_length, name=name)
-        reports.append(report)
+        if data.packing is None:
+            name = f"{split} tokens"
+            encoded[split], report = encode_pairs(pairs[split], tokenizer, max_length=data.max_length, name=name)
+            reports.append(report)
+        else:
+            # A test split that the model has no positions for is found now, not when training is over.
+            pairs[split], encoded[split], report = _packed(recipe, split, pairs.get(split), tokenizer)
+            packings.append(report)
         _say(recipe, report.summary())
     if recipe.training.should_save:
         write_json(folder / "corpus_report.json", [dataclasses.asdict(report) for report in reports])
+        if packings:
+            write_json(folder / "packing_report.json", [dataclasses.asdict(report) for report in packings])
     return PreparedCorpus(tokenizer, pairs, encoded)
+
+
+def _packed(
+    recipe: Recipe, split: str, sentences: datasets.Dataset | None, tokenizer: PreTrainedTokenizerBase
+) -> tuple[datasets.Dataset, datasets.Dataset, PackingReport]:
+    sentences = load_split(recipe.data, split)[0] if sentences is None else sentences
+    positions = build_config(recipe, tokenizer).max_position_embeddings
+    packed = pack_split(recipe.data, split, sentences, tokenizer, positions=positions)
+    return packed.pairs, packed.encoded, packed.report
 
 
 def _tokenizer(recipe: Recipe, pairs: datasets.Dataset, *, from_run_folder: bool) -> PreTrainedTokenizerBase:
@@ -273,8 +306,12 @@ def evaluate_split(
     """
     pairs, report = load_split(recipe.data, split)
     _say(recipe, report.summary())
+    translator = run if isinstance(run, Translator) else Translator.from_pretrained(run, **options)
+    if recipe.data.packing is not None:
+        pairs = pack_split(recipe.data, split, pairs, translator.tokenizer)
+        _say(recipe, pairs.report.summary())
     scores = evaluate_run(
-        run,
+        translator,
         pairs,
         split=split,
         folder=recipe.run_folder,
@@ -283,7 +320,6 @@ def evaluate_split(
         command=command,
         recipe_name=recipe.name,
         seed=recipe.training.seed,
-        **options,
     )
     rows = read_translations(recipe.run_folder / f"translations.{split}.tsv")
     if recipe.evaluation.samples:
@@ -298,6 +334,7 @@ _HEADLINES = {
     "moses_lowercase_bleu": "Moses-tokenised lower-cased BLEU: {:.2f}",
     "chrf": "chrF: {:.2f}",
     "exact_match": "exact match: {:.2f} %",
+    "document_bleu": "BLEU: {:.2f}",
 }
 
 
@@ -305,7 +342,10 @@ def headline(recipe: Recipe, split: str, scores: dict[str, Any]) -> str:
     """The one score that the recipe is about: `exact match: 98.80 % on 1,000 held-out sentences (test)`."""
     name = recipe.evaluation.headline
     held_out = "training" if split == "train" else "held-out"
-    return f"{_HEADLINES[name].format(scores[name])} on {scores['sentences']:,} {held_out} sentences ({split})"
+    count, unit = scores["sentences"], "sentences" if recipe.data.packing is None else "packed documents"
+    if name == "document_bleu":
+        count, unit = scores["documents"], "whole documents"
+    return f"{_HEADLINES[name].format(scores[name])} on {count:,} {held_out} {unit} ({split})"
 
 
 def _say(recipe: Recipe, line: str) -> None:

@@ -1,0 +1,214 @@
+"""What a study says: the rows it needs, the paper's figures beside them, and what the paper claims of them. All of it is data.
+
+A row is a recipe in layers; rows stand in `studies/rows.yaml`, so that every study can use the same one. A study is one file
+`studies/<name>.yaml`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SIZES = ("smoke", "cpu", "paper")
+Size = Literal["smoke", "cpu", "paper"]
+
+
+@dataclass(kw_only=True)
+class Analysis:
+    """What `reluformer analyze` measures on a row's model when it is trained, on the text of its test split.
+
+    Args:
+        what: as in `reluformer analyze --what`; also names the figures: `analyses.<what>.…`.
+        lines: test pairs that are analysed, from the first; null takes all.
+        options: further options of the command.
+        pictures: which of the pictures it draws are kept beside the result; names as in a file search (`*.layer1.png`).
+    """
+
+    what: str
+    lines: int | None = 200
+    options: list[str] = field(default_factory=list)
+    pictures: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class AtSize:
+    """What one size changes of a row: other layers, a last fragment of a recipe, further arguments of a command.
+
+    Args:
+        layers: instead of the row's.
+        recipe: laid over the row's.
+        command: after the row's.
+    """
+
+    layers: list[str] | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class RowFamily:
+    """One row, or, with `each`, one for every combination of values; `{name}` in its name and values stands for them.
+
+    Args:
+        layers: recipes, later ones laid over earlier ones: files of `studies/bases/` or recipes of the package, without
+            `.yaml`; `{size}` stands for the size.
+        recipe: a fragment of a recipe, laid over the layers.
+        at: what a size changes.
+        each: values by name; by size where they differ: `{ffn: [128, 512]}` or `{ffn: {cpu: [128, 512], paper: [32]}}`. A value
+            may itself be several by name, for those that belong together: `{length: [{length: 128, gamma: 16.0}]}`.
+        sizes: where the row exists.
+        analyses: run when the model is trained.
+        command: instead of a recipe, arguments of `reluformer` that measure something without training; `--seed` and
+            `--output FOLDER` are added, and the JSON files in that folder are the figures: `measured.<file>.…`.
+    """
+
+    layers: list[str] = field(default_factory=list)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    at: dict[str, AtSize] = field(default_factory=dict)
+    each: dict[str, Any] = field(default_factory=dict)
+    sizes: list[Size] = field(default_factory=lambda: list(SIZES))
+    analyses: list[Analysis] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Figure:
+    """A column of a study's table.
+
+    Args:
+        label: its heading.
+        path: where the figure stands in a row's result: names joined by points, `log.<name>` for the last logged value;
+            `table[layer=all,p_percent=0.2]` takes the row of a table with these values.
+        digits: after the decimal point.
+        factor: the figure is multiplied by it, for example 100 for percent.
+        file: a JSON file of another benchmark, from the current directory, that holds the figure instead.
+        names: what that file calls a row, where it is not the row's name; `{row}` stands for it in the paths.
+        over: path of what the figure is divided by.
+    """
+
+    label: str
+    path: str
+    digits: int = 2
+    factor: float = 1.0
+    file: str | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    over: str | None = None
+
+
+@dataclass(kw_only=True)
+class StudyRow:
+    """A row of a study's table.
+
+    Args:
+        row: its name, or its family's, in `rows.yaml`.
+        label: what the table calls it; `{name}` stands for a family's values.
+        paper: the paper's figures by column, as text; with a family, by column and then by the row's name.
+        not_here: why the row cannot be run here, where it cannot; its figures are then the paper's alone.
+    """
+
+    row: str
+    label: str
+    paper: dict[str, Any] = field(default_factory=dict)
+    not_here: str | None = None
+
+
+@dataclass(kw_only=True)
+class Claim:
+    """Something the paper says of a study's rows, in a form that figures can bear out or contradict. Exactly one kind:
+
+    - `higher` and `lower`: names of rows; `figure` of the first is above that of the second by more than `margin`. For BLEU the
+      difference must also be significant (paired bootstrap, p < 0.05) to count at all.
+    - `equal`: names of two rows whose `figure` differs by at most `margin`.
+    - `diverges`: a row that does not converge (`twin` names its softmax twin).
+    - `row` with `above`, `below` or both: `figure` of one row against numbers.
+
+    A claim whose names have `{name}` is made for each row of the family.
+
+    Args:
+        text: the paper's claim in words.
+        figure: a column of the study.
+        margin: see above.
+    """
+
+    text: str
+    figure: str = "bleu"
+    higher: str | None = None
+    lower: str | None = None
+    equal: list[str] | None = None
+    diverges: str | None = None
+    twin: str | None = None
+    row: str | None = None
+    above: float | None = None
+    below: float | None = None
+    margin: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Plot:
+    """A picture: a column of the study over a value of families, or, with `table`, a table of single rows.
+
+    Args:
+        file: its name, a PNG.
+        title: above it.
+        x: name of the value that runs along the axis; with `table`, of its column.
+        y: a column of the study; with `table`, of the table.
+        x_label: of the axis.
+        lines: families, or rows, by their label in the legend.
+        table: path of a table in a row's result, as in [`Figure`]; without a last name, all its rows that fit.
+        log_x: a logarithmic axis.
+        x_max: the axis ends here.
+    """
+
+    file: str
+    title: str
+    x: str
+    y: str
+    x_label: str
+    lines: dict[str, str]
+    table: str | None = None
+    log_x: bool = True
+    x_max: float | None = None
+
+
+@dataclass(kw_only=True)
+class Budget:
+    """What a row must have had before its figures count as evidence; less is "pending".
+
+    Args:
+        updates: of training.
+        seconds: of training.
+    """
+
+    updates: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Study:
+    """One table or figure of the paper.
+
+    Args:
+        title: what it is.
+        position: among the studies of a report.
+        source: where in the paper, on which corpus, and how our rows differ from it.
+        rows: of the table.
+        figures: its columns.
+        claims: what the paper says.
+        seeds: by size.
+        budget: by size; a size without one gives no evidence.
+        plots: drawn from the figures.
+        pictures: rows by label whose pictures, drawn by one of their analyses, are shown.
+        also: further parts of the paper's table that no row here stands for, each with the paper's figures and why.
+    """
+
+    title: str
+    position: int
+    source: str
+    rows: list[StudyRow]
+    figures: dict[str, Figure]
+    claims: list[Claim] = field(default_factory=list)
+    seeds: dict[str, list[int]] = field(default_factory=dict)
+    budget: dict[str, Budget] = field(default_factory=dict)
+    plots: list[Plot] = field(default_factory=list)
+    pictures: dict[str, str] = field(default_factory=dict)
+    also: list[str] = field(default_factory=list)

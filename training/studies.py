@@ -1,0 +1,203 @@
+"""Running a study: what is missing is trained, what was interrupted goes on, what is finished is left alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Process
+from pathlib import Path
+
+import yaml
+
+from reluformer.configuration.study import Study
+from reluformer.configuration.study_parser import Catalogue, table_of
+from reluformer.training import study_process
+from reluformer.training.analysis_commands import analysis_commands
+from reluformer.training.collection import read_json
+from reluformer.training.errors import UserError, one_line
+from reluformer.training.run_folder import RECORD_FILE
+from reluformer.training.study_results import (
+    Places,
+    Task,
+    is_measured,
+    is_stale,
+    missing_analyses,
+    state_of,
+    write_result,
+)
+
+PROGRESS_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+
+
+@dataclass
+class Job:
+    """A task that is being run."""
+
+    task: Task
+    number: int
+    state: str
+    process: Process
+    started: float = field(default_factory=time.monotonic)
+
+
+def tasks_of(
+    study: Study,
+    catalogue: Catalogue,
+    places: Places,
+    *,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+) -> list[Task]:
+    """The tasks of a study, all rows with the first seed before any with the second; each row once.
+
+    Args:
+        study: whose rows they are.
+        catalogue: the rows at the size.
+        places: of runs and results.
+        only: names of rows, if not all are wanted.
+        seeds: instead of the study's.
+
+    Raises:
+        UserError: `only` names a row that the study does not have at this size.
+    """
+    table = {entry.name: entry.row for entry in table_of(study, catalogue) if entry.row is not None}
+    for name in only:
+        if name not in table:
+            raise UserError(f"--only: no row {name!r} at size {catalogue.size}; choose of {', '.join(table) or 'none'}")
+    rows = {row.key: row for name, row in table.items() if not only or name in only}
+    wanted = list(seeds) or study.seeds.get(catalogue.size, [1])
+    return [Task(row, seed, places) for seed in wanted for row in rows.values()]
+
+
+def run_tasks(tasks: Sequence[Task], *, size: str, jobs: int = 1, say: Callable[[str], None] = print) -> list[str]:
+    """Runs what is not finished, `jobs` at a time.
+
+    Args:
+        tasks: in their order; one that is finished is said to be so and left alone.
+        size: for the command that results tell.
+        jobs: processes at once, each with one thread.
+        say: takes lines of progress.
+
+    Returns:
+        What went wrong, one line for each row that failed.
+    """
+    failures: list[str] = []
+    waiting = list(enumerate(tasks, start=1))
+    running: list[Job] = []
+    told = time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                number, task = waiting.pop(0)
+                job = _begin(task, number, len(tasks), size, say, failures)
+                running += [] if job is None else [job]
+            for job in [job for job in running if not job.process.is_alive()]:
+                running.remove(job)
+                went_well = _end(job, len(tasks), size, say, failures)
+                if went_well and job.state != "finished" and missing_analyses(job.task):  # now that there is a model
+                    waiting.insert(0, (job.number, job.task))
+            if time.monotonic() - told > PROGRESS_SECONDS:
+                told = time.monotonic()
+                for job in running:
+                    _tell_progress(job, len(tasks), say)
+            if running:
+                running[0].process.join(_POLL_SECONDS)
+    finally:
+        for job in running:  # an interruption: they go on from their last checkpoint
+            job.process.terminate()
+            job.process.join()
+    return failures
+
+
+def _begin(
+    task: Task, number: int, total: int, size: str, say: Callable[[str], None], failures: list[str]
+) -> Job | None:
+    """Starts what is left to do of a task; None if that is nothing."""
+    state, head = state_of(task), f"[{number}/{total}] {task.name}"
+    try:
+        commands = _commands(task, state)
+    except UserError as error:
+        failures.append(f"{task.name}: {one_line(error)}")
+        say(f"{head}: failed: {failures[-1]}")
+        return None
+    if not commands:
+        if state == "finished":
+            say(f"{head}: finished already ({task.result_file})")
+        else:
+            _collect(task, head, size, say, failures)
+        return None
+    if is_stale(task):
+        say(f"{head}: {task.result_file} is of another recipe and will be replaced")
+    doing = {"finished": "analyses", "trained": "evaluation", "begun": "goes on", "missing": "starts"}
+    say(f"{head}: {doing[state]}; log: {task.log_file}")
+    lock = task.run_folder.with_name(f"{task.run_folder.name}.lock")
+    return Job(task, number, state, study_process.start(commands, task.log_file, lock))
+
+
+def _commands(task: Task, state: str) -> list[list[str]]:
+    """What is left to do, in order."""
+    if task.row.recipe is None:
+        measure = [*task.row.command, "--seed", str(task.seed), "--output", str(task.run_folder)]
+        return [measure] if state == "missing" else []
+    if state in ("missing", "begun"):
+        task.recipe_file.parent.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(task.recipe(), sort_keys=False, allow_unicode=True, width=120)
+        task.recipe_file.write_text(text, encoding="utf-8")
+        return [["train", "--config", str(task.recipe_file)]]
+    if state == "trained":
+        return [] if _is_evaluated(task.run_folder) else [["evaluate", "--run", str(task.run_folder)]]
+    # A result of another machine has no model here to analyse.
+    has_model = (task.run_folder / RECORD_FILE).is_file()
+    return analysis_commands(task, missing_analyses(task)) if has_model else []
+
+
+def _is_evaluated(folder: Path) -> bool:
+    return any(folder.glob("evaluation.*.json")) or bool(read_json(folder / RECORD_FILE).get("diverged"))
+
+
+def _end(job: Job, total: int, size: str, say: Callable[[str], None], failures: list[str]) -> bool:
+    """Keeps what a process has left; whether it went well."""
+    task, head = job.task, f"[{job.number}/{total}] {job.task.name}"
+    status = job.process.exitcode
+    if status == study_process.BUSY:
+        say(f"{head}: left alone, another process is running it")
+        return False
+    # What is there is kept, even if what came after it has failed.
+    if is_measured(task) or (task.run_folder / RECORD_FILE).is_file():
+        _collect(task, head, size, say, failures)
+    if status:
+        failures.append(
+            f"{task.name}: exit status {status}: {study_process.last_line(task.log_file)} ({task.log_file})"
+        )
+        say(f"{head}: failed: {failures[-1]}")
+    return not status
+
+
+def _collect(task: Task, head: str, size: str, say: Callable[[str], None], failures: list[str]) -> None:
+    command = f"reluformer study --size {size} --only {task.row.name} --seed {task.seed}"
+    try:
+        path = write_result(task, command)
+    except (UserError, OSError) as error:
+        failures.append(f"{task.name}: {one_line(error)}")
+        say(f"{head}: failed: {failures[-1]}")
+        return
+    say(f"{head}: {_summary(read_json(path))}; {path}")
+
+
+def _summary(result: dict) -> str:
+    training = result.get("training")
+    if training is None:
+        return "measured"
+    minutes = f"{training['updates']:,} updates, {result['training_seconds'] / 60:.1f} min"
+    if training.get("diverged"):
+        return f"does not converge: {training['diverged']['reason']} ({minutes})"
+    bleu = result["bleu"]
+    return f"BLEU {bleu['score']:.2f} ({minutes})" if bleu else minutes
+
+
+def _tell_progress(job: Job, total: int, say: Callable[[str], None]) -> None:
+    minutes = (time.monotonic() - job.started) / 60
+    progress = study_process.last_progress(job.task.log_file) or "loading"
+    say(f"[{job.number}/{total}] {job.task.name}: {progress}, {minutes:.0f} min")

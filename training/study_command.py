@@ -1,0 +1,102 @@
+"""`reluformer study`: lists or runs the rows of studies, and writes the report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from reluformer.configuration.study import SIZES, Study
+from reluformer.configuration.study_parser import Catalogue, load_rows, load_study, study_names, table_of
+from reluformer.training.errors import UserError
+from reluformer.training.studies import run_tasks, tasks_of
+from reluformer.training.study_results import RESULTS, RUNS, Places, is_stale, state_of
+
+
+def study_command(parser_class: type[argparse.ArgumentParser], arguments: list[str]) -> int:
+    """The command, with arguments after its name; returns the exit status.
+
+    Raises:
+        UserError: unknown study, size or row, or rows that failed.
+    """
+    options = _parser(parser_class).parse_args(arguments)
+    if options.report is not None:
+        return _report(options)
+    options.size = options.size or "cpu"
+    if options.jobs < 1:
+        raise UserError(f"--jobs: {options.jobs} must be at least 1")
+    catalogue = load_rows(options.size)
+    studies = {name: load_study(name) for name in options.study or study_names()}
+    studies = dict(sorted(studies.items(), key=lambda item: item[1].position))
+    places = Places.of(options.size, options.runs, options.results)
+    if options.list:
+        for name, study in studies.items():
+            print(f"{name}: {study.title}")
+            for line in _listing(study, catalogue, places):
+                print(f"  {line}")
+        return 0
+    tasks = {}
+    for study in studies.values():
+        only = _known(options.only, study, catalogue) if options.study is None else options.only
+        if options.only and not only:
+            continue
+        for task in tasks_of(study, catalogue, places, only=only, seeds=options.seed):
+            tasks.setdefault((task.row.key, task.seed), task)
+    if options.only and not tasks:
+        raise UserError(f"--only: no study has a row {' or '.join(options.only)} at size {options.size}")
+    in_order = sorted(tasks.values(), key=lambda task: task.seed)  # one seed of everything before a second of anything
+    failures = run_tasks(in_order, size=options.size, jobs=options.jobs, say=_say)
+    if failures:
+        raise UserError(f"{len(failures)} of {len(tasks)} rows failed; the first: {failures[0]}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    if options.study or options.only or options.seed or options.list:
+        raise UserError("--report: is of all studies; leave --study, --only, --seed and --list out")
+    from reluformer.analysis.reproduction import write_reproduction
+
+    sizes = [options.size] if options.size else ["cpu", "paper"]
+    print(write_reproduction(options.report, sizes=sizes, runs=options.runs, results=options.results))
+    return 0
+
+
+def _parser(parser_class: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    parser = parser_class(
+        prog="reluformer study",
+        description="Runs the rows of the paper's tables and figures: those that are missing; one that was interrupted goes on "
+        "where it stopped, one that is finished is left alone.",
+    )
+    parser.add_argument(
+        "--study", action="append", metavar="NAME", help="for example t2; may be repeated; default: all"
+    )
+    parser.add_argument("--size", choices=SIZES, help="default: cpu; of a report: cpu and paper")
+    parser.add_argument("--only", action="append", default=[], metavar="ROW", help="these rows alone; may be repeated")
+    parser.add_argument("--seed", action="append", type=int, default=[], help="instead of the study's; may be repeated")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at once, a core each; default: 1")
+    parser.add_argument("--list", action="store_true", help="list the rows and how far they are, run nothing")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write the report of all studies from the results there are, run nothing",
+    )
+    parser.add_argument("--runs", type=Path, default=RUNS, metavar="FOLDER", help=f"of run folders; default: {RUNS}")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help=f"default: {RESULTS}")
+    return parser
+
+
+def _known(only: list[str], study: Study, catalogue: Catalogue) -> list[str]:
+    names = {entry.name for entry in table_of(study, catalogue) if entry.row is not None}
+    return [name for name in only if name in names]
+
+
+def _listing(study: Study, catalogue: Catalogue, places: Places) -> list[str]:
+    lines = []
+    for task in tasks_of(study, catalogue, places):
+        stale = " (a result of another recipe is there)" if is_stale(task) else ""
+        lines.append(f"{task.name}: {state_of(task)}{stale}")
+    return lines
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
