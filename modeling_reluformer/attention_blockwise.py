@@ -15,6 +15,7 @@ rho and tau carry the gradients of S and T; the gradient of r needs no scores an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -177,7 +178,7 @@ def _pieces(query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_
     else:
         ends = zip(cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), strict=True)
         edges = list(ends)
-        spans = [(0, slice(q0, q1), slice(k0, k1)) for (q0, k0), (q1, k1) in zip(edges[:-1], edges[1:], strict=True)]
+        spans = [(0, slice(q0, q1), slice(k0, k1)) for (q0, k0), (q1, k1) in pairwise(edges)]
     group = heads // key_heads
     return [
         _Piece(span * key_heads + head, b, head, range(head * group, (head + 1) * group), rows, columns)
