@@ -43,8 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser = benchmark_parser(__doc__, "attention-cpu.json")
     parser.add_argument("--budget", type=float, default=3.0, help="seconds for a cell (default: 3), at least 3 rounds")
     parser.add_argument("--slowest", type=float, default=2.5, help="longest call, in seconds (default: 2.5)")
-    parser.add_argument("--largest-block", type=int, default=256, help="queries in a block of the floor (default: 256)")
-    parser.add_argument("--scores-per-block", type=int, default=2**19, help="... but no more scores (default: 2**19)")
     options = parser.parse_args(arguments)
     record = begin(options)
     start = time.perf_counter()
@@ -52,9 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     if failures(gate):
         print("attention: a fast path is wrong; nothing was timed.", *failures(gate), sep="\n", file=sys.stderr)
         return 1
-    settings = {name: getattr(options, name) for name in ("budget", "slowest", "largest_block", "scores_per_block")}
+    settings = {name: getattr(options, name) for name in ("budget", "slowest")}
     settings |= {"layout": "(batch, heads, length, head_dim), contiguous", "threads": torch.get_num_threads()}
-    with MatrixProducts(torch.get_num_threads(), options.largest_block, options.scores_per_block) as floor:
+    with MatrixProducts(torch.get_num_threads()) as floor:
         cells = measure_all(list(all_cases(options.quick)), floor, options)
     result = {**record, "settings": settings, "seconds": time.perf_counter() - start, "gate": gate, "cells": cells}
     print(write_json(options.output, result))

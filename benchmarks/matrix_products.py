@@ -19,10 +19,10 @@ import torch
 from contenders import AttentionCase, AttentionInputs
 from torch import Tensor
 
+from reluformer.attention_blockwise import block_size
 from reluformer.attention_products import product
 
 FLOOR, FLOOR_MM = "products only", "products only, torch.mm"
-SMALLEST_BLOCK = 16
 
 
 class MatrixProducts:
@@ -30,12 +30,11 @@ class MatrixProducts:
 
     Args:
         workers: threads.
-        largest_block: queries in a block, at most.
-        scores_per_block: a block has fewer queries where it would have more scores than that.
+        block_size: queries in a block, of the number of keys and the bytes of a score; default: that of the fused path.
     """
 
-    def __init__(self, workers: int, largest_block: int = 256, scores_per_block: int = 2**19) -> None:
-        self.workers, self.largest_block, self.scores_per_block = workers, largest_block, scores_per_block
+    def __init__(self, workers: int, block_size: Callable[[int, int], int] = block_size) -> None:
+        self.workers, self.block_size = workers, block_size
         before = torch.get_num_threads()
         # A pool starts threads as it needs them; the barrier makes it start all of them here, before the number is set back.
         all_started = threading.Barrier(workers)
@@ -61,7 +60,7 @@ class MatrixProducts:
                 tensor.detach().flatten(0, 1)
                 for tensor in (inputs.query, inputs.key, inputs.value, inputs.output_gradient)
             ]
-        rows = min(self.largest_block, max(SMALLEST_BLOCK, self.scores_per_block // case.length), case.length)
+        rows = min(self.block_size(case.length, inputs.query.dtype.itemsize), case.length)
         blocks = [
             (slice(start, min(start + rows, case.length)), slice(0, min(start + rows, case.length)))
             for start in range(0, case.length, rows)

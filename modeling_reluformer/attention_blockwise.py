@@ -154,6 +154,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def block_size(keys: int, bytes_per_score: int) -> int:
+    """Queries in a block that meets so many keys."""
+    return min(LARGEST_BLOCK, max(SMALLEST_BLOCK, BYTES_PER_BLOCK // (bytes_per_score * max(1, keys))))
+
+
 class _Sum:
     """Sum over blocks of queries, (features, length), in float32 at least; zero for keys that no query sees."""
 
@@ -190,7 +195,7 @@ def _pieces(query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_
 def _blocks(piece: _Piece, keys: int, settings: Settings) -> list[_Block]:
     """`keys` is what is left of the sequence without padding at its end."""
     start, stop = piece.queries.start, piece.queries.stop
-    size = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, BYTES_PER_BLOCK // (settings.bytes_per_score * max(1, keys))))
+    size = block_size(keys, settings.bytes_per_score)
     blocks = []
     for head in piece.query_heads:
         for number, first in enumerate(range(start, stop, size)):

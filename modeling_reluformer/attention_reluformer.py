@@ -42,7 +42,7 @@ def eager_attention_forward(
         query,
         key,
         value,
-        activation=module.config.attention_activation,
+        activation=module.activation,
         mask=visibility.dense(query.shape[2], key.shape[2], query.device),
         row_scale=row_scale,
         scale=scaling,
@@ -79,7 +79,7 @@ def fused_attention_forward(
     arguments = {
         "row_scale": row_scale,
         "causal": visibility.causal,
-        "activation": module.config.attention_activation,
+        "activation": module.activation,
         "scale": scaling,
         "dropout_p": dropout,
         "statistics": statistics,

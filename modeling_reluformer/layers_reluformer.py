@@ -66,6 +66,12 @@ class ReLUFormerAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        # Reading a configuration in every step of decoding takes longer than the attention of one token.
+        self.activation = config.attention_activation
+        self.dropout = config.attention_dropout
+        self.length_scaled = config.attention_scaling == "length"
+        self.gamma = config.attention_gamma
+        self.entropy_margin = config.entropy_margin
         self.num_heads = heads
         self.head_dim = config.d_model // heads
         self.scaling = self.head_dim**-0.5
@@ -77,17 +83,17 @@ class ReLUFormerAttention(nn.Module):
         self.v_proj = nn.Linear(config.d_model, config.d_model)
         self.q_proj = nn.Linear(config.d_model, config.d_model)
         self.out_proj = nn.Linear(config.d_model, config.d_model)
-        if config.attention_gate:
-            self.gate_proj = nn.Linear(config.d_model, config.d_model)
-        if config.attention_qk_norm:
-            self.q_norm = nn.LayerNorm(self.head_dim)
-            self.k_norm = nn.LayerNorm(self.head_dim)
+        self.gate_proj = nn.Linear(config.d_model, config.d_model) if config.attention_gate else None
+        self.q_norm = nn.LayerNorm(self.head_dim) if config.attention_qk_norm else None
+        self.k_norm = nn.LayerNorm(self.head_dim) if config.attention_qk_norm else None
+        self.output_norm = None
         if config.attention_output_norm == "layer_norm":
             self.output_norm = nn.LayerNorm(config.d_model)
         elif config.attention_output_norm == "gated_rms":
             self.output_norm = GatedRMSNorm(config.d_model)
+        # the logarithm of a learnable gamma is trained, so that gamma stays positive
+        self.log_gamma = None
         if config.attention_gamma_learnable:
-            # its logarithm is trained, so that gamma stays positive
             self.log_gamma = nn.Parameter(torch.full((heads,), math.log(config.attention_gamma)))
 
     def forward(
@@ -100,7 +106,7 @@ class ReLUFormerAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """hidden_states (batch, queries, d_model) → the same, the weights if `eager`, the figures (5,) if wanted."""
         query = self._split_heads(self.q_proj(hidden_states))
-        if self.config.attention_qk_norm:
+        if self.q_norm is not None:
             query = self.q_norm(query)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -112,7 +118,7 @@ class ReLUFormerAttention(nn.Module):
             key,
             value,
             context.mask,
-            dropout=self.config.attention_dropout if self.training else 0.0,
+            dropout=self.dropout if self.training else 0.0,
             scaling=self.scaling,
             visibility=context.visibility,
             row_scale=self.row_scale(context),
@@ -120,9 +126,9 @@ class ReLUFormerAttention(nn.Module):
             **kwargs,
         )
         output = output.reshape(*hidden_states.shape[:-1], -1)
-        if self.config.attention_output_norm != "none":
+        if self.output_norm is not None:
             output = self.output_norm(output)
-        if self.config.attention_gate:
+        if self.gate_proj is not None:
             output = output * self.gate_proj(hidden_states)
         return self.out_proj(output), weights, self._figures(context, *statistics)
 
@@ -130,11 +136,11 @@ class ReLUFormerAttention(nn.Module):
         """r_i of Eq. 6 (or of the length scaling), (batch, 1 or heads, queries), float32; None for 1."""
         if context.length_scale is None:
             return None
-        if self.config.attention_scaling == "length":
+        if self.length_scaled:
             return context.length_scale
-        if self.config.attention_gamma_learnable:
+        if self.log_gamma is not None:
             return context.length_scale * torch.exp(-self.log_gamma.float()).view(1, -1, 1)
-        return context.length_scale / self.config.attention_gamma
+        return context.length_scale / self.gamma
 
     def _keys_and_values(
         self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None
@@ -150,7 +156,7 @@ class ReLUFormerAttention(nn.Module):
                 return layer.keys, layer.values
         states = key_value_states if is_cross_attention else hidden_states
         key, value = self._split_heads(self.k_proj(states)), self._split_heads(self.v_proj(states))
-        if self.config.attention_qk_norm:
+        if self.k_norm is not None:
             key = self.k_norm(key)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
@@ -167,7 +173,7 @@ class ReLUFormerAttention(nn.Module):
         if row_sum is None or context.row_weight is None:
             return None
         return module_figures(
-            row_sum, row_sum_log, context.visible_keys, context.row_weight, entropy_margin=self.config.entropy_margin
+            row_sum, row_sum_log, context.visible_keys, context.row_weight, entropy_margin=self.entropy_margin
         )
 
 
@@ -176,27 +182,28 @@ class ReLUFormerLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: ReLUFormerConfig, ffn_dim: int) -> None:
         super().__init__()
-        self.config = config
+        self.dropout = config.dropout
+        self.activation_dropout = config.activation_dropout
+        self.ffn_temperature = config.ffn_temperature
         self.activation_fn = None if config.activation_function == "softmax" else ACT2FN[config.activation_function]
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
-        if config.ffn_output_norm == "layer_norm":
-            self.ffn_layer_norm = nn.LayerNorm(config.d_model)
+        self.ffn_layer_norm = nn.LayerNorm(config.d_model) if config.ffn_output_norm == "layer_norm" else None
         self.final_layer_norm = nn.LayerNorm(config.d_model)
 
     def add_and_norm(self, residual: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
-        return norm(residual + nn.functional.dropout(update, p=self.config.dropout, training=self.training))
+        return norm(residual + nn.functional.dropout(update, p=self.dropout, training=self.training))
 
     def feed_forward(self, hidden_states: Tensor) -> Tensor:
         """Eq. 1 with any activation; with softmax it is the key-value memory of Eq. 2, and with a norm, Table 1's third row."""
         scores = self.fc1(hidden_states)
         if self.activation_fn is None:
-            scores = torch.softmax(scores / self.config.ffn_temperature, dim=-1)
+            scores = torch.softmax(scores / self.ffn_temperature, dim=-1)
         else:
             scores = self.activation_fn(scores)
-        scores = nn.functional.dropout(scores, p=self.config.activation_dropout, training=self.training)
+        scores = nn.functional.dropout(scores, p=self.activation_dropout, training=self.training)
         update = self.fc2(scores)
-        return self.ffn_layer_norm(update) if self.config.ffn_output_norm == "layer_norm" else update
+        return update if self.ffn_layer_norm is None else self.ffn_layer_norm(update)
 
 
 class ReLUFormerEncoderLayer(ReLUFormerLayer):

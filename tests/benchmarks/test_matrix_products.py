@@ -41,7 +41,7 @@ def test_both_floors_do_every_head(floors, program, monkeypatch):
     case, inputs = case_and_inputs(program, causal=True)
     done = []
     monkeypatch.setattr(floors, "product", lambda first, second: done.append(first) or first @ second.T)
-    with floors.MatrixProducts(2, largest_block=16) as pool:
+    with floors.MatrixProducts(2, block_size=lambda keys, bytes_per_score: 16) as pool:
         steps = pool.steps(case, inputs)
         assert set(steps) == {floors.FLOOR, floors.FLOOR_MM}
         steps[floors.FLOOR]()
