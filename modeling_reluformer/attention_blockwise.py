@@ -9,7 +9,8 @@ the row scale r_i applied once per row, after the sums:
     dU_ij = r_i (D_ij dO_i·v_j + rho_i + tau_i log u_ij)        dX_ij = h'(x_ij) dU_ij
     dq_i = c sum_j dX_ij k_j     dk_j = c sum_i dX_ij q_i     dv_j = sum_i r_i D_ij u_ij dO_i
 
-rho and tau carry the gradients of S and T; the gradient of r needs no scores and is taken by the caller.
+with rho_i = gS_i + gT_i (1 + log r_i) and tau_i = gT_i of the gradients of S and T. The gradient of r needs no scores and is
+taken by the caller.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def blockwise_forward(
 
 def blockwise_backward(
     grad_output: Tensor,
-    row_gain: Tensor | None,
-    row_log_gain: Tensor | None,
+    grad_sum: Tensor | None,
+    grad_sum_log: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -116,7 +117,7 @@ def blockwise_backward(
     cu_seqlens_k: Tensor | None,
     settings: Settings,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value. row_gain: rho, row_log_gain: tau, (batch, heads, queries) or None."""
+    """Gradients of query, key and value. grad_sum: of S, grad_sum_log: of T, (batch, heads, queries) or None."""
     grad_query, grad_key, grad_value = _empty_like_heads(query), _empty_like_heads(key), _empty_like_heads(value)
 
     def attend(piece: _Piece) -> None:
@@ -135,7 +136,7 @@ def blockwise_backward(
             if settings.dropout_p > 0:
                 mask = _dropout(weights, block.seed, settings)
                 gradient, dropped = gradient.mul_(mask), weights * mask
-            _add_gains(gradient, weights, scale, row_gain, row_log_gain, where)
+            _add_gains(gradient, weights, scale, grad_sum, grad_sum_log, where)
             gradient = differentiate(settings.activation, gradient, weights, scores)
             if scores is not None:
                 _hide(gradient, visible, block, settings)
@@ -285,23 +286,23 @@ def _add_gains(
     gradient: Tensor,
     weights: Tensor,
     scale: Tensor | None,
-    row_gain: Tensor | None,
-    row_log_gain: Tensor | None,
+    grad_sum: Tensor | None,
+    grad_sum_log: Tensor | None,
     where: tuple[int, int, slice],
 ) -> None:
-    if row_gain is None:
+    """Adds r_i (rho_i + tau_i log u_ij) to the gradient of the weights, in place."""
+    if grad_sum is None:
         return
-    gain = row_gain[where].unsqueeze(-1)
-    gain = gain if scale is None else gain * scale
-    gradient.add_(gain.to(gradient.dtype))
-    if row_log_gain is None:
-        return
-    gain = row_log_gain[where].unsqueeze(-1)
-    if not gain.any():
-        return  # no row of the block is above the entropy margin: its logarithms are not needed
-    gain = gain if scale is None else gain * scale
-    # products of mixed dtypes are many times slower
-    gradient.add_(_logarithm(weights.to(gain.dtype)).mul_(gain).to(gradient.dtype))
+    rho = grad_sum[where].unsqueeze(-1)
+    tau = None if grad_sum_log is None else grad_sum_log[where].unsqueeze(-1)
+    if tau is not None:
+        rho = rho + tau * (1.0 if scale is None else 1.0 + scale.log())
+    gradient.add_((rho if scale is None else rho * scale).to(gradient.dtype))
+    # Without a row above the entropy margin, no logarithm is needed.
+    if tau is not None and tau.any():
+        tau = tau if scale is None else tau * scale
+        # products of mixed dtypes are many times slower
+        gradient.add_(_logarithm(weights.to(tau.dtype)).mul_(tau).to(gradient.dtype))
 
 
 def _dropout(weights: Tensor, seed: int, settings: Settings) -> Tensor:

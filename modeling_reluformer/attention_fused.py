@@ -17,9 +17,11 @@ from .attention_reference import POINTWISE
 # Weights that are never negative: only they have a row sum and a row entropy (Eq. 7).
 NON_NEGATIVE = ("relu", "relu2", "relu6", "sigmoid", "softplus")
 STATISTICS = ("none", "sum", "sum+entropy")
-# Up to so many bytes of scores per head, or so few queries, plain products are faster than blocks (benchmarks/NOTES.md).
-PLAIN_BYTES = 2**17
+# Where plain products are faster than blocks (benchmarks/NOTES.md): very few scores in each head, or few in each head and not
+# many bytes of them in all, by the size of a score. The memory that they take is bounded, whatever the length.
 PLAIN_QUERIES = 16
+PLAIN_SCORES, PLAIN_SCORES_AT_MOST = 2**14, 2**18
+PLAIN_BYTES = {2: 32 * 2**20, 4: 6 * 2**20, 8: 6 * 2**20}
 
 
 def relu_attention(
@@ -104,8 +106,11 @@ def relu_attention(
 def _is_small(query: Tensor, key: Tensor) -> bool:
     if query.device.type == "cuda":
         return False
-    queries, keys = query.shape[2], key.shape[2]
-    return queries <= PLAIN_QUERIES or queries * keys * query.dtype.itemsize <= PLAIN_BYTES
+    batch, heads, queries, _ = query.shape
+    scores, size = queries * key.shape[2], query.dtype.itemsize
+    if queries <= PLAIN_QUERIES or scores <= PLAIN_SCORES:
+        return True
+    return scores <= PLAIN_SCORES_AT_MOST and batch * heads * scores * size <= PLAIN_BYTES[size]
 
 
 def _check_options(activation: str, statistics: str, dropout_p: float) -> None:

@@ -63,24 +63,27 @@ def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) ->
 
 
 def _backward(
-    grad_output: Tensor, row_gain: Tensor | None, row_log_gain: Tensor | None, query: Tensor, *arguments: Any
+    grad_output: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, query: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
     settings = _settings(query, offset, seed, *arguments[_TENSOR_COUNT - 1 :])
     with torch.autocast(query.device.type, enabled=False):
-        return blockwise_backward(grad_output, row_gain, row_log_gain, query, *tensors, settings)
+        return blockwise_backward(grad_output, grad_sum, grad_sum_log, query, *tensors, settings)
 
 
 def _backward_cuda(
-    grad_output: Tensor, row_gain: Tensor | None, row_log_gain: Tensor | None, query: Tensor, *arguments: Any
+    grad_output: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, query: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
     keywords = _keywords(offset, seed, *arguments[_TENSOR_COUNT - 1 :])
-    return triton_backward(grad_output, row_gain, row_log_gain, query, *tensors, **keywords)
+    row_gain, row_scale = grad_sum, tensors[2]
+    if grad_sum_log is not None:
+        row_gain = grad_sum + grad_sum_log * (1 if row_scale is None else 1 + row_scale.log())
+    return triton_backward(grad_output, row_gain, grad_sum_log, query, *tensors, **keywords)
 
 
 def _backward_fake(
-    grad_output: Tensor, row_gain: Any, row_log_gain: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any
+    grad_output: Tensor, grad_sum: Any, grad_sum_log: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     def like(tensor: Tensor) -> Tensor:
         batch, heads, length, features = tensor.shape
@@ -135,21 +138,16 @@ def _differentiate(ctx: Any, grad_output: Tensor, grad_sum: Tensor, grad_sum_log
     saved = ctx.saved_tensors  # asked for once: a checkpoint computes them anew for each question
     tensors, outputs = saved[:_TENSOR_COUNT], saved[_TENSOR_COUNT:]
     row_scale, statistics = tensors[3], ctx.options[-1]
-    row_gain = row_log_gain = None
-    if statistics != "none":
-        row_gain = grad_sum
-    if statistics == "sum+entropy":
-        row_log_gain = grad_sum_log
-        logarithm = 0.0 if row_scale is None else row_scale.log()
-        row_gain = row_gain + row_log_gain * (1 + logarithm)
-    gradients = _BACKWARD(grad_output, row_gain, row_log_gain, *tensors, *ctx.options)
+    grad_sum = None if statistics == "none" else grad_sum
+    grad_sum_log = grad_sum_log if statistics == "sum+entropy" else None
+    gradients = _BACKWARD(grad_output, grad_sum, grad_sum_log, *tensors, *ctx.options)
     grad_scale = None
     if ctx.scale_wants_gradient:
         output, row_sum, row_sum_log = outputs
         total = (grad_output.to(row_scale.dtype) * output).sum(-1)
-        if statistics != "none":
+        if grad_sum is not None:
             total = total + grad_sum * row_sum
-        if statistics == "sum+entropy":
+        if grad_sum_log is not None:
             total = total + grad_sum_log * (row_sum_log + row_sum)
         grad_scale = total / row_scale
         if row_scale.shape[1] == 1:
@@ -166,7 +164,7 @@ def _define(name: str, schema: str, implementation: Any, on_cuda: Any, fake: Any
 
 _BACKWARD = _define(
     "pointwise_attention_backward",
-    f"(Tensor grad_output, Tensor? row_gain, Tensor? row_log_gain, {_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, {_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     _backward,
     _backward_cuda,
     _backward_fake,

@@ -6,11 +6,13 @@ were: the workers' own count is local to them, and what is global to the process
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -63,7 +65,17 @@ def _workers(threads: int) -> ThreadPoolExecutor:
 def _use_one_torch_thread(started: threading.Barrier) -> None:
     torch.get_num_threads()  # torch gives a new thread the process-wide count at its first question, and would do so later
     torch.set_num_threads(1)
+    _use_one_mkl_thread()
     started.wait()
+
+
+def _use_one_mkl_thread() -> None:
+    """For this thread alone. MKL, whose logarithms the statistics take, otherwise follows a number of the whole process."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if torch.backends.mkl.is_available() and library.is_file():
+        set_threads = getattr(ctypes.CDLL(str(library)), "MKL_Set_Num_Threads_Local", None)
+        if set_threads is not None:
+            set_threads(1)
 
 
 def _forget_workers() -> None:
