@@ -76,8 +76,8 @@ def relu_attention(
     if row_scale is not None:
         row_scale = row_scale.to(wide(query.dtype))
     if cu_seqlens_q is None and _is_small(query, key):
-        mask = _dense_mask(query, key, causal, query_offset, key_padding_mask)
-        found = _plain(query, key, value, row_scale, mask, activation, scale, dropout_p, statistics)
+        visible = causal, query_offset, key_padding_mask
+        found = _plain(query, key, value, row_scale, visible, activation, scale, dropout_p, statistics)
     else:
         offset = query_offset if isinstance(query_offset, Tensor) else None
         # a number drawn from torch's generator: the same seed gives the same masks, also when a checkpoint recomputes
@@ -182,17 +182,19 @@ def _check_packing(
             raise ValueError(f"{name} must rise from 0 to {length}, the length of its tensor; got {ends.tolist()}.")
 
 
-def _dense_mask(
-    query: Tensor, key: Tensor, causal: bool, query_offset: int | Tensor, key_padding_mask: Tensor | None
-) -> Tensor | None:
-    """The mask of a small problem, boolean, broadcastable to (batch, heads, queries, keys); None: all is visible."""
-    mask = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
-    queries, keys = query.shape[2], key.shape[2]
-    if causal and not (isinstance(query_offset, int) and query_offset + 1 >= keys):
-        last = torch.arange(queries, device=query.device) + query_offset
-        seen = torch.arange(keys, device=query.device) <= last.unsqueeze(1)
-        mask = seen if mask is None else mask & seen
-    return mask
+def _hide(
+    weights: Tensor, causal: bool, query_offset: int | Tensor, key_padding_mask: Tensor | None
+) -> Tensor:
+    """Zeros where the key is not visible."""
+    if key_padding_mask is not None:
+        weights = weights.masked_fill(~key_padding_mask[:, None, None, :], 0.0)
+    if not causal:
+        return weights
+    if not isinstance(query_offset, Tensor):
+        # nothing to hide from one new token behind a cache
+        return weights if query_offset + 1 >= weights.shape[-1] else weights.tril(query_offset)
+    queries, keys = (torch.arange(length, device=weights.device) for length in weights.shape[-2:])
+    return weights.masked_fill(keys > (queries + query_offset).unsqueeze(1), 0.0)
 
 
 def _plain(
@@ -200,7 +202,7 @@ def _plain(
     key: Tensor,
     value: Tensor,
     row_scale: Tensor | None,
-    mask: Tensor | None,
+    visible: tuple[bool, int | Tensor, Tensor | None],
     activation: str,
     scale: float,
     dropout_p: float,
@@ -210,9 +212,7 @@ def _plain(
     group = query.shape[1] // key.shape[1]
     if group > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    weights = POINTWISE[activation](torch.matmul(query * scale, key.transpose(-1, -2)))
-    if mask is not None:
-        weights = weights.masked_fill(~mask, 0.0)
+    weights = _hide(POINTWISE[activation](torch.matmul(query * scale, key.transpose(-1, -2))), *visible)
     row_sum, row_sum_log = _plain_statistics(weights, row_scale, statistics)
     if dropout_p > 0:
         weights = nn.functional.dropout(weights, p=dropout_p)
