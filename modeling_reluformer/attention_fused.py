@@ -182,9 +182,7 @@ def _check_packing(
             raise ValueError(f"{name} must rise from 0 to {length}, the length of its tensor; got {ends.tolist()}.")
 
 
-def _hide(
-    weights: Tensor, causal: bool, query_offset: int | Tensor, key_padding_mask: Tensor | None
-) -> Tensor:
+def _hide(weights: Tensor, causal: bool, query_offset: int | Tensor, key_padding_mask: Tensor | None) -> Tensor:
     """Zeros where the key is not visible."""
     if key_padding_mask is not None:
         weights = weights.masked_fill(~key_padding_mask[:, None, None, :], 0.0)
