@@ -69,12 +69,16 @@ def test_the_allocator_is_glibc_s_own(memory):
     assert memory.child_environment({"MALLOC_MMAP_MAX_": "0", "HOME": "/"}) == {"HOME": "/"}
 
 
+# long enough that `fused` does not take plain products
+LENGTH = 400
+
+
 def test_masks_of_queries_by_keys_are_seen_in_a_model(program):
     step = program("memory_step")
     seen = {}
     for contender in ("fused", "sdpa"):
-        run = step.model_step(contender, seed=0)(200)
-        with step.QueriesByKeys(200) as inspected:
+        run = step.model_step(contender, seed=0)(LENGTH)
+        with step.QueriesByKeys(LENGTH) as inspected:
             run()
         seen[contender] = inspected.shapes
     assert any("bool" in shape for shape in seen["sdpa"]), "the library's mask"
