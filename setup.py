@@ -20,6 +20,7 @@ setup(
     package_data={
         "reluformer.configuration": [
             "recipes/*.yaml",
+            "accelerate/*.yaml",
             "studies/*.yaml",
             "studies/bases/*.yaml",
             "studies/smoke_corpus/*",

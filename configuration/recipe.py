@@ -206,6 +206,8 @@ class Recipe:
         on_divergence: what happens when the loss becomes NaN or infinite, or all rows of an attention module are dead: `stop`
             ends the run with an error that says what to change; `record` ends it at such a loss as a result that does not
             converge, and goes on with a dead module and records it.
+        expected_world_size: number of processes that the recipe is meant for; a run of any other number is refused, since an
+            update would hold another number of tokens. null: any.
         training: `transformers.Seq2SeqTrainingArguments`.
     """
 
@@ -219,6 +221,7 @@ class Recipe:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     averaging: AveragingConfig = field(default_factory=AveragingConfig)
     on_divergence: Literal["stop", "record"] = "stop"
+    expected_world_size: int | None = None
     training: Seq2SeqTrainingArguments
 
     @property
@@ -313,6 +316,8 @@ def _check_counts(recipe: Recipe) -> None:
     for name, value in at_least_zero.items():
         if value < 0:
             raise UserError(f"{name}: {value} must be at least 0")
+    if recipe.expected_world_size is not None and recipe.expected_world_size < 1:
+        raise UserError(f"expected_world_size: {recipe.expected_world_size} must be at least 1; null allows any number")
     if recipe.batching.tokens_per_batch < recipe.data.max_length:
         raise UserError(
             f"batching.tokens_per_batch: {recipe.batching.tokens_per_batch} cannot hold one pair of "
@@ -330,6 +335,7 @@ _REPLACED_ARGUMENTS = {
     "auto_find_batch_size": "set batching.tokens_per_batch: training batches are filled by tokens",
     "train_sampling_strategy": "pairs are bucketed by length and reshuffled every epoch already",
     "sortish_sampler": "pairs are bucketed by length and reshuffled every epoch already",
+    "average_tokens_across_devices": "the loss is a mean over the target tokens of all processes, however they are dealt out",
     "dataloader_drop_last": "no batch is incomplete: batches are filled by tokens",
     "predict_with_generate": "set evaluation.at_most to translate validation pairs during training",
     "generation_max_length": "decoding stops by itself at a length that follows the source's",

@@ -62,6 +62,29 @@ def require_attention_implementation(attention_activation: str, attn_implementat
         )
 
 
+def require_tensor_parallel(config: "ReLUFormerConfig", processes: int) -> None:
+    """Raises a `ValueError` where whole heads and FFN columns, dealt out to `processes`, would not compute the same model."""
+    whole_only = {
+        "attention_output_norm": (config.attention_output_norm != "none", "normalises over the heads of all processes"),
+        "attention_gamma_learnable": (
+            config.attention_gamma_learnable,
+            "holds one gamma for each head of all processes",
+        ),
+        "activation_function": (
+            config.activation_function == "softmax",
+            "normalises over the columns of all processes",
+        ),
+    }
+    for name, (is_set, reason) in whole_only.items():
+        if is_set:
+            raise ValueError(f"{name}={getattr(config, name)!r} {reason}: not with tensor parallelism. Use tp_size=1.")
+    for name in ("encoder_attention_heads", "decoder_attention_heads"):
+        if getattr(config, name) % processes:
+            raise ValueError(
+                f"{name}={getattr(config, name)} must be a multiple of tp_size={processes}: heads stay whole."
+            )
+
+
 @strict
 class ReLUFormerConfig(PreTrainedConfig):
     r"""
@@ -181,6 +204,20 @@ class ReLUFormerConfig(PreTrainedConfig):
                 hint = f"; did you mean {' or '.join(close)}?" if close else "."
                 raise ValueError(f"{name!r} is not a field of ReLUFormerConfig{hint}")
         return cls(**{**PRESETS[preset], **config_fields})
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """How tensor parallelism cuts the projections: whole heads of attention, columns of the FFN. All else is whole."""
+        attention = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "out_proj": "rowwise"}
+        if self.attention_gate:
+            attention["gate_proj"] = "colwise"
+        if self.attention_qk_norm:
+            attention |= dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
+        attentions = ("encoder.layers.*.self_attn", "decoder.layers.*.self_attn", "decoder.layers.*.encoder_attn")
+        plan = {f"{module}.{name}": style for module in attentions for name, style in attention.items()}
+        for stack in ("encoder", "decoder"):
+            plan |= {f"{stack}.layers.*.fc1": "colwise", f"{stack}.layers.*.fc2": "rowwise"}
+        return plan
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.decoder_vocab_size = self.decoder_vocab_size or self.vocab_size

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import is_torchdynamo_compiling
 
 from .regularization_reluformer import row_weights
 
@@ -36,6 +37,35 @@ class TranslationLoss(NamedTuple):
     dead_row_fraction: Tensor | None
 
 
+def check_labels(labels: Tensor, vocab_size: int) -> None:
+    """Refuses labels that are no integers of the shape (batch, target), or on a CPU one outside the vocabulary.
+
+    A GPU would have to be waited for; its own assertion stops such a batch.
+
+    Raises:
+        ValueError: another shape or dtype, or none at all.
+        IndexError: an id that is neither in the vocabulary nor -100.
+    """
+    if labels.ndim != 2 or labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels must be integers (int64) of the shape (batch, target); got {labels.dtype} {tuple(labels.shape)}."
+        )
+    if is_torchdynamo_compiling():
+        return
+    if labels.numel() == 0:
+        raise ValueError(
+            f"labels of the shape {tuple(labels.shape)} are empty: a batch needs at least one sequence and token."
+        )
+    if labels.device.type != "cpu":
+        return
+    wrong = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= vocab_size)]
+    if wrong.numel():
+        raise IndexError(
+            f"labels holds the id {int(wrong[0])}; the vocabulary of {vocab_size} tokens has the ids 0 to {vocab_size - 1}, "
+            f"and {IGNORED_LABEL} stands for no target."
+        )
+
+
 def sentence_rows(
     labels: Tensor,
     source_mask: Tensor | None,
@@ -52,7 +82,8 @@ def sentence_rows(
         source_segments, target_segments: sequence numbers from 1 where several are packed into one row.
     """
     target_sentence = (labels != IGNORED_LABEL).long()
-    if source_mask is not None and source_mask.ndim == 2:
+    # A mask of another shape is the encoder's to refuse.
+    if source_mask is not None and source_mask.shape == (labels.shape[0], source_length):
         source_sentence = source_mask.bool().long()
     else:
         source_sentence = labels.new_ones(labels.shape[0], source_length)
@@ -94,12 +125,15 @@ def translation_loss(
     items = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
     items = torch.as_tensor(items, device=logits.device).clamp_min(1)
     cross_entropy = cross_entropy_sum / items
+    # A copy: the Trainer multiplies the loss by the number of processes, in place.
+    loss = cross_entropy.clone()
     if figures is None:
-        return TranslationLoss(cross_entropy, cross_entropy, None, None, None, None)
+        return TranslationLoss(loss, cross_entropy, None, None, None, None)
     row_sum, entropy, dead, rows = figures[:, 1:].detach().sum(0).unbind()
     rows = rows.clamp_min(1)
     if statistics == "sum":
-        return TranslationLoss(cross_entropy, cross_entropy, None, row_sum / rows, None, dead / rows)
+        return TranslationLoss(loss, cross_entropy, None, row_sum / rows, None, dead / rows)
     regularization = figures[:, 0].mean() / items
-    loss = cross_entropy + regularization_weight * regularization if regularization_weight else cross_entropy
+    if regularization_weight:
+        loss = cross_entropy + regularization_weight * regularization
     return TranslationLoss(loss, cross_entropy, regularization, row_sum / rows, entropy / rows, dead / rows)

@@ -46,7 +46,8 @@ print(json.dumps(found))
 
 def installed_files() -> dict[str, Path]:
     """Where each file of the package is installed, and where it is in the repository."""
-    patterns = ["*.py", "recipes/*.yaml", "studies/*.yaml", "studies/bases/*.yaml", "studies/smoke_corpus/*", "*.md"]
+    data = ["recipes/*.yaml", "accelerate/*.yaml", "studies/*.yaml", "studies/bases/*.yaml", "studies/smoke_corpus/*"]
+    patterns = ["*.py", *data, "*.md"]
     return {
         f"{target}/{path.relative_to(ROOT / folder).as_posix()}": path
         for folder, target in PACKAGE_FOLDERS.items()
@@ -100,6 +101,7 @@ def test_the_wheel_holds_every_module_and_recipe_and_no_generic_name(source, tmp
 
     expected = installed_files()
     assert "reluformer/configuration/recipes/demo.yaml" in expected
+    assert "reluformer/configuration/accelerate/ddp.yaml" in expected
     assert "reluformer/hub_cards/card_template.md" in expected
     present = {path.relative_to(site).as_posix() for path in (site / "reluformer").rglob("*") if path.is_file()}
     assert {name for name in present if "__pycache__" not in name} == set(expected)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from reluformer.training.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 # How far, in tokens, pairs of one longest side may be mixed along the other side: enough for new company in every
 # epoch, little enough for close shapes.
@@ -20,11 +23,21 @@ class TokenBatchSampler:
     line is cut greedily and the batches are shuffled. The cuts depend on the longest sides alone, which no shuffling
     changes, so every epoch has the same number of batches and `len` is exact. Each epoch holds each pair once.
 
-    The plan is a function of lengths, budget, seed and epoch: every process computes the same, and accelerate's
-    `BatchSamplerShard` deals out the batches in turn. There is no `batch_size` attribute on purpose: with one,
-    accelerate expects equal batches and crashes or drops (accelerate#3969). If the number of processes does not divide
-    the number of batches, accelerate (`even_batches=True`) gives the epoch's first batches once more at its end, at
-    most processes − 1.
+    The plan is a function of lengths, budget, seed, epoch and `batches_per_update`: every process computes the same, and
+    accelerate's `BatchSamplerShard` deals out the batches in turn. There is no `batch_size` attribute on purpose: with
+    one, accelerate expects equal batches and crashes or drops (accelerate#3969).
+
+    An epoch is a whole number of updates, so that 1 process × 4 accumulation steps, 2 × 2 and 4 × 1 see the same updates:
+    where the greedy cut leaves some batches over, the largest ones are halved. Only where single pairs are left, and
+    nothing can be halved, the epoch's first batches come once more at its end, at most `batches_per_update` − 1, with a
+    warning.
+
+    Args:
+        source_lengths, target_lengths: tokens of each pair.
+        tokens_per_batch: the budget.
+        seed: of the plan.
+        batches_per_update: processes × accumulation steps.
+        shuffle: a new order in every epoch; False: batches of long pairs first.
 
     A training loop must call `set_epoch` before it iterates.
 
@@ -38,6 +51,7 @@ class TokenBatchSampler:
         *,
         tokens_per_batch: int,
         seed: int,
+        batches_per_update: int = 1,
         shuffle: bool = True,
     ):
         source, target = np.asarray(source_lengths, dtype=np.int64), np.asarray(target_lengths, dtype=np.int64)
@@ -59,11 +73,20 @@ class TokenBatchSampler:
                 f"{tokens_per_batch}; raise tokens_per_batch or lower the length limit of the corpus"
             )
         self._longest, self._difference = longest, target - source
-        self._bounds = _cut(np.sort(longest)[::-1], tokens_per_batch)
+        self._bounds = _split(_cut(np.sort(longest)[::-1], tokens_per_batch), batches_per_update)
+        self._repeated = -(len(self._bounds) - 1) % batches_per_update
+        if self._repeated:
+            logger.warning(
+                "%d batches of one pair each are no whole number of updates of %d batches: the first %d of an epoch come "
+                "once more at its end",
+                len(self._bounds) - 1,
+                batches_per_update,
+                self._repeated,
+            )
 
     def __len__(self) -> int:
         """Batches in an epoch, the same in every epoch."""
-        return len(self._bounds) - 1
+        return len(self._bounds) - 1 + self._repeated
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the plan that the next iteration yields."""
@@ -71,12 +94,12 @@ class TokenBatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         generator = np.random.default_rng([self.seed, self.epoch])
-        difference, batches = self._difference.astype(np.float64), np.arange(len(self))
+        difference, batches = self._difference.astype(np.float64), np.arange(len(self._bounds) - 1)
         if self.shuffle:
             difference += generator.uniform(-LENGTH_JITTER, LENGTH_JITTER, size=len(difference))
             generator.shuffle(batches)
         order = np.lexsort((difference, -self._longest))
-        for batch in batches:
+        for batch in np.resize(batches, len(self)):
             yield order[self._bounds[batch] : self._bounds[batch + 1]].tolist()
 
 
@@ -87,3 +110,14 @@ def _cut(longest_first: np.ndarray, tokens_per_batch: int) -> np.ndarray:
         rows = tokens_per_batch // max(int(longest_first[bounds[-1]]), 1)
         bounds.append(min(bounds[-1] + rows, len(longest_first)))
     return np.asarray(bounds)
+
+
+def _split(bounds: np.ndarray, multiple: int) -> np.ndarray:
+    """The bounds with the largest batches halved until their number is a multiple of `multiple`, or no batch can be."""
+    for _ in range(-(len(bounds) - 1) % multiple):
+        rows = np.diff(bounds)
+        largest = int(rows.argmax())
+        if rows[largest] == 1:
+            break
+        bounds = np.insert(bounds, largest + 1, bounds[largest] + rows[largest] // 2)
+    return bounds

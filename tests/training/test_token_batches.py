@@ -41,6 +41,23 @@ def test_budget_cover_and_constant_length(lengths, budget, epoch, shuffle):
     assert all(batch and len(batch) * max(source[batch].max(), target[batch].max()) <= budget for batch in plan)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=60), st.integers(60, 200), st.integers(1, 8))
+def test_an_epoch_is_a_whole_number_of_updates(lengths, budget, per_update):
+    batches = TokenBatchSampler(lengths, lengths, tokens_per_batch=budget, seed=1, batches_per_update=per_update)
+    plan = list(batches)
+    assert len(plan) == len(batches)
+    assert len(plan) % per_update == 0
+    assert all(len(batch) * max(lengths[index] for index in batch) <= budget for batch in plan)
+    pairs = sorted(index for batch in plan for index in batch)
+    if len(pairs) == len(lengths):
+        assert pairs == list(range(len(lengths)))
+    else:  # single pairs, which nothing can be cut from: the first ones again
+        assert {len(batch) for batch in plan} == {1}
+        assert len(pairs) - len(lengths) < per_update
+        assert set(pairs) == set(range(len(lengths)))
+
+
 @pytest.mark.parametrize("budget", [1024, 4096, 8192])
 def test_little_padding_and_full_batches(budget):
     source, target = realistic_lengths()

@@ -36,11 +36,12 @@ def recording(trainer: ReLUFormerTrainer) -> list[list[tuple[int, ...]]]:
     return seen
 
 
-def planned(epoch: int, count: int = 30) -> list[list[tuple[int, ...]]]:
+def planned(epoch: int, count: int = 30, batches_per_update: int = 1) -> list[list[tuple[int, ...]]]:
     """The batches of an epoch by the sampler alone."""
     pairs = tiny_pairs(count)
     lengths = [[len(ids) for ids in pairs[column]] for column in ("input_ids", "labels")]
-    sampler = TokenBatchSampler(*lengths, tokens_per_batch=TOKENS_PER_BATCH, seed=3)
+    options = {"tokens_per_batch": TOKENS_PER_BATCH, "seed": 3, "batches_per_update": batches_per_update}
+    sampler = TokenBatchSampler(*lengths, **options)
     sampler.set_epoch(epoch)
     return [[tuple(pairs[index]["input_ids"]) for index in batch] for batch in sampler]
 
@@ -73,7 +74,8 @@ def test_data_seed_takes_the_place_of_the_seed(tmp_path):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_run_that_is_killed_in_an_epoch_and_resumed_equals_one_that_is_not(tmp_path, accumulation):
-    updates_per_epoch = -(-len(planned(0)) // accumulation)
+    updates_per_epoch, rest = divmod(len(planned(0, batches_per_update=accumulation)), accumulation)
+    assert rest == 0
     killed_at, steps = updates_per_epoch + 1, 3 * updates_per_epoch - 1
     assert killed_at % updates_per_epoch > 0
     settings = {"max_steps": steps, "gradient_accumulation_steps": accumulation, "lr_scheduler_type": "inverse_sqrt"}
@@ -84,7 +86,7 @@ def test_a_run_that_is_killed_in_an_epoch_and_resumed_equals_one_that_is_not(tmp
     seen_resumed = recording(resumed)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{killed_at}"))
 
-    epochs = [planned(epoch) for epoch in range(3)]
+    epochs = [planned(epoch, batches_per_update=accumulation) for epoch in range(3)]
     in_epoch = (killed_at - updates_per_epoch) * accumulation
     expected = [*epochs[1][in_epoch:], *epochs[2]]
     assert seen_resumed[: len(expected) - accumulation] == expected[: len(expected) - accumulation]

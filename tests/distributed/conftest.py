@@ -1,0 +1,21 @@
+"""The runs of `jobs.py`, made once for all tests of this folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def jobs(tmp_path_factory) -> Path:
+    """The folder that `jobs.py` has filled."""
+    folder = tmp_path_factory.mktemp("jobs")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "tests.distributed.jobs", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    assert result.returncode == 0, result.stderr[-12000:]
+    return folder

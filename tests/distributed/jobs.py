@@ -1,0 +1,249 @@
+"""As a program: the runs of several processes that the tests of this folder look at, all forked from one that has imported.
+
+python -m tests.distributed.jobs FOLDER            every job, in as many processes as it wants
+torchrun … -m tests.distributed.jobs FOLDER train  one job, in the processes of the launcher
+"""
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from sacrebleu import corpus_bleu
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import Seq2SeqTrainingArguments, set_seed
+
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.training.demo_corpus import demo_pairs
+from reluformer.training.tokenization import train_tokenizer
+from reluformer.training.trainer import ReLUFormerTrainer
+from reluformer.training.translation import Translator
+from reluformer.training.validation import ValidationTranslation
+
+from ..training.tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer
+
+PAIRS, UPDATES, BATCHES_PER_UPDATE = 31, 20, 4
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+TENSOR_PARALLEL = {
+    "plain": {},
+    "gate and norm": {"attention_gate": True, "attention_qk_norm": True, "ffn_output_norm": "layer_norm"},
+}
+REFUSED_BY_TENSOR_PARALLELISM = {
+    "attention_output_norm": {"attention_output_norm": "gated_rms"},
+    "attention_gamma_learnable": {"attention_gamma_learnable": True},
+    "activation_function": {"activation_function": "softmax"},
+    "decoder_attention_heads": {"decoder_attention_heads": 1},
+}
+
+
+def train(folder: Path, rank: int, world: int) -> None:
+    """20 updates of four batches each, however many processes there are; then an evaluation of 12 pairs in batches of 5."""
+    trainer = tiny_trainer(
+        folder / f"train-{world}",
+        tiny_model(**NO_DROPOUT, regularization_weight=0.1),
+        tiny_pairs(PAIRS),
+        max_steps=UPDATES,
+        gradient_accumulation_steps=BATCHES_PER_UPDATE // world,
+        per_device_eval_batch_size=5,
+    )
+    trainer.train()
+    metrics = trainer.evaluate()
+    torch.save(dict(trainer.model.named_parameters()), folder / f"parameters-{world}-{rank}.pt")
+    if rank == 0:
+        _write(folder / f"train-{world}.json", {"log": trainer.state.log_history, "evaluation": metrics})
+
+
+def evaluate(folder: Path, rank: int, world: int) -> None:
+    """Translations during evaluation: with `predict_with_generate`, and by our scorer; of an odd number of pairs."""
+    model = tiny_model(**NO_DROPOUT).eval()
+    pairs = tiny_pairs(13, seed=2).to_list()
+    for pair in pairs[::2]:  # else nothing would be right, and every order of the references as good
+        found = model.generate(torch.tensor([pair["input_ids"]]), max_new_tokens=8)[0, 1:]
+        pair["labels"] = found.tolist()
+    found = {}
+
+    def bleu(prediction) -> dict[str, float]:
+        texts = []
+        for ids in prediction:
+            ids[ids == -100] = 0
+            texts.append([" ".join(str(token) for token in row if token > 2) for row in ids])
+        found["texts"] = texts[0]
+        return {"bleu": corpus_bleu(texts[0], [texts[1]]).score}
+
+    arguments = Seq2SeqTrainingArguments(
+        str(folder / "evaluation"), predict_with_generate=True, generation_max_length=9, per_device_eval_batch_size=4,
+        use_cpu=True, report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    given = {"data_collator": collate, "eval_dataset": pairs, "compute_metrics": bleu}
+    trainer = ReLUFormerTrainer(model, arguments, tokens_per_batch=TOKENS_PER_BATCH, **given)
+    found["bleu"] = trainer.evaluate()["eval_bleu"]
+    found["validation"] = [_validation_scores(rank, world, count) for count in (5, 1)]
+    if rank == 0:
+        _write(folder / f"evaluate-{world}.json", found)
+
+
+def _validation_scores(rank: int, world: int, count: int) -> dict[str, float]:
+    """Scores of `count` sentences, the first of which is translated as the reference says."""
+    pairs = demo_pairs(60, split="train", seed=0)
+    tokenizer = train_tokenizer(
+        pairs, vocab_size=330, lowercase=False, moses=False, source_language="de", target_language="en", max_length=64
+    )
+    set_seed(0)
+    config = ReLUFormerConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=160, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_ffn_dim=16, decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2,
+    )  # fmt: skip
+    model = ReLUFormerForConditionalGeneration(config).eval()
+    sources, references = pairs["source"][:count], pairs["target"][:count]
+    options = {"num_beams": 2, "length_penalty": 1.0, "batch_tokens": 64}
+    references[0] = Translator(model, tokenizer, **options)(sources[0])
+    return ValidationTranslation(tokenizer, sources, references, **options)(model, rank, world)
+
+
+def shard(folder: Path, rank: int, world: int) -> None:
+    """FSDP2: loss and gradients of a sharded model, of which each process sees half of the pairs, and of a whole one."""
+    dist.init_process_group("gloo")
+    rows = tiny_pairs(12).to_list()
+    parts = [collate(rows[part::world]) for part in range(world)]
+    targets = sum(part["labels"].ne(-100).sum() for part in parts)
+    whole, sharded = tiny_model(**NO_DROPOUT).train(), tiny_model(**NO_DROPOUT).train()
+    losses = [whole(**part, num_items_in_batch=targets).loss for part in parts]
+    sum(losses).backward()
+    mesh = init_device_mesh("cpu", (world,))
+    for layer in (*sharded.model.encoder.layers, *sharded.model.decoder.layers):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    loss = sharded(**parts[rank], num_items_in_batch=targets).loss
+    (loss * world).backward()  # gradients are means over the processes
+    expected = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    found = {name: parameter.grad.full_tensor() for name, parameter in sharded.named_parameters()}
+    parameters = list(sharded.parameters())
+    held = torch.tensor(sum(parameter.to_local().numel() for parameter in parameters))
+    dist.all_reduce(held)
+    result = {
+        "loss": [loss.item(), losses[rank].item()],
+        "gradient_difference": max((found[name] - expected[name]).abs().max().item() for name in expected),
+        "largest_gradient": max(gradient.abs().max().item() for gradient in expected.values()),
+        "same_names": found.keys() == expected.keys(),
+        "all_sharded": all(isinstance(p, DTensor) and p.placements[0].is_shard(0) for p in parameters),
+        "held_by_all": held.item(),
+        "parameters": whole.num_parameters(),
+    }
+    _write(folder / f"shard-{rank}.json", result)
+
+
+def tensor_parallel(folder: Path, rank: int, world: int) -> None:
+    """Logits, loss and translations of models whose heads and FFN columns are dealt out to the processes."""
+    from transformers.distributed import DistributedConfig
+
+    dist.init_process_group("gloo")
+    parallel = DistributedConfig(tp_size=world)
+    batch = collate(tiny_pairs(6).to_list())
+    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    result = {}
+    for name in TENSOR_PARALLEL:
+        whole = ReLUFormerForConditionalGeneration.from_pretrained(folder / name)
+        cut = ReLUFormerForConditionalGeneration.from_pretrained(folder / name, distributed_config=parallel)
+        decoder_input_ids = whole.prepare_decoder_input_ids_from_labels(batch["labels"])
+        with torch.no_grad():
+            logits = [model(**source, decoder_input_ids=decoder_input_ids).logits for model in (whole, cut)]
+        beams = [model.generate(**source, num_beams=3, max_new_tokens=8).tolist() for model in (whole, cut)]
+        attention = cut.model.decoder.layers[0].encoder_attn
+        try:
+            cut(**batch)
+            refusal = None
+        except ValueError as error:
+            refusal = str(error)
+        for model in (whole, cut):
+            model.config.regularization_weight = 0.0
+        losses = [model(**batch).loss for model in (whole, cut)]
+        for loss in losses:
+            loss.backward()
+        whole_gradients = {key: parameter.grad for key, parameter in whole.named_parameters()}
+        gradients = {key: _full(parameter.grad) for key, parameter in cut.named_parameters()}
+        result[name] = {
+            "logits": (logits[0] - logits[1]).abs().max().item(),
+            "same_translations": beams[0] == beams[1],
+            "query_rows": attention.q_proj.weight.to_local().shape[0],
+            "refused_loss": refusal,
+            "loss": [loss.item() for loss in losses],
+            "gradients": max((gradients[key] - whole_gradients[key]).abs().max().item() for key in whole_gradients),
+        }
+    result["refused"] = {}
+    for name in REFUSED_BY_TENSOR_PARALLELISM:
+        try:
+            ReLUFormerForConditionalGeneration.from_pretrained(folder / name, distributed_config=parallel)
+        except ValueError as error:
+            result["refused"][name] = str(error)
+    _write(folder / f"tensor_parallel-{rank}.json", result)
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _write(path: Path, values: dict) -> None:
+    path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def _process(job: Callable[[Path, int, int], None], folder: Path, rank: int, world: int, port: int) -> None:
+    if world > 1:
+        numbers = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": world,
+            "LOCAL_WORLD_SIZE": world,
+            "MASTER_PORT": port,
+        }
+        os.environ.update({name: str(value) for name, value in numbers.items()}, MASTER_ADDR="127.0.0.1")
+    torch.set_num_threads(1)
+    job(folder, rank, world)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def run(job: Callable[[Path, int, int], None], folder: Path, world: int) -> None:
+    """Runs a job in `world` processes and waits for them.
+
+    Raises:
+        SystemExit: one of them failed; its traceback is on stderr.
+    """
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        port = any_port.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_process, args=(job, folder, rank, world, port)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        sys.exit(f"{job.__name__} in {world} processes failed")
+
+
+def _save_models(folder: Path, rank: int, world: int) -> None:
+    for name, fields in {**TENSOR_PARALLEL, **REFUSED_BY_TENSOR_PARALLELISM}.items():
+        tiny_model(**NO_DROPOUT, **fields).save_pretrained(folder / name)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    if "WORLD_SIZE" in os.environ:
+        train(target, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        sys.exit()
+    for job, worlds in {
+        train: (1, 2, 4),
+        evaluate: (1, 2),
+        shard: (2,),
+        _save_models: (1,),
+        tensor_parallel: (2,),
+    }.items():
+        for world in worlds:
+            run(job, target, world)

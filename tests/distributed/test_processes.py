@@ -1,0 +1,102 @@
+"""One process and several compute the same: training, evaluation, sharded parameters, tensor parallelism."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from reluformer.training.token_batches import TokenBatchSampler
+
+from ..training.tiny_run import TOKENS_PER_BATCH, tiny_pairs
+from .jobs import (
+    BATCHES_PER_UPDATE,
+    PAIRS,
+    REFUSED_BY_TENSOR_PARALLELISM,
+    TENSOR_PARALLEL,
+    UPDATES,
+)
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_batches_of_an_update_are_unequal_and_would_not_divide(jobs):
+    """Else the tests of training would show less than they say."""
+    pairs = tiny_pairs(PAIRS)
+    lengths = [[len(ids) for ids in pairs[column]] for column in ("input_ids", "labels")]
+    cut = TokenBatchSampler(*lengths, tokens_per_batch=TOKENS_PER_BATCH, seed=3)
+    assert len(cut) % BATCHES_PER_UPDATE != 0
+    tokens = {sum(lengths[1][index] for index in batch) for batch in cut}
+    assert len(tokens) > 2
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_as_many_batches_in_more_processes_train_the_same_model(jobs, processes):
+    one, several = (read(jobs / f"train-{world}.json")["log"] for world in (1, processes))
+    losses = [[entry["loss"] for entry in log if "loss" in entry] for log in (one, several)]
+    assert len(losses[0]) == UPDATES
+    assert losses[0][-1] < losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-5)
+    for name in ("cross_entropy", "regularization", "target_tokens_per_update"):
+        values = [[entry[name] for entry in log if "loss" in entry] for log in (one, several)]
+        assert values[1] == pytest.approx(values[0], rel=1e-4), name
+    expected = torch.load(jobs / "parameters-1-0.pt")
+    for rank in range(processes):
+        found = torch.load(jobs / f"parameters-{processes}-{rank}.pt")
+        assert max((found[name] - expected[name]).abs().max().item() for name in expected) < 2e-5
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_the_loss_of_an_evaluation_counts_each_pair_once(jobs, processes):
+    one, several = (read(jobs / f"train-{world}.json")["evaluation"] for world in (1, processes))
+    for name in ("eval_loss", "eval_cross_entropy", "eval_regularization", "eval_attention_entropy"):
+        assert several[name] == pytest.approx(one[name], rel=1e-4), name
+
+
+def test_translations_of_an_evaluation_are_the_same_in_two_processes(jobs):
+    one, two = (read(jobs / f"evaluate-{world}.json") for world in (1, 2))
+    assert len(one["texts"]) == 13
+    assert two["texts"] == one["texts"]
+    assert two["bleu"] == one["bleu"] > 0
+    assert two["validation"] == one["validation"]
+    assert all(scores["exact_match"] > 0 for scores in one["validation"])
+
+
+def test_a_sharded_model_has_the_gradients_of_a_whole_one(jobs):
+    for rank in (0, 1):
+        result = read(jobs / f"shard-{rank}.json")
+        assert result["all_sharded"]
+        assert result["same_names"]
+        assert result["held_by_all"] == result["parameters"]
+        assert result["loss"][0] == pytest.approx(result["loss"][1], rel=1e-6)
+        assert result["gradient_difference"] < 1e-6
+        assert result["largest_gradient"] > 1e-3
+
+
+needs_tensor_parallelism = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"), reason="tensor parallelism is tested with transformers 5.23"
+)
+
+
+@needs_tensor_parallelism
+@pytest.mark.parametrize("name", TENSOR_PARALLEL)
+def test_a_tensor_parallel_model_computes_the_same(jobs, name):
+    for rank in (0, 1):
+        result = read(jobs / f"tensor_parallel-{rank}.json")[name]
+        assert result["query_rows"] == 8  # one of two heads
+        assert result["logits"] < 1e-5
+        assert result["same_translations"]
+        assert result["loss"][0] == pytest.approx(result["loss"][1], rel=1e-5)
+        assert result["gradients"] < 1e-5
+        assert "L_reg is a mean over all heads" in result["refused_loss"]
+
+
+@needs_tensor_parallelism
+def test_a_model_that_tensor_parallelism_would_change_is_refused(jobs):
+    for rank in (0, 1):
+        refused = read(jobs / f"tensor_parallel-{rank}.json")["refused"]
+        assert refused.keys() == REFUSED_BY_TENSOR_PARALLELISM.keys()
+        assert all(message.startswith(f"{name}=") for name, message in refused.items())

@@ -1,0 +1,97 @@
+"""How the processes of a run were started: what was promised, what came of it, and what cannot train rightly.
+
+Several launchers fail softly: they start one process where several were asked for, or several that do not know of each
+other and write into one folder. Both are found here before anything is read or written.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from reluformer.training.errors import UserError
+
+if TYPE_CHECKING:
+    from reluformer.configuration.recipe import Recipe
+
+# Where torchrun and the MPI launchers that accelerate knows say how many processes they have started.
+_WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+def launched_processes() -> int | None:
+    """The number of processes that the launcher says it has started; None without a launcher."""
+    return next((int(os.environ[name]) for name in _WORLD_SIZES if os.environ.get(name)), None)
+
+
+def check_environment(expected_world_size: int | None) -> None:
+    """What the environment alone can tell; to be called before a process group is joined, which may wait for others.
+
+    Args:
+        expected_world_size: of the recipe.
+
+    Raises:
+        UserError: a launcher that has started one process silently, or another number than the recipe expects.
+    """
+    launched = launched_processes()
+    if launched is None and (address := os.environ.get("MASTER_ADDR")):
+        raise UserError(
+            f"MASTER_ADDR is {address!r} but WORLD_SIZE is not set: a launcher was asked for several processes and has started "
+            "one (`accelerate launch --cpu --num_processes 2` does that); use `torchrun --nproc_per_node 2 -m reluformer "
+            "train …` or `accelerate launch --config_file configuration/accelerate/cpu_two_processes.yaml …`, or unset "
+            "MASTER_ADDR to train in one process"
+        )
+    processes = launched or 1
+    if expected_world_size is not None and processes != expected_world_size:
+        raise UserError(
+            f"expected_world_size: the recipe expects {expected_world_size} processes, {processes} "
+            f"{'was' if processes == 1 else 'were'} started; start them with `torchrun --nproc_per_node "
+            f"{expected_world_size} -m reluformer train …` (on one machine), or change expected_world_size"
+        )
+
+
+def check_launch(recipe: Recipe) -> None:
+    """What is known once the training arguments have found their devices and joined the process group.
+
+    Raises:
+        UserError: see `check_environment`; processes that do not train together; sharding (FSDP) that the Trainer would
+            replace by copies, or that the recipe's other wishes do not go with.
+    """
+    check_environment(recipe.expected_world_size)
+    training, launched = recipe.training, launched_processes() or 1
+    if training.world_size != launched:
+        raise UserError(
+            f"{launched} processes were started, but the Trainer found no device to connect them on, so that each would train "
+            "alone; without GPUs, add --training.use_cpu true"
+        )
+    if is_sharded(recipe):
+        _check_sharding(recipe)
+
+
+def is_sharded(recipe: Recipe) -> bool:
+    """Whether FSDP was asked for: by `training.fsdp`, or by the file given to `accelerate launch`."""
+    return bool(recipe.training.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def _check_sharding(recipe: Recipe) -> None:
+    if recipe.training.device.type == "cpu":
+        raise UserError(
+            "FSDP was asked for (training.fsdp, or an accelerate file such as fsdp2.yaml), but this run is on a CPU, where "
+            "the Trainer does not shard and would go on with a whole copy in each process (DDP); leave FSDP out, or use GPUs"
+        )
+    if launched_processes() is None:
+        raise UserError(
+            "training.fsdp: needs processes that a launcher has started, one for each GPU: `torchrun --nproc_per_node 2 -m "
+            "reluformer train …` (two GPUs)"
+        )
+    if os.environ.get("FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT") != "FULL_STATE_DICT":
+        raise UserError(
+            f"fsdp_state_dict_type: {os.environ['FSDP_STATE_DICT_TYPE']} leaves no model.safetensors in the run folder; set "
+            "FULL_STATE_DICT in the accelerate file"
+        )
+    if recipe.averaging.last_checkpoints > 1:
+        raise UserError("averaging.last_checkpoints: does not go with FSDP; set it to 0, or train without FSDP")
+    if recipe.evaluation.at_most and recipe.training.eval_strategy != "no":
+        raise UserError(
+            "evaluation.at_most: translating during training does not go with FSDP; set it to 0 (the loss alone), or train "
+            "without FSDP"
+        )
