@@ -1,5 +1,6 @@
-# make demo · make test · make test-peer · make bench · make studies-smoke · make studies · make lint: each sets up
-# .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-oldest sets up .venv-oldest, and needs Python 3.11.
+# make demo · make test · make test-kills · make test-peer · make bench · make studies-smoke · make studies · make lint: each
+# sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-oldest sets up .venv-oldest, and needs
+# Python 3.11.
 #
 #   PYTHON=python3.12                                      the Python to use
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu       where to take torch from; this one holds the small CPU build
@@ -10,13 +11,17 @@ JOBS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-peer test-oldest bench studies-smoke studies reproduction lint format clean
+.PHONY: demo test test-kills test-peer test-oldest bench studies-smoke studies reproduction error-table lint format clean
 
 demo: .venv/installed
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
 
 test: .venv/installed
 	$(BIN)/python -m pytest
+
+# 100 kills of a tiny training at random moments: each run must end like one that was never killed.
+test-kills: .venv/installed
+	$(BIN)/python tests/training/kill_harness.py --kills 100
 
 # The library's own tests of its models, from its source package; PEER_TRANSFORMERS_TESTS=… adds those of generation.
 test-peer: .venv/installed
@@ -50,6 +55,10 @@ studies: .venv/installed
 
 reproduction: .venv/installed
 	$(BIN)/reluformer study --report docs/reproduction.md
+
+# docs/errors.md: what wrong input does, from the cases that the tests run.
+error-table: .venv/installed
+	$(BIN)/python -m tests.robustness.error_table
 
 lint: .venv/installed
 	$(BIN)/ruff check .

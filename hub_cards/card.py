@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,10 @@ def write_card(run_dir: str | Path, *, license: str | None = None, repo_id: str 
     """Writes `render_card` to README.md in the run folder, over an older card, and returns its path."""
     text = render_card(run_dir, license=license, repo_id=repo_id)
     path = Path(run_dir) / "README.md"
-    path.write_text(text, encoding="utf-8")
+    # Whole or not at all: a run is finished when its card is there.
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
     return path
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from reluformer.training.checkpoints import MANIFEST_FILE, checkpoint_folders, fault_of
 from reluformer.training.errors import UserError
 
 logger = logging.getLogger(__name__)
-
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 class AveragedCheckpoints(NamedTuple):
@@ -25,19 +23,6 @@ class AveragedCheckpoints(NamedTuple):
 
     state_dict: dict[str, Tensor]
     folders: list[Path]
-
-
-def checkpoint_folders(run_dir: str | Path) -> list[Path]:
-    """The `checkpoint-N` folders of a run, sorted by N.
-
-    Raises:
-        UserError: the run folder does not exist.
-    """
-    run_dir = Path(run_dir)
-    if not run_dir.is_dir():
-        raise UserError(f"{run_dir}: no such folder; give the folder of a run, with checkpoint-N folders in it")
-    numbered = [(int(match[1]), path) for path in run_dir.iterdir() if (match := _CHECKPOINT.fullmatch(path.name))]
-    return [path for _, path in sorted(numbered) if path.is_dir()]
 
 
 def average_checkpoints(run_dir: str | Path, last_k: int) -> AveragedCheckpoints:
@@ -52,7 +37,8 @@ def average_checkpoints(run_dir: str | Path, last_k: int) -> AveragedCheckpoints
         last_k: how many, at least 1.
 
     Raises:
-        UserError: no checkpoints; weights that are missing, unreadable or unlike the others', naming the folder.
+        UserError: no checkpoints; weights that are missing, unreadable, unlike the others' or not those of the
+            checkpoint's manifest, naming the folder.
     """
     if last_k < 1:
         raise UserError(f"last_k: {last_k} checkpoints cannot be averaged; give 1 or more")
@@ -81,6 +67,8 @@ def average_checkpoints(run_dir: str | Path, last_k: int) -> AveragedCheckpoints
 
 def _load_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint, {name: tensor}, on the CPU."""
+    if (folder / MANIFEST_FILE).is_file() and (fault := fault_of(folder)):
+        raise UserError(f"{folder}: {fault}; the checkpoint is damaged, remove its folder")
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     try:
         if single.exists():

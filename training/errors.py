@@ -1,10 +1,17 @@
-"""The one exception that is meant to be read by a user."""
+"""The exceptions that are meant to be read by a user."""
 
 
 class UserError(ValueError):
     """A mistake in what the user gave: the message names what was given, what was expected and what to do.
 
     The command line prints it as one line and exits with status 2; from Python it is a `ValueError` like any other.
+    """
+
+
+class TrainingStopped(Exception):
+    """SIGTERM has ended a training in an orderly way, after a checkpoint; the message says where it goes on.
+
+    The command line prints it as one line and exits with status 143.
     """
 
 

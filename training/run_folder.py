@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,29 +12,40 @@ import yaml
 
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_parser import recipe_to_dict
-from reluformer.training.averaging import checkpoint_folders
+from reluformer.training.checkpoints import (
+    MANIFEST_FILE,
+    checkpoint_folders,
+    fault_of,
+    is_leftover,
+    remove_leftovers,
+    remove_off_schedule,
+)
 from reluformer.training.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 RECIPE_FILE = "recipe.yaml"
 RECORD_FILE = "training_record.json"
+CARD_FILE = "README.md"  # the last file of a run
 # What may differ between a run and its continuation: how long it lasts, what is reported, how it is evaluated. The
 # rest decides what is learned.
-_MAY_CHANGE = ("description", "evaluation", "averaging", "on_divergence", "training")
+_MAY_CHANGE = ("description", "evaluation", "averaging", "on_divergence", "expected_world_size", "training")
 
 
 def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | None:
     """The checkpoint at which training goes on, or None to start anew.
 
-    An explicit `training.resume_from_checkpoint` is followed. Otherwise a run with unfinished checkpoints goes on at its
-    last one, and a finished run is refused.
+    An explicit `training.resume_from_checkpoint` is followed. Otherwise an unfinished run goes on at the last checkpoint
+    that is whole, with a warning for each that is not, and a finished run is refused. What a process that was killed has left
+    half written is removed.
 
     Args:
         recipe: the run that is about to begin.
         overwrite: delete what an earlier run of this name has left.
 
     Raises:
-        UserError: a finished run, a folder that is not a run's, a checkpoint that does not exist, or a recipe that
-            differs from the one the checkpoints were trained with.
+        UserError: a finished run, a folder that is not a run's, an explicit checkpoint that does not exist or is
+            damaged, or a recipe that differs from the one the checkpoints were trained with.
     """
     folder = recipe.run_folder
     if folder.exists() and not folder.is_dir():
@@ -44,8 +57,10 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
             )
         if not (Path(explicit) / "trainer_state.json").is_file():
             raise UserError(f"training.resume_from_checkpoint: {explicit!r} is no checkpoint folder of a training run")
+        if fault := fault_of(Path(explicit)):
+            raise UserError(f"training.resume_from_checkpoint: {explicit!r} cannot be used: {fault}; give another one")
         return Path(explicit)
-    if not folder.is_dir() or not any(folder.iterdir()):
+    if not folder.is_dir() or all(is_leftover(path) for path in folder.iterdir()):
         return None
     if not (folder / RECIPE_FILE).is_file():
         raise UserError(
@@ -54,16 +69,47 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
     if overwrite:
         shutil.rmtree(folder)
         return None
-    if (folder / RECORD_FILE).is_file():
+    if is_finished(folder):
         raise UserError(
             f"{folder}: holds a finished run; give another name or training.output_dir, or --overwrite to train it anew"
         )
-    # A checkpoint that was being written when the run was killed has no state yet.
-    complete = [path for path in checkpoint_folders(folder) if (path / "trainer_state.json").is_file()]
-    if not complete:
+    if recipe.training.should_save:
+        remove_leftovers(folder)
+    last = _last_whole_checkpoint(folder, tell=recipe.training.should_save)
+    if last is None:
+        if (folder / RECORD_FILE).is_file():
+            raise UserError(
+                f"{folder}: holds a run that is trained but was not evaluated to the end, and no checkpoint to go on at; "
+                f"`reluformer evaluate --run {folder}` evaluates it, --overwrite trains it anew"
+            )
         return None
     _require_same_recipe(recipe, folder)
-    return complete[-1]
+    if recipe.training.should_save:
+        remove_off_schedule(folder, last)
+    return last
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has left everything: its record, and its card unless it has diverged and has nothing to show."""
+    record = folder / RECORD_FILE
+    if not record.is_file():
+        return False
+    return (folder / CARD_FILE).is_file() or bool(json.loads(record.read_text(encoding="utf-8")).get("diverged"))
+
+
+def _last_whole_checkpoint(folder: Path, *, tell: bool) -> Path | None:
+    folders = checkpoint_folders(folder)
+    for checkpoint in reversed(folders):
+        fault = fault_of(checkpoint)
+        if fault is None:
+            if tell and not (checkpoint / MANIFEST_FILE).is_file():
+                logger.warning("%s: has no manifest, so its files were checked less strictly", checkpoint)
+            return checkpoint
+        if tell:
+            logger.warning("%s: not used: %s", checkpoint, fault)
+    if folders and tell:
+        logger.warning("%s: no checkpoint can be used; training starts anew", folder)
+    return None
 
 
 def _require_same_recipe(recipe: Recipe, folder: Path) -> None:

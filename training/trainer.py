@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, seed_worker
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, seed_worker
 
+from reluformer.training.checkpoints import (
+    begin_checkpoint,
+    move_files,
+    remove_older,
+    removed_if_it_fails,
+    seal_checkpoint,
+)
 from reluformer.training.errors import UserError
 from reluformer.training.figures import FigureMeans
+from reluformer.training.interruptions import StopOnSigterm
 from reluformer.training.token_batches import TokenBatchSampler
 
 # Scores a model during training: (model, process index, number of processes) → figures, the same on every process.
@@ -55,6 +66,8 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
                 f"{self.args.n_gpu} -m reluformer train …`, or choose one with CUDA_VISIBLE_DEVICES=0"
             )
         self.add_callback(_StartOfTheClock(self))
+        self.stop_on_sigterm = StopOnSigterm(self)
+        self.add_callback(self.stop_on_sigterm)
         self.token_batches = None
         if self.train_dataset is not None:
             self.token_batches = self._token_batches()
@@ -67,6 +80,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
             _lengths(self.train_dataset, "labels"),
             tokens_per_batch=self.tokens_per_batch,
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            batches_per_update=self.args.gradient_accumulation_steps * self.args.world_size,
         )
 
     def get_train_dataloader(self) -> DataLoader:
@@ -94,6 +108,48 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         batches_per_update = args.gradient_accumulation_steps * args.world_size
         return max(round(len(self.train_dataset) * batches_per_update / len(self.token_batches)), 1)
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """The Trainer's, unless all updates are made: a run that goes on at its last checkpoint would make one more."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+        else:
+            self.control.should_training_stop = True
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """The Trainer's, whole or not at all: sealed when every process has written, and older ones removed only then."""
+        run_folder = Path(self._get_output_dir(trial=trial))
+        folder = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        limit, off_schedule = self.args.save_total_limit, self.stop_on_sigterm.off_schedule
+        with removed_if_it_fails(folder) if self.args.should_save else contextlib.nullcontext():
+            if self.args.should_save:
+                begin_checkpoint(folder)
+            self.accelerator.wait_for_everyone()
+            self.args.save_total_limit = None
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self.args.save_total_limit = limit
+            self.accelerator.wait_for_everyone()  # every process writes its random state
+            if self.args.should_save:
+                seal_checkpoint(folder, processes=self.args.world_size, off_schedule=off_schedule)
+        if self.args.should_save and not off_schedule:
+            remove_older(run_folder, folder, keep=limit, best=self.state.best_model_checkpoint)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The Trainer's. In the run folder, every file is whole or as it was before, and the weights are the last."""
+        target = Path(self.args.output_dir if output_dir is None else output_dir)
+        if target != Path(self.args.output_dir):
+            super().save_model(output_dir, _internal_call)
+            return
+        partial = target / ".model.partial"
+        if self.args.should_save and partial.exists():
+            shutil.rmtree(partial)
+        super().save_model(str(partial), _internal_call=True)
+        if self.args.should_save:
+            move_files(partial, target, last="*.safetensors")
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
     def compute_loss(
         self,
         model: torch.nn.Module,
@@ -106,9 +162,30 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         # What the model divided its sums by: the targets of the whole update, of which this batch may be a part.
         divisor = num_items_in_batch if self.model_accepts_loss_kwargs else None
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        # The Trainer has multiplied the loss by the number of processes, over which DDP takes the mean of the gradients.
+        processes = 1 if divisor is None else self.args.world_size
         figures = self._training_figures if model.training else self._evaluation_figures
-        figures.add(outputs, target_tokens, divisor)
+        figures.add({**outputs, "loss": loss / processes}, target_tokens, divisor)
         return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """As in `Seq2SeqTrainer`; pairs that stand in the last batch a second time do not count."""
+        if self.args.world_size > 1 and "labels" in inputs:
+            inputs = {**inputs, "labels": self._without_repeated_pairs(inputs["labels"])}
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def _without_repeated_pairs(self, labels: torch.Tensor) -> torch.Tensor:
+        """Labels (batch, target) with -100 in the rows that accelerate has added to fill the batches of all processes.
+
+        The rows of all processes side by side are the pairs that are left and then the first ones of the set again.
+        """
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return labels
+        rows = torch.arange(len(labels), device=labels.device) + self.args.process_index * len(labels)
+        return labels.masked_fill((rows >= state.remainder).unsqueeze(1), -100)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the model's figures and the speed to each training log."""
@@ -135,6 +212,8 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """The Trainer's loop, then the exact means over target tokens and, in training, the scores of translations."""
         started = time.perf_counter()
+        # `Seq2SeqTrainer` gathers with the pairs that accelerate repeats to fill the last batch, and would score them twice.
+        self.gather_function = self.accelerator.gather_for_metrics
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         means, _ = self._evaluation_figures.pop(self._sum_over_processes)
         scores = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 import datasets
 from tqdm.auto import tqdm
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 
 from reluformer.configuration.recipe import Recipe
@@ -21,8 +21,11 @@ from reluformer.training.corpora import CorpusReport, encode_pairs
 from reluformer.training.data import has_split, load_split, pack_split
 from reluformer.training.divergence import DivergenceWatch
 from reluformer.training.documents import PackingReport
-from reluformer.training.errors import UserError, one_line
+from reluformer.training.errors import TrainingStopped, UserError, one_line
 from reluformer.training.evaluation import evaluate_run, print_samples, read_translations
+from reluformer.training.interruptions import told_in_one_line, where_it_goes_on
+from reluformer.training.launch import check_launch, is_sharded
+from reluformer.training.loading import load_model_and_tokenizer
 from reluformer.training.metrics import describe_scores
 from reluformer.training.model_building import build_config, build_model
 from reluformer.training.records import run_record, write_json
@@ -47,15 +50,23 @@ def train(recipe: Recipe, *, overwrite: bool = False, command: str | None = None
         The run folder.
 
     Raises:
-        UserError: a mistake in the recipe or its data, found as early as possible.
+        UserError: a mistake in the recipe or its data, found as early as possible; a disk that cannot be written to.
+        TrainingStopped: SIGTERM has ended the training after a checkpoint, at which the same call goes on.
     """
     recipe.check()
+    with told_in_one_line(recipe.run_folder):
+        return _train(recipe, overwrite=overwrite, command=command)
+
+
+def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
+    check_launch(recipe)
     build_config(recipe)
     for split in recipe.evaluation.splits:
         if not has_split(recipe.data, split):
             raise UserError(f"evaluation.splits: the recipe's data has no {split} split; name others or give its files")
     arguments, folder = recipe.training, recipe.run_folder
-    with arguments.main_process_first(desc="run folder"):
+    # Not `local`: the processes of all machines share the folder.
+    with arguments.main_process_first(local=False, desc="run folder"):
         resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and arguments.should_save)
     if arguments.should_save:
         save_recipe(recipe, folder / RECIPE_FILE)
@@ -68,8 +79,12 @@ def train(recipe: Recipe, *, overwrite: bool = False, command: str | None = None
     if resume_from is not None:
         _say(recipe, f"going on at {resume_from}")
     started = time.perf_counter()
-    output = trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+    with trainer.stop_on_sigterm.listening():
+        output = trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     seconds = time.perf_counter() - started
+    if trainer.stop_on_sigterm.stopped and watch.divergence is None:
+        going_on = where_it_goes_on(folder)
+        raise TrainingStopped(f"stopped by SIGTERM after update {trainer.state.global_step}; {going_on}")
     # Weights that are no numbers are neither averaged, nor saved, nor evaluated.
     converged = watch.divergence is None
     averaged = _average(recipe, trainer) if converged else []
@@ -81,7 +96,11 @@ def train(recipe: Recipe, *, overwrite: bool = False, command: str | None = None
         record |= {"diverged": watch.divergence, "dead_modules": watch.dead_modules}
         if resume_from is not None:
             record["resumed_from"] = str(resume_from)
-        write_json(folder / RECORD_FILE, record)
+            if resume_from.name == f"checkpoint-{trainer.state.global_step}":
+                record["training_loss"] = None  # all updates were made before
+        # Where there is one already, all was trained, and only the evaluation was interrupted: nothing new was measured.
+        if arguments.resume_from_checkpoint or not (folder / RECORD_FILE).is_file():
+            write_json(folder / RECORD_FILE, record)
         if converged:
             _tell_scores(recipe, _evaluate_and_document(recipe, trainer, corpus.tokenizer, command))
         else:
@@ -127,7 +146,7 @@ def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
         pairs[split], report = load_split(data, split)
         reports.append(report)
         _say(recipe, report.summary())
-    with recipe.training.main_process_first(desc="tokenizer"):
+    with recipe.training.main_process_first(local=False, desc="tokenizer"):
         # Processes that wait for the first one find its tokenizer.
         tokenizer = _tokenizer(recipe, pairs["train"], from_run_folder=resuming or not recipe.training.should_save)
     if data.packing is not None:
@@ -219,6 +238,7 @@ def _average(recipe: Recipe, trainer: ReLUFormerTrainer) -> list[str]:
     last = recipe.averaging.last_checkpoints
     if last < 2:
         return []
+    trainer.accelerator.wait_for_everyone()  # until the main process has written the last of them
     averaged = average_checkpoints(recipe.run_folder, last)
     model = trainer.accelerator.unwrap_model(trainer.model)
     # Files hold a tied tensor once; the other names of it follow by themselves.
@@ -275,7 +295,7 @@ def _evaluate_and_document(
     from reluformer.hub_cards.card import write_card
 
     folder, evaluation = recipe.run_folder, recipe.evaluation
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = _whole_model(recipe, trainer)
     if evaluation.attn_implementation is not None:
         model.set_attn_implementation(evaluation.attn_implementation)
     translator = Translator(
@@ -291,6 +311,13 @@ def _evaluate_and_document(
     scores = {split: evaluate_split(recipe, split, translator, command=command) for split in evaluation.splits}
     write_card(folder)
     return scores
+
+
+def _whole_model(recipe: Recipe, trainer: ReLUFormerTrainer) -> PreTrainedModel:
+    """The trained model for the main process, which evaluates alone: of shards it would wait for the other processes."""
+    if is_sharded(recipe):
+        return load_model_and_tokenizer(recipe.run_folder)[0].to(recipe.training.device)
+    return trainer.accelerator.unwrap_model(trainer.model)
 
 
 def evaluate_split(

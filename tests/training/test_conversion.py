@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianForCausalLM, MarianMTModel
 from transformers.generation import utils as generation_utils
 
@@ -114,16 +115,22 @@ def test_every_field_of_marian_arrives():
     assert (converted.attention_activation, converted.label_smoothing) == ("softmax", 0.0)
 
 
+def without(folder, name):
+    """Takes one tensor out of a checkpoint."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    del weights[name]
+    save_file(weights, path, metadata={"format": "pt"})
+
+
 def test_generation_settings_of_an_old_checkpoint_arrive(tmp_path):
-    """Helsinki-NLP's: beams, bad words and the forced end stand in config.json; the weights may be a pickle."""
-    marian = save_marian(tmp_path / "old")
+    """Helsinki-NLP's: beams, bad words and the forced end stand in config.json; the bias may be missing."""
+    save_marian(tmp_path / "old")
     (tmp_path / "old" / "generation_config.json").unlink()
     path = tmp_path / "old" / "config.json"
     old = {"num_beams": 4, "bad_words_ids": [[7], [VOCABULARY - 1]], "max_length": 12, "normalize_before": False}
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **old}), encoding="utf-8")
-    (tmp_path / "old" / "model.safetensors").unlink()
-    weights = {name: tensor for name, tensor in marian.state_dict().items() if name != "final_logits_bias"}
-    torch.save(weights, tmp_path / "old" / "pytorch_model.bin")
+    without(tmp_path / "old", "final_logits_bias")
 
     convert(tmp_path / "old", tmp_path / "new")
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "new")
@@ -210,11 +217,8 @@ def test_what_cannot_be_represented_is_refused(tmp_path):
 
 
 def test_weights_that_lack_a_tensor_are_refused_and_nothing_is_drawn(tmp_path):
-    marian = save_marian(tmp_path / "marian")
-    (tmp_path / "marian" / "model.safetensors").unlink()
-    weights = marian.state_dict()
-    del weights["model.decoder.layers.0.fc1.weight"]
-    torch.save(weights, tmp_path / "marian" / "pytorch_model.bin")
+    save_marian(tmp_path / "marian")
+    without(tmp_path / "marian", "model.decoder.layers.0.fc1.weight")
     with pytest.raises(UserError, match=r"1 missing keys.*decoder\.layers\.0\.fc1\.weight"):
         convert(tmp_path / "marian", tmp_path / "target")
 

@@ -11,8 +11,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training import training as training_module
+from reluformer.training.checkpoints import seal_checkpoint
 from reluformer.training.errors import UserError
-from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE, checkpoint_to_resume
+from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, checkpoint_to_resume
 from reluformer.training.training import headline, train
 
 ALL_FILES = {
@@ -137,10 +138,13 @@ def folder_of(recipe_file):
         folder = recipe.run_folder
         for step in checkpoints:
             (folder / f"checkpoint-{step}").mkdir(parents=True)
-            (folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}", encoding="utf-8")
+            for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+                (folder / f"checkpoint-{step}" / name).write_text("{}", encoding="utf-8")
+            seal_checkpoint(folder / f"checkpoint-{step}", processes=1)
         training_module.save_recipe(load_recipe(recipe_file), folder / RECIPE_FILE)
         if finished:
-            (folder / RECORD_FILE).write_text("{}", encoding="utf-8")
+            for name in (RECORD_FILE, CARD_FILE):
+                (folder / name).write_text("{}", encoding="utf-8")
         return recipe, folder
 
     return prepare

@@ -1,0 +1,153 @@
+"""What ends a training before its time: kills, SIGTERM, Ctrl-C, a disk that takes no more; nothing that was saved is lost."""
+
+import errno
+import os
+import resource
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reluformer.configuration.recipe_parser import load_recipe
+from reluformer.training import cli
+from reluformer.training import training as training_module
+from reluformer.training.checkpoints import checkpoint_folders, fault_of, is_off_schedule
+from reluformer.training.training import train
+
+from .kill_harness import Harness
+from .test_training import recipe_file  # noqa: F401  (a fixture)
+
+
+@pytest.fixture
+def at_log(monkeypatch):
+    """Calls a function when a training logs a given update, which is before it saves that update."""
+
+    def install(update, action):
+        original = training_module.ReLUFormerTrainer.log
+
+        def log(self, logs, start_time=None):
+            original(self, logs, start_time)
+            if self.state.global_step == update and "loss" in logs:
+                action()
+
+        monkeypatch.setattr(training_module.ReLUFormerTrainer, "log", log)
+        return lambda: monkeypatch.setattr(training_module.ReLUFormerTrainer, "log", original)
+
+    return install
+
+
+@pytest.fixture
+def command(recipe_file, tmp_path):  # noqa: F811
+    return ["train", "--config", str(recipe_file), "--training.output_dir", str(tmp_path / "broken")]
+
+
+def assert_goes_on_to_the_same_end(command, recipe, folder, capsys):
+    """The same command again ends with the weights of a run that nothing has disturbed."""
+    assert cli.main(command) == 0, capsys.readouterr().err
+    whole = train(load_recipe(recipe))
+    final, expected = load_file(folder / "model.safetensors"), load_file(whole / "model.safetensors")
+    assert [name for name in expected if not torch.equal(final[name], expected[name])] == []
+
+
+def last_error(capsys) -> str:
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("reluformer:")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
+    harness = Harness(tmp_path, seed=1)
+    harness.kill(3)
+    report = harness.report()
+    assert report["kills"] == 3
+    assert report["while_a_checkpoint_was_being_written"] >= 1
+    assert report["runs_ended_and_compared"] >= 1
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(command, recipe_file, at_log, tmp_path, capsys):  # noqa: F811
+    before = signal.getsignal(signal.SIGTERM)
+    remove = at_log(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert cli.main(command) == cli.EXIT_STOPPED == 143
+    remove()
+    folder = tmp_path / "broken"
+    extra = folder / "checkpoint-3"  # the recipe saves every second update
+    line = last_error(capsys)
+    assert line == f"reluformer: stopped by SIGTERM after update 3; the same command goes on at {extra}"
+    assert fault_of(extra) is None
+    assert is_off_schedule(extra)
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert not (folder / "training_record.json").exists()
+    assert_goes_on_to_the_same_end(command, recipe_file, folder, capsys)
+    # else the mean of the last checkpoints would be another one
+    assert [path.name for path in checkpoint_folders(folder)] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+def test_ctrl_c_tells_where_the_run_goes_on(command, recipe_file, at_log, tmp_path, capsys):  # noqa: F811
+    def interrupt():
+        raise KeyboardInterrupt
+
+    remove = at_log(4, interrupt)
+    assert cli.main(command) == 130
+    remove()
+    folder = tmp_path / "broken"
+    assert last_error(capsys).endswith(f"interrupted: the same command goes on at {folder / 'checkpoint-2'}")
+    assert_goes_on_to_the_same_end(command, recipe_file, folder, capsys)
+
+
+def test_a_disk_that_takes_no_more_is_one_line(command, recipe_file, at_log, tmp_path, capsys):  # noqa: F811
+    """A limit on the size of files stops safetensors, torch and Python alike where a full disk would."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    remove = at_log(4, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, unlimited[1])))
+    try:
+        status = cli.main(command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        remove()
+    assert status == 2
+    folder = tmp_path / "broken"
+    line = last_error(capsys)
+    assert line.startswith(f"reluformer: error: {folder}: cannot be written to (")
+    assert line.endswith(f"the same command goes on at {folder / 'checkpoint-2'}")
+    assert [path.name for path in checkpoint_folders(folder)] == ["checkpoint-2"]
+    assert_goes_on_to_the_same_end(command, recipe_file, folder, capsys)
+
+
+@pytest.mark.parametrize("module", ["torch.save", "safetensors", "manifest"])
+def test_a_full_disk_is_named_whoever_meets_it(command, monkeypatch, tmp_path, capsys, module):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def full_in_rust(*arguments, **options):
+        from safetensors import SafetensorError
+
+        raise SafetensorError(f"Error while serializing: I/O error: No space left on device (os error {errno.ENOSPC})")
+
+    if module == "torch.save":
+        monkeypatch.setattr(torch, "save", full)
+    elif module == "safetensors":
+        monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full_in_rust)
+    else:
+        monkeypatch.setattr("reluformer.training.trainer.seal_checkpoint", full)
+    assert cli.main(command) == 2
+    line = last_error(capsys)
+    assert "(No space left on device; " in line
+    assert line.endswith("there is no complete checkpoint yet")
+    assert checkpoint_folders(tmp_path / "broken") == []
+
+
+def test_a_folder_that_must_not_be_written_to_is_found_at_the_start(command, monkeypatch, tmp_path, capsys):
+    if os.geteuid():
+        tmp_path.chmod(0o500)
+    else:  # nothing is forbidden to root
+
+        def read_only(self, *arguments, **options):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+        monkeypatch.setattr("pathlib.Path.mkdir", read_only)
+    monkeypatch.setattr(training_module, "load_split", lambda *_: pytest.fail("the corpus was read"))
+    try:
+        assert cli.main(command) == 2
+    finally:
+        tmp_path.chmod(0o700)
+    assert "cannot be written to (" in last_error(capsys)
