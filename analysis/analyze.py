@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis import anisotropy, model_maps, row_statistics, statistics_plots, top_p, variance_ratio
@@ -20,7 +19,7 @@ from reluformer.analysis.feed_forward import feed_forward_blocks, require_post_n
 from reluformer.analysis.result_files import model_facts, write_csv, write_result
 from reluformer.analysis.texts import AnalysisText, batches, encode_text, read_lines, require_sizes
 from reluformer.training.errors import UserError
-from reluformer.training.loading import load_model_and_tokenizer
+from reluformer.training.loading import device_of, load_model_and_tokenizer
 
 ON_TEXT = ("entropy", "variance-ratio", "top-p", "attention-maps")
 ON_MODEL = (*ON_TEXT, "anisotropy")
@@ -143,7 +142,7 @@ class _Session:
             self.done.notes.append("anisotropy is a property of the weights alone; --text is not read")
         model, tokenizer = load_model_and_tokenizer(options.model, attn_implementation="eager")
         self.folder = options.folder  # not before: a model that does not exist is the first thing to say
-        model.to(_device(options.device)).eval()
+        model.to(device_of(options.device)).eval()
         self.facts = {"model": model_facts(options.model, model.config), "device": str(model.device)}
         if "variance-ratio" in on_text:
             require_post_norm(model)
@@ -276,17 +275,6 @@ class _Session:
             plot(table, path.with_suffix(".png"), title or f"{what}: {_short(self.options.model)}"),
         ]
         self.done.summaries.append(f"{what}: {summary}")
-
-
-def _device(name: str | None) -> torch.device:
-    cuda = torch.cuda.is_available()
-    try:
-        device = torch.device(name or ("cuda" if cuda else "cpu"))
-    except RuntimeError as error:
-        raise UserError(f"--device: {name!r} is no device; give cpu, cuda or cuda:1") from error
-    if device.type == "cuda" and not cuda:
-        raise UserError(f"--device: {name!r} was asked for, but no CUDA GPU is at hand")
-    return device
 
 
 def _short(name: str | None) -> str:

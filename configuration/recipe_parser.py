@@ -20,6 +20,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from reluformer.configuration import recipe as recipe_sections
 from reluformer.configuration.recipe import Recipe
+from reluformer.configuration.recipe_text import read_recipe_text
 from reluformer.training.errors import UserError, one_line
 
 RECIPES_FOLDER = Path(__file__).parent / "recipes"
@@ -68,18 +69,26 @@ def recipe_layers(path: str | Path) -> list[tuple[str, str | None]]:
     is None for a file without `base`, which can be read as it is.
 
     Raises:
-        UserError: a base that does not exist, or that stands on the file itself.
+        UserError: a base that does not exist, or that stands on the file itself; a file that is no recipe, see
+            `read_recipe_text`.
     """
     layers: list[tuple[str, str | None]] = []
     at: Path | None = Path(path)
     while at is not None:
         if any(Path(above).resolve() == at.resolve() for above, _ in layers):
             raise UserError(f"{path}: base: {at} stands on itself")
-        text = at.read_text(encoding="utf-8")
+        text = read_recipe_text(at)
         line = _BASE_LINE.search(text)
         layers.append((str(at), _BASE_LINE.sub("", text) if line else None))
-        at = None if line is None else _base_of(at, yaml.safe_load(line[0])["base"])
+        at = None if line is None else _base_of(at, _base_named(at, line[0]))
     return layers[::-1]
+
+
+def _base_named(path: Path, line: str) -> Any:
+    try:
+        return yaml.safe_load(line)["base"]
+    except yaml.YAMLError as error:  # the whole file is good YAML: the value goes on in the next line, or is an alias
+        raise UserError(f"{path}: base: must be a name or a path on the same line, found {line!r}") from error
 
 
 def _base_of(path: Path, base: Any) -> Path:
@@ -161,6 +170,14 @@ def load_recipe(*paths: str | Path) -> Recipe:
     return parse_recipe([argument for path in paths for argument in ("--config", str(path))])
 
 
+class _DefaultArguments(Seq2SeqTrainingArguments):
+    """Training arguments that look for no devices: doing so a second time ends the run's connection to other processes."""
+
+    @property
+    def device(self) -> None:
+        self.accelerator_config.pop("use_configured_state", None)  # as the search for devices does
+
+
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Plain values that [`load_recipe`] reads back.
 
@@ -173,7 +190,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
         if f.name != "training"
     }
     names = {f.name for f in dataclasses.fields(Seq2SeqTrainingArguments) if f.init}
-    defaults = Seq2SeqTrainingArguments(output_dir=recipe.training.output_dir).to_dict()
+    defaults = _DefaultArguments(output_dir=recipe.training.output_dir).to_dict()
     training = {
         name: value
         for name, value in recipe.training.to_dict().items()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.utils import is_torchdynamo_compiling
 
 from .attention_fused import relu_attention
 from .attention_packed import packed_attention
@@ -108,6 +109,7 @@ def _heads_last(result: AttentionResult) -> tuple[Tensor, Tensor | None, Tensor 
 def attention_visibility(
     attention_mask: Tensor | None,
     *,
+    batch: int,
     queries: int,
     keys: int,
     causal: bool = False,
@@ -122,7 +124,7 @@ def attention_visibility(
             A causal (batch, seen) mask may be shorter than a static cache: what was not written is not visible.
 
     Raises:
-        ValueError: another shape, or a four-dimensional mask that is not boolean.
+        ValueError: another shape, a four-dimensional mask that is not boolean, a floating one with values other than 0 and 1.
     """
     if attention_mask is None:
         return Visibility(None, causal, query_offset, query_segments, key_segments)
@@ -132,16 +134,35 @@ def attention_visibility(
                 f"A four-dimensional attention mask must be boolean, True where the key is visible; got {attention_mask.dtype}. "
                 "Additive masks do not work with point-wise activations."
             )
+        if attention_mask.shape[0] not in (1, batch) or attention_mask.shape[2:] != (queries, keys):
+            raise _wrong_shape(attention_mask, batch, queries, keys)
         return Visibility(given_mask=attention_mask)
-    if attention_mask.ndim != 2 or attention_mask.shape[1] > keys or (attention_mask.shape[1] < keys and not causal):
-        raise ValueError(
-            f"An attention mask must have the shape (batch, keys) = (batch, {keys}) or (batch, 1, {queries}, {keys}); "
-            f"got {tuple(attention_mask.shape)}."
-        )
+    seen = attention_mask.shape[1] if attention_mask.ndim == 2 and attention_mask.shape[0] == batch else None
+    if seen is None or seen > keys or (seen < keys and not causal):
+        raise _wrong_shape(attention_mask, batch, queries, keys)
+    _check_values(attention_mask)
     mask = attention_mask.bool()
     if mask.shape[1] < keys:
         mask = nn.functional.pad(mask, (0, keys - mask.shape[1]), value=False)
     return Visibility(mask, causal, query_offset, query_segments, key_segments)
+
+
+def _wrong_shape(mask: Tensor, batch: int, queries: int, keys: int) -> ValueError:
+    return ValueError(
+        f"An attention mask must have the shape (batch, keys) = ({batch}, {keys}) or (batch, 1, queries, keys) = "
+        f"({batch}, 1, {queries}, {keys}); got {tuple(mask.shape)}."
+    )
+
+
+def _check_values(mask: Tensor) -> None:
+    """Additive masks, 0 where the key is visible, would be read the wrong way round; only floating ones can be such."""
+    if not mask.is_floating_point() or is_torchdynamo_compiling():
+        return
+    if not ((mask == 0) | (mask == 1)).all():
+        raise ValueError(
+            "A two-dimensional attention mask holds 1 for real tokens and 0 for padding; this one has other values. "
+            "Additive masks do not work with point-wise activations."
+        )
 
 
 def library_mask(
@@ -227,6 +248,7 @@ def attention_context(
     batch, queries = inputs_embeds.shape[:2]
     visibility = attention_visibility(
         attention_mask,
+        batch=batch,
         queries=queries,
         keys=keys,
         causal=causal,

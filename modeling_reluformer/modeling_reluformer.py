@@ -10,9 +10,15 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple, is_torchdynamo_compiling, logging
 
 from .configuration_reluformer import NON_NEGATIVE_ACTIVATIONS, NORMALIZED_ACTIVATIONS, ReLUFormerConfig
-from .loss_reluformer import IGNORED_LABEL, SentenceRows, sentence_rows, translation_loss
+from .loss_reluformer import IGNORED_LABEL, SentenceRows, check_labels, sentence_rows, translation_loss
 from .outputs_reluformer import ReLUFormerEncoderOutput, ReLUFormerModelOutput, ReLUFormerSeq2SeqLMOutput, join_figures
-from .stacks_reluformer import ReLUFormerDecoder, ReLUFormerEncoder, ReLUFormerPreTrainedModel
+from .stacks_reluformer import (
+    ReLUFormerDecoder,
+    ReLUFormerEncoder,
+    ReLUFormerPreTrainedModel,
+    require_same_batch,
+    require_token_ids,
+)
 from .vocabulary_reluformer import VocabularyMixin
 
 logger = logging.get_logger(__name__)
@@ -181,17 +187,30 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
             logits (batch, target, vocabulary), and with `labels` the fields of `ReLUFormerSeq2SeqLMOutput`.
 
         Raises:
-            ValueError: labels padded on the left without decoder_input_ids; sequences beyond max_position_embeddings; masks
-                of a wrong shape.
+            ValueError: labels padded on the left without decoder_input_ids; sequences beyond max_position_embeddings; ids,
+                embeddings, masks or labels of a wrong shape or dtype; an empty batch.
+            IndexError: on a CPU, a token id or label outside the vocabulary; a GPU reports a device-side assertion instead.
         """
         rows = None
         if labels is not None:
             use_cache = False
+            check_labels(labels, self.config.decoder_vocab_size)
+            if input_ids is not None:
+                require_token_ids(input_ids, "")
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+            target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
+            if labels.shape != target.shape[:2]:
+                raise ValueError(
+                    f"labels must have the shape (batch, target) of the decoder's input, {tuple(target.shape[:2])}; "
+                    f"got {tuple(labels.shape)}."
+                )
             source = input_ids if inputs_embeds is None else inputs_embeds
+            if source is None and encoder_outputs is None:
+                raise ValueError("Give exactly one of input_ids and inputs_embeds.")
             if source is None:
                 source = encoder_outputs[0]
+            require_same_batch(source, labels)
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids)
         elif self.training and past_key_values is None:
             self._warn_about_missing_labels()
@@ -258,6 +277,13 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
     def _statistics(self) -> str:
         """Which row statistics a pass with labels needs: what the loss takes, and in evaluation all that can be reported."""
         config = self.config
+        if (getattr(self, "_tp_size", None) or 1) > 1:
+            if config.regularization_weight > 0:
+                raise ValueError(
+                    "L_reg is a mean over all heads, of which this process holds some: a tensor-parallel model computes no loss "
+                    f"with regularization_weight={config.regularization_weight}. Leave labels out, or load it with tp_size=1."
+                )
+            return "none"
         if config.attention_activation in NON_NEGATIVE_ACTIVATIONS:
             return "sum+entropy" if config.regularization_weight > 0 or not self.training else "sum"
         in_memory = config.attention_activation in NORMALIZED_ACTIVATIONS and config._attn_implementation == "eager"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers import initialization as init
+from transformers.utils import is_torchdynamo_compiling
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -15,6 +16,7 @@ from .attention_reluformer import OWN_IMPLEMENTATIONS, attention_context
 from .configuration_reluformer import (
     ReLUFormerConfig,
     require_attention_implementation,
+    require_tensor_parallel,
     valid_attention_implementations,
 )
 from .layers_reluformer import (
@@ -33,6 +35,23 @@ AUTO_MAP = {
     "AutoModel": "modeling_reluformer.ReLUFormerModel",
     "AutoModelForSeq2SeqLM": "modeling_reluformer.ReLUFormerForConditionalGeneration",
 }
+
+
+def require_token_ids(input_ids: Tensor, name: str) -> None:
+    """Raises a `ValueError` unless `input_ids` are integers (batch, length); `name` is `decoder_` or empty."""
+    if input_ids.ndim != 2 or input_ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"{name}input_ids must be integers (int64 or int32) of the shape (batch, length); "
+            f"got {input_ids.dtype} {tuple(input_ids.shape)}."
+        )
+
+
+def require_same_batch(source: Tensor, target: Tensor) -> None:
+    """Raises a `ValueError` unless source and target, whatever they hold, are of as many sequences."""
+    if source.shape[0] != target.shape[0]:
+        raise ValueError(
+            f"Source and target must have the same number of sequences; got {source.shape[0]} and {target.shape[0]}."
+        )
 
 
 class ReLUFormerPreTrainedModel(PreTrainedModel):
@@ -95,6 +114,19 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
             return checked
         return super()._check_and_adjust_attn_implementation(checked, is_init_check, allow_all_kernels)
 
+    @classmethod
+    def maybe_distribute_model(
+        cls, model: "ReLUFormerPreTrainedModel", distributed_config: Any, *args: Any, **kwargs: Any
+    ) -> "ReLUFormerPreTrainedModel":
+        """As in Transformers.
+
+        Raises:
+            ValueError: tensor parallelism (`tp_size`) of a model that it would change.
+        """
+        if distributed_config is not None and distributed_config.tp_size > 1:
+            require_tensor_parallel(model.config, distributed_config.tp_size)
+        return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
+
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
         # generate() would prepare a dense mask for static caches; the compact one serves every implementation here
@@ -113,6 +145,11 @@ class ReLUFormerStack(ReLUFormerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    def init_parallel_plans(self) -> None:
+        super().init_parallel_plans()
+        # the plan of the configuration names modules of the whole model, for which this class would take itself
+        self._tp_plan = {}
+
     def _refuse_output_attentions(self, kwargs: dict[str, Any]) -> None:
         if kwargs.get("output_attentions") and self.config._attn_implementation != "eager":
             raise ValueError(
@@ -123,7 +160,35 @@ class ReLUFormerStack(ReLUFormerPreTrainedModel):
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, name: str) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
-        return (self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds) * self.embed_scale
+        if inputs_embeds is None:
+            inputs_embeds = self._look_up(input_ids, name)
+        elif inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != self.config.d_model:
+            raise ValueError(
+                f"{name}inputs_embeds must have the shape (batch, length, d_model) = (batch, length, {self.config.d_model}); "
+                f"got {tuple(inputs_embeds.shape)}."
+            )
+        if not is_torchdynamo_compiling() and inputs_embeds.numel() == 0:
+            raise ValueError(
+                f"{name}input_ids or {name}inputs_embeds of (batch, length) = {tuple(inputs_embeds.shape[:2])} are empty: a "
+                "batch needs at least one sequence, and every sequence a token or padding."
+            )
+        return inputs_embeds * self.embed_scale
+
+    def _look_up(self, input_ids: Tensor, name: str) -> Tensor:
+        """The embeddings of the ids. On a CPU the lookup itself finds a wrong id; looking beforehand would cost time."""
+        require_token_ids(input_ids, name)
+        if is_torchdynamo_compiling():
+            return self.embed_tokens(input_ids)
+        try:
+            return self.embed_tokens(input_ids)
+        except IndexError as error:
+            size = self.embed_tokens.num_embeddings
+            wrong = input_ids[(input_ids < 0) | (input_ids >= size)]
+            if not wrong.numel():
+                raise
+            raise IndexError(
+                f"{name}input_ids holds the id {int(wrong[0])}; the vocabulary of {size} tokens has the ids 0 to {size - 1}."
+            ) from error
 
     def _with_positions(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, segments: Tensor | None, seen: int | Tensor = 0
@@ -242,6 +307,7 @@ class ReLUFormerDecoder(ReLUFormerStack):
         )
         cross_context = None
         if encoder_hidden_states is not None:
+            require_same_batch(encoder_hidden_states, inputs_embeds)
             cross_context = attention_context(
                 self.config,
                 inputs_embeds,

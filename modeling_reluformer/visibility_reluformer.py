@@ -88,7 +88,7 @@ def positions_from_padding(key_padding_mask: Tensor, queries: int) -> Tensor:
 
     Padding on the left then shifts nothing; padding itself gets the position of the last real token before it, or 0.
     """
-    return (key_padding_mask.long().cumsum(-1) - 1).clamp_min(0)[:, -queries:]
+    return (key_padding_mask.bool().cumsum(-1) - 1).clamp_min(0)[:, -queries:]
 
 
 def positions_from_segments(segments: Tensor) -> Tensor:

@@ -7,14 +7,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import io
+import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from reluformer.training.errors import UserError, one_line
+from reluformer.training.errors import TrainingStopped, UserError, one_line
 
-EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
+# Those of an interruption are what a shell tells of a process that the signal ended: 128 + SIGINT, 128 + SIGTERM.
+EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_STOPPED = 0, 2, 130, 143
+EXIT_BROKEN_PIPE = 141  # of a program that a closed pipe ends, to a shell
+# What the machine refuses, whatever the command: one line with the file, not a traceback.
+_REFUSALS_OF_THE_SYSTEM = {
+    getattr(errno, name)
+    for name in ("EACCES", "EDQUOT", "EISDIR", "ENAMETOOLONG", "ENOSPC", "ENOTDIR", "EPERM", "EROFS")
+    if hasattr(errno, name)  # Windows has no EDQUOT
+}
+# Some editors put it before a text; it is no part of it.
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,21 +38,63 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments after the program's name; None takes the process' own.
 
     Returns:
-        Exit status: 0, 2 for a mistake of the user (one line on stderr), 130 when interrupted.
+        Exit status: 0, 2 for what a person must change (one line on stderr), 130 when interrupted, 141 when whoever reads
+        the output has closed it, 143 when a training was stopped by SIGTERM and has saved a checkpoint.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _main_parser()
     try:
-        chosen = parser.parse_args(arguments[:1])
-        return _COMMANDS[chosen.command](arguments[1:])
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # what a help text left; a closed pipe is found here, not when Python ends
+    except BrokenPipeError:
+        if not _leave_closed_pipes():
+            raise
+        return EXIT_BROKEN_PIPE
+    return status
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        chosen = _main_parser().parse_args(arguments[:1])
+        status = _COMMANDS[chosen.command](arguments[1:])
+        sys.stdout.flush()
+        return status
     except UserError as error:
         print(f"reluformer: error: {one_line(error)}", file=sys.stderr)
         return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("reluformer: interrupted", file=sys.stderr)
+    except TrainingStopped as stop:
+        print(f"reluformer: {stop}", file=sys.stderr)
+        return EXIT_STOPPED
+    except KeyboardInterrupt as interrupt:
+        print(": ".join(["reluformer: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return EXIT_INTERRUPTED
     except SystemExit as stop:  # argparse: --help, --version and --print_config
         return stop.code if isinstance(stop.code, int) else EXIT_OK
+    except OSError as error:
+        if error.errno not in _REFUSALS_OF_THE_SYSTEM:
+            raise
+        named = "" if error.filename is None else f"{error.filename}: "
+        print(f"reluformer: error: {one_line(f'{named}{error.strerror}')}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def _leave_closed_pipes() -> bool:
+    """Whether stdout or stderr is a pipe that nobody reads; what is still to be written to it goes nowhere.
+
+    Python writes it when it ends, and would report the closed pipe once more.
+    """
+    closed = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
+    for stream in closed:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+    return bool(closed)
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+    except (AttributeError, io.UnsupportedOperation):  # Windows, or a stream that is no file
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,6 +131,10 @@ def _train(arguments: list[str]) -> int:
     if not arguments:
         raise UserError("train: give a recipe with --config; see `reluformer train --help`")
     options = parse_namespace(parser, arguments)
+
+    from reluformer.training.launch import check_environment
+
+    check_environment(options.expected_world_size)  # building the recipe joins the process group
     recipe = build_recipe(parser, options)
 
     from reluformer.training.training import train
@@ -132,9 +192,9 @@ def _translate(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.text and options.input:
         raise UserError("translate: give texts or --input, not both")
-    if options.output is not None and not Path(options.output).absolute().parent.is_dir():
-        raise UserError(f"--output: {options.output!r} lies in no existing folder")
-    texts = options.text or _read_lines(options.input or "-")
+    if options.output is not None:
+        _check_output(options.output)
+    texts = _arguments(options.text) or _read_lines(options.input or "-")
 
     from reluformer.training.translation import Translator
 
@@ -248,13 +308,33 @@ def _read_lines(path: str) -> list[str]:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"--input: {path!r} cannot be read: {error.strerror}") from error
-    lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    lines = data.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").split(b"\n") if data else []
     for number, line in enumerate(lines, start=1):
         try:
             line.decode("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(f"--input: {path!r}, line {number}: not UTF-8 ({error.reason})") from error
     return [line.decode("utf-8").removesuffix("\r") for line in lines]
+
+
+def _arguments(texts: list[str]) -> list[str]:
+    for number, text in enumerate(texts, start=1):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:  # Python keeps such bytes as lone surrogates
+            raise UserError(f"translate: text {number}: not UTF-8 ({text!a})") from error
+    return texts
+
+
+def _check_output(name: str) -> None:
+    """Before minutes of translating, not after them."""
+    path = Path(name)
+    if path.is_dir():
+        raise UserError(f"--output: {name!r} is a folder; give a file")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"--output: {name!r} lies in no existing folder")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise UserError(f"--output: {name!r} cannot be written: permission denied")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration_reluformer import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, PRESETS
 from reluformer.training.errors import UserError, one_line
 from reluformer.training.initialization import changed_config, load_any_config, load_weights, model_with_weights
+from reluformer.training.loading import require_safetensors
 
 ATTENTIONS = tuple(dict.fromkeys((*PRESETS, *POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS)))
 
@@ -181,11 +182,17 @@ def _choices() -> str:
 
 def _load_marian(source: str | Path, config: MarianConfig) -> MarianMTModel:
     """The checkpoint in Marian's own class, in the dtype it was saved in, with nothing drawn at random."""
+    require_safetensors(source)
     try:
         marian, info = MarianMTModel.from_pretrained(
-            str(source), config=config, dtype="auto", output_loading_info=True, trust_remote_code=False
+            str(source),
+            config=config,
+            dtype="auto",
+            use_safetensors=True,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise UserError(f"{source}: its weights cannot be loaded: {one_line(error)}") from error
     for what in ("missing_keys", "unexpected_keys"):
         if names := sorted(info[what]):

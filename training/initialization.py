@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration_reluformer import PRESETS
 from reluformer.training.errors import UserError, one_line
+from reluformer.training.loading import require_safetensors
 
 # The weights were made for these: what they say cannot change without them.
 FIXED_BY_THE_WEIGHTS = (
@@ -57,7 +58,7 @@ def load_any_config(path_or_hub_id: str | Path) -> Any:
     """
     try:
         return AutoConfig.from_pretrained(str(path_or_hub_id), trust_remote_code=False)
-    except (OSError, ValueError, TypeError, StrictDataclassError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
         raise UserError(f"{path_or_hub_id}: its config cannot be loaded: {one_line(error)}") from error
 
 
@@ -86,6 +87,8 @@ def changed_config(config: ReLUFormerConfig, changes: Mapping[str, Any]) -> ReLU
     elif changes.get("attention_activation", config.attention_activation) != config.attention_activation:
         follows = {"attention_scaling", "regularization_weight"}
     kept = {name: value for name, value in kept.items() if name not in follows}
+    if preset is None:
+        kept |= dict.fromkeys(follows)  # None: the default of the activation, not that of a preset
     try:
         # without a preset every field of it is kept or changed, so that the name does not matter
         return ReLUFormerConfig.from_preset(preset or "reluformer", **{**kept, **changes})
@@ -123,12 +126,14 @@ def load_weights(
 
     The checkpoint's generation settings come with it.
     """
+    require_safetensors(path_or_hub_id)
     try:
         model, info = ReLUFormerForConditionalGeneration.from_pretrained(
             str(path_or_hub_id),
             config=config,
             dtype=dtype,
             ignore_mismatched_sizes=True,
+            use_safetensors=True,
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import reluformer  # noqa: F401  (registers the model with the Auto classes)
 from reluformer.training.errors import UserError, one_line
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def load_model_and_tokenizer(
@@ -17,13 +19,15 @@ def load_model_and_tokenizer(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A sequence-to-sequence model and its tokenizer. Code out of the folder or repository is never executed.
 
+    Weights are read from safetensors alone, never from pickles, which can hold code.
+
     Args:
         path_or_hub_id: folder written by `save_pretrained` (a run folder, a checkpoint), or a repository id on the Hub.
         attn_implementation: how attention is computed; None takes the model's default.
 
     Raises:
         UserError: no such folder or repository, no model in it, a model that is no encoder-decoder, weights that are
-            damaged or incomplete.
+            damaged, incomplete, no numbers or no safetensors; a tokenizer that is damaged or another model's.
     """
     name = str(path_or_hub_id)
     _check_folder(name)
@@ -32,14 +36,68 @@ def load_model_and_tokenizer(
         raise UserError(
             f"{name}: holds a {config.model_type} model, which is no encoder-decoder; give a translation model"
         )
+    require_safetensors(name)
     model, info = _load(
-        AutoModelForSeq2SeqLM, name, "model", attn_implementation=attn_implementation, output_loading_info=True
+        AutoModelForSeq2SeqLM,
+        name,
+        "model",
+        attn_implementation=attn_implementation,
+        use_safetensors=True,
+        output_loading_info=True,
     )
     # from_pretrained only warns, and goes on with random weights.
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise UserError(f"{name}: the weights lack {len(missing)} tensors of the model, the first is {missing[0]}")
-    return model, _load(AutoTokenizer, name, "tokenizer")
+    _check_finite(name, model)
+    tokenizer = load_tokenizer(name)
+    pieces, embeddings = len(tokenizer), model.get_input_embeddings().weight.shape[0]
+    if pieces > embeddings:
+        raise UserError(
+            f"{name}: its tokenizer has {pieces:,} pieces, its model embeddings for {embeddings:,}; they do not belong "
+            "together"
+        )
+    return model, tokenizer
+
+
+def load_tokenizer(path_or_hub_id: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or repository; its code is never executed.
+
+    Raises:
+        UserError: none is there, or it is damaged.
+    """
+    return _load(AutoTokenizer, str(path_or_hub_id), "tokenizer")
+
+
+def require_safetensors(path_or_hub_id: str | Path) -> None:
+    """Raises a `UserError` for a folder whose weights are missing, or pickled; a repository on the Hub is not asked."""
+    path = Path(path_or_hub_id)
+    if not path.is_dir() or any((path / name).is_file() for name in _WEIGHTS):
+        return
+    if pickles := sorted(found.name for found in path.glob("*.bin")):
+        raise UserError(
+            f"{path_or_hub_id}: its weights are pickled ({pickles[0]}), and a pickle can execute code: refused. If you trust "
+            "it, load it with Transformers once and save it with save_pretrained, which writes model.safetensors"
+        )
+    raise UserError(f"{path_or_hub_id}: holds no weights, neither {' nor '.join(_WEIGHTS)}; give a complete model")
+
+
+def device_of(name: str | torch.device | None) -> torch.device:
+    """The device of that name, or for None a GPU if CUDA has one, else the CPU.
+
+    Raises:
+        UserError: no name of a device, or of one on which nothing can be computed here.
+    """
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name is None else name)
+    except RuntimeError as error:
+        raise UserError(f"device: {name!r} is no device; give cpu, cuda or cuda:1") from error
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: a torch without CUDA
+        reason = one_line(str(error).partition("\n")[0])
+        raise UserError(f"device: {name!r} was asked for, but cannot be used here: {reason}") from error
+    return device
 
 
 def _check_folder(name: str) -> None:
@@ -59,7 +117,15 @@ def _check_folder(name: str) -> None:
 def _load(auto_class: Any, name: str, what: str, **options: Any) -> Any:
     try:
         return auto_class.from_pretrained(name, trust_remote_code=False, **options)
-    # RuntimeError: shapes of the weights that do not fit the config; ValueError: not a sequence-to-sequence model.
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = one_line(error)
-        raise UserError(f"{name}: its {what} cannot be loaded: {reason}") from error
+    # What a damaged file makes the libraries raise is of any kind, for a tokenizer a plain Exception.
+    except Exception as error:
+        kind = "" if isinstance(error, (OSError, ValueError, RuntimeError)) else f"{type(error).__name__}: "
+        raise UserError(f"{name}: its {what} cannot be loaded: {kind}{one_line(error)}") from error
+
+
+def _check_finite(name: str, model: PreTrainedModel) -> None:
+    for tensor_name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise UserError(
+                f"{name}: its weights are damaged: {tensor_name} holds NaN or infinity; take an earlier checkpoint"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.training.errors import UserError
-from reluformer.training.loading import load_model_and_tokenizer
+from reluformer.training.loading import device_of, load_model_and_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Translator:
     ) -> None:
         from reluformer.training.tokenization import MosesStep
 
-        self.model = model if device is None else model.to(device)
+        self.model = model if device is None else model.to(device_of(device))
         self.tokenizer = tokenizer
         self.num_beams = num_beams
         self.length_penalty = length_penalty
@@ -102,8 +103,8 @@ class Translator:
         Raises:
             UserError: see `load_model_and_tokenizer` and the constructor.
         """
+        device = device_of(device)  # first: loading can take minutes
         model, tokenizer = load_model_and_tokenizer(path_or_hub_id, attn_implementation=attn_implementation)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(model, tokenizer, device=device, **options)
 
     @property
@@ -181,6 +182,8 @@ class Translator:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name}: {value} must be at least 1")
+        if not math.isfinite(self.length_penalty):
+            raise UserError(f"length_penalty: {self.length_penalty} must be a finite number")
         if self._positions is not None and (self.max_new_tokens or 0) > self._positions:
             raise UserError(
                 f"max_new_tokens: {self.max_new_tokens} is more than the {self._positions} positions the model has"
