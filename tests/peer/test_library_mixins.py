@@ -48,6 +48,10 @@ class ReLUFormerTests(LIBRARY.modeling.ModelTesterMixin, LIBRARY.generation_mixi
         self.model_tester.attn_implementation = "eager"
         super().test_model_outputs_equivalence()
 
+    @unittest.skip("wants a plan for the head, which a sharded embedding needs; this plan leaves the embedding whole")
+    def test_tied_head_has_a_tp_plan_entry(self):
+        pass
+
     if LIBRARY.generation_missing:
 
         def test_generation_tester_mixin_inheritance(self):
