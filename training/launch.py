@@ -30,7 +30,8 @@ def check_environment(expected_world_size: int | None) -> None:
         expected_world_size: of the recipe.
 
     Raises:
-        UserError: a launcher that has started one process silently, or another number than the recipe expects.
+        UserError: a launcher that has started one process silently, or another number than the recipe expects, or that
+            would restart workers into a wait for dead ones.
     """
     launched = launched_processes()
     if launched is None and (address := os.environ.get("MASTER_ADDR")):
@@ -40,12 +41,25 @@ def check_environment(expected_world_size: int | None) -> None:
             "train …` or `accelerate launch --config_file configuration/accelerate/cpu_two_processes.yaml …`, or unset "
             "MASTER_ADDR to train in one process"
         )
+    _check_restarts()
     processes = launched or 1
     if expected_world_size is not None and processes != expected_world_size:
         raise UserError(
             f"expected_world_size: the recipe expects {expected_world_size} processes, {processes} "
             f"{'was' if processes == 1 else 'were'} started; start them with `torchrun --nproc_per_node "
             f"{expected_world_size} -m reluformer train …` (on one machine), or change expected_world_size"
+        )
+
+
+def _check_restarts() -> None:
+    """torchrun keeps one store for all its restarts (torch 2.13): a worker of the second round that looks before its peer has
+    written finds the address of the dead one there, and waits for it until the process group's timeout of half an hour."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or 0)
+    if restarts > 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise UserError(
+            f"torchrun --max_restarts {restarts}: workers that are started again may wait for dead ones, since torchrun keeps "
+            "their addresses; start it as `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max_restarts "
+            f"{restarts} …`, on several machines with --rdzv_backend c10d and --rdzv_endpoint instead of --standalone"
         )
 
 

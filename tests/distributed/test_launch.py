@@ -22,6 +22,7 @@ ACCELERATE_FILES = Path(reluformer.configuration.__file__).parent / "accelerate"
 LAUNCHER_VARIABLES = (
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE",
     "MV2_COMM_WORLD_SIZE", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_CPU", "FSDP_STATE_DICT_TYPE",
+    "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
 )  # fmt: skip
 
 
@@ -72,6 +73,16 @@ def test_one_process_where_several_were_asked_for_is_refused(environment):
     environment.setenv("WORLD_SIZE", "2")
     check_environment(None)
     check_environment(2)
+
+
+def test_restarts_that_share_a_store_are_refused(environment):
+    environment.setenv("WORLD_SIZE", "2")
+    environment.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(UserError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max_restarts 3"):
+        check_environment(None)
+    environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    check_environment(None)
 
 
 @pytest.mark.parametrize(("variable", "started"), [(None, 1), ("WORLD_SIZE", 3), ("OMPI_COMM_WORLD_SIZE", 4)])
