@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 from reluformer.configuration.study import SIZES, Study
@@ -44,7 +47,8 @@ def study_command(parser_class: type[argparse.ArgumentParser], arguments: list[s
     if options.only and not tasks:
         raise UserError(f"--only: no study has a row {' or '.join(options.only)} at size {options.size}")
     in_order = sorted(tasks.values(), key=lambda task: task.seed)  # one seed of everything before a second of anything
-    failures = run_tasks(in_order, size=options.size, jobs=options.jobs, say=_say)
+    with _ended_by_sigterm():
+        failures = run_tasks(in_order, size=options.size, jobs=options.jobs, say=_say)
     if failures:
         raise UserError(f"{len(failures)} of {len(tasks)} rows failed; the first: {failures[0]}")
     return 0
@@ -96,6 +100,20 @@ def _listing(study: Study, catalogue: Catalogue, places: Places) -> list[str]:
         stale = " (a result of another recipe is there)" if is_stale(task) else ""
         lines.append(f"{task.name}: {state_of(task)}{stale}")
     return lines
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that the rows that are being trained are told to save and stop."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _say(line: str) -> None:

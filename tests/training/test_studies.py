@@ -1,6 +1,8 @@
 """A study trains what is missing, goes on with what was interrupted, leaves alone what is finished, and loses nothing."""
 
 import json
+import os
+import signal
 from dataclasses import dataclass
 
 import pytest
@@ -144,6 +146,30 @@ def test_an_interrupted_row_goes_on_at_its_checkpoint_and_its_failure_costs_no_o
     assert run_tasks([broken, other], size="smoke", say=said.append) == []
     assert read_result(broken)["training"]["resumed_from"].endswith("checkpoint-2")
     assert any("goes on" in line for line in said)
+
+
+def test_sigterm_ends_the_rows_of_a_study_with_it(folder, monkeypatch):
+    ended = []
+
+    class Trained(Done):
+        def __init__(self):
+            super().__init__(0)
+
+        def is_alive(self):
+            return True
+
+        def join(self, timeout=None):
+            if not ended:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def terminate(self):
+            ended.append("told to stop")
+
+    monkeypatch.setattr(study_process, "start", lambda *arguments: Trained())
+    places = ["--runs", str(folder / "runs"), "--results", str(folder / "results")]
+    assert cli.main(["study", "--study", "t3", "--size", "smoke", *places]) == 143
+    assert ended == ["told to stop"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_row_whose_recipe_changes_is_another_row(folder, started):
