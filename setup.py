@@ -18,6 +18,7 @@ setup(
     packages=list(PACKAGE_FOLDERS),
     package_dir=PACKAGE_FOLDERS,
     package_data={
+        "reluformer": ["*.cpp", "*.h"],
         "reluformer.configuration": [
             "recipes/*.yaml",
             "accelerate/*.yaml",

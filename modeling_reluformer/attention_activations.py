@@ -14,10 +14,13 @@ from .attention_reference import POINTWISE
 CLOSED_AT_ZERO = frozenset({"relu", "relu2", "relu6"})
 
 
-def activate(activation: str, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor | None]:
-    """h(queries @ keys.T), and the scores themselves where `differentiate` needs them."""
+def activate(activation: str, queries: Tensor, keys: Tensor, finite: bool) -> tuple[Tensor, Tensor | None]:
+    """h(queries @ keys.T), and the scores themselves where `differentiate` needs them.
+
+    finite: no NaN is to be expected. The ReLU inside oneDNN's product makes a zero of it, torch's own lets it through.
+    """
     if activation == "relu":
-        return product(queries, keys, relu=True), None
+        return product(queries, keys, relu=True) if finite else product(queries, keys).relu_(), None
     scores = product(queries, keys)
     return POINTWISE[activation](scores.clone() if activation == "identity" else scores), scores
 

@@ -15,6 +15,7 @@ taken by the caller.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from .attention_activations import CLOSED_AT_ZERO, activate, differentiate
 from .attention_products import product, steady_allocator
 from .attention_workers import for_each
 
+STATISTICS = ("none", "sum", "sum+entropy")
 # A block of scores should stay in the processor's cache: 2 MiB, or 512 queries if that is less (benchmarks/NOTES.md).
 BYTES_PER_BLOCK = 2**21
 LARGEST_BLOCK, SMALLEST_BLOCK = 512, 16
@@ -43,6 +45,7 @@ class Settings:
     seed: int
     statistics: str
     bytes_per_score: int
+    finite: bool  # queries and keys are, and so are the scores
 
 
 class _Piece(NamedTuple):
@@ -78,11 +81,10 @@ def blockwise_forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Output (batch, heads, queries, head_dim), S and T (batch, heads, queries) or None; shapes as in `relu_attention`."""
     steady_allocator()
-    batch, heads, queries, _ = query.shape
-    output = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
-    statistic = query.new_empty(batch, heads, queries, dtype=wide(query.dtype))
-    row_sum = None if settings.statistics == "none" else statistic
-    row_sum_log = torch.empty_like(statistic) if settings.statistics == "sum+entropy" else None
+    output = empty_like_heads(query, value.shape[-1])
+    statistic = functools.partial(query.new_empty, query.shape[:3], dtype=wide(query.dtype))
+    row_sum = None if settings.statistics == "none" else statistic()
+    row_sum_log = statistic() if settings.statistics == "sum+entropy" else None
 
     def attend(piece: _Piece) -> None:
         keys, values, visible = _keys_and_values(piece, key, value, key_padding_mask, settings)
@@ -118,7 +120,7 @@ def blockwise_backward(
     settings: Settings,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value. grad_sum: of S, grad_sum_log: of T, (batch, heads, queries) or None."""
-    grad_query, grad_key, grad_value = _empty_like_heads(query), _empty_like_heads(key), _empty_like_heads(value)
+    grad_query, grad_key, grad_value = empty_like_heads(query), empty_like_heads(key), empty_like_heads(value)
 
     def attend(piece: _Piece) -> None:
         keys, values, visible = _keys_and_values(piece, key, value, key_padding_mask, settings)
@@ -155,9 +157,24 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def block_limits() -> tuple[int, int, int]:
+    """Bytes of scores in a block, and the most and the fewest queries."""
+    return BYTES_PER_BLOCK, LARGEST_BLOCK, SMALLEST_BLOCK
+
+
 def block_size(keys: int, bytes_per_score: int) -> int:
     """Queries in a block that meets so many keys."""
-    return min(LARGEST_BLOCK, max(SMALLEST_BLOCK, BYTES_PER_BLOCK // (bytes_per_score * max(1, keys))))
+    most_bytes, most, fewest = block_limits()
+    return min(most, max(fewest, most_bytes // (bytes_per_score * max(1, keys))))
+
+
+def empty_like_heads(tensor: Tensor, features: int | None = None) -> Tensor:
+    """(batch, heads, length, features), with a token's heads side by side in memory, as the projections want them.
+
+    features: the last size, if not that of `tensor`.
+    """
+    batch, heads, length, own = tensor.shape
+    return tensor.new_empty(batch, length, heads, own if features is None else features).transpose(1, 2)
 
 
 class _Sum:
@@ -170,20 +187,13 @@ class _Sum:
         self.transposed[:, :seen] += part
 
 
-def _empty_like_heads(tensor: Tensor) -> Tensor:
-    """(batch, heads, length, features), with a token's heads side by side in memory, as the projections want them."""
-    batch, heads, length, features = tensor.shape
-    return tensor.new_empty(batch, length, heads, features).transpose(1, 2)
-
-
 def _pieces(query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[_Piece]:
     batch, heads, queries, _ = query.shape
     key_heads, keys = key.shape[1:3]
     if cu_seqlens_q is None:
         spans = [(b, slice(0, queries), slice(0, keys)) for b in range(batch)]
     else:
-        ends = zip(cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), strict=True)
-        edges = list(ends)
+        edges = list(zip(cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), strict=True))
         spans = [(0, slice(q0, q1), slice(k0, k1)) for (q0, k0), (q1, k1) in pairwise(edges)]
     group = heads // key_heads
     return [
@@ -240,7 +250,7 @@ def _weights(
     scaled_query: Tensor, keys: Tensor, visible: Tensor | None, block: _Block, settings: Settings
 ) -> tuple[Tensor, Tensor | None]:
     """u (rows, seen), and the scores where the derivative of the activation needs them."""
-    weights, scores = activate(settings.activation, scaled_query, keys)
+    weights, scores = activate(settings.activation, scaled_query, keys, settings.finite)
     _hide(weights, visible, block, settings)
     return weights, scores
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .attention_blockwise import wide
+from .attention_blockwise import STATISTICS, wide
+from .attention_compiled import serves
 from .attention_operator import pointwise_attention
 from .attention_reference import POINTWISE
 
 # Weights that are never negative: only they have a row sum and a row entropy (Eq. 7).
 NON_NEGATIVE = ("relu", "relu2", "relu6", "sigmoid", "softplus")
-STATISTICS = ("none", "sum", "sum+entropy")
 # Where plain products are faster than blocks (benchmarks/NOTES.md): very few scores in each head, or few in each head and not
 # many bytes of them in all, by the size of a score. The memory that they take is bounded, whatever the length.
 PLAIN_QUERIES = 16
@@ -75,7 +75,7 @@ def relu_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     if row_scale is not None:
         row_scale = row_scale.to(wide(query.dtype))
-    if cu_seqlens_q is None and _is_small(query, key):
+    if cu_seqlens_q is None and _is_small(query, key, activation):
         visible = causal, query_offset, key_padding_mask
         found = _plain(query, key, value, row_scale, visible, activation, scale, dropout_p, statistics)
     else:
@@ -103,13 +103,15 @@ def relu_attention(
     return found[0] if wanted == 1 else tuple(found[:wanted])
 
 
-def _is_small(query: Tensor, key: Tensor) -> bool:
+def _is_small(query: Tensor, key: Tensor, activation: str) -> bool:
     if query.device.type == "cuda":
         return False
     batch, heads, queries, _ = query.shape
     scores, size = queries * key.shape[2], query.dtype.itemsize
     if queries <= PLAIN_QUERIES or scores <= PLAIN_SCORES:
         return True
+    if serves(query, activation):
+        return False
     return scores <= PLAIN_SCORES_AT_MOST and batch * heads * scores * size <= PLAIN_BYTES[size]
 
 

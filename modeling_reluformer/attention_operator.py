@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attention_blockwise import Settings, blockwise_backward, blockwise_forward, wide
+from .attention_blockwise import Settings, blockwise_backward, blockwise_forward, empty_like_heads, wide
+from .attention_compiled import compiled_backward, compiled_forward, serves
 from .attention_triton import triton_backward, triton_forward
 
 # A copy of this package that came from the Hub lives in a module of another name, and must not replace these operators.
@@ -40,9 +41,10 @@ def _forward(
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     tensors = (query, key, value, row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k)
+    settings = _settings(query, key, offset, seed, *options)
+    compute = compiled_forward if serves(query, settings.activation) else blockwise_forward
     with torch.autocast(query.device.type, enabled=False):
-        found = blockwise_forward(*tensors, _settings(query, offset, seed, *options))
-    return _filled(*found)
+        return _filled(*compute(*tensors, settings))
 
 
 def _forward_cuda(query: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,10 +53,9 @@ def _forward_cuda(query: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tenso
 
 
 def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    batch, heads, queries, _ = query.shape
     statistics = arguments[-1]
-    output = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
-    statistic = query.new_empty(batch, heads, queries, dtype=wide(query.dtype))
+    output = empty_like_heads(query, value.shape[-1])
+    statistic = query.new_empty(query.shape[:3], dtype=wide(query.dtype))
     return _filled(
         output,
         None if statistics == "none" else statistic,
@@ -66,9 +67,10 @@ def _backward(
     grad_output: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, query: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
-    settings = _settings(query, offset, seed, *arguments[_TENSOR_COUNT - 1 :])
+    settings = _settings(query, tensors[0], offset, seed, *arguments[_TENSOR_COUNT - 1 :])
+    compute = compiled_backward if serves(query, settings.activation) else blockwise_backward
     with torch.autocast(query.device.type, enabled=False):
-        return blockwise_backward(grad_output, grad_sum, grad_sum_log, query, *tensors, settings)
+        return compute(grad_output, grad_sum, grad_sum_log, query, *tensors, settings)
 
 
 def _backward_cuda(
@@ -85,17 +87,14 @@ def _backward_cuda(
 def _backward_fake(
     grad_output: Tensor, grad_sum: Any, grad_sum_log: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    def like(tensor: Tensor) -> Tensor:
-        batch, heads, length, features = tensor.shape
-        return tensor.new_empty(batch, length, heads, features).transpose(1, 2)
-
-    return like(query), like(key), like(value)
+    return empty_like_heads(query), empty_like_heads(key), empty_like_heads(value)
 
 
-def _settings(query: Tensor, offset: Tensor | None, seed: Tensor | None, *options: Any) -> Settings:
+def _settings(query: Tensor, key: Tensor, offset: Tensor | None, seed: Tensor | None, *options: Any) -> Settings:
     keywords = _keywords(offset, seed, *options)
     keywords["query_offset"] = int(keywords["query_offset"])
-    return Settings(**keywords, bytes_per_score=query.dtype.itemsize)
+    finite = bool((query.sum() + key.sum()).isfinite())
+    return Settings(**keywords, bytes_per_score=query.dtype.itemsize, finite=finite)
 
 
 def _keywords(

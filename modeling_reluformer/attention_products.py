@@ -18,8 +18,6 @@ def _find_onednn():
 
 
 _ONEDNN_LINEAR = _find_onednn()
-
-
 _allocator_is_steady = False
 
 

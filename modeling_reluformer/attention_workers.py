@@ -42,7 +42,8 @@ def for_each(function: Callable[[Piece], None], pieces: Sequence[Piece]) -> None
             while (index := next(order)) < len(pieces):
                 function(pieces[index])
 
-    running = [pool.submit(work) for pool in [_workers(threads)] for _ in range(threads)]
+    pool = _workers(threads)
+    running = [pool.submit(work) for _ in range(threads)]
     for future in running:
         future.result()
 

@@ -7,12 +7,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from reluformer import relu_attention
 from reluformer.attention_reference import reference_attention
 from reluformer.visibility_reluformer import Visibility
 
 # Lengths around the tiles' borders, and the widths of heads that are in use.
 LENGTHS = (1, 15, 63, 64, 65, 127, 129, 257, 1025)
 WIDTHS = (32, 64, 80, 96, 128)
+# Rounding: float64 and float32 sums of up to 1,025 terms; the gradients add two more sums.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+SCALE = 0.25  # a power of two, see `random_inputs`
 
 
 class Inputs(NamedTuple):
@@ -93,3 +97,43 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     """Root mean square of the difference, relative to that of what is expected."""
     found, expected = found.detach().double(), expected.detach().double()
     return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def masks(batch: int, queries: int, keys: int):
+    """Each kind of visibility, as `relu_attention` takes it."""
+    left, right, holes = (torch.ones(batch, keys, dtype=torch.bool) for _ in range(3))
+    left[-1, : keys // 2] = False
+    right[0, keys - keys // 3 :] = False
+    holes[0, 1::3] = False
+    offset = max(0, keys - queries)
+    yield {}
+    yield {"key_padding_mask": left}
+    yield {"key_padding_mask": right}
+    yield {"key_padding_mask": holes}
+    yield {"key_padding_mask": torch.zeros_like(left)}
+    yield {"causal": True, "query_offset": offset}
+    yield {"causal": True, "query_offset": -2}
+    yield {"causal": True, "query_offset": torch.tensor(1), "key_padding_mask": left}
+
+
+def assert_equals_reference(inputs: Inputs, mask: dict, activation: str = "relu", statistics: str = "sum+entropy"):
+    found_leaves, expected_leaves = inputs.leaves(), inputs.leaves(torch.float64)
+    found = as_tuple(
+        relu_attention(
+            *found_leaves[:3],
+            row_scale=found_leaves[3],
+            activation=activation,
+            scale=SCALE,
+            statistics=statistics,
+            **mask,
+        )
+    )
+    visibility = Visibility(mask.get("key_padding_mask"), mask.get("causal", False), mask.get("query_offset", 0))
+    expected = reference(expected_leaves, visibility, activation, statistics, SCALE)
+    names = [*("output", "S", "T")[: len(found)], "query", "key", "value", "row_scale"]
+    results = (*found, *gradients(found, found_leaves))
+    wanted = (*expected, *gradients(expected, expected_leaves))
+    for name, one, other in zip(names, results, wanted, strict=True):
+        assert one.shape == other.shape
+        error = relative_error(one, other)
+        assert error <= TOLERANCE[inputs.query.dtype], f"{name}: {error:.1e} with {mask}"

@@ -11,11 +11,18 @@ from reluformer import relu_attention
 from reluformer.attention_reference import POINTWISE
 from reluformer.visibility_reluformer import Visibility
 
-from .attention_cases import LENGTHS, WIDTHS, Inputs, as_tuple, gradients, random_inputs, reference, relative_error
-
-# Rounding: float64 and float32 sums of up to 1,025 terms; the gradients add two more sums.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-SCALE = 0.25  # a power of two, see `random_inputs`
+from .attention_cases import (
+    LENGTHS,
+    TOLERANCE,
+    WIDTHS,
+    Inputs,
+    assert_equals_reference,
+    gradients,
+    masks,
+    random_inputs,
+    reference,
+    relative_error,
+)
 
 
 @pytest.fixture(params=["blocks", "plain"])
@@ -31,48 +38,8 @@ def blocks(monkeypatch) -> None:
 
 
 def use_path(monkeypatch, path: str) -> None:
-    monkeypatch.setattr(fused, "_is_small", lambda query, key: path == "plain")
+    monkeypatch.setattr(fused, "_is_small", lambda *call: path == "plain")
     monkeypatch.setattr(blockwise, "LARGEST_BLOCK", 24)
-
-
-def masks(batch: int, queries: int, keys: int):
-    """Each kind of visibility, as `relu_attention` takes it."""
-    left, right, holes = (torch.ones(batch, keys, dtype=torch.bool) for _ in range(3))
-    left[-1, : keys // 2] = False
-    right[0, keys - keys // 3 :] = False
-    holes[0, 1::3] = False
-    offset = max(0, keys - queries)
-    yield {}
-    yield {"key_padding_mask": left}
-    yield {"key_padding_mask": right}
-    yield {"key_padding_mask": holes}
-    yield {"key_padding_mask": torch.zeros_like(left)}
-    yield {"causal": True, "query_offset": offset}
-    yield {"causal": True, "query_offset": -2}
-    yield {"causal": True, "query_offset": torch.tensor(1), "key_padding_mask": left}
-
-
-def assert_equals_reference(inputs: Inputs, mask: dict, activation: str = "relu", statistics: str = "sum+entropy"):
-    found_leaves, expected_leaves = inputs.leaves(), inputs.leaves(torch.float64)
-    found = as_tuple(
-        relu_attention(
-            *found_leaves[:3],
-            row_scale=found_leaves[3],
-            activation=activation,
-            scale=SCALE,
-            statistics=statistics,
-            **mask,
-        )
-    )
-    visibility = Visibility(mask.get("key_padding_mask"), mask.get("causal", False), mask.get("query_offset", 0))
-    expected = reference(expected_leaves, visibility, activation, statistics, SCALE)
-    names = [*("output", "S", "T")[: len(found)], "query", "key", "value", "row_scale"]
-    results = (*found, *gradients(found, found_leaves))
-    wanted = (*expected, *gradients(expected, expected_leaves))
-    for name, one, other in zip(names, results, wanted, strict=True):
-        assert one.shape == other.shape
-        error = relative_error(one, other)
-        assert error <= TOLERANCE[inputs.query.dtype], f"{name}: {error:.1e} with {mask}"
 
 
 @pytest.mark.parametrize("activation", POINTWISE)
@@ -171,8 +138,9 @@ def test_dead_rows_are_zero_with_zero_gradients(path):
     assert (found[1][:, :, 20:] > 0).all()
 
 
-def test_nan_stays_nan(path):
-    inputs = random_inputs(queries=40).leaves()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_nan_stays_nan(path, dtype):
+    inputs = random_inputs(queries=40).leaves(dtype)
     with torch.no_grad():
         inputs.query[0, 0, 7, 0] = math.nan
     found = relu_attention(*inputs[:3], row_scale=inputs[3], statistics="sum+entropy")
@@ -180,6 +148,16 @@ def test_nan_stays_nan(path):
         assert item[0, 0, 7].isnan().all()
         assert item[0, 1].isfinite().all() and item[0, 0, :7].isfinite().all()
     assert gradients(found, inputs)[1][0, 0].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_nan_in_a_key_reaches_every_query_that_sees_it(path, dtype):
+    inputs = random_inputs(queries=40).leaves(dtype)
+    with torch.no_grad():
+        inputs.key[0, 0, 7, 0] = math.nan
+    for item in relu_attention(*inputs[:3], row_scale=inputs[3], statistics="sum+entropy", causal=True):
+        assert item[0, 0, 7:].isnan().all()
+        assert item[0, 1].isfinite().all() and item[0, 0, :7].isfinite().all()
 
 
 def test_gradient_of_stride_zero(path):
