@@ -11,7 +11,7 @@ JOBS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-kills test-peer test-oldest bench studies-smoke studies reproduction error-table lint format clean
+.PHONY: demo test test-kills test-peer test-oldest bench bench-compiled studies-smoke studies reproduction error-table lint format clean
 
 demo: .venv/installed
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -40,6 +40,12 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/memory.py
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python benchmarks/end_to_end.py
 	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/attention_tables.py
+
+# The same with the compiled loop, on a page of its own, benchmarks/ATTENTION_COMPILED.md.
+bench-compiled: .venv/installed
+	RELUFORMER_COMPILED=1 $(BIN)/python benchmarks/attention.py
+	RELUFORMER_COMPILED=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python benchmarks/end_to_end.py
 	$(BIN)/python benchmarks/attention_tables.py
 
 # Every study of the paper, so small that it means nothing: does all of it run?

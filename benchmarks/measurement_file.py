@@ -10,11 +10,18 @@ from typing import Any
 import psutil
 import torch
 
+from reluformer.attention_compiled import is_wanted
 from reluformer.training.records import run_record
 
 RESULTS = Path(__file__).parent / "results"
 # They change what is measured: allocation and threads.
-RECORDED_VARIABLES = ("MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "LD_PRELOAD")
+RECORDED_VARIABLES = ("RELUFORMER_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "LD_PRELOAD")
+
+
+def file_name(name: str, compiled: bool) -> str:
+    """Of a result: with the compiled loop (RELUFORMER_COMPILED=1) `attention-cpu.json` is `attention-cpu-compiled.json`."""
+    path = Path(name)
+    return f"{path.stem}-compiled{path.suffix}" if compiled else name
 
 
 def benchmark_parser(description: str, output: str) -> argparse.ArgumentParser:
@@ -22,8 +29,9 @@ def benchmark_parser(description: str, output: str) -> argparse.ArgumentParser:
 
     Args:
         description: the docstring of the program.
-        output: name of the file that is written by default, in `benchmarks/results/`.
+        output: name of the file that is written by default, in `benchmarks/results/`; see `file_name`.
     """
+    output = file_name(output, is_wanted())
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS / output, help=f"default: benchmarks/results/{output}")
     parser.add_argument("--quick", action="store_true", help="seconds, sizes that mean nothing: does the program work?")

@@ -64,7 +64,7 @@ def write(folder, **results):
 
 def test_goals_are_judged_by_the_files(tables, program, tmp_path):
     write(tmp_path, attention_cpu=attention_result(program), memory_cpu=memory_result())
-    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path / "ATTENTION.md")]) == 0
+    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path)]) == 0
     page = (tmp_path / "ATTENTION.md").read_text(encoding="utf-8")
     assert "| float32 | forward | fused | sdpa softmax | no | ≥ 1.05× | 1.10 (1.10–1.10) met; floor 1.13 |" in page
     both = "| float32 | forward+backward | fused | sdpa softmax | yes | ≥ 1.05×, 1.05×, 1.00× | 1.10 (1.10–1.10)"
@@ -83,6 +83,23 @@ def test_goals_are_judged_by_the_files(tables, program, tmp_path):
     assert "![Attention alone, on a CPU](attention-cpu.png)" in page
     assert (tmp_path / "attention-cpu.png").stat().st_size > 10_000
     assert (tmp_path / "memory-cpu.png").stat().st_size > 5_000
+
+
+def test_what_the_compiled_loop_does_stands_on_a_page_of_its_own(tables, program, tmp_path):
+    write(tmp_path, attention_cpu=attention_result(program))
+    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path)]) == 0
+    assert not (tmp_path / "ATTENTION_COMPILED.md").exists()
+    write(tmp_path, attention_cpu_compiled=attention_result(program, sdpa_seconds=3.3))
+    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path)]) == 0
+    page = (tmp_path / "ATTENTION_COMPILED.md").read_text(encoding="utf-8")
+    assert (
+        "](results/attention-cpu-compiled.json)" in page
+        and "![Attention alone, on a CPU](attention-cpu-compiled.png)" in page
+    )
+    assert "Not measured: `RELUFORMER_COMPILED=1 python benchmarks/end_to_end.py` measures it." in page
+    assert "3.30 (3.30–3.30) met" in page and "3.30 (3.30–3.30)" not in (tmp_path / "ATTENTION.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_slower_than_the_rival_is_missed(tables, program):
@@ -108,7 +125,7 @@ def test_quick_files_say_so_and_end_to_end_is_compared_with_marian(tables, progr
     generation["speeds"] = {names.OURS: 30.0, names.MARIAN: 40.0, "vanilla": 20.0}
     generation["speedups"] = {names.OURS: {names.MARIAN: {"median": 0.75, "p10": 0.7, "p90": 0.8}}}
     write(tmp_path, end_to_end_cpu={**RECORD, "quick": True, "cells": [cell, generation]})
-    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path / "ATTENTION.md")]) == 0
+    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path)]) == 0
     page = (tmp_path / "ATTENTION.md").read_text(encoding="utf-8")
     assert "A quick run, to try the programs: its figures mean nothing." in page
     where = "tiny, multi30k-like, float32"
@@ -126,7 +143,7 @@ def test_a_gpu_file_gives_teraflops_and_goals(tables, program, tmp_path):
     records = [gpu._record(case, which, rounds, {gpu.CUDNN: "No available kernel"}) for which in gpu.PASSES]
     result = {**RECORD, "machine": {**RECORD["machine"], "accelerators": ["a GPU"]}, "cells": records}
     write(tmp_path, attention_gpu=result)
-    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path / "ATTENTION.md")]) == 0
+    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path)]) == 0
     page = (tmp_path / "ATTENTION.md").read_text(encoding="utf-8")
     teraflops = 4 * 32 * 16384**2 * 64 / 5e-3 / 1e12
     assert f"| 64 | no | 16,384 | {teraflops:.0f} |" in page
