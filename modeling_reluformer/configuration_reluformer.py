@@ -205,20 +205,6 @@ class ReLUFormerConfig(PreTrainedConfig):
                 raise ValueError(f"{name!r} is not a field of ReLUFormerConfig{hint}")
         return cls(**{**PRESETS[preset], **config_fields})
 
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts the projections: whole heads of attention, columns of the FFN. All else is whole."""
-        attention = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "out_proj": "rowwise"}
-        if self.attention_gate:
-            attention["gate_proj"] = "colwise"
-        if self.attention_qk_norm:
-            attention |= dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
-        attentions = ("encoder.layers.*.self_attn", "decoder.layers.*.self_attn", "decoder.layers.*.encoder_attn")
-        plan = {f"{module}.{name}": style for module in attentions for name, style in attention.items()}
-        for stack in ("encoder", "decoder"):
-            plan |= {f"{stack}.layers.*.fc1": "colwise", f"{stack}.layers.*.fc2": "rowwise"}
-        return plan
-
     def __post_init__(self, **kwargs: Any) -> None:
         self.decoder_vocab_size = self.decoder_vocab_size or self.vocab_size
         _require_choice(self, "attention_activation", POINTWISE_ACTIVATIONS + NORMALIZED_ACTIVATIONS)
@@ -232,6 +218,21 @@ class ReLUFormerConfig(PreTrainedConfig):
         self._check_ffn()
         self._check_numbers()
         super().__post_init__(**kwargs)
+        # after the library, whose older versions add the embedding to the plan
+        self.base_model_tp_plan = self._tensor_parallel_plan()
+
+    def _tensor_parallel_plan(self) -> dict[str, str]:
+        """How tensor parallelism cuts the projections: whole heads of attention, columns of the FFN. All else is whole."""
+        attention = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "out_proj": "rowwise"}
+        if self.attention_gate:
+            attention["gate_proj"] = "colwise"
+        if self.attention_qk_norm:
+            attention |= dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
+        attentions = ("encoder.layers.*.self_attn", "decoder.layers.*.self_attn", "decoder.layers.*.encoder_attn")
+        plan = {f"{module}.{name}": style for module in attentions for name, style in attention.items()}
+        for stack in ("encoder", "decoder"):
+            plan |= {f"{stack}.layers.*.fc1": "colwise", f"{stack}.layers.*.fc2": "rowwise"}
+        return plan
 
     def _check_attention(self) -> None:
         _require_choice(self, "attention_scaling", ATTENTION_SCALINGS)
