@@ -1,0 +1,286 @@
+"""The folder of the Hub kernel: what is in it, that `kernels` loads it without this package, and that it computes the same."""
+
+import ast
+import filecmp
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+import reluformer
+from reluformer import attention_operator, relu_attention
+from reluformer.attention_reference import POINTWISE
+from reluformer.hub_cards import kernel_sources
+from reluformer.hub_cards.kernel import BACKENDS, VERSION, kernel_command, write_kernel
+from reluformer.training.errors import UserError
+from reluformer.visibility_reluformer import Visibility
+
+from ..modeling_reluformer.attention_cases import random_inputs, reference, relative_error
+from ..modeling_reluformer.test_attention_triton import SHARED_MEMORY
+
+REPO_ID = "somebody/relu-attention"
+PROCESS = Path(__file__).with_name("kernel_process.py")
+VARIANTS = {"torch-cpu", "torch-cuda"}
+CUT = "attention_reference.py"  # the rest of it needs entmax
+GENERATED = {"__init__.py", "metadata.json", CUT}
+NAMES = ("output", "S", "T", "dq", "dk", "dv", "dr")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_kernel(tmp_path_factory.mktemp("kernel") / "relu-attention", repo_id=REPO_ID).path
+
+
+def loader():
+    return pytest.importorskip("kernels", reason="loading the folder needs the package kernels")
+
+
+def variants(folder: Path) -> list[Path]:
+    return sorted((folder / "build").glob("torch-*"))
+
+
+def case(queries: int, head_dim: int) -> dict:
+    """Inputs in float32, with padding on both sides and causality."""
+    inputs = random_inputs(1, 2, queries, head_dim=head_dim, dtype=torch.float32)
+    padding = torch.ones(1, queries, dtype=torch.bool)
+    padding[:, :3] = padding[:, -2:] = False
+    weights = [torch.randn_like(inputs.value), *(torch.randn(1, 2, queries) for _ in range(2))]
+    return {"inputs": list(inputs), "gradients": weights, "padding": padding, "causal": True}
+
+
+def expected(case: dict) -> list[torch.Tensor]:
+    """By the float64 reference."""
+    inputs = type(random_inputs(1, 1, 1))(*case["inputs"]).leaves(torch.float64)
+    results = reference(inputs, Visibility(key_padding_mask=case["padding"], causal=True), "relu", "sum+entropy")
+    loss = sum((result * weight).sum() for result, weight in zip(results, case["gradients"], strict=True))
+    return [*results, *torch.autograd.grad(loss, inputs)]
+
+
+@pytest.fixture(scope="module")
+def computed(folder, tmp_path_factory) -> tuple[dict, dict]:
+    """The cases, and what a process without this package makes of them."""
+    loader()
+    pytest.importorskip("triton", reason="the interpreter is Triton's")
+    place = tmp_path_factory.mktemp("computed")
+    torch.manual_seed(0)
+    # Widths whose square root is a power of two: see `random_inputs`. 520 queries are more than
+    # `attention_fused.PLAIN_SCORES_AT_MOST` allows, so that the operator runs and not plain products.
+    cases = {"cpu": case(queries=520, head_dim=16), "interpreter": case(queries=40, head_dim=64)}
+    torch.save(cases, place / "cases")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-W", "ignore::RuntimeWarning", PROCESS, folder, place / "cases", place / "results"]
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=place)
+    assert process.returncode == 0, process.stderr[-4000:]
+    return cases, torch.load(place / "results")
+
+
+@pytest.mark.parametrize("way", ["cpu", "cpu, other variant", "interpreter"])
+def test_it_computes_what_the_reference_does_without_this_package(computed, way):
+    cases, results = computed
+    right = expected(cases[way.partition(",")[0]])
+    right = right[: len(results[way])]  # the gradient of the row scale is not the kernels' work
+    assert len(results[way]) == (6 if way == "interpreter" else 7)
+    for name, found, wanted in zip(NAMES, results[way], right, strict=False):
+        assert found.shape == wanted.shape, name
+        assert relative_error(found, wanted) < 1e-5, name
+
+
+def test_loading_it_imports_neither_this_package_nor_transformers(computed):
+    top_level = {name.partition(".")[0] for name in computed[1]["imported"]}
+    assert {"torch", "triton", "kernels"} <= top_level
+    assert not top_level & {"reluformer", "transformers", "entmax"}
+    first, second = computed[1]["names"]
+    assert first != second
+
+
+def test_it_stands_beside_this_package(folder):
+    kernel = loader().get_local_kernel(folder)
+    assert kernel.__version__ == reluformer.__version__
+    assert kernel.relu_attention is not relu_attention
+    # the requirement of `kernels`: operators live in torch.ops.<id>
+    identifier = json.loads((folder / "build/torch-cpu/metadata.json").read_text())["id"]
+    assert kernel.__name__ == identifier
+    other = getattr(torch.ops, identifier).pointwise_attention.default
+    own = torch.ops.reluformer.pointwise_attention.default
+    assert other is not own
+    assert own is attention_operator.pointwise_attention._opoverload
+
+    torch.manual_seed(0)
+    inputs = random_inputs(queries=600, dtype=torch.float32).leaves()
+    options = {"row_scale": inputs.row_scale, "causal": True, "statistics": "sum+entropy"}
+    found = [function(*inputs[:3], **options) for function in (relu_attention, kernel.relu_attention)]
+    gradients = [torch.autograd.grad(sum(item.sum() for item in results), inputs) for results in found]
+    for ours, theirs in zip((*found[0], *gradients[0]), (*found[1], *gradients[1]), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_every_module_is_this_package_s_own(folder):
+    package = Path(reluformer.__file__).parent
+    for variant in variants(folder):
+        names = {path.name for path in variant.iterdir() if path.is_file()}
+        assert {"attention_fused.py", "kernels_triton.py", "attention_triton.py", "attention_operator.py"} <= names
+        copied = sorted(names - GENERATED)
+        assert filecmp.cmpfiles(package, variant, copied, shallow=False)[0] == copied
+        assert not names & {"modeling_reluformer.py", "configuration_reluformer.py", "layers_reluformer.py"}
+        assert (variant / CUT).read_text() != (package / CUT).read_text()
+
+
+def test_what_is_cut_from_the_reference_is_unchanged(folder):
+    spec = importlib.util.spec_from_file_location("cut", folder / "build/torch-cpu" / CUT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert list(module.POINTWISE) == list(POINTWISE)
+    scores = torch.linspace(-8, 8, 33)
+    assert all(torch.equal(module.POINTWISE[name](scores), POINTWISE[name](scores)) for name in POINTWISE)
+    assert not hasattr(module, "reference_attention")
+
+
+def test_imports_are_relative_or_of_torch_triton_and_the_standard_library(folder):
+    for variant in variants(folder):
+        modules = {path.stem for path in variant.glob("*.py")}
+        for path in variant.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 10))):
+                if isinstance(node, ast.ImportFrom) and node.level:
+                    assert (node.level, node.module in modules) == (1, True), f"{path}: {ast.unparse(node)}"
+                    continue
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module] if isinstance(node, ast.ImportFrom) else []
+                for name in names:
+                    top_level = name.partition(".")[0]
+                    assert top_level in {"torch", "triton"} | sys.stdlib_module_names, f"{path}: {name}"
+
+
+def test_a_definition_that_needs_another_library_is_refused(monkeypatch):
+    monkeypatch.setattr(kernel_sources, "ENTRY_MODULE", "attention_reference")
+    monkeypatch.setattr(kernel_sources, "ENTRY_FUNCTION", "reference_attention")
+    with pytest.raises(ValueError, match=r"attention_reference: .* imports entmax; a Hub kernel may import torch"):
+        kernel_sources.kernel_sources()
+
+
+def test_the_metadata_is_what_kernels_reads(folder):
+    rust = pytest.importorskip("kernels._rust", reason="the metadata is checked by the package kernels")
+    assert {variant.name for variant in variants(folder)} == VARIANTS
+    for variant in variants(folder):
+        metadata = rust.Metadata.read_from_file(variant / "metadata.json")
+        backend = variant.name.removeprefix("torch-")
+        assert (str(metadata.name), metadata.version, metadata.license) == ("relu-attention", VERSION, "Apache-2.0")
+        assert re.fullmatch(rf"_relu_attention_{backend}_[0-9a-f]+", metadata.id)
+        assert (str(metadata.backend.backend_type).lower(), metadata.backend.archs) == (backend, BACKENDS[backend])
+        assert (metadata.python_depends, metadata.kernel_depends) == ([], [])
+        metadata.digest.validate(rust.Digest.hash_variant(metadata.digest.algorithm, variant))  # raises if it differs
+
+
+def test_build_toml_is_valid_and_agrees_with_the_variants(folder):
+    config = tomllib.loads((folder / "build.toml").read_text())
+    assert config["general"]["hub"] == {"repo-id": REPO_ID}
+    assert {f"torch-{backend}" for backend in config["general"]["backends"]} == VARIANTS
+    rust = pytest.importorskip("kernels._rust", reason="build.toml is checked by the package kernels")
+    assert {str(backend).lower() for backend in rust.Build.open(folder).general.backends} == set(BACKENDS)
+
+
+def test_the_command_line_of_kernels_describes_it(folder, capsys):
+    loader()
+    from kernels.cli.info import print_kernel_info
+
+    print_kernel_info(str(folder), json_output=True)
+    info = json.loads(capsys.readouterr().out)
+    assert (info["name"], info["version"], info["backends"]) == ("relu-attention", VERSION, ["cpu", "cuda"])
+
+
+def test_the_card_is_valid_and_its_example_runs(folder, monkeypatch):
+    text = (folder / "README.md").read_text()
+    assert text == (folder / "build/CARD.md").read_text()
+    assert not re.search(r"\{\{|\}\}|\{%|None|nan", text)
+    card = ModelCard(text)
+    assert (card.data.library_name, card.data.license) == ("kernels", "apache-2.0")
+    assert "No GPU has run the Triton kernels yet" in text
+    compiled = " and ".join(f"{capability / 10:.1f}" for capability in SHARED_MEMORY)
+    assert f"for compute capabilities {compiled}." in text.replace("\n  ", " ")
+    loader()
+    monkeypatch.setenv("LOCAL_KERNELS", f"{REPO_ID}={folder}")  # `get_kernel` then takes the folder for the repository
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {}
+    exec(example.replace("1024", "96").replace("1025", "97"), names)
+    assert names["query"].grad.isfinite().all()
+    assert names["row_sum"].shape == (2, 8, 96)
+
+
+def test_old_releases_find_it_in_the_folder_of_its_name(folder):
+    place = folder / "build/torch-cpu/relu_attention/__init__.py"
+    found = []
+    for name in ("one", "two"):
+        spec = importlib.util.spec_from_file_location(name, place)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found.append(module.relu_attention)
+    assert found[0] is found[1]
+    query = torch.ones(1, 1, 2, 4)
+    assert torch.equal(
+        found[0](query, query, query, row_scale=None), relu_attention(query, query, query, row_scale=None)
+    )
+
+
+def test_the_same_package_writes_the_same_bytes(folder, tmp_path):
+    again = write_kernel(tmp_path / "again", repo_id=REPO_ID).path
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = [file for file in files if "__pycache__" not in file]
+    assert files == sorted(path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file())
+    assert filecmp.cmpfiles(folder, again, files, shallow=False)[0] == files
+    assert {"README.md", "LICENSE", "build.toml"} <= set(files)
+
+
+def test_other_code_is_another_build(folder, tmp_path, monkeypatch):
+    sources = kernel_sources.kernel_sources()
+    changed = {**sources, "attention_fused": sources["attention_fused"] + "# changed\n"}
+    monkeypatch.setattr("reluformer.hub_cards.kernel.kernel_sources", lambda: changed)
+    identifiers = [
+        json.loads((place / "build/torch-cpu/metadata.json").read_text())["id"]
+        for place in (folder, write_kernel(tmp_path / "other", repo_id=REPO_ID).path)
+    ]
+    assert identifiers[0] != identifiers[1]
+
+
+def test_the_command_writes_it_once_and_replaces_it_when_told(tmp_path, capsys):
+    output = ["--output", str(tmp_path / "kernel")]
+    assert kernel_command(ArgumentParser, [*output, "--repo-id", "somebody/pointwise"]) == 0
+    line = capsys.readouterr().out
+    assert "somebody/pointwise, version 0" in line and "torch-cpu, torch-cuda" in line
+    assert (tmp_path / "kernel/build/torch-cuda/pointwise/__init__.py").is_file()
+    with pytest.raises(UserError, match="holds a kernel already; give another folder, or --overwrite"):
+        kernel_command(ArgumentParser, output)
+    (tmp_path / "kernel/build/stale").write_text("")
+    assert kernel_command(ArgumentParser, [*output, "--overwrite"]) == 0
+    assert not (tmp_path / "kernel/build/stale").exists()
+    assert os.listdir(tmp_path) == ["kernel"]
+
+
+@pytest.mark.parametrize(
+    ("repo_id", "message"),
+    [
+        ("relu-attention", "give owner/name"),
+        ("somebody/ReLU_attention", "lower-case letters, digits and dashes"),
+        ("some body/relu", "is no repo id of the Hub"),
+    ],
+)
+def test_what_cannot_be_a_kernel_s_repo_id_is_refused(tmp_path, repo_id, message):
+    with pytest.raises(UserError, match=message):
+        write_kernel(tmp_path / "kernel", repo_id=repo_id)
+    assert not (tmp_path / "kernel").exists()
+
+
+def test_folders_and_files_of_others_are_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="holds files but no kernel"):
+        write_kernel(tmp_path, overwrite=True)
+    with pytest.raises(UserError, match="is a file; give a folder"):
+        write_kernel(tmp_path / "thesis.txt", overwrite=True)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
