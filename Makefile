@@ -11,7 +11,7 @@ JOBS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-kills test-peer test-oldest bench bench-compiled studies-smoke studies reproduction error-table lint format clean
+.PHONY: demo test test-kills test-peer test-oldest bench bench-compiled studies-smoke studies reproduction error-table docs docs-serve docs-links example-card lint format clean
 
 demo: .venv/installed
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -66,6 +66,23 @@ reproduction: .venv/installed
 error-table: .venv/installed
 	$(BIN)/python -m tests.robustness.error_table
 
+# docs/_build/html, warnings as errors; needs no network, and what it writes loads nothing from it.
+docs: .venv/installed
+	$(BIN)/python docs/reference_tables.py --check
+	rm -rf docs/_build
+	$(BIN)/python -m sphinx -q -b html -c docs -d docs/_build/doctrees -W --keep-going . docs/_build/html
+
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/_build/html 8000
+
+# Fetches every external link: not in continuous integration.
+docs-links: .venv/installed
+	$(BIN)/python -m sphinx -b linkcheck -c docs -d docs/_build/doctrees . docs/_build/links
+
+# docs/example_card.md from a finished run: make example-card RUN=runs/finetune_reluformer_from_softmax
+example-card: .venv/installed
+	$(BIN)/reluformer card --run $(RUN) --output docs/example_card.md
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,6 +95,8 @@ clean:
 	rm -rf .venv .venv-oldest build dist *.egg-info
 
 .venv/installed: constraints.txt
+.venv/installed: EXTRAS := dev,docs,kernels,space
+.venv-oldest/installed: EXTRAS := dev
 .venv/installed: PYTHON_NEEDED := >= (3, 11)
 .venv-oldest/installed: constraints-oldest.txt
 .venv-oldest/installed: PYTHON_NEEDED := == (3, 11)
@@ -87,5 +106,5 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.version_info[:2] $(PYTHON_NEEDED) or sys.exit("Python $(PYTHON_NEEDED) is needed, this is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(@D)/bin/python -m pip install -c $(filter constraints%,$^) -e '.[dev]'
+	$(@D)/bin/python -m pip install -c $(filter constraints%,$^) -e '.[$(EXTRAS)]'
 	touch $@

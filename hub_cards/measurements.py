@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub.errors import StrictDataclassError
 
 from reluformer import ReLUFormerConfig
+from reluformer.hub_cards.public_names import is_hub_id, public_name, run_name
 from reluformer.training.errors import UserError, one_line
 
 # Key in the Trainer's log, name in the card, format.
@@ -21,6 +23,9 @@ ATTENTION_FIGURES = (
     ("attention_entropy", "mean row entropy H (nats)", "{:.3f}"),
     ("dead_row_fraction", "dead rows (no positive weight)", "{:.2%}"),
 )
+# Keys in evaluation.<split>.json.
+SCORES = ("bleu", "document_bleu", "tokenized_lowercase_bleu", "moses_lowercase_bleu", "chrf", "exact_match")
+_ATTENTION_FIELDS = ("attention_activation", "attention_scaling", "attention_gamma")
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,16 @@ class RunFolder:
         config = self._json("config.json")
         if config is None:
             raise UserError(f"{self.path}: holds no config.json; give the folder of a finished run")
+        if not isinstance(config, dict):
+            raise UserError(
+                f"{self.path}: its config.json holds a {type(config).__name__}, expected the fields of a model"
+            )
         if config.get("model_type") != ReLUFormerConfig.model_type:
             raise UserError(f"{self.path}: holds a model of type {config.get('model_type')!r}, expected 'reluformer'")
-        object.__setattr__(self, "config", ReLUFormerConfig.from_dict(config))
+        try:
+            object.__setattr__(self, "config", ReLUFormerConfig.from_dict(config))
+        except (ValueError, TypeError, StrictDataclassError) as error:
+            raise UserError(f"{self.path}: its config.json cannot be used: {one_line(error)}") from error
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
@@ -77,6 +89,47 @@ class RunFolder:
         return [{"split": path.name.split(".", 1)[1].removesuffix(".json"), **self._json(path.name)} for path in paths]
 
     @property
+    def is_evaluated(self) -> bool:
+        """Whether there is a score of it."""
+        return any(is_number(evaluation.get(key)) for evaluation in self.evaluations for key in SCORES)
+
+    @property
+    def dataset(self) -> dict[str, Any]:
+        """The recipe's section `data.dataset`, {} without it; `path` is as a card may show it."""
+        dataset = self.section("data").get("dataset") or {}
+        return {**dataset, "path": public_name(dataset["path"])} if dataset else {}
+
+    @property
+    def dataset_id(self) -> str | None:
+        """The data set's id on the Hub; None where the text is from elsewhere."""
+        path = (self.section("data").get("dataset") or {}).get("path")
+        return path if path and is_hub_id(path) else None
+
+    def evaluated_text(self, evaluation: Mapping[str, Any]) -> str | None:
+        """What an evaluation translated: the name it records or, where that only repeats the split, the files' names."""
+        name, split = evaluation.get("dataset"), evaluation["split"]
+        if dataset := self.section("data").get("dataset"):
+            return name and name.replace(dataset["path"], self.dataset["path"])
+        files = self.section("data").get(split)
+        if files and name in (None, split):
+            return f"{Path(files['source']).name}, {Path(files['target']).name}"
+        return name
+
+    @property
+    def base_model(self) -> str | None:
+        """Id on the Hub of the model whose weights it started from; None for new weights and for local models."""
+        name = self.recipe.get("initialize_from")
+        # Transformers notes in the tokenizer, which is that of the other model, whether it came from a folder.
+        is_local = (self._json("tokenizer_config.json") or {}).get("is_local")
+        return name if name and not is_local and is_hub_id(name) else None
+
+    @property
+    def base_run(self) -> str | None:
+        """Name of the run whose weights it started from; None where that is not known, or on the Hub."""
+        name = self.recipe.get("initialize_from")
+        return run_name(name) if name and self.base_model is None else None
+
+    @property
     def languages(self) -> list[str]:
         """Source and target language; fewer if the recipe does not say."""
         data = self.section("data")
@@ -104,6 +157,20 @@ class RunFolder:
                     rows.append((name, text.format(entries[-1][logged]), f"{where}, update {entries[-1]['step']:,}"))
                     break
         return rows
+
+    def analysed_rows(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The entropy table of `reluformer analyze`, means over layers and heads by module, and the text it is of.
+
+        ([], {}) where it was not measured, or of a model with another attention than this one has now.
+        """
+        result = self._json("analysis/entropy.json") or {}
+        measured = (result.get("model") or {}).get("config") or {}
+        if any(measured.get(name) != getattr(self.config, name) for name in _ATTENTION_FIELDS):
+            return [], {}
+        rows = [row for row in result.get("table") or [] if row.get("layer") == "all" and row.get("head") == "all"]
+        text = result.get("text") or {}
+        names = [Path(text[key]).name for key in ("source_file", "target_file") if text.get(key)]
+        return rows, {**text, "files": names, "date": result.get("date")}
 
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()

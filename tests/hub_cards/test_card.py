@@ -5,55 +5,24 @@ import re
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, metadata_load
+from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 
 from reluformer import ReLUFormerConfig
 from reluformer.hub_cards.card import render_card, write_card
 from reluformer.hub_cards.formula import attention_formula, regularization_formula
+from reluformer.training import cli
 from reluformer.training.errors import UserError
-from reluformer.training.metrics import score_translations
-from reluformer.training.records import run_record, write_json
+from reluformer.training.records import write_json
 
-TINY = {"vocab_size": 1234, "d_model": 16, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 2}
-TINY |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 77}
+from .documented_run import TINY, change, change_recipe, entropy_analysis, write_documented_run
+
 MARKDOWN_LEFTOVERS = re.compile(r"\bNone\b|\{\{|\{%|Undefined")
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A run folder as training writes it."""
-    folder = tmp_path / "little_run"
-    ReLUFormerConfig(attention_gamma=5.5, regularization_weight=0.03, **TINY).save_pretrained(folder)
-    recipe = {
-        "name": "little",
-        "description": "A small one: for a test.",
-        "data": {
-            "source_language": "de",
-            "target_language": "no",
-            "max_length": 99,
-            "train": {"source": "/home/somebody/corpus/train.de.gz", "target": "/home/somebody/corpus/train.no.gz"},
-            "dataset": None,
-            "demo": None,
-        },
-        "training": {"learning_rate": 0.005, "lr_scheduler_type": "inverse_sqrt", "warmup_steps": 2000},
-    }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    record = run_record("reluformer train --config little.yaml", "little", 17)
-    record |= {"updates": 2400, "seconds": 90, "target_tokens_per_update": 4096.4, "target_tokens_per_second": 9876.5}
-    record |= {"parameters": 54321, "averaged_checkpoints": ["checkpoint-2300", "checkpoint-2400"]}
-    write_json(folder / "training_record.json", record)
-    reports = [{"name": "train files", "read": 1010, "kept": 1000, "skipped": {"empty line": 10}, "first": {}}]
-    write_json(folder / "corpus_report.json", reports)
-    scores = score_translations(["the cat sat on a mat"], ["The cat sat on a mat"])
-    evaluation = {"split": "test", "dataset": "little test", **scores, "decoding": {"num_beams": 5}}
-    write_json(folder / "evaluation.test.json", evaluation)
-    history = [
-        {"step": 100, "attention_entropy": 9.9, "dead_row_fraction": 0.9},
-        {"step": 2400, "attention_entropy": 1.234, "dead_row_fraction": 0.05},
-        {"step": 2400, "eval_dead_row_fraction": 0.0123},
-    ]
-    write_json(folder / "trainer_state.json", {"log_history": history})
-    return folder
+    return write_documented_run(tmp_path / "little_run")
 
 
 def test_metadata_can_be_read_back(run):
@@ -91,7 +60,10 @@ def test_attention_figures_are_the_last_ones_and_validation_goes_first(run):
 
 
 def test_paths_of_the_machine_are_left_out(run):
+    change(run / "training_record.json", command="reluformer train --config /home/somebody/little.yaml")
+    change_recipe(run, tokenizer={"path": "/home/somebody/tokenizer"})
     text = render_card(run)
+    assert "reluformer train --config …/little.yaml" in text and "| tokenizer taken from | `tokenizer` |" in text
     assert "/home/somebody" not in text and str(run) not in text
     assert "`train.de.gz`" in text
 
@@ -146,13 +118,139 @@ def test_moses_lower_casing_pictures_licence_and_place_are_named(run):
     assert ModelCard(text).data.license == "cc-by-2.0"
 
 
-def test_a_data_set_of_the_hub_is_linked(run):
-    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
-    recipe["data"] |= {"train": None, "dataset": {"path": "wmt14", "name": "de-en", "revision": "abc"}}
-    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    data = ModelCard(render_card(run)).data
-    assert data.datasets == ["wmt14"]
-    assert (data.eval_results[0].dataset_type, data.eval_results[0].dataset_config) == ("wmt14", "de-en")
+# Its parts
+
+
+def test_it_says_how_to_load_with_and_without_the_package(run):
+    text = render_card(run, repo_id="me/little")
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(examples) == 3 and all('"me/little"' in example for example in examples)
+    without = [example for example in examples if "reluformer" not in example]
+    assert len(without) == 1 and without[0].count("trust_remote_code=True") == 2
+    for example in examples:
+        compile(example, "card", "exec")
+
+
+def test_speeds_stand_with_the_machine_they_were_measured_on(run):
+    text = render_card(run)
+    assert re.search(r"\| training, all processes \| 9,87\d target tokens a second \| \S.* \|", text)
+    assert "| translating `test`, beams 5 | 12.34 sentences a second | slow processor, 2 threads |" in text
+
+
+def test_the_analysis_is_shown_by_kind_of_attention(run):
+    text = render_card(run)
+    assert "on 1,200 pairs of new.de, new.no, targets: given, teacher-forced, 2024-05-06:" in text
+    assert "| all | 1.111 | 2.222 | 3.33% | 55.5% | 0.444 |" in text
+    assert "| decoder to encoder | 0.667 | 2.222 | 3.33% | 77.7% | 0.444 |" in text
+    assert "9.99" not in text
+
+
+def test_an_analysis_of_another_attention_is_left_out(run):
+    analysis = entropy_analysis(run)
+    analysis["model"]["config"]["attention_gamma"] = 99.0
+    write_json(run / "analysis" / "entropy.json", analysis)
+    assert "1.111" not in render_card(run)
+
+
+def test_limits_say_lengths_gamma_exchange_and_what_was_not_tested(run):
+    limits = render_card(run).split("## Limits")[1].split("## Licence")[0]
+    for words in ("77 tokens", "at most 99 tokens", "`γ` = 5.5", "softmax for ReLU", "seed 17", "nothing else"):
+        assert words in limits, words
+    (run / "evaluation.test.json").unlink()
+    change_recipe(run, data={"packing": {"too_long": "skip"}})
+    limits = render_card(run).split("## Limits")[1]
+    assert "Not evaluated" in limits and "packed to documents of at most 99 tokens" in limits
+
+
+FIGURES = {
+    "updates": ("training_record.json", "| updates |"),
+    "parameters": ("training_record.json", "| parameters |"),
+    "seconds": ("training_record.json", "| wall time |"),
+    "target_tokens_per_update": ("training_record.json", "| target tokens an update, mean |"),
+    "target_tokens_per_second": ("training_record.json", "| training, all processes |"),
+    "averaged_checkpoints": ("training_record.json", "| averaged checkpoints |"),
+    "seed": ("training_record.json", "| seed |"),
+    "command": ("training_record.json", "Command:"),
+    "bleu": ("evaluation.test.json", "| BLEU (sacreBLEU) |"),
+    "chrf": ("evaluation.test.json", "| chrF |"),
+    "exact_match": ("evaluation.test.json", "| Exact match (%) |"),
+    "sentences_per_second": ("evaluation.test.json", "| translating `test`"),
+    "decoding": ("evaluation.test.json", "; decoding:"),
+}
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_each_missing_figure_leaves_its_part_out(run, figure):
+    file, part = FIGURES[figure]
+    assert part in render_card(run)
+    change(run / file, **{figure: None})
+    text = render_card(run)
+    assert part not in text and not MARKDOWN_LEFTOVERS.search(text)
+    ModelCard(text)
+
+
+@pytest.mark.parametrize("file", ["recipe.yaml", "training_record.json", "evaluation.test.json", "trainer_state.json"])
+def test_each_missing_file_leaves_its_part_out(run, file):
+    (run / file).unlink()
+    text = render_card(run)
+    assert not MARKDOWN_LEFTOVERS.search(text)
+    test_tables_are_whole(run)
+    ModelCard(text)
+
+
+# Metadata
+
+
+def test_the_model_index_is_what_huggingface_hub_makes_and_reads(run):
+    """`metadata_load` and the two conversions are what the Hub's client checks without a network."""
+    metadata = metadata_load(write_card(run))
+    name, results = model_index_to_eval_results(metadata["model-index"])
+    assert name == "little" and eval_results_to_model_index(name, results) == metadata["model-index"]
+    assert {result.task_type for result in results} == {"translation"}
+    assert yaml.safe_load(yaml.safe_dump(metadata)) == metadata
+
+
+def test_the_hubs_own_validation_takes_it(run, loopback_hub, hub_client):
+    """The request of `ModelCard.validate`, to the Hub of the tests."""
+    ModelCard(render_card(run, license="cc-by-4.0")).validate()
+    assert loopback_hub.statuses("POST", "/api/validate-yaml") == [200]
+
+
+# Licence
+
+
+def test_the_licence_is_kept_by_later_cards(run):
+    assert "`reluformer publish … --license …`" in render_card(run)
+    write_card(run, license="cc-by-4.0")
+    assert ModelCard(render_card(run)).data.license == "cc-by-4.0"
+    assert "The weights: `cc-by-4.0`." in render_card(run)
+    assert ModelCard(render_card(run, license="mit")).data.license == "mit"
+
+
+def test_a_damaged_card_is_named(run):
+    (run / "README.md").write_text("---\nlicense: [\n---\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"README\.md: its metadata cannot be read"):
+        render_card(run)
+
+
+# The command
+
+
+def test_the_command_writes_the_card_of_the_run(run, capsys):
+    assert cli.main(["card", "--run", str(run), "--license", "mit", "--repo-id", "me/little"]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "README.md")
+    text = (run / "README.md").read_text(encoding="utf-8")
+    assert text == render_card(run, license="mit", repo_id="me/little")
+
+
+def test_a_card_elsewhere_has_its_pictures_beside_it(run, tmp_path):
+    (run / "attention_map.png").write_bytes(b"map")
+    output = tmp_path / "docs" / "example.md"
+    assert cli.main(["card", "--run", str(run), "--output", str(output)]) == 0
+    assert "](example_files/attention_map.png)" in output.read_text(encoding="utf-8")
+    assert (output.parent / "example_files" / "attention_map.png").read_bytes() == b"map"
+    assert not (run / "README.md").exists()
+    assert cli.main(["card", "--run", str(run), "--output", str(tmp_path)]) == 2
 
 
 @pytest.mark.parametrize("preset", ["reluformer", "vanilla", "sparsemax", "entmax15", "rela", "relu_vit"])
@@ -179,3 +277,14 @@ def test_folders_without_such_a_model_are_refused(tmp_path, run):
     (run / "trainer_state.json").write_text("{")
     with pytest.raises(UserError, match=r"trainer_state\.json: is damaged"):
         render_card(run)
+
+
+def test_cased_scores_of_a_model_without_capitals_are_left_out_and_the_headline_comes_first(run):
+    change_recipe(run, evaluation={"headline": "tokenized_lowercase_bleu"})
+    names = [result.metric_name for result in ModelCard(render_card(run)).data.eval_results]
+    assert names[0] == "BLEU, lower-cased" and "BLEU (sacreBLEU)" in names
+    write_json(run / "tokenizer.json", {"normalizer": {"type": "Lowercase"}})
+    names = {result.metric_name for result in ModelCard(render_card(run)).data.eval_results}
+    assert names and all("lower-cased" in name for name in names)
+    change_recipe(run, evaluation={"headline": "bleu"})
+    assert "BLEU (sacreBLEU)" in render_card(run)

@@ -1,0 +1,166 @@
+"""What of a run is published. Files are chosen by name: whatever else lies in the folder stays there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from reluformer import ReLUFormerConfig
+from reluformer.hub_cards.card import render_card
+from reluformer.hub_cards.card_contents import PICTURES
+from reluformer.hub_cards.measurements import RunFolder
+from reluformer.hub_cards.weights import check_weights, weight_files
+from reluformer.training.errors import UserError, one_line
+from reluformer.training.initialization import load_config
+from reluformer.training.loading import load_tokenizer
+from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, is_finished
+
+# Beside those that the tokenizer's class names.
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_REGULAR_BYTES = 10_000_000  # a larger file must be stored by LFS
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """name: in the repository. content: the file to upload, or its bytes."""
+
+    name: str
+    content: Path | bytes
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the Hub is expected to store it by LFS: weights, pictures and what is large. It decides itself."""
+        return self.name.endswith((".safetensors", ".png")) or self.size > _REGULAR_BYTES
+
+    @cached_property
+    def sha256(self) -> str:
+        """What LFS knows the content by."""
+        if isinstance(self.content, bytes):
+            return hashlib.sha256(self.content).hexdigest()
+        with self.content.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    @cached_property
+    def git_hash(self) -> str:
+        """What git knows the content by."""
+        content = self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def check_run(folder: Path, *, without_evaluation: bool) -> None:
+    """Raises a `UserError` for a folder that is no run's, or a run that is unfinished, diverged or not evaluated."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the folder of a run, for example runs/demo")
+    if not (folder / RECIPE_FILE).is_file():
+        raise UserError(
+            f"{folder}: is not a run folder (no {RECIPE_FILE} in it); give one that `reluformer train` has written"
+        )
+    if not is_finished(folder):
+        missing = next(name for name in (RECORD_FILE, CARD_FILE) if not (folder / name).is_file())
+        raise UserError(
+            f"{folder}: the run is not finished (no {missing}); the command that began it goes on, or `reluformer evaluate "
+            f"--run {folder}` if it was trained to the end"
+        )
+    run = RunFolder(folder)
+    if run.training_record.get("diverged"):
+        raise UserError(f"{folder}: the training diverged, there is nothing to publish; see {RECORD_FILE}")
+    if not run.is_evaluated and not without_evaluation:
+        raise UserError(
+            f"{folder}: the run has no evaluation; `reluformer evaluate --run {folder}` makes one, --without-evaluation "
+            "publishes without"
+        )
+
+
+def collect_files(folder: Path, *, repo_id: str, license: str | None = None) -> list[PublishedFile]:
+    """The files of a run to publish, each checked, the largest first.
+
+    The recipe is not among them, since it may hold paths of this machine: the card holds its values.
+
+    Raises:
+        UserError: weights, configuration, tokenizer or the model's code are missing, damaged or do not belong together.
+    """
+    config = load_config(folder)
+    check_weights(folder, config)
+    names = ["config.json", *_code_files(folder), *_tokenizer_files(folder, config)]
+    if (folder / "generation_config.json").is_file():
+        _check_generation_config(folder)
+        names.append("generation_config.json")
+    names += [name for name in PICTURES if (folder / name).is_file()]
+    paths = [*weight_files(folder), *(folder / name for name in dict.fromkeys(names))]
+    for path in paths:
+        if path.name.endswith("_config.json") or path.name == "config.json":
+            _check_no_paths(path)
+    card = render_card(folder, license=license, repo_id=repo_id)
+    files = [PublishedFile(CARD_FILE, card.encode()), *(PublishedFile(path.name, path) for path in paths)]
+    return sorted(files, key=lambda file: (-file.size, file.name))
+
+
+def _code_files(folder: Path) -> list[str]:
+    """The Python files that `trust_remote_code=True` needs, those they import included."""
+    auto_map = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("auto_map") or {}
+    again = "save the model again with `import reluformer` and save_pretrained"
+    if not {"AutoConfig", "AutoModelForSeq2SeqLM"} <= auto_map.keys():
+        raise UserError(
+            f"{folder / 'config.json'}: its auto_map does not name the model's code, without which only the package can load it; "
+            f"{again}"
+        )
+    names: dict[str, None] = {}
+    for reference in auto_map.values():
+        if "--" in reference:
+            raise UserError(f"{folder / 'config.json'}: takes its code from another repository ({reference}); {again}")
+        module = folder / f"{reference.partition('.')[0]}.py"
+        try:
+            modules = [module, *map(Path, get_relative_import_files(module))]
+        except OSError as error:
+            missing = Path(error.filename or module).name
+            raise UserError(f"{folder}: the model's code is incomplete: {missing} is missing; {again}") from error
+        names |= dict.fromkeys(path.name for path in modules)
+    return sorted(names)
+
+
+def _tokenizer_files(folder: Path, config: ReLUFormerConfig) -> list[str]:
+    tokenizer = load_tokenizer(folder)
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"{folder}: its tokenizer has {len(tokenizer):,} pieces, its model embeddings for {config.vocab_size:,}; they do not "
+            "belong together"
+        )
+    names = dict.fromkeys((*_TOKENIZER_FILES, *tokenizer.vocab_files_names.values()))
+    return [name for name in names if (folder / name).is_file()]
+
+
+def _check_generation_config(folder: Path) -> None:
+    try:
+        GenerationConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{folder}: its generation_config.json cannot be loaded: {one_line(error)}") from error
+
+
+def _check_no_paths(path: Path) -> None:
+    for value in _texts(json.loads(path.read_text(encoding="utf-8"))):
+        if os.path.isabs(value) and len(value) > 1 and os.path.exists(value):
+            raise UserError(f"{path}: holds a path of this machine ({value}), which would be published; remove it")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, str):
+        yield value

@@ -1,0 +1,175 @@
+"""Publishing a run on the Hub: what is needed to use the model, with its card, in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi, get_token
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.hf_api import ModelInfo
+from huggingface_hub.utils import validate_repo_id
+
+from reluformer.hub_cards.bundle import PublishedFile, check_run, collect_files
+from reluformer.hub_cards.hub_faults import no_token, with_retries
+from reluformer.hub_cards.measurements import RunFolder
+from reluformer.training.errors import UserError, one_line
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What was done. url: of the commit, None where nothing was to do or for a dry run. files: names of what it changed."""
+
+    url: str | None
+    files: tuple[str, ...] = ()
+
+
+def publish(
+    run_dir: str | Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    dry_run: bool = False,
+    license: str | None = None,
+    without_evaluation: bool = False,
+    api: HfApi | None = None,
+    tell: Callable[[str], None] = print,
+) -> Publication:
+    """Uploads a finished run to a repository of the Hub in one commit, which it makes if anything is to change.
+
+    Nothing is deleted from the repository, and nothing of the run folder is changed.
+
+    Args:
+        run_dir: folder of a finished run.
+        repo_id: `owner/name`; the repository is made if there is none.
+        private: True makes a new repository private and refuses an existing one that is public; None leaves both as the
+            owner's account has it.
+        dry_run: check and tell what would be uploaded, without token or network.
+        license: of the weights, as the Hub names licences; None takes the one of the card in the run folder, if any.
+        without_evaluation: publish a run that was not evaluated.
+        api: the client, with another token or endpoint; None takes `HF_ENDPOINT` and the token of `hf auth login` or
+            `HF_TOKEN`.
+        tell: takes each line of what is done.
+
+    Raises:
+        UserError: a run that is not to be published as it is, a wrong repository id, no token, or a fault of the Hub or
+            the connection that did not pass.
+    """
+    folder = Path(run_dir)
+    check_repo_id(repo_id)
+    check_run(folder, without_evaluation=without_evaluation)
+    api = HfApi() if api is None else api
+    if not dry_run:
+        check_token(api)
+    files = collect_files(folder, repo_id=repo_id, license=license)
+    for line in describe(files, repo_id):
+        tell(line)
+    if dry_run:
+        tell("dry run: nothing was uploaded")
+        return Publication(None)
+    upload = _Upload(api, repo_id, files, private, f"Publish {RunFolder(folder).name}", tell)
+    return with_retries(upload.attempt, repo_id=repo_id, tell=tell)
+
+
+def describe(files: Sequence[PublishedFile], repo_id: str) -> list[str]:
+    """A line for each file with its size and how it is expected to be stored, and one for all of them."""
+    longest = max(len(file.name) for file in files)
+    lines = [f"  {file.name:<{longest}}  {_size(file.size):>8}{'  LFS' if file.is_large else ''}" for file in files]
+    return [f"{repo_id}: {len(files)} files, {_size(sum(file.size for file in files))}", *lines]
+
+
+class _Upload:
+    """One publication; an attempt that failed may be made again, since each begins with what is there."""
+
+    def __init__(
+        self,
+        api: HfApi,
+        repo_id: str,
+        files: Sequence[PublishedFile],
+        private: bool | None,
+        message: str,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._api, self._repo_id, self._files, self._private = api, repo_id, files, private
+        self._message, self._tell = message, tell
+        self._sent: tuple[str, ...] = ()  # of a commit whose answer has not come
+
+    def attempt(self) -> Publication:
+        self._api.create_repo(self._repo_id, private=self._private, exist_ok=True)
+        info = self._api.model_info(self._repo_id, files_metadata=True)
+        if self._private and not info.private:
+            raise UserError(
+                f"{self._repo_id}: exists and is public, but --private was given; make it private in its settings, or leave "
+                "--private out"
+            )
+        changed = changed_files(self._files, info)
+        if not changed:
+            return self._nothing_to_do(info)
+        self._tell_differences(changed, info)
+        self._sent = tuple(file.name for file in changed)
+        commit = self._api.create_commit(
+            self._repo_id,
+            operations=[CommitOperationAdd(file.name, file.content) for file in changed],
+            commit_message=self._message,
+            commit_description=f"With reluformer {version('reluformer')}.",
+            parent_commit=info.sha,
+        )
+        url = str(commit.commit_url)
+        self._tell(f"published: {url}")
+        return Publication(url, self._sent)
+
+    def _nothing_to_do(self, info: ModelInfo) -> Publication:
+        url = f"{self._api.endpoint}/{self._repo_id}"
+        if self._sent:  # the commit of an earlier attempt has arrived, its answer has not
+            commit = f"{url}/commit/{info.sha}"
+            self._tell(f"published: {commit}")
+            return Publication(commit, self._sent)
+        self._tell(f"nothing to do: {url} holds all of this already")
+        return Publication(None)
+
+    def _tell_differences(self, changed: Sequence[PublishedFile], info: ModelInfo) -> None:
+        visible = "private" if info.private else "public"
+        total = _size(sum(file.size for file in changed))
+        self._tell(f"{self._repo_id} is {visible}; new or changed: {len(changed)} of {len(self._files)} files, {total}")
+        ours = {file.name for file in self._files} | {".gitattributes"}
+        if others := sorted(sibling.rfilename for sibling in info.siblings or [] if sibling.rfilename not in ours):
+            self._tell(f"left alone in the repository: {', '.join(others)}")
+
+
+def changed_files(files: Sequence[PublishedFile], info: ModelInfo) -> list[PublishedFile]:
+    """Those that the repository does not hold, or holds with another content, told by their hashes."""
+    there = {sibling.rfilename: sibling for sibling in info.siblings or []}
+
+    def is_there(file: PublishedFile) -> bool:
+        sibling = there.get(file.name)
+        if sibling is None:
+            return False
+        return sibling.lfs.sha256 == file.sha256 if sibling.lfs else sibling.blob_id == file.git_hash
+
+    return [file for file in files if not is_there(file)]
+
+
+def check_repo_id(repo_id: str, option: str = "--repo-id") -> None:
+    """Raises a `UserError`, which names the option, for what is no `owner/name` of the Hub's form."""
+    if repo_id.count("/") != 1:
+        raise UserError(f"{option}: {repo_id!r} is no repository; give owner/name, for example me/my-model")
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise UserError(f"{option}: {one_line(error)}") from error
+
+
+def check_token(api: HfApi | None = None) -> None:
+    """Raises a `UserError` if neither the client nor huggingface_hub's settings have a token; the Hub is not asked."""
+    if not ((api is not None and api.token) or get_token()):
+        raise UserError(no_token())
+
+
+def _size(count: int) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,81 @@
+"""A run folder as training and analysis leave it, without weights: all that a card is rendered from."""
+
+import json
+
+import yaml
+
+from reluformer import ReLUFormerConfig
+from reluformer.training.metrics import score_translations
+from reluformer.training.records import run_record, write_json
+
+TINY = {"vocab_size": 1234, "d_model": 16, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 2}
+TINY |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 77}
+
+
+def write_documented_run(folder):
+    """Writes it and returns it."""
+    ReLUFormerConfig(attention_gamma=5.5, regularization_weight=0.03, **TINY).save_pretrained(folder)
+    recipe = {
+        "name": "little",
+        "description": "A small one: for a test.",
+        "data": {
+            "source_language": "de",
+            "target_language": "no",
+            "max_length": 99,
+            "train": {"source": "/home/somebody/corpus/train.de.gz", "target": "/home/somebody/corpus/train.no.gz"},
+            "dataset": None,
+            "demo": None,
+        },
+        "training": {"learning_rate": 0.005, "lr_scheduler_type": "inverse_sqrt", "warmup_steps": 2000},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    record = run_record("reluformer train --config little.yaml", "little", 17)
+    record |= {"updates": 2400, "seconds": 90, "target_tokens_per_update": 4096.4, "target_tokens_per_second": 9876.5}
+    record |= {"parameters": 54321, "averaged_checkpoints": ["checkpoint-2300", "checkpoint-2400"]}
+    write_json(folder / "training_record.json", record)
+    reports = [{"name": "train files", "read": 1010, "kept": 1000, "skipped": {"empty line": 10}, "first": {}}]
+    write_json(folder / "corpus_report.json", reports)
+    scores = score_translations(["the cat sat on a mat"], ["The cat sat on a mat"])
+    evaluation = {"split": "test", "dataset": "little test", **scores, "decoding": {"num_beams": 5}}
+    evaluation |= {"sentences_per_second": 12.34, "machine": {"cpu": "slow processor", "torch_threads": 2}}
+    write_json(folder / "evaluation.test.json", evaluation)
+    history = [
+        {"step": 100, "attention_entropy": 9.9, "dead_row_fraction": 0.9},
+        {"step": 2400, "attention_entropy": 1.234, "dead_row_fraction": 0.05},
+        {"step": 2400, "eval_dead_row_fraction": 0.0123},
+    ]
+    write_json(folder / "trainer_state.json", {"log_history": history})
+    write_json(folder / "analysis" / "entropy.json", entropy_analysis(folder))
+    return folder
+
+
+def entropy_analysis(folder):
+    """As `reluformer analyze --what entropy` writes it."""
+    figures = {"rows": 40, "entropy": 1.111, "uniform_entropy": 2.222, "dead_row_fraction": 0.0333, "row_sum": 0.444}
+    table = [
+        {"module": "all", "layer": "all", "head": "all", **figures, "zero_fraction": 0.555},
+        {"module": "cross", "layer": "all", "head": "all", **figures, "entropy": 0.6666, "zero_fraction": 0.777},
+        {"module": "cross", "layer": 1, "head": "all", **figures, "entropy": 9.99, "zero_fraction": 0.999},
+    ]
+    fields = ("attention_activation", "attention_scaling", "attention_gamma")
+    config = ReLUFormerConfig.from_pretrained(folder)
+    text = {
+        "source_file": "/home/somebody/texts/new.de",
+        "target_file": "/home/somebody/texts/new.no",
+        "sentences": 1200,
+    }
+    text |= {"target": "given, teacher-forced"}
+    model = {"name": str(folder), "config": {name: getattr(config, name) for name in fields}}
+    return {"what": "entropy", "date": "2024-05-06", "model": model, "text": text, "table": table}
+
+
+def change_recipe(run, **fields):
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["data"] |= fields.pop("data", {})
+    (run / "recipe.yaml").write_text(yaml.safe_dump({**recipe, **fields}), encoding="utf-8")
+
+
+def change(path, **fields):
+    """None removes a field."""
+    held = {**json.loads(path.read_text()), **fields}
+    write_json(path, {name: value for name, value in held.items() if value is not None})
