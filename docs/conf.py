@@ -1,0 +1,54 @@
+"""Settings of the documentation: `make docs` writes docs/_build/html, and a warning is an error.
+
+The source folder is the repository's root, of which README.md, docs/ and benchmarks/*.md are pages: a link from one to another
+works in the built pages as it does where the repository is browsed, and one that leads nowhere fails the build. Formulas become
+MathML when the pages are built, and nothing is loaded from the network when they are read.
+"""
+
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path.insert(0, str(DOCS / "sphinx_extensions"))
+
+project = "reluformer"
+copyright = "the authors of reluformer"
+release = version = installed_version("reluformer")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "markdown_docstrings", "start_page"]
+
+# Only these are pages; naming all else keeps Sphinx from walking through corpora, runs and environments.
+PAGES = {"README.md", "benchmarks", "docs"}
+exclude_patterns = [entry.name for entry in ROOT.iterdir() if entry.name not in PAGES]
+exclude_patterns += ["docs/_build", "benchmarks/results", "**/__pycache__"]
+root_doc = "docs/index"
+
+myst_enable_extensions = ["dollarmath", "deflist"]
+myst_heading_anchors = 4
+myst_dmath_double_inline = True
+# `$` is for formulas alone: an amount or a shell variable in a sentence is none.
+myst_dmath_allow_digits = False
+myst_dmath_allow_space = False
+
+html_theme = "furo"
+html_title = f"reluformer {release}"
+html_math_renderer = "mathml"
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+
+smartquotes = False
+default_role = "code"  # docstrings are Markdown: one pair of backticks is code
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False
+napoleon_numpy_docstring = False
+napoleon_use_param = False
+napoleon_use_rtype = False
+napoleon_use_ivar = False

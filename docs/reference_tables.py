@@ -1,0 +1,194 @@
+"""Fills the tables of docs/*.md that follow from the code, between `<!-- generated: name -->` and `<!-- end of generated -->`.
+
+python docs/reference_tables.py            writes them
+python docs/reference_tables.py --check    says which are out of date, with status 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import yaml
+
+from reluformer import ReLUFormerConfig
+from reluformer.analysis import anisotropy, model_maps, row_statistics, top_p, variance_ratio, variance_simulation
+from reluformer.configuration.recipe import _REPLACED_ARGUMENTS
+from reluformer.configuration.recipe_parser import RECIPES_FOLDER, recipe_layers, recipe_names
+from reluformer.configuration_reluformer import (
+    ATTENTION_SCALINGS,
+    NON_NEGATIVE_ACTIVATIONS,
+    NORMALIZED_ACTIVATIONS,
+    POINTWISE_ACTIVATIONS,
+    PRESETS,
+    valid_attention_implementations,
+)
+
+DOCS = Path(__file__).parent
+_BLOCK = re.compile(
+    r"(?P<begin><!-- generated: (?P<name>[\w ]+) -->\n).*?(?P<end><!-- end of generated -->)", re.DOTALL
+)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def activations() -> str:
+    """Which scalings, implementations and regulariser go with each activation."""
+    rows = []
+    for name in (*POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS):
+        pointwise = name in POINTWISE_ACTIVATIONS
+        scalings = _codes(ATTENTION_SCALINGS) if pointwise else "`none`"
+        regulariser = "yes" if name in NON_NEGATIVE_ACTIVATIONS else "no"
+        kind = "point-wise" if pointwise else "normalised"
+        rows.append([f"`{name}`", kind, scalings, regulariser, _codes(valid_attention_implementations(name))])
+    header = (
+        "`attention_activation`",
+        "weights",
+        "`attention_scaling`",
+        "L_reg",
+        "`attn_implementation`, default first",
+    )
+    return table(header, rows)
+
+
+def presets() -> str:
+    """What each preset sets, resolved."""
+    fields = (
+        "attention_activation",
+        "attention_scaling",
+        "attention_gamma",
+        "attention_output_norm",
+        "attention_qk_norm",
+        "regularization_weight",
+    )
+    rows = []
+    for name in PRESETS:
+        config = ReLUFormerConfig.from_preset(name)
+        values = {field: getattr(config, field) for field in fields}
+        if values["attention_scaling"] != "variance":
+            values["attention_gamma"] = "–"
+        rows.append([f"`{name}`", *(_cell(value) for value in values.values())])
+    return table(("preset", *(f"`{field}`" for field in fields)), rows)
+
+
+def configuration_fields() -> str:
+    """Fields of `ReLUFormerConfig` itself, with their types and defaults."""
+    own = ReLUFormerConfig.__annotations__
+    rows = []
+    for each in dataclasses.fields(ReLUFormerConfig):
+        if each.name in own:
+            kind = each.type if isinstance(each.type, str) else getattr(each.type, "__name__", str(each.type))
+            rows.append([f"`{each.name}`", f"`{kind}`".replace("|", r"\|"), f"`{each.default!r}`"])
+    return table(("field", "type", "default"), rows)
+
+
+def recipes() -> str:
+    """Every recipe of the package."""
+    rows = []
+    for name in recipe_names():
+        says = _resolved(name)
+        data, model = says["data"], says["model"]
+        languages = f"{data['source_language']} → {data['target_language']}"
+        preset = model.get("preset", "reluformer")
+        config = ReLUFormerConfig.from_preset(preset)
+        gamma = model.get("attention_gamma", config.attention_gamma) if config.attention_scaling == "variance" else None
+        length, steps = f"{data.get('max_length', 256):,}", f"{says['training']['max_steps']:,}"
+        rows.append([f"`{name}`", languages, f"`{preset}`", length, "–" if gamma is None else f"{gamma:g}", steps])
+    return table(("recipe", "languages", "preset", "`data.max_length`", "γ", "updates"), rows)
+
+
+def _resolved(name: str) -> dict:
+    """The sections of a recipe over those of its base, one level deep and `model` key by key, as far as the table reads."""
+    merged: dict = {}
+    for path, text in recipe_layers(RECIPES_FOLDER / f"{name}.yaml"):
+        says = yaml.safe_load(Path(path).read_text(encoding="utf-8") if text is None else text)
+        for section, value in says.items():
+            merged[section] = {**merged.get(section, {}), **value} if isinstance(value, dict) else value
+    return merged
+
+
+def refused_arguments() -> str:
+    """Arguments of the Trainer that recipes refuse, and what to do instead."""
+    rows = [[f"`training.{name}`", instead] for name, instead in _REPLACED_ARGUMENTS.items()]
+    return table(("refused", "because"), rows)
+
+
+def analysis_definitions() -> str:
+    """What the columns of each analysis mean, as its files say it."""
+    modules = {
+        "entropy": row_statistics,
+        "top-p": top_p,
+        "variance-ratio": variance_ratio,
+        "anisotropy": anisotropy,
+        "attention-maps": model_maps,
+        "variance-simulation": variance_simulation,
+    }
+    rows = [
+        [f"`{what}`", f"`{name}`", meaning.replace("|", r"\|")]
+        for what, module in modules.items()
+        for name, meaning in module.DEFINITIONS.items()
+    ]
+    return table(("`--what`", "column", "meaning"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "activations": activations,
+    "presets": presets,
+    "configuration fields": configuration_fields,
+    "recipes": recipes,
+    "refused arguments": refused_arguments,
+    "analysis definitions": analysis_definitions,
+}
+
+
+def filled(text: str) -> str:
+    """A page with its tables as they are now.
+
+    Args:
+        text: the page.
+
+    Raises:
+        ValueError: a block of a name that is no table.
+    """
+
+    def fill(block: re.Match[str]) -> str:
+        if block["name"] not in TABLES:
+            raise ValueError(f"{block['name']!r} is no table; there are: {', '.join(TABLES)}")
+        return f"{block['begin']}{TABLES[block['name']]()}{block['end']}"
+
+    return _BLOCK.sub(fill, text)
+
+
+def _codes(values: Iterable[str]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def main() -> int:
+    """Writes or checks all pages of this folder; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+    stale = {path: new for path, text in pages.items() if (new := filled(text)) != text}
+    for path, text in stale.items():
+        if not check:
+            path.write_text(text, encoding="utf-8")
+        print(f"{path.name}: {'out of date; run python docs/reference_tables.py' if check else 'written'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

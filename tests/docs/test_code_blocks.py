@@ -1,0 +1,172 @@
+"""Code on the pages: Python is compiled and run, commands are read by the parsers that users' commands meet."""
+
+import ast
+import os
+import re
+import shlex
+
+import pytest
+
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.training import cli
+from reluformer.training.demo_corpus import demo_pairs
+from reluformer.training.tokenization import train_tokenizer
+
+from .pages import ROOT, code_blocks
+
+# Others name what a reader has to have: a repository on the Hub, a GPU, a program that tests do not need. They are compiled.
+RUN = {
+    "README.md",
+    *(
+        f"docs/{name}.md"
+        for name in ("index", "formula", "fine_tuning", "recipes", "converting", "distributed", "analysis")
+    ),
+    "docs/troubleshooting.md",
+}
+PYTHON = code_blocks("python")
+COMMANDS = [
+    (block, command) for block in code_blocks("bash") for command in block.code.replace("\\\n", " ").splitlines()
+]
+
+
+class Parsed(Exception):
+    """The arguments were read without a complaint, and nothing was done."""
+
+
+@pytest.fixture(scope="module")
+def place_of_demo(tmp_path_factory):
+    """A folder with runs/demo: a model as the demo's, but tiny and untrained."""
+    folder = tmp_path_factory.mktemp("user")
+    pairs = demo_pairs(200, split="train", seed=0)
+    languages = {"source_language": "de", "target_language": "en"}
+    tokenizer = train_tokenizer(pairs, vocab_size=320, lowercase=False, moses=False, max_length=64, **languages)
+    tokenizer.save_pretrained(folder / "runs" / "demo")
+    config = ReLUFormerConfig(
+        vocab_size=len(tokenizer),
+        max_position_embeddings=64,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        decoder_start_token_id=tokenizer.bos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = ReLUFormerForConditionalGeneration(config)
+    model.generation_config.max_new_tokens = 8
+    model.save_pretrained(folder / "runs" / "demo")
+    return folder
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_compiles(block):
+    ast.parse(block.code, filename=str(block))
+
+
+@pytest.mark.parametrize("block", [block for block in PYTHON if block.page in RUN], ids=str)
+def test_python_runs(block, place_of_demo, monkeypatch):
+    if block.not_run:
+        pytest.skip(block.not_run)
+    monkeypatch.chdir(place_of_demo)
+    exec(compile(block.code, str(block), "exec"), {"__name__": "__main__"})
+
+
+def test_the_printed_comments_are_what_is_printed(monkeypatch, capsys, place_of_demo):
+    """`print(…)  # result`: where the result does not depend on a trained model."""
+    monkeypatch.chdir(place_of_demo)
+    compared = 0
+    for block in PYTHON:
+        if block.page not in RUN or block.not_run or '"runs/demo"' in block.code:
+            continue
+        expected = re.findall(r"^print\(.*\)  # (.+)$", block.code, re.MULTILINE)
+        if not expected:
+            continue
+        exec(compile(block.code, str(block), "exec"), {"__name__": "__main__"})
+        assert capsys.readouterr().out.splitlines() == expected, str(block)
+        compared += 1
+    assert compared >= 3
+
+
+def commands_of(program: str) -> list:
+    """(block, words behind the program's name) of each line that starts the program, by whichever launcher."""
+    found = []
+    for block, line in COMMANDS:
+        words = shlex.split(line, comments=True)
+        places = [at for at, word in enumerate(words) if word == program and _starts_a_program(words[:at])]
+        if not places or "…" in words:
+            continue
+        rest = words[places[0] + 1 :]
+        ends = [rest.index(sign) for sign in (">", "|", "&&") if sign in rest]
+        found.append(pytest.param(block, rest[: min(ends, default=None)], id=f"{block}-{' '.join(rest[:6])}"))
+    return found
+
+
+def _starts_a_program(before: list[str]) -> bool:
+    return all("=" in word for word in before) or before[-1] == "-m"
+
+
+@pytest.mark.parametrize("block, arguments", commands_of("reluformer"))
+def test_commands_are_what_the_command_line_takes(block, arguments, monkeypatch, capsys):
+    from reluformer.configuration import recipe_parser
+
+    def stop(*_, **__):
+        raise Parsed
+
+    def parse(parser, given=None, namespace=None):
+        found = as_it_is(parser, given, namespace)
+        return found if parser.prog == "reluformer" else stop()
+
+    as_it_is = cli._Parser.parse_args
+    monkeypatch.setattr(cli._Parser, "parse_args", parse)
+    monkeypatch.setattr(recipe_parser, "build_recipe", stop)
+    monkeypatch.chdir(ROOT)
+    for name in ("MASTER_ADDR", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    try:
+        status = cli.main(arguments)  # ends where it only prints: --help, --print_config
+    except Parsed:
+        status = 0
+    assert status == 0, f"{block}: {capsys.readouterr().err}"
+
+
+def test_there_are_commands_to_look_at():
+    assert len(commands_of("reluformer")) > 20
+    assert len(commands_of("make")) >= 3
+
+
+@pytest.mark.parametrize("block, arguments", commands_of("make"))
+def test_make_has_the_targets(block, arguments):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = [word for word in arguments if "=" not in word]
+    missing = [target for target in targets if not re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE)]
+    assert not missing, str(block)
+
+
+@pytest.mark.parametrize("block, arguments", commands_of("python"))
+def test_scripts_exist_and_have_the_options(block, arguments):
+    if arguments[0] == "-m":
+        pytest.skip("a module, not a script of the repository")
+    script = (ROOT / arguments[0]).read_text(encoding="utf-8")
+    options = [word.partition("=")[0] for word in arguments[1:] if word.startswith("--")]
+    assert not [option for option in options if f'"{option}"' not in script], str(block)
+
+
+def test_the_recipe_that_is_shown_is_one(tmp_path):
+    from reluformer.configuration.recipe_parser import load_recipe
+
+    (block,) = (block for block in code_blocks("yaml") if block.code.startswith("base:"))
+    (tmp_path / "mine.yaml").write_text(block.code, encoding="utf-8")
+    recipe = load_recipe(tmp_path / "mine.yaml")
+    assert (recipe.name, recipe.data.demo, recipe.tokenizer.vocab_size) == ("mine", None, 8000)
+    assert recipe.model["d_model"] == load_recipe("demo").model["d_model"]
+
+
+def test_files_that_commands_name_exist():
+    named = {
+        word for _, line in COMMANDS for word in shlex.split(line, comments=True) if word.startswith("configuration/")
+    }
+    assert named
+    assert not [name for name in named if not os.path.exists(ROOT / name)]
