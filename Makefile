@@ -11,7 +11,7 @@ JOBS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-kills test-peer test-oldest bench bench-compiled studies-smoke studies reproduction error-table docs docs-serve docs-links example-card lint format clean
+.PHONY: demo test test-kills test-peer test-oldest bench bench-compiled studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card lint format clean
 
 demo: .venv/installed
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -21,7 +21,8 @@ test: .venv/installed
 
 # 100 kills of a tiny training at random moments: each run must end like one that was never killed.
 test-kills: .venv/installed
-	$(BIN)/python tests/training/kill_harness.py --kills 100
+	$(BIN)/python tests/training/kill_harness.py --kills 100 --output benchmarks/results/kills-cpu.json
+	$(MAKE) fault-table
 
 # The library's own tests of its models, from its source package; PEER_TRANSFORMERS_TESTS=… adds those of generation.
 test-peer: .venv/installed
@@ -66,6 +67,18 @@ reproduction: .venv/installed
 error-table: .venv/installed
 	$(BIN)/python -m tests.robustness.error_table
 
+# docs/faults.md: what each fault looks like, provoked anew, and the last `make test-kills`.
+fault-table: .venv/installed
+	$(BIN)/python -m tests.robustness.fault_table
+
+# Tokens a second of one and of two processes on this machine: some minutes on two idle cores. docs/scaling.md
+scaling: .venv/installed
+	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python benchmarks/scaling.py
+	$(MAKE) scaling-table
+
+scaling-table: .venv/installed
+	$(BIN)/python benchmarks/scaling_tables.py
+
 # docs/_build/html, warnings as errors; needs no network, and what it writes loads nothing from it.
 docs: .venv/installed
 	$(BIN)/python docs/reference_tables.py --check
@@ -78,6 +91,14 @@ docs-serve: docs
 # Fetches every external link: not in continuous integration.
 docs-links: .venv/installed
 	$(BIN)/python -m sphinx -b linkcheck -c docs -d docs/_build/doctrees . docs/_build/links
+
+# A page that shows the attention of every head; make space MODEL=runs/a SECOND=runs/b: two models side by side.
+MODEL ?= runs/demo
+space: .venv/installed $(if $(filter runs/demo,$(MODEL)),runs/demo/README.md)
+	$(BIN)/reluformer space --model $(MODEL) $(if $(SECOND),--second $(SECOND))
+
+runs/demo/README.md:
+	$(MAKE) demo
 
 # docs/example_card.md from a finished run: make example-card RUN=runs/finetune_reluformer_from_softmax
 example-card: .venv/installed
@@ -95,7 +116,7 @@ clean:
 	rm -rf .venv .venv-oldest build dist *.egg-info
 
 .venv/installed: constraints.txt
-.venv/installed: EXTRAS := dev,docs,kernels,space
+.venv/installed: EXTRAS := dev,docs,kernels,space,browser
 .venv-oldest/installed: EXTRAS := dev
 .venv/installed: PYTHON_NEEDED := >= (3, 11)
 .venv-oldest/installed: constraints-oldest.txt

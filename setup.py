@@ -12,6 +12,7 @@ PACKAGE_FOLDERS = {
     "reluformer.training": "training",
     "reluformer.analysis": "analysis",
     "reluformer.hub_cards": "hub_cards",
+    "reluformer.hub_cards.space": "hub_cards/space",
 }
 
 setup(
@@ -27,5 +28,6 @@ setup(
             "studies/smoke_corpus/*",
         ],
         "reluformer.hub_cards": ["*.md"],
+        "reluformer.hub_cards.space": ["*.md", "*.txt", "*.css", "*.js", "templates/*.html"],
     },
 )

@@ -1,0 +1,165 @@
+"""The page itself: which components it has, and what a click does. What it shows is made in `views`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Before Gradio is imported: it would ask a server for its newest version and report what is used.
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+import gradio as gr
+
+from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
+from reluformer.analysis.head_sums import ALL
+from reluformer.hub_cards.space.observation import ObservedText, ObservedTranslator, Place
+from reluformer.hub_cards.space.views import empty_html, heading_html, introduction_html, message_html, result_html
+from reluformer.training.errors import UserError, one_line
+
+TITLE = "Attention, head by head"
+_FOLDER = Path(__file__).parent
+_MODULES = [("Encoder self", ENCODER_SELF), ("Decoder self", DECODER_SELF), ("Cross", CROSS)]
+_ALL_HEADS = ("mean of all", ALL)
+# What each model made of the last text: an observed text, or a sentence that says why there is none.
+Results = list[ObservedText | str]
+
+
+def build_page(models: Sequence[ObservedTranslator], examples: Sequence[str] = ()) -> gr.Blocks:
+    """The page for one model, or for two side by side.
+
+    Args:
+        models: what translates; one column each.
+        examples: texts to begin with; the first stands in the text field.
+    """
+    with gr.Blocks(title=f"{TITLE} · reluformer", analytics_enabled=False, fill_width=True) as page:
+        gr.HTML(introduction_html(len(models)), apply_default_css=False)
+        with gr.Row(elem_classes="ask"):
+            text = gr.Textbox(
+                value=examples[0] if examples else "",
+                label="Text",
+                info="Enter translates; line breaks count as spaces.",
+                max_lines=8,
+                autofocus=True,
+                scale=6,
+                elem_id="text",
+            )
+            button = gr.Button("Translate", variant="primary", scale=1, min_width=140, elem_id="translate")
+        starts = [button.click, text.submit]
+        if examples:
+            shown = gr.Examples([[example] for example in examples], inputs=[text], label="Examples")
+            starts.append(shown.load_input_event.then)
+        with gr.Row(visible=False, elem_classes="choose") as chooser:
+            module = gr.Radio(_MODULES, value=CROSS, label="Attention", elem_id="module", scale=4, min_width=420)
+            layer = gr.Radio([1], value=1, label="Layer", elem_id="layer", scale=2, min_width=160)
+            head = gr.Radio([_ALL_HEADS], value=ALL, label="Head", elem_id="head", scale=4, min_width=400)
+        with gr.Row(elem_classes="models"):
+            views = [_column(model) for model in models]
+        _Actions(models, text, chooser, [module, layer, head], views).connect(starts)
+    return page
+
+
+def _column(model: ObservedTranslator) -> gr.HTML:
+    with gr.Column(min_width=480):
+        gr.HTML(heading_html(model), apply_default_css=False)
+        script = (_FOLDER / "page.js").read_text(encoding="utf-8")
+        return gr.HTML(empty_html(), js_on_load=script, apply_default_css=False)
+
+
+@dataclass(frozen=True)
+class _Actions:
+    """What the page does. chosen: the radio buttons of module, layer and head. views: one for each model."""
+
+    models: Sequence[ObservedTranslator]
+    text: gr.Textbox
+    chooser: gr.Row
+    chosen: list[gr.Radio]
+    views: list[gr.HTML]
+
+    def connect(self, starts: Sequence[Callable[..., Any]]) -> None:
+        """Translating is an event of its own: choosing a map reads what is kept of the last text."""
+        results = gr.State([])
+        drawn = [*self.chosen, *self.views]
+        options = {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": self.views}
+        for start in starts:
+            start(
+                self._translate,
+                [self.text, *self.chosen],
+                [results, self.chooser, *drawn],
+                concurrency_id="translate",
+                **options,
+            )
+        for radio in self.chosen:
+            radio.input(self._choose, [results, *self.chosen], drawn, **options)
+        for view in self.views:
+            view.click(self._choose_clicked, [results], drawn, **options)
+
+    def _translate(self, text: str, module: str, layer: int, head: int | str) -> list[Any]:
+        results = [_observe(model, text) for model in self.models]
+        shown = gr.Row(visible=any(isinstance(result, ObservedText) for result in results))
+        return [results, shown, *self._choose(results, module, layer, head)]
+
+    def _choose(self, results: Results, module: str, layer: int, head: int | str) -> list[Any]:
+        """The radio buttons with what there is to choose, and a view for each model."""
+        observed = [result for result in results if isinstance(result, ObservedText)]
+        layers = max((each.layers(module) for each in observed), default=1)
+        heads = max((each.heads(module) for each in observed), default=1)
+        # Encoder and decoder may differ in layers and heads: what is not there is left for what is.
+        place = Place(module, min(layer, layers), head if head == ALL or head <= heads else ALL)
+        controls = [
+            gr.Radio(value=module),
+            gr.Radio(list(range(1, layers + 1)), value=place.layer),
+            gr.Radio([_ALL_HEADS, *range(1, heads + 1)], value=place.head),
+        ]
+        pairs = zip(self.models, results, strict=True) if results else ()
+        return [*controls, *(_view(model, result, place) for model, result in pairs)]
+
+    def _choose_clicked(self, results: Results, event: gr.EventData) -> list[Any]:
+        head = event.head if event.head == ALL else int(event.head)
+        return self._choose(results, event.module, int(event.layer), head)
+
+
+def _observe(model: ObservedTranslator, text: str) -> ObservedText | str:
+    try:
+        return model(text)
+    except UserError as error:
+        return str(error)
+
+
+def _view(model: ObservedTranslator, result: ObservedText | str, place: Place) -> str:
+    return message_html(result) if isinstance(result, str) else result_html(model, result, place)
+
+
+def launch_page(page: gr.Blocks, *, host: str | None = "127.0.0.1", port: int | None = None) -> str:
+    """Starts to serve a page, without waiting for its end, and returns its address.
+
+    Args:
+        page: of `build_page`; its `close` ends it.
+        host: what to listen on; None: what Gradio's environment variables say, as on the Hub.
+        port: None: the first free one from 7860.
+
+    Raises:
+        UserError: the port is taken.
+    """
+    # Fonts of the reader's system: others would be fetched from a server.
+    theme = gr.themes.Default(
+        primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    )
+    try:
+        _, address, _ = page.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            ssr_mode=False,
+            run_history=False,
+            footer_links=[],
+            theme=theme,
+            css_paths=_FOLDER / "page.css",
+        )
+    except OSError as error:
+        raise UserError(f"--port: {port or 'none from 7860'} can be listened on: {one_line(error)}") from error
+    return address
