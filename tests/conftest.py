@@ -1,9 +1,13 @@
 """Small models and batches shared by the tests. Nothing here touches the network."""
 
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# What is read and encoded is kept in the cache of `datasets`: none of a user's is taken, none is left.
+os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="reluformer-tests-")
 
 import pytest
 import torch
@@ -48,6 +52,12 @@ TINY = {
     "encoder_ffn_dim": 24,
     "decoder_ffn_dim": 24,
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_cache_is_left():
+    yield
+    shutil.rmtree(os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 
 
 def tiny_config(**fields) -> ReLUFormerConfig:

@@ -1,6 +1,7 @@
 """Parallel text from files or from `datasets`: every pair is kept, or counted with the reason and its first place.
 
-Raw text stays raw here; normalisation is the tokenizer's. What makes the whole corpus doubtful (files of different
+What was read is kept on disk (see `arrow_cache`) and mapped into memory, so that a corpus may be larger than memory and is
+read once. Raw text stays raw here; normalisation is the tokenizer's. What makes the whole corpus doubtful (files of different
 lengths, broken gzip data, a missing column, nothing left) is a `UserError`; what is wrong with one pair skips that pair
 alone.
 """
@@ -11,31 +12,23 @@ import gzip
 import logging
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import datasets
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
 
+from reluformer.training.arrow_cache import CacheEntry, RowFiles, cached_rows, content_hash
 from reluformer.training.errors import UserError
-from reluformer.training.tokenization import MosesStep
 
 logger = logging.getLogger(__name__)
 
 PAIR_FEATURES = datasets.Features({"source": datasets.Value("string"), "target": datasets.Value("string")})
 DOCUMENT_FEATURES = datasets.Features({**PAIR_FEATURES, "document": datasets.Value("string")})
-ENCODED_FEATURES = datasets.Features(
-    {
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "attention_mask": datasets.List(datasets.Value("int8")),
-        "labels": datasets.List(datasets.Value("int32")),
-    }
-)
 GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-CHUNK_ROWS = 100_000
 FILE_BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -43,8 +36,11 @@ FILE_BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv
 class CorpusReport:
     """What became of the pairs of one corpus: `read == kept + sum(skipped.values())`.
 
-    `skipped` counts pairs by reason; `first` names the place (file:line, row or pair) of the first one of each.
+    `skipped` counts pairs by reason; `first` names the place (file:line, row or pair) of the first one of each. It is the
+    same whether the corpus was read now or comes from the cache, which `from_cache` tells.
     """
+
+    from_cache = False  # of this process, no fact about the corpus: not a field
 
     name: str
     read: int = 0
@@ -63,16 +59,36 @@ class CorpusReport:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
         self.first.setdefault(reason, place)
 
+    def add(self, other: CorpusReport) -> None:
+        """Count what `other` has counted; its pairs come after those of this one."""
+        self.read += other.read
+        self.kept += other.kept
+        for reason, count in other.skipped.items():
+            self.skipped[reason] = self.skipped.get(reason, 0) + count
+            self.first.setdefault(reason, other.first[reason])
+
+    def require_pairs(self) -> None:
+        """Nothing left is a `UserError`."""
+        if self.kept == 0:
+            raise UserError(f"empty corpus: {self.summary()}; expected at least one usable pair")
+
     def summary(self) -> str:
         """One line for a log or an error message."""
         line = f"{self.name}: {self.kept:,} of {self.read:,} pairs kept"
         reasons = [f"{count:,} × {reason} (first: {self.first[reason]})" for reason, count in self.skipped.items()]
         return f"{line}; skipped {'; '.join(reasons)}" if reasons else line
 
+    @classmethod
+    def of_entry(cls, entry: CacheEntry, name: str) -> CorpusReport:
+        """The report that was kept with the rows of `entry`, its skips logged as if they were found now."""
+        report = cls(**{**entry.report, "name": name})
+        report.from_cache = entry.found
+        report.finish()
+        return report
+
     def finish(self) -> None:
         """Log the skips; nothing left is a `UserError`."""
-        if self.kept == 0:
-            raise UserError(f"empty corpus: {self.summary()}; expected at least one usable pair")
+        self.require_pairs()
         if self.skipped:
             logger.warning(self.summary())
 
@@ -117,38 +133,43 @@ def read_parallel_files(
 
     Returns the columns "source" and "target", with `documents` "document" too, and the report.
 
+    The pairs go to the cache a few at a time. `documents` keeps the names of all documents in memory.
+
     Raises `UserError`: a missing, unreadable or broken file; different numbers of lines; no pair left; a line of
-    `documents` that is empty or not UTF-8, or a document that begins twice.
+    `documents` that is empty or not UTF-8, or a document that begins twice; a cache that cannot be written to.
     """
     given = {"source": source, "target": target, **({"document": documents} if documents is not None else {})}
     paths = {side: _existing_file(path, name) for side, path in given.items()}
+    hashes = {path: content_hash(path) for path in set(paths.values())}
+    # Places in the report name the files, so their paths belong to the key.
+    facts = {"files": {side: [str(path), hashes[path]] for side, path in paths.items()}}
+    entry = cached_rows("pairs", facts, lambda folder: asdict(_write_parallel_files(paths, name, folder)))
+    return entry.rows, CorpusReport.of_entry(entry, name)
+
+
+def _write_parallel_files(paths: dict[str, Path], name: str, folder: Path) -> CorpusReport:
     report, order = CorpusReport(name), DocumentOrder()
-    features = PAIR_FEATURES if documents is None else DOCUMENT_FEATURES
-    chunks, chunk = [], {side: [] for side in paths}
+    features = DOCUMENT_FEATURES if "document" in paths else PAIR_FEATURES
     counts = dict.fromkeys(paths, 0)
     lines = zip_longest(*(_read_lines(path) for path in paths.values()))
-    for number, row in enumerate(tqdm(lines, desc=f"reading {name}", unit=" lines", delay=2), 1):
-        for side, line in zip(paths, row, strict=True):
-            counts[side] += line is not None
-        if None in row:
-            continue  # read on: the error below names the true counts
-        texts = dict(zip(paths, map(_decode_line, row), strict=True))
-        if documents is not None:
-            texts["document"] = order.check(texts["document"], f"{paths['document']}:{number}")
-        side, problem = _first_problem(texts["source"], texts["target"], "is not UTF-8")
-        if problem:
-            report.skip(problem, f"{paths[side]}:{number}")
-            continue
-        report.keep()
-        for side, text in texts.items():
-            chunk[side].append(text)
-        if len(chunk["source"]) == CHUNK_ROWS:
-            chunks.append(datasets.Dataset.from_dict(chunk, features=features))
-            chunk = {side: [] for side in paths}
+    with RowFiles(folder, "pairs", features) as rows:
+        for number, row in enumerate(tqdm(lines, desc=f"reading {name}", unit=" lines", delay=2), 1):
+            for side, line in zip(paths, row, strict=True):
+                counts[side] += line is not None
+            if None in row:
+                continue  # read on: the error below names the true counts
+            texts = dict(zip(paths, map(_decode_line, row), strict=True))
+            if "document" in paths:
+                texts["document"] = order.check(texts["document"], f"{paths['document']}:{number}")
+            side, problem = _first_problem(texts["source"], texts["target"], "is not UTF-8")
+            if problem:
+                report.skip(problem, f"{paths[side]}:{number}")
+                continue
+            report.keep()
+            rows.append(texts)
     _check_counts(name, paths, counts)
-    report.finish()
-    chunks.append(datasets.Dataset.from_dict(chunk, features=features))
-    return datasets.concatenate_datasets(chunks), report
+    report.require_pairs()
+    return report
 
 
 def _check_counts(name: str, paths: dict[str, Path], counts: dict[str, int]) -> None:
@@ -240,40 +261,42 @@ def read_dataset(
     label = " ".join(part for part in (path, name, split) if part)
     languages = (source_language, target_language)
     _check_columns(loaded, label, translation_column, languages, document_column)
+    facts = {
+        "set": loaded._fingerprint,  # of what was loaded, by `datasets`
+        "files": [_file_facts(Path(file["filename"])) for file in loaded.cache_files],
+        "label": label,
+        "columns": [translation_column, *languages, document_column],
+    }
+    entry = cached_rows("set", facts, lambda folder: asdict(_write_dataset(loaded, facts, folder)))
+    return entry.rows, CorpusReport.of_entry(entry, label)
+
+
+def _file_facts(path: Path) -> list[str | int]:
+    status = path.stat()
+    return [str(path), status.st_size, status.st_mtime_ns]
+
+
+def _write_dataset(loaded: datasets.Dataset, facts: dict[str, Any], folder: Path) -> CorpusReport:
+    label, (translation_column, *languages, document_column) = facts["label"], facts["columns"]
     report, order = CorpusReport(label), DocumentOrder()
 
-    def extract(batch: dict[str, list], rows: list[int]) -> dict[str, list[str]]:
-        if translation_column is None:
-            values = zip(*(batch[language] for language in languages), strict=True)
-        else:
-            values = ([(cell or {}).get(language) for language in languages] for cell in batch[translation_column])
-        names = batch[document_column] if document_column else []
-        pairs = {"source": [], "target": [], **({"document": []} if document_column else {})}
-        for position, (row, (source, target)) in enumerate(zip(rows, values, strict=True)):
-            document = order.check(names[position], f"{label}: row {row}") if document_column else None
+    features = DOCUMENT_FEATURES if document_column else PAIR_FEATURES
+    bar = tqdm(loaded, desc=f"reading {label}", unit=" pairs", delay=2)
+    with RowFiles(folder, "pairs", features) as rows:
+        for number, row in enumerate(bar):
+            texts = row if translation_column is None else row[translation_column] or {}
+            source, target = (texts.get(language) for language in languages)
+            names = {}
+            if document_column:
+                names["document"] = order.check(row[document_column], f"{label}: row {number}")
             _, problem = _first_problem(source, target, "is not text")
             if problem:
-                report.skip(problem, f"row {row}")
+                report.skip(problem, f"row {number}")
                 continue
             report.keep()
-            pairs["source"].append(source)
-            pairs["target"].append(target)
-            if document_column:
-                pairs["document"].append(document)
-        return pairs
-
-    # Never from the cache: the counts come from running it.
-    pairs = loaded.map(
-        extract,
-        batched=True,
-        with_indices=True,
-        remove_columns=loaded.column_names,
-        features=DOCUMENT_FEATURES if document_column else PAIR_FEATURES,
-        load_from_cache_file=False,
-        desc=f"reading {label}",
-    )
-    report.finish()
-    return pairs, report
+            rows.append({"source": source, "target": target, **names})
+    report.require_pairs()
+    return report
 
 
 def _load(path: str, name: str | None, split: str, revision: str | None, data_files) -> datasets.Dataset:
@@ -323,61 +346,3 @@ def _check_columns(
     for language in languages:
         if language not in present:
             raise UserError(f"{label}: no language {language!r} in column {column!r}; there are: {', '.join(present)}")
-
-
-def encode_pairs(
-    pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, *, max_length: int, name: str
-) -> tuple[datasets.Dataset, CorpusReport]:
-    """Token ids of raw pairs, columns "input_ids", "attention_mask", "labels"; source and labels both end in `</s>`.
-
-    The tokenizer's Moses step, if it has one, is applied here. A pair is skipped and counted (with its number in
-    `pairs`, from 0) if either side has more than `max_length` tokens, `</s>` included, or none but `</s>`; nothing is
-    truncated.
-
-    Raises `UserError`: a tokenizer that does not end a sentence with its `eos_token`; no pair left.
-    """
-    moses = MosesStep.from_tokenizer(tokenizer)
-    report = CorpusReport(name)
-    check_end_of_sentence(tokenizer)
-
-    def encode(batch: dict[str, list[str]], rows: list[int]) -> dict[str, list[list[int]]]:
-        sources, targets = batch["source"], batch["target"]
-        if moses is not None:
-            sources, targets = moses.apply(sources, side="source"), moses.apply(targets, side="target")
-        # Too long is counted below, so the tokenizer's own warning about it would only be noise.
-        inputs = tokenizer(sources, verbose=False)["input_ids"]
-        labels = tokenizer(text_target=targets, verbose=False)["input_ids"]
-        encoded = {"input_ids": [], "attention_mask": [], "labels": []}
-        for row, source_ids, target_ids in zip(rows, inputs, labels, strict=True):
-            longest, shortest = max(len(source_ids), len(target_ids)), min(len(source_ids), len(target_ids))
-            if longest > max_length or shortest < 2:
-                reason = f"longer than {max_length} tokens" if longest > max_length else "without any token"
-                report.skip(reason, f"pair {row} with {len(source_ids)} source and {len(target_ids)} target tokens")
-                continue
-            report.keep()
-            encoded["input_ids"].append(source_ids)
-            encoded["attention_mask"].append([1] * len(source_ids))
-            encoded["labels"].append(target_ids)
-        return encoded
-
-    encoded = pairs.map(
-        encode,
-        batched=True,
-        with_indices=True,
-        remove_columns=pairs.column_names,
-        features=ENCODED_FEATURES,
-        load_from_cache_file=False,
-        desc=f"encoding {name}",
-    )
-    report.finish()
-    return encoded, report
-
-
-def check_end_of_sentence(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises `UserError` for a tokenizer that does not end a text with its `eos_token`."""
-    ids = tokenizer("a")["input_ids"]
-    if tokenizer.eos_token_id is None or ids[-1:] != [tokenizer.eos_token_id]:
-        raise UserError(
-            f"the tokenizer must end every sentence with its eos_token ({tokenizer.eos_token!r}), got ids {ids} "
-            "for 'a'; give its tokenizer.json a post-processor that appends it"
-        )

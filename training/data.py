@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from reluformer.configuration.recipe import SPLITS, DataConfig
 from reluformer.training.corpora import CorpusReport, read_dataset, read_parallel_files
@@ -67,17 +69,17 @@ def _only(
     pairs: datasets.Dataset, report: CorpusReport, names: list[str], split: str
 ) -> tuple[datasets.Dataset, CorpusReport]:
     """The pairs of the documents `names`, in the order of the file; the others are counted."""
-    documents = np.asarray(pairs.with_format("arrow")["document"].to_pylist())
-    if missing := [name for name in names if name not in documents]:
-        there = list(dict.fromkeys(documents.tolist()))
+    documents = pairs.data.column("document")
+    there = pc.unique(documents).to_pylist()
+    if missing := [name for name in names if name not in there]:
         more = f" and {len(there) - 20:,} more" if len(there) > 20 else ""
         raise UserError(f"data.{split}.only: no document {missing[0]!r}; there are: {', '.join(there[:20])}{more}")
-    chosen = np.isin(documents, names)
+    chosen = pc.is_in(documents, value_set=pa.array(names)).to_numpy()
     if left := int((~chosen).sum()):
         reason = f"of a document that data.{split}.only does not name"
         report.kept -= left
         report.skipped[reason] = left
-        report.first[reason] = f"document {documents[~chosen][0]}"
+        report.first[reason] = f"document {documents[int(chosen.argmin())].as_py()}"
     return pairs.select(np.flatnonzero(chosen)), report
 
 

@@ -8,6 +8,10 @@ joined by a space, and is trained on, translated and scored like a sentence.
 The paper scores packed documents. Those of two L are different texts, so such figures of different L cannot be
 compared. `PackedDocuments.references` is the unit for that: the whole original document, in which the packed documents
 of every L nest, with all its sentences, those too that were left out of packing.
+
+Packing keeps the corpus in memory, in every process: its token ids as 32-bit numbers and, for a while, one side of its text
+as Python strings. That is bounded by what corpora with documents hold, some millions of sentences. Those of single sentences
+may be larger: they are not packed, and stay on disk (see `arrow_cache`).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import pyarrow as pa
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from reluformer.training.corpora import ENCODED_FEATURES, check_end_of_sentence
+from reluformer.training.encoding import ENCODED_FEATURES, check_end_of_sentence
 from reluformer.training.errors import UserError
 from reluformer.training.tokenization import MosesStep
 

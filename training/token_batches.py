@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,6 +24,9 @@ class TokenBatchSampler:
     line is cut greedily and the batches are shuffled. The cuts depend on the longest sides alone, which no shuffling
     changes, so every epoch has the same number of batches and `len` is exact. Each epoch holds each pair once.
 
+    Everything is kept in arrays of one 32-bit number a pair; an epoch that is being planned needs 12 to 20 bytes a pair more,
+    half of them until its last batch.
+
     The plan is a function of lengths, budget, seed, epoch and `batches_per_update`: every process computes the same, and
     accelerate's `BatchSamplerShard` deals out the batches in turn. There is no `batch_size` attribute on purpose: with
     one, accelerate expects equal batches and crashes or drops (accelerate#3969).
@@ -33,7 +37,7 @@ class TokenBatchSampler:
     warning.
 
     Args:
-        source_lengths, target_lengths: tokens of each pair.
+        source_lengths, target_lengths: tokens of each pair (pairs,).
         tokens_per_batch: the budget.
         seed: of the plan.
         batches_per_update: processes × accumulation steps.
@@ -46,15 +50,15 @@ class TokenBatchSampler:
 
     def __init__(
         self,
-        source_lengths: Sequence[int],
-        target_lengths: Sequence[int],
+        source_lengths: Sequence[int] | np.ndarray,
+        target_lengths: Sequence[int] | np.ndarray,
         *,
         tokens_per_batch: int,
         seed: int,
         batches_per_update: int = 1,
         shuffle: bool = True,
     ):
-        source, target = np.asarray(source_lengths, dtype=np.int64), np.asarray(target_lengths, dtype=np.int64)
+        source, target = np.asarray(source_lengths, dtype=np.int32), np.asarray(target_lengths, dtype=np.int32)
         if source.ndim != 1 or source.shape != target.shape:
             raise UserError(
                 f"one length for each source and each target expected, got {source.shape} and {target.shape}"
@@ -72,8 +76,11 @@ class TokenBatchSampler:
                 f"pair {index} has {longest[index]} tokens on its longest side, more than tokens_per_batch "
                 f"{tokens_per_batch}; raise tokens_per_batch or lower the length limit of the corpus"
             )
-        self._longest, self._difference = longest, target - source
-        self._bounds = _split(_cut(np.sort(longest)[::-1], tokens_per_batch), batches_per_update)
+        self._difference = target - source
+        self._longest_first = np.argsort(-longest, kind="stable").astype(_index_type(len(longest)))
+        longest = longest[self._longest_first]
+        self._groups = np.concatenate(([0], np.flatnonzero(np.diff(longest)) + 1, [len(longest)]))
+        self._bounds = _split(_cut(longest, tokens_per_batch), batches_per_update)
         self._repeated = -(len(self._bounds) - 1) % batches_per_update
         if self._repeated:
             logger.warning(
@@ -93,14 +100,28 @@ class TokenBatchSampler:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        generator = np.random.default_rng([self.seed, self.epoch])
-        difference, batches = self._difference.astype(np.float64), np.arange(len(self._bounds) - 1)
-        if self.shuffle:
-            difference += generator.uniform(-LENGTH_JITTER, LENGTH_JITTER, size=len(difference))
-            generator.shuffle(batches)
-        order = np.lexsort((difference, -self._longest))
+        order, batches = self._plan()
         for batch in np.resize(batches, len(self)):
             yield order[self._bounds[batch] : self._bounds[batch + 1]].tolist()
+
+    def _plan(self) -> tuple[np.ndarray, np.ndarray]:
+        """The epoch's order of the pairs (pairs,), which the bounds cut, and that of its batches (batches,)."""
+        generator = np.random.default_rng([self.seed, self.epoch])
+        difference, batches = self._difference, np.arange(len(self._bounds) - 1)
+        if self.shuffle:
+            noise = generator.uniform(-LENGTH_JITTER, LENGTH_JITTER, size=len(difference))
+            difference = np.add(noise, difference, out=noise)
+            generator.shuffle(batches)
+        order = self._longest_first.copy()
+        # One group of equal longest sides after the other: the same as sorting all by both keys, with less memory.
+        for start, stop in pairwise(self._groups.tolist()):
+            group = order[start:stop]
+            order[start:stop] = group[np.argsort(difference[group], kind="stable")]
+        return order, batches
+
+
+def _index_type(pairs: int) -> type[np.signedinteger]:
+    return np.int32 if pairs <= np.iinfo(np.int32).max else np.int64
 
 
 def _cut(longest_first: np.ndarray, tokens_per_batch: int) -> np.ndarray:

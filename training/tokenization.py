@@ -9,8 +9,10 @@ bring new letters.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +22,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from reluformer.training.arrow_cache import rows_by_file
 from reluformer.training.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -52,6 +55,9 @@ def train_tokenizer(
     nothing is truncated unless the caller asks for it. With `moses` the pairs go through `MosesStep` first, which is
     recorded in tokenizer_config.json as "moses".
 
+    The text is read from disk as it is needed, but all different words are counted in memory: what is needed grows with their
+    number, not with that of the pairs. Give an existing tokenizer where that is too much.
+
     Raises `UserError`: no pairs; a vocabulary without room for the alphabet; `moses` without sacremoses.
     """
     if len(pairs) == 0:
@@ -67,6 +73,8 @@ def train_tokenizer(
     )
     tokenizer.train_from_iterator(_texts(pairs, step), trainer, length=2 * len(pairs))
     trained = json.loads(tokenizer.to_str())["model"]
+    del tokenizer, trainer
+    _give_back_memory()
     _check_size(trained, vocab_size)
     return PreTrainedTokenizerFast(
         tokenizer_object=_finished(trained, lowercase),
@@ -131,9 +139,17 @@ def _check_size(trained: dict, vocab_size: int) -> None:
 
 
 def _texts(pairs: datasets.Dataset, step: MosesStep | None) -> Iterator[list[str]]:
-    for batch in pairs.iter(batch_size=1_000):
-        for side in ("source", "target"):
-            yield step.apply(batch[side], side=side) if step else batch[side]
+    for rows in rows_by_file(pairs):
+        for batch in rows.iter(batch_size=1_000):
+            for side in ("source", "target"):
+                yield step.apply(batch[side], side=side) if step else batch[side]
+
+
+def _give_back_memory() -> None:
+    """What was freed goes back to the system: the counts of all words, which glibc would keep for this process."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import Seq2SeqTrainer, TrainerCallback
+from transformers import Seq2SeqTrainer, TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, seed_worker
 
 from reluformer.training.checkpoints import (
@@ -21,8 +21,10 @@ from reluformer.training.checkpoints import (
     move_files,
     remove_older,
     removed_if_it_fails,
+    saved_processes,
     seal_checkpoint,
 )
+from reluformer.training.encoding import token_lengths
 from reluformer.training.errors import UserError
 from reluformer.training.figures import FigureMeans
 from reluformer.training.interruptions import StopOnSigterm
@@ -76,8 +78,8 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
     def _token_batches(self) -> TokenBatchSampler:
         """The plan of all training batches; the same on every process."""
         return TokenBatchSampler(
-            _lengths(self.train_dataset, "input_ids"),
-            _lengths(self.train_dataset, "labels"),
+            token_lengths(self.train_dataset, "input_ids"),
+            token_lengths(self.train_dataset, "labels"),
             tokens_per_batch=self.tokens_per_batch,
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             batches_per_update=self.args.gradient_accumulation_steps * self.args.world_size,
@@ -131,9 +133,26 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
                 self.args.save_total_limit = limit
             self.accelerator.wait_for_everyone()  # every process writes its random state
             if self.args.should_save:
-                seal_checkpoint(folder, processes=self.args.world_size, off_schedule=off_schedule)
+                seal_checkpoint(
+                    folder,
+                    processes=self.args.world_size,
+                    accumulation_steps=self.args.gradient_accumulation_steps,
+                    tokens_per_batch=self.tokens_per_batch,
+                    off_schedule=off_schedule,
+                )
         if self.args.should_save and not off_schedule:
             remove_older(run_folder, folder, keep=limit, best=self.state.best_model_checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """The Trainer's, where as many processes go on as have written the checkpoint.
+
+        Otherwise some would have no state to go on with, and would draw the dropout masks of the first updates again; all begin
+        anew, with a seed that depends on the update.
+        """
+        if checkpoint is None or saved_processes(Path(checkpoint)) == self.args.world_size:
+            super()._load_rng_state(checkpoint)
+        else:
+            set_seed(self.args.seed + self.state.global_step)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The Trainer's. In the run folder, every file is whole or as it was before, and the weights are the last."""
@@ -251,7 +270,3 @@ class _EpochOfTheBatches(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         updates_per_epoch = math.ceil(len(train_dataloader) / args.gradient_accumulation_steps)
         self._token_batches.set_epoch(state.global_step // updates_per_epoch)
-
-
-def _lengths(dataset: Any, column: str) -> list[int]:
-    return [len(tokens) for tokens in dataset[column]]

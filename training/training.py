@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,20 @@ from transformers.trainer_utils import TrainOutput
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_parser import save_recipe
 from reluformer.training.averaging import average_checkpoints
-from reluformer.training.corpora import CorpusReport, encode_pairs
+from reluformer.training.corpora import CorpusReport
 from reluformer.training.data import has_split, load_split, pack_split
 from reluformer.training.divergence import DivergenceWatch
 from reluformer.training.documents import PackingReport
+from reluformer.training.encoding import encode_pairs
 from reluformer.training.errors import TrainingStopped, UserError, one_line
 from reluformer.training.evaluation import evaluate_run, print_samples, read_translations
+from reluformer.training.global_batch import change_of_processes
 from reluformer.training.interruptions import told_in_one_line, where_it_goes_on
 from reluformer.training.launch import check_launch, is_sharded
 from reluformer.training.loading import load_model_and_tokenizer
 from reluformer.training.metrics import describe_scores
 from reluformer.training.model_building import build_config, build_model
+from reluformer.training.push import wanted_push
 from reluformer.training.records import run_record, write_json
 from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE, checkpoint_to_resume
 from reluformer.training.tokenization import train_tokenizer
@@ -70,6 +74,7 @@ def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
         resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and arguments.should_save)
     if arguments.should_save:
         save_recipe(recipe, folder / RECIPE_FILE)
+    push = wanted_push(arguments)
     corpus = prepare_corpus(recipe, resuming=resume_from is not None)
     model = build_model(recipe, corpus.tokenizer)
     _say(recipe, f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
@@ -77,7 +82,8 @@ def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
     watch = DivergenceWatch(trainer, recipe.on_divergence)
     trainer.add_callback(watch)
     if resume_from is not None:
-        _say(recipe, f"going on at {resume_from}")
+        change = change_of_processes(recipe, resume_from)
+        _say(recipe, f"going on at {resume_from}{f' ({change})' if change else ''}")
     started = time.perf_counter()
     with trainer.stop_on_sigterm.listening():
         output = trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
@@ -103,6 +109,8 @@ def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
             write_json(folder / RECORD_FILE, record)
         if converged:
             _tell_scores(recipe, _evaluate_and_document(recipe, trainer, corpus.tokenizer, command))
+            if push is not None:
+                push.publish(folder, tell=partial(_say, recipe))
         else:
             _say(recipe, f"training diverged: {watch.divergence.reason}; recorded in {folder / RECORD_FILE}")
     return folder
@@ -116,7 +124,8 @@ def _tell_scores(recipe: Recipe, scores: dict[str, dict[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """`pairs` (plain text) and `encoded` (token ids) by split: sentences, or packed documents where the recipe packs."""
+    """`encoded` (token ids) by split, and `pairs` (plain text) of all but the training split: sentences, or packed documents
+    where the recipe packs."""
 
     tokenizer: PreTrainedTokenizerBase
     pairs: dict[str, datasets.Dataset]
@@ -145,7 +154,7 @@ def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
     for split in splits:
         pairs[split], report = load_split(data, split)
         reports.append(report)
-        _say(recipe, report.summary())
+        _say(recipe, _told(report))
     with recipe.training.main_process_first(local=False, desc="tokenizer"):
         # Processes that wait for the first one find its tokenizer.
         tokenizer = _tokenizer(recipe, pairs["train"], from_run_folder=resuming or not recipe.training.should_save)
@@ -154,18 +163,26 @@ def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
     for split in splits:
         if data.packing is None:
             name = f"{split} tokens"
-            encoded[split], report = encode_pairs(pairs[split], tokenizer, max_length=data.max_length, name=name)
+            encoded[split], report = encode_pairs(
+                pairs[split], tokenizer, max_length=data.max_length, name=name, workers=data.workers
+            )
             reports.append(report)
+            _say(recipe, _told(report))
         else:
             # A test split that the model has no positions for is found now, not when training is over.
             pairs[split], encoded[split], report = _packed(recipe, split, pairs.get(split), tokenizer)
             packings.append(report)
-        _say(recipe, report.summary())
+            _say(recipe, report.summary())
+    del pairs["train"]  # what is read of a mapped file stays resident as long as it is mapped
     if recipe.training.should_save:
         write_json(folder / "corpus_report.json", [dataclasses.asdict(report) for report in reports])
         if packings:
             write_json(folder / "packing_report.json", [dataclasses.asdict(report) for report in packings])
     return PreparedCorpus(tokenizer, pairs, encoded)
+
+
+def _told(report: CorpusReport) -> str:
+    return f"{report.summary()} (from the cache)" if report.from_cache else report.summary()
 
 
 def _packed(

@@ -6,7 +6,8 @@ import json
 import datasets
 import pytest
 
-from reluformer.training.corpora import encode_pairs, read_dataset, read_parallel_files
+from reluformer.training.corpora import read_dataset, read_parallel_files
+from reluformer.training.encoding import encode_pairs
 from reluformer.training.errors import UserError
 from reluformer.training.tokenization import train_tokenizer
 
@@ -108,7 +109,8 @@ def test_nothing_left_is_an_error(tmp_path):
 
 
 def test_many_chunks_keep_the_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("reluformer.training.corpora.CHUNK_ROWS", 7)
+    monkeypatch.setattr("reluformer.training.arrow_cache.ROWS_PER_CHUNK", 7)
+    monkeypatch.setattr("reluformer.training.arrow_cache.ROWS_PER_FILE", 21)
     texts = [f"line {number}" for number in range(50)]
     pairs, _ = read_parallel_files(*files(tmp_path, lines(texts), lines(texts)), name="train")
     assert list(pairs["source"]) == list(pairs["target"]) == texts

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reluformer.training.corpora import encode_pairs, read_parallel_files
+from reluformer.training.corpora import read_parallel_files
+from reluformer.training.encoding import encode_pairs
 from reluformer.training.token_batches import TokenBatchSampler
 from reluformer.training.tokenization import train_tokenizer
 

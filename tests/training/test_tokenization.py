@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from reluformer.training.corpora import encode_pairs
+from reluformer.training.encoding import encode_pairs
 from reluformer.training.errors import UserError
 from reluformer.training.tokenization import MosesStep, train_tokenizer
 
