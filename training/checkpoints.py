@@ -46,12 +46,21 @@ def begin_checkpoint(folder: Path) -> None:
     _sync(folder)
 
 
-def seal_checkpoint(folder: Path, *, processes: int, off_schedule: bool = False) -> None:
+def seal_checkpoint(
+    folder: Path,
+    *,
+    processes: int,
+    accumulation_steps: int | None = None,
+    tokens_per_batch: int | None = None,
+    off_schedule: bool = False,
+) -> None:
     """Brings all files of a checkpoint to the disk and then writes its manifest: from now on the checkpoint counts.
 
     Args:
         folder: of the checkpoint; every process has written its part.
         processes: that train together.
+        accumulation_steps: batches of an update that each of them computes.
+        tokens_per_batch: budget of each batch.
         off_schedule: it was asked for by a signal. It serves to go on, and is neither averaged nor kept.
     """
     files = {}
@@ -60,7 +69,13 @@ def seal_checkpoint(folder: Path, *, processes: int, off_schedule: bool = False)
         _sync(path)
     for inner in [path for path in folder.rglob("*") if path.is_dir()]:
         _sync(inner)
-    manifest = {"processes": processes, "off_schedule": off_schedule, "files": files}
+    manifest = {
+        "processes": processes,
+        "gradient_accumulation_steps": accumulation_steps,
+        "tokens_per_batch": tokens_per_batch,
+        "off_schedule": off_schedule,
+        "files": files,
+    }
     partial = folder / f".{MANIFEST_FILE}.partial"
     partial.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     _sync(partial)
@@ -82,7 +97,7 @@ def removed_if_it_fails(folder: Path) -> Iterator[None]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """What [`seal_checkpoint`] wrote: `processes`, `off_schedule` and `files`; None if there is none, or a damaged one."""
+    """What [`seal_checkpoint`] wrote; None if there is none, or a damaged one."""
     try:
         manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
         whole = manifest.keys() >= {"processes", "off_schedule", "files"}
@@ -94,6 +109,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def is_off_schedule(folder: Path) -> bool:
     """Whether a signal asked for this checkpoint, rather than the recipe."""
     return bool((read_manifest(folder) or {}).get("off_schedule"))
+
+
+def saved_processes(folder: Path) -> int:
+    """How many processes have written a checkpoint: each writes the state of its random numbers."""
+    return max(len(list(folder.glob("rng_state_*.pth"))), 1)
 
 
 def fault_of(folder: Path) -> str | None:

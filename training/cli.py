@@ -1,4 +1,4 @@
-"""The command line: `reluformer train`, `evaluate`, `translate`, `analyze`, `convert` and `study`.
+"""The command line `reluformer`: train, evaluate, translate, analyze, convert, study, card, publish, kernel and space.
 
 Libraries that take seconds to import are imported inside the commands, so that `reluformer --help` answers at once.
 """
@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from reluformer.training.errors import TrainingStopped, UserError, one_line
+from reluformer.training.errors import PeerLost, TrainingStopped, UserError, one_line
 
 # Those of an interruption are what a shell tells of a process that the signal ended: 128 + SIGINT, 128 + SIGTERM.
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_STOPPED = 0, 2, 130, 143
+EXIT_PEER_LOST = 74  # EX_IOERR of sysexits.h
 EXIT_BROKEN_PIPE = 141  # of a program that a closed pipe ends, to a shell
 # What the machine refuses, whatever the command: one line with the file, not a traceback.
 _REFUSALS_OF_THE_SYSTEM = {
@@ -38,8 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments after the program's name; None takes the process' own.
 
     Returns:
-        Exit status: 0, 2 for what a person must change (one line on stderr), 130 when interrupted, 141 when whoever reads
-        the output has closed it, 143 when a training was stopped by SIGTERM and has saved a checkpoint.
+        Exit status: 0, 2 for what a person must change (one line on stderr), 74 when another process of the training was
+        lost, 130 when interrupted, 141 when whoever reads the output has closed it, 143 when a training was stopped by
+        SIGTERM and has saved a checkpoint.
     """
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
@@ -63,6 +65,9 @@ def _run(arguments: list[str]) -> int:
     except TrainingStopped as stop:
         print(f"reluformer: {stop}", file=sys.stderr)
         return EXIT_STOPPED
+    except PeerLost as loss:
+        print(f"reluformer: {loss}", file=sys.stderr, flush=True)
+        return EXIT_PEER_LOST
     except KeyboardInterrupt as interrupt:
         print(": ".join(["reluformer: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -118,7 +123,8 @@ def _main_parser() -> argparse.ArgumentParser:
         choices=list(_COMMANDS),
         help="train: a model after a recipe · evaluate: a run on one of its splits · translate: text with a model · "
         "analyze: attention and feed-forward memories of a model · convert: a MarianMT checkpoint to a ReLUFormer · "
-        "study: the tables and figures of the paper",
+        "study: the tables and figures of the paper · card: the model card of a run · publish: a run on the Hub · "
+        "kernel: the attention as a folder for the Hub · space: a page that shows the attention of every head",
     )
     return parser
 
@@ -290,6 +296,30 @@ def _study(arguments: list[str]) -> int:
     return study_command(_Parser, arguments)
 
 
+def _card(arguments: list[str]) -> int:
+    from reluformer.training.hub_commands import card_command
+
+    return card_command(_Parser, arguments)
+
+
+def _publish(arguments: list[str]) -> int:
+    from reluformer.training.hub_commands import publish_command
+
+    return publish_command(_Parser, arguments)
+
+
+def _kernel(arguments: list[str]) -> int:
+    from reluformer.hub_cards.kernel import kernel_command
+
+    return kernel_command(_Parser, arguments)
+
+
+def _space(arguments: list[str]) -> int:
+    from reluformer.hub_cards.space.command import space_command
+
+    return space_command(_Parser, arguments)
+
+
 def _add_decoding_options(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--num_beams", type=int, help=f"width of the beam; default: {default}")
     parser.add_argument("--length_penalty", type=float, help=f"exponent of the length; default: {default}")
@@ -353,6 +383,10 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "analyze": _analyze,
     "convert": _convert,
     "study": _study,
+    "card": _card,
+    "publish": _publish,
+    "kernel": _kernel,
+    "space": _space,
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How a training ends before its time without losing what it has learned: SIGTERM, Ctrl-C, a disk that takes no more."""
+"""How a training ends before its time without losing what it has learned: SIGTERM, Ctrl-C, a full disk, a lost process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
-from reluformer.training.checkpoints import checkpoint_folders, fault_of
-from reluformer.training.errors import UserError, one_line
+from reluformer.training.checkpoints import MANIFEST_FILE, checkpoint_folders, fault_of
+from reluformer.training.errors import PeerLost, UserError, one_line
 
 
 class StopOnSigterm(TrainerCallback):
@@ -75,16 +75,21 @@ class StopOnSigterm(TrainerCallback):
 
 @contextlib.contextmanager
 def told_in_one_line(run_folder: Path) -> Iterator[None]:
-    """What the disk refuses becomes a `UserError`, and Ctrl-C tells where the run goes on.
+    """What the disk refuses becomes a `UserError`, a lost process a `PeerLost`, and Ctrl-C tells where the run goes on.
 
     Raises:
         UserError: a full disk, a folder that must not be written to, and the like.
+        PeerLost: another process of the training was killed, or its machine cannot be reached.
     """
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(where_it_goes_on(run_folder)) from None
     except Exception as error:
+        if (loss := _loss_of_a_peer(error)) is not None:
+            # Not verified: a launcher that has seen the loss ends this process soon, and large files take longer to read.
+            where = where_it_goes_on(run_folder, verify=False)
+            raise PeerLost(f"a process of this run has ended or cannot be reached ({loss}); {where}") from error
         reason = None if isinstance(error, UserError) else _refusal(error, run_folder)
         if reason is None:
             raise
@@ -94,16 +99,38 @@ def told_in_one_line(run_folder: Path) -> Iterator[None]:
         ) from error
 
 
-def where_it_goes_on(run_folder: Path) -> str:
-    """`the same command goes on at runs/demo/checkpoint-400`."""
+def where_it_goes_on(run_folder: Path, *, verify: bool = True) -> str:
+    """`the same command goes on at runs/demo/checkpoint-400`.
+
+    Args:
+        run_folder: of the run.
+        verify: compare all files with the manifests; otherwise a manifest is enough.
+    """
     folders = checkpoint_folders(run_folder) if run_folder.is_dir() else []
-    last = next((folder for folder in reversed(folders) if fault_of(folder) is None), None)
+    whole = (folder for folder in reversed(folders) if (folder / MANIFEST_FILE).is_file() or verify)
+    last = next((folder for folder in whole if not verify or fault_of(folder) is None), None)
     return "there is no complete checkpoint yet" if last is None else f"the same command goes on at {last}"
 
 
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR)
 _RUST_ERROR = re.compile(r"(?:\(os error |\bcode: )(\d+)")  # how safetensors and tokenizers tell it
 _TORCH_ERROR = re.compile(r"PytorchStreamWriter failed|inline_container\.cc.*unexpected pos")
+
+
+# How gloo and NCCL tell that another process is gone. gloo's last sentence is not about this run.
+_LOST = re.compile(r"gloo/transport/\S+\s+(.*?(?:by peer(?: \[[^]]*\]:\d+)?|[Tt]imed out[^.]*|refused))(?=\W|$)")
+_LOST_NCCL = re.compile(r"remote process exited or there was a network error")
+
+
+def _loss_of_a_peer(error: Exception) -> str | None:
+    """How another process of the training was lost; None where the error is another one."""
+    if not isinstance(error, RuntimeError) or not torch.distributed.is_available():
+        return None
+    message = one_line(error)
+    if found := _LOST.search(message):
+        return found[1]
+    lost = isinstance(error, torch.distributed.DistNetworkError) or _LOST_NCCL.search(message)
+    return message[:200] if lost else None
 
 
 def _refusal(error: Exception, run_folder: Path) -> str | None:

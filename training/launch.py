@@ -7,6 +7,7 @@ other and write into one folder. Both are found here before anything is read or 
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from reluformer.training.errors import UserError
@@ -79,6 +80,12 @@ def check_launch(recipe: Recipe) -> None:
         )
     if is_sharded(recipe):
         _check_sharding(recipe)
+    if training.use_cpu and training.world_size > 1:
+        from torch.distributed import distributed_c10d
+
+        # Transformers hands training.ddp_timeout to the process group of GPUs alone: on a CPU, a process would wait for one
+        # that does not answer for the half hour that is torch's default.
+        distributed_c10d._set_pg_timeout(timedelta(seconds=training.ddp_timeout))
 
 
 def is_sharded(recipe: Recipe) -> bool:

@@ -21,6 +21,7 @@ from reluformer.training.checkpoints import (
     remove_off_schedule,
 )
 from reluformer.training.errors import UserError
+from reluformer.training.global_batch import require_same_updates
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
 
     Raises:
         UserError: a finished run, a folder that is not a run's, an explicit checkpoint that does not exist or is
-            damaged, or a recipe that differs from the one the checkpoints were trained with.
+            damaged, or a recipe that differs from the one the checkpoints were trained with, in the batches of an update
+            too: processes × accumulation steps.
     """
     folder = recipe.run_folder
     if folder.exists() and not folder.is_dir():
@@ -59,6 +61,7 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
             raise UserError(f"training.resume_from_checkpoint: {explicit!r} is no checkpoint folder of a training run")
         if fault := fault_of(Path(explicit)):
             raise UserError(f"training.resume_from_checkpoint: {explicit!r} cannot be used: {fault}; give another one")
+        require_same_updates(recipe, Path(explicit), Path(explicit).parent / RECIPE_FILE)
         return Path(explicit)
     if not folder.is_dir() or all(is_leftover(path) for path in folder.iterdir()):
         return None
@@ -84,6 +87,7 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
             )
         return None
     _require_same_recipe(recipe, folder)
+    require_same_updates(recipe, last, folder / RECIPE_FILE)
     if recipe.training.should_save:
         remove_off_schedule(folder, last)
     return last
@@ -115,10 +119,12 @@ def _last_whole_checkpoint(folder: Path, *, tell: bool) -> Path | None:
 def _require_same_recipe(recipe: Recipe, folder: Path) -> None:
     before = yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
     now = recipe_to_dict(recipe)
+    for plain in (before, now):
+        plain["data"].pop("workers", None)  # changes no result
     for section in now:
         if section not in _MAY_CHANGE:
             _require_same(section, before.get(section), now[section], folder)
-    for name in ("seed", "data_seed", "gradient_accumulation_steps"):
+    for name in ("seed", "data_seed"):
         _require_same(f"training.{name}", before["training"].get(name), now["training"].get(name), folder)
 
 

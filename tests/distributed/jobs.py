@@ -30,6 +30,7 @@ from reluformer.training.validation import ValidationTranslation
 from ..training.tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer
 
 PAIRS, UPDATES, BATCHES_PER_UPDATE = 31, 20, 4
+SAVED_AT = 11  # within an epoch
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 TENSOR_PARALLEL = {
     "plain": {},
@@ -45,19 +46,33 @@ REFUSED_BY_TENSOR_PARALLELISM = {
 
 def train(folder: Path, rank: int, world: int) -> None:
     """20 updates of four batches each, however many processes there are; then an evaluation of 12 pairs in batches of 5."""
-    trainer = tiny_trainer(
-        folder / f"train-{world}",
-        tiny_model(**NO_DROPOUT, regularization_weight=0.1),
-        tiny_pairs(PAIRS),
-        max_steps=UPDATES,
-        gradient_accumulation_steps=BATCHES_PER_UPDATE // world,
-        per_device_eval_batch_size=5,
-    )
+    trainer = _trainer_of_20_updates(folder / f"train-{world}", world)
     trainer.train()
     metrics = trainer.evaluate()
     torch.save(dict(trainer.model.named_parameters()), folder / f"parameters-{world}-{rank}.pt")
     if rank == 0:
         _write(folder / f"train-{world}.json", {"log": trainer.state.log_history, "evaluation": metrics})
+
+
+def _trainer_of_20_updates(folder: Path, world: int) -> ReLUFormerTrainer:
+    return tiny_trainer(
+        folder,
+        tiny_model(**NO_DROPOUT, regularization_weight=0.1),
+        tiny_pairs(PAIRS),
+        max_steps=UPDATES,
+        gradient_accumulation_steps=BATCHES_PER_UPDATE // world,
+        per_device_eval_batch_size=5,
+        save_strategy="steps",
+        save_steps=SAVED_AT,
+    )
+
+
+def go_on(folder: Path, rank: int, world: int) -> None:
+    """The second half of the updates, from a checkpoint that twice or half as many processes have written."""
+    trainer = _trainer_of_20_updates(folder / f"go-on-{world}", world)
+    before = folder / f"train-{3 - world}" / f"checkpoint-{SAVED_AT}"
+    trainer.train(resume_from_checkpoint=str(before))
+    torch.save(dict(trainer.model.named_parameters()), folder / f"parameters-go-on-{world}-{rank}.pt")
 
 
 def evaluate(folder: Path, rank: int, world: int) -> None:
@@ -240,6 +255,7 @@ if __name__ == "__main__":
         sys.exit()
     for job, worlds in {
         train: (1, 2, 4),
+        go_on: (1, 2),
         evaluate: (1, 2),
         shard: (2,),
         _save_models: (1,),

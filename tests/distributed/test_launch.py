@@ -1,6 +1,7 @@
 """How processes are started: what fails with one line, and the command lines that the README gives."""
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
 import reluformer.configuration
@@ -17,6 +20,8 @@ from reluformer.training import training as training_module
 from reluformer.training.cli import main
 from reluformer.training.errors import UserError
 from reluformer.training.launch import check_environment, check_launch, is_sharded
+
+from ..training.tiny_run import tiny_model
 
 ACCELERATE_FILES = Path(reluformer.configuration.__file__).parent / "accelerate"
 LAUNCHER_VARIABLES = (
@@ -164,20 +169,60 @@ def test_the_accelerate_files_are_read_by_accelerate_and_start_what_they_say():
     assert config.fsdp_config["fsdp_state_dict_type"] == "FULL_STATE_DICT"
 
 
-def launch(command: list[str], folder: Path) -> subprocess.CompletedProcess:
+@pytest.mark.parametrize("name", ["cpu_two_processes", "ddp", "fsdp2", "two_nodes"])
+def test_accelerate_launch_understands_each_file(name):
+    """By its own parser, with the options that the first lines of the file give."""
+    said = (ACCELERATE_FILES / f"{name}.yaml").read_text(encoding="utf-8").partition("\n#\n")[0]
+    command = shlex.split(said.replace("#", "").replace("\\\n", " ").partition("accelerate launch ")[2])
+    command[command.index("--config_file") + 1] = str(ACCELERATE_FILES / f"{name}.yaml")
+    options = launch_command_parser().parse_args(command)
+    assert (options.module, options.training_script) == (True, "reluformer")
+    asked_for = options.num_processes or 2
+    options, *_ = _validate_launch_command(options)
+    assert options.num_processes == asked_for
+    assert options.use_fsdp == (name == "fsdp2")
+    assert options.multi_gpu == (name != "fsdp2")
+    assert options.use_cpu == (name == "cpu_two_processes")
+    if name == "two_nodes":
+        assert (options.num_machines, options.machine_rank, options.main_process_ip) == (2, 0, "192.0.2.1")
+        assert options.main_process_port == 29500
+    environment = prepare_multi_gpu_env(options)
+    assert environment["ACCELERATE_MIXED_PRECISION"] == "no"  # the recipe decides
+    if name == "fsdp2":
+        assert environment["FSDP_VERSION"] == "2" and environment["ACCELERATE_USE_FSDP"] == "true"
+        classes = {type(module).__name__ for module in tiny_model().modules()}
+        assert set(environment["FSDP_TRANSFORMER_CLS_TO_WRAP"].split(",")) < classes
+
+
+def start(command: list[str], log: Path) -> subprocess.Popen:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, check=False, env=environment, cwd=folder
-    )
+    with log.open("w", encoding="utf-8") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", *command], stdout=stream, stderr=stream, env=environment, cwd=log.parent
+        )
 
 
-def test_accelerate_launch_trains_in_two_processes(recipe_file, tmp_path):
-    """With the file of the package; accelerate starts them with torchrun's own launcher."""
-    command = ["accelerate.commands.launch", "--config_file", str(ACCELERATE_FILES / "cpu_two_processes.yaml")]
-    result = launch([*command, "-m", "reluformer", "train", "--config", str(recipe_file)], tmp_path)
-    assert result.returncode == 0, result.stderr[-8000:]
-    assert result.stdout.count("model: ") == 1
-    folder = tmp_path / "run"
+def free_port() -> str:
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        return str(any_port.getsockname()[1])
+
+
+def launch(command: list[str], folder: Path) -> tuple[int, str]:
+    """Exit status, and everything that was printed."""
+    log = folder / "launch.log"
+    with start(command, log) as process:
+        status = process.wait(timeout=300)
+    return status, log.read_text(encoding="utf-8")
+
+
+def own_errors(printed: str) -> set[str]:
+    """Every process prints its own line."""
+    assert "reluformer: error: " in printed, printed[-8000:]
+    return {line.partition("reluformer: error: ")[2] for line in printed.splitlines() if "reluformer: error: " in line}
+
+
+def assert_trained_by_two(folder: Path) -> None:
     record = yaml.safe_load((folder / "training_record.json").read_text(encoding="utf-8"))
     assert (record["processes"], record["updates"]) == (2, 4)
     assert record["averaged_checkpoints"] == ["checkpoint-2", "checkpoint-4"]
@@ -186,14 +231,78 @@ def test_accelerate_launch_trains_in_two_processes(recipe_file, tmp_path):
     assert any("eval_bleu" in entry for entry in log)
 
 
+@pytest.mark.parametrize("name", ["cpu_two_processes", "ddp"])
+def test_accelerate_launch_trains_in_two_processes(recipe_file, tmp_path, name):
+    """With the files of the package; accelerate starts them with torchrun's own launcher."""
+    command = ["accelerate.commands.launch", "--config_file", str(ACCELERATE_FILES / f"{name}.yaml")]
+    status, printed = launch([*command, "-m", "reluformer", "train", "--config", str(recipe_file)], tmp_path)
+    assert status == 0, printed[-8000:]
+    assert printed.count("model: ") == 1
+    assert_trained_by_two(tmp_path / "run")
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
+def test_two_launchers_train_one_model(recipe_file, tmp_path, launcher):
+    """As on two machines, with the commands of the README and of two_nodes.yaml, one process each."""
+    accelerate = ["accelerate.commands.launch", "--config_file", str(ACCELERATE_FILES / "two_nodes.yaml")]
+    accelerate += ["--main_process_ip", "127.0.0.1", "--main_process_port", "{port}", "--machine_rank", "{rank}"]
+    torchrun = ["torch.distributed.run", "--nnodes", "2", "--node_rank", "{rank}", "--nproc_per_node", "1"]
+    torchrun += ["--master_addr", "127.0.0.1", "--master_port", "{port}"]
+    port, processes = free_port(), []
+    for rank in "01":
+        words = accelerate if launcher == "accelerate" else torchrun
+        command = [word.format(port=port, rank=rank) for word in words]
+        command += ["-m", "reluformer", "train", "--config", str(recipe_file)]
+        processes.append(start(command, tmp_path / f"machine-{rank}.log"))
+    try:
+        codes = [process.wait(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    printed = [(tmp_path / f"machine-{rank}.log").read_text(encoding="utf-8") for rank in "01"]
+    assert codes == [0, 0], printed[0][-4000:] + printed[1][-4000:]
+    assert ["model: " in text for text in printed] == [True, False]
+    assert_trained_by_two(tmp_path / "run")
+
+
+def test_fsdp2_on_a_cpu_fails_with_one_line(recipe_file, tmp_path):
+    """As accelerate starts it, rather than as DDP; each of the two processes prints the line."""
+    command = ["accelerate.commands.launch", "--config_file", str(ACCELERATE_FILES / "fsdp2.yaml")]
+    status, printed = launch([*command, "-m", "reluformer", "train", "--config", str(recipe_file)], tmp_path)
+    assert status != 0
+    (line,) = own_errors(printed)
+    assert line.startswith("FSDP was asked for") and "this run is on a CPU" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_line_of_the_readme_for_two_processes_on_a_cpu(tmp_path):
+    """As printed, with fewer pairs and updates."""
+    readme = Path(__file__).parents[2] / "README.md"
+    (line,) = [
+        line
+        for line in readme.read_text(encoding="utf-8").splitlines()
+        if "--training.use_cpu true" in line and line.startswith("torchrun")
+    ]
+    words = shlex.split(line, comments=True)[1:]
+    smaller = {"data.demo.train": 200, "data.demo.validation": 8, "data.demo.test": 4, "training.max_steps": 2}
+    smaller |= {
+        "training.eval_steps": 2,
+        "training.save_steps": 2,
+        "training.logging_steps": 1,
+        "evaluation.num_beams": 1,
+    }
+    shortened = [f"--{name}={value}" for name, value in smaller.items()]
+    status, printed = launch(["torch.distributed.run", "--standalone", *words, *shortened], tmp_path)
+    assert status == 0, printed[-8000:]
+    record = yaml.safe_load((tmp_path / "runs" / "demo" / "training_record.json").read_text(encoding="utf-8"))
+    assert (record["processes"], record["updates"]) == (2, 2)
+
+
 def test_the_single_process_of_accelerate_without_a_file_fails_with_one_line(recipe_file, tmp_path):
-    with socket.socket() as any_port:
-        any_port.bind(("127.0.0.1", 0))
-        port = str(any_port.getsockname()[1])
-    command = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--main_process_port", port, "--quiet"]
-    result = launch([*command, "-m", "reluformer", "train", "--config", str(recipe_file)], tmp_path)
-    assert result.returncode != 0
-    errors = [line for line in result.stderr.splitlines() if line.startswith("reluformer: error: ")]
-    assert len(errors) == 1
-    assert "MASTER_ADDR is '127.0.0.1' but WORLD_SIZE is not set" in errors[0]
-    assert "Traceback" not in result.stderr
+    command = ["accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    command += ["--main_process_port", free_port(), "--quiet"]
+    status, printed = launch([*command, "-m", "reluformer", "train", "--config", str(recipe_file)], tmp_path)
+    assert status != 0
+    (error,) = own_errors(printed)
+    assert "MASTER_ADDR is '127.0.0.1' but WORLD_SIZE is not set" in error
+    assert "Traceback" not in printed

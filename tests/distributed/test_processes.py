@@ -14,6 +14,7 @@ from .jobs import (
     BATCHES_PER_UPDATE,
     PAIRS,
     REFUSED_BY_TENSOR_PARALLELISM,
+    SAVED_AT,
     TENSOR_PARALLEL,
     UPDATES,
 )
@@ -29,6 +30,10 @@ def test_the_batches_of_an_update_are_unequal_and_would_not_divide(jobs):
     lengths = [[len(ids) for ids in pairs[column]] for column in ("input_ids", "labels")]
     cut = TokenBatchSampler(*lengths, tokens_per_batch=TOKENS_PER_BATCH, seed=3)
     assert len(cut) % BATCHES_PER_UPDATE != 0
+    planned = TokenBatchSampler(
+        *lengths, tokens_per_batch=TOKENS_PER_BATCH, seed=3, batches_per_update=BATCHES_PER_UPDATE
+    )
+    assert SAVED_AT * BATCHES_PER_UPDATE % len(planned) != 0
     tokens = {sum(lengths[1][index] for index in batch) for batch in cut}
     assert len(tokens) > 2
 
@@ -46,6 +51,15 @@ def test_as_many_batches_in_more_processes_train_the_same_model(jobs, processes)
     expected = torch.load(jobs / "parameters-1-0.pt")
     for rank in range(processes):
         found = torch.load(jobs / f"parameters-{processes}-{rank}.pt")
+        assert max((found[name] - expected[name]).abs().max().item() for name in expected) < 2e-5
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_goes_on_in_another_number_of_processes(jobs, processes):
+    """Half of the updates in two processes and half in one, or the other way round, are those of a run in one."""
+    expected = torch.load(jobs / "parameters-1-0.pt")
+    for rank in range(processes):
+        found = torch.load(jobs / f"parameters-go-on-{processes}-{rank}.pt")
         assert max((found[name] - expected[name]).abs().max().item() for name in expected) < 2e-5
 
 

@@ -4,10 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+
+from reluformer.training.checkpoints import MANIFEST_FILE
+
+from ..robustness.provoked_faults import write_recipe
 
 ROOT = Path(__file__).parents[2]
 PORT = "29517"
@@ -41,15 +46,50 @@ def nodes():
         ip("link", "del", names[0])  # where it was not moved
 
 
-def test_two_nodes_train_one_model(nodes, jobs, tmp_path):
+def launch(nodes: list[str], folder: Path, *program: str) -> list[subprocess.Popen]:
+    """A launcher in each namespace, for one process of the program; what they print goes to a file each."""
     processes = []
     for number, name in enumerate(nodes):
         command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
         command += ["--nproc_per_node", "1", "--node_rank", str(number), "--master_addr", "10.250.7.1"]
-        command += ["--master_port", PORT, "-m", "tests.distributed.jobs", str(tmp_path), "train"]
+        command += ["--master_port", PORT, "-m", *program]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": name}
-        with (tmp_path / f"{name}.log").open("w") as log:
+        with (folder / f"{name}.log").open("w") as log:
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment))
+    return processes
+
+
+@pytest.mark.slow
+def test_a_link_that_is_cut_is_told_after_the_timeout(nodes, tmp_path):
+    """Nobody closes a connection here, as where a machine loses its power: each process waits, and then says where to go on."""
+    write_recipe(tmp_path)
+    run_folder = tmp_path / "run"
+    program = ["reluformer", "train", "--config", str(tmp_path / "tiny.yaml"), "--training.output_dir", str(run_folder)]
+    program += ["--training.max_steps", "100000", "--training.save_steps", "4", "--training.ddp_timeout", "30"]
+    processes = launch(nodes, tmp_path, *program)
+    try:
+        while not (run_folder / "checkpoint-8" / MANIFEST_FILE).exists():
+            assert [process.poll() for process in processes] == [None, None], (
+                tmp_path / f"{nodes[0]}.log"
+            ).read_text()[-4000:]
+            time.sleep(0.01)
+        assert ip("-n", nodes[0], "link", "set", nodes[0], "down").returncode == 0
+        codes = [process.wait(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [1, 1]
+    for name in nodes:
+        printed = (tmp_path / f"{name}.log").read_text()
+        (line,) = [line for line in printed.splitlines() if line.startswith("reluformer: ")]
+        assert line.startswith(
+            "reluformer: a process of this run has ended or cannot be reached (Timed out waiting 30000ms"
+        )
+        assert f"the same command goes on at {run_folder / 'checkpoint-'}" in line
+
+
+def test_two_nodes_train_one_model(nodes, jobs, tmp_path):
+    processes = launch(nodes, tmp_path, "tests.distributed.jobs", str(tmp_path), "train")
     try:
         codes = [process.wait(timeout=300) for process in processes]
     finally:

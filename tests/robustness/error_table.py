@@ -48,12 +48,13 @@ def _row(case: Case) -> str:
 
 def _cells(case: Case) -> Iterator[str]:
     yield case.given.replace("|", "\\|")
-    yield _code(case.call)
+    yield code(case.call)
     yield case.outcome
-    yield _code(case.says) if case.says else "nothing"
+    yield code(case.says) if case.says else "nothing"
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
+    """Text as code in a cell of a table."""
     fence = "``" if "`" in text else "`"
     return f"{fence}{text}{fence}".replace("|", "\\|")
 

@@ -2,13 +2,15 @@
 
     python tests/training/kill_harness.py --kills 100 --seed 0
 
-Every third kill waits until a checkpoint is being written. After about ten kills a run is left to end; its weights, its last
-checkpoint and its losses must be those of a run that was never killed. The report is one JSON object on stdout.
+At least every third kill hits while a checkpoint is being written: one counts as such if it has left behind a checkpoint that was
+begun since the process started. After about ten kills a run is left to end; its weights, its last checkpoint and its losses
+must be those of a run that was never killed. The report is one JSON object on stdout, and in the file of --output.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import sys
@@ -28,6 +30,7 @@ from reluformer.training.records import run_record, write_json
 from reluformer.training.run_folder import is_finished
 
 KILLS_PER_RUN = 10
+ONE_IN = 3  # of so many kills, one at least hits while a checkpoint is being written
 UPDATES, SAVE_EVERY = 18, 2
 SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -75,6 +78,7 @@ class Harness:
         self.recipe.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
         self.kills: list[dict[str, Any]] = []
         self.runs_compared = 0
+        self.began = time.perf_counter()
         process = self._start("undisturbed")
         while not self._log("undisturbed").exists():  # until the libraries are imported, once for all processes
             time.sleep(0.005)
@@ -84,11 +88,12 @@ class Harness:
         self.expected = end_of(folder / "undisturbed")
 
     def kill(self, count: int) -> None:
-        """Runs with up to `KILLS_PER_RUN` kills each, until there were `count`."""
-        while len(self.kills) < count:
+        """Runs with up to `KILLS_PER_RUN` kills each, until there were `count`, and more if too few hit a write."""
+        while self._are_missing(count):
             name = f"run-{self.runs_compared}"
-            for _ in range(min(KILLS_PER_RUN, count - len(self.kills))):
-                if not self._kill_once(name, writing=len(self.kills) % 3 == 2):
+            for _ in range(KILLS_PER_RUN):
+                writing = ONE_IN * self.half_written() <= len(self.kills)
+                if not self._kill_once(name, writing=writing) or not self._are_missing(count):
                     break
             if not is_finished(self.folder / name):
                 self._finish(name, self._start(name))
@@ -97,22 +102,32 @@ class Harness:
                 raise AssertionError(f"{name}: differs from the run that was never killed: {', '.join(differences)}")
             self.runs_compared += 1
 
+    def _are_missing(self, count: int) -> bool:
+        return len(self.kills) < count or ONE_IN * self.half_written() < count
+
+    def half_written(self) -> int:
+        """How many kills hit while a checkpoint was being written."""
+        return sum(kill["half_written"] is not None for kill in self.kills)
+
     def _kill_once(self, name: str, *, writing: bool) -> bool:
         """Starts the run and kills it; False if it ended before its moment came."""
-        run_folder, process = self.folder / name, self._start(name)
-        started = time.perf_counter()
+        run_folder = self.folder / name
+        is_first, before = not run_folder.exists(), begun(run_folder)
+        process, started = self._start(name), time.perf_counter()
         if writing:
-            wait_for_a_checkpoint_being_written(run_folder, process)
+            wait_for_a_checkpoint_being_written(run_folder, before, process)
             time.sleep(self.moments.uniform(0, 0.02))
         else:
             process.join(self.moments.uniform(0.01, self.seconds))
         process.kill()
         process.join()
         if process.exitcode == 0:
+            if is_first:  # the machine is less busy than it was: later moments would come too late
+                self.seconds = min(self.seconds, time.perf_counter() - started)
             return False
         if process.exitcode != -9:
             raise AssertionError(f"{name}: exit status {process.exitcode}: {study_process.last_line(self._log(name))}")
-        half = [folder.name for folder in unsealed(run_folder)]
+        half = sorted(folder.name for folder, _ in begun(run_folder) - before)
         whole = [f.name for f in checkpoint_folders(run_folder) if not fault_of(f)] if run_folder.is_dir() else []
         self.kills.append(
             {
@@ -138,38 +153,36 @@ class Harness:
 
     def report(self) -> dict[str, Any]:
         """What was done; to be called when every run has ended like the undisturbed one."""
-        half = [kill for kill in self.kills if kill["half_written"]]
         return {
             **run_record(None, RECIPE["name"], None),
             "kills": len(self.kills),
-            "while_a_checkpoint_was_being_written": len(half),
+            "while_a_checkpoint_was_being_written": self.half_written(),
             "before_the_first_whole_checkpoint": sum(kill["goes_on_at"] is None for kill in self.kills),
             "after_the_last_update": sum(kill["goes_on_at"] == f"checkpoint-{UPDATES}" for kill in self.kills),
             "runs_ended_and_compared": self.runs_compared,
             "runs_that_differ": 0,
+            "seconds": round(time.perf_counter() - self.began, 1),
             "seconds_of_the_undisturbed_run": round(self.seconds, 3),
             "each": self.kills,
         }
 
 
-def unsealed(run_folder: Path) -> list[Path]:
-    """Checkpoints that are not whole since they are, or were, being written."""
+def begun(run_folder: Path) -> set[tuple[Path, int]]:
+    """Checkpoints that are not whole since they are, or were, being written, with the time at which they were begun."""
     if not run_folder.is_dir():
-        return []
-    folders = [folder for folder in checkpoint_folders(run_folder) if (folder / UNSEALED_FILE).exists()]
-    return [folder for folder in folders if not (folder / MANIFEST_FILE).exists()]
+        return set()
+    found = set()
+    for folder in checkpoint_folders(run_folder):
+        mark = folder / UNSEALED_FILE
+        with contextlib.suppress(FileNotFoundError):  # sealed or replaced while we look
+            if not (folder / MANIFEST_FILE).exists():
+                found.add((folder, mark.stat().st_mtime_ns))
+    return found
 
 
-def wait_for_a_checkpoint_being_written(run_folder: Path, process: Process) -> None:
+def wait_for_a_checkpoint_being_written(run_folder: Path, before: set[tuple[Path, int]], process: Process) -> None:
     """Returns when one has begun that was not there before, or the process has ended."""
-    before = {(folder, folder.stat().st_ino) for folder in unsealed(run_folder)}
-    while process.is_alive():
-        try:
-            now = {(folder, folder.stat().st_ino) for folder in unsealed(run_folder)}
-        except FileNotFoundError:  # replaced while we looked
-            continue
-        if now - before:
-            return
+    while process.is_alive() and not begun(run_folder) - before:
         time.sleep(0.0005)
 
 

@@ -19,7 +19,7 @@ from reluformer.training.checkpoints import (
 from reluformer.training.errors import UserError
 from reluformer.training.run_folder import CARD_FILE, RECORD_FILE, checkpoint_to_resume
 
-from .tiny_run import tiny_trainer
+from .tiny_run import TOKENS_PER_BATCH, tiny_trainer
 
 
 def cut(path):
@@ -104,7 +104,8 @@ def recipe_of_run(run, tmp_path):
 
     said = {
         "name": "run",
-        "data": {"source_language": "de", "target_language": "en", "demo": {}},
+        "data": {"source_language": "de", "target_language": "en", "max_length": TOKENS_PER_BATCH, "demo": {}},
+        "batching": {"tokens_per_batch": TOKENS_PER_BATCH},
         "training": {"output_dir": str(run), "use_cpu": True},
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")

@@ -24,7 +24,12 @@ if not Path("/proc/self/stat").exists():
 def start(recipe: Path, run_folder: Path, log: Path, *, restarts: int) -> subprocess.Popen:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--max_restarts", str(restarts)]
     program = ["-m", "reluformer", "train", "--config", str(recipe), "--training.output_dir", str(run_folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
     with log.open("w") as stream:
         return subprocess.Popen([sys.executable, *launcher, *program], stdout=stream, stderr=stream, env=environment)
 

