@@ -2,6 +2,7 @@
 
     python benchmarks/large_corpus.py                      # 5 million pairs; some 5 GB of disk, removed at the end
     python benchmarks/large_corpus.py --pairs 200000
+    python benchmarks/large_corpus.py --one-worker         # without the third run
 
 A parallel text is made (see `synthetic_text.py`) and trained on with the command line, three times, for a few updates of a
 tiny model:
@@ -66,6 +67,7 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, help="for the corpus and the cache; default: the system's for such files"
     )
+    parser.add_argument("--one-worker", action="store_true", help="leave the run with two workers out")
     parser.add_argument("--plan", type=Path, metavar="RECIPE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plan is not None:
@@ -94,10 +96,11 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     sizes = {"cache_bytes": _size(folder / "cache"), "token_bytes": _size(folder / "cache", "tokens-*/*.arrow")}
     runs["second"] = watched_run(folder, recipe, "second", "--data.workers", "1")
     plan = json.loads(_checked([sys.executable, __file__, "--plan", str(recipe)], folder))
-    for entry in (folder / "cache").glob("reluformer/tokens-*"):
-        shutil.rmtree(entry)
-    tokenizer = ["--tokenizer.path", str(folder / "first")]
-    runs["two workers"] = watched_run(folder, recipe, "two_workers", "--data.workers", "2", *tokenizer)
+    if not options.one_worker:
+        for entry in (folder / "cache").glob("reluformer/tokens-*"):
+            shutil.rmtree(entry)
+        tokenizer = ["--tokenizer.path", str(folder / "first")]
+        runs["two workers"] = watched_run(folder, recipe, "two_workers", "--data.workers", "2", *tokenizer)
     peaks = {name: run["largest_process"]["resident"] for name, run in runs.items()}
     peaks["plan"] = plan["memory"]["resident"]
     return {
