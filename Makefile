@@ -67,7 +67,7 @@ reproduction: .venv/installed
 error-table: .venv/installed
 	$(BIN)/python -m tests.robustness.error_table
 
-# docs/faults.md: what each fault looks like, provoked anew, and the last `make test-kills`.
+# docs/faults.md: what each fault looks like, from the cases that the tests provoke, and the last `make test-kills`.
 fault-table: .venv/installed
 	$(BIN)/python -m tests.robustness.fault_table
 

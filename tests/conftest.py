@@ -1,5 +1,6 @@
 """Small models and batches shared by the tests. Nothing here touches the network."""
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from packaging.version import Version
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
+atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 VOCABULARY = 40
 
 # One of each kind of model: every activation, scaling, norm, gate and preset is in here at least once.
@@ -52,12 +54,6 @@ TINY = {
     "encoder_ffn_dim": 24,
     "decoder_ffn_dim": 24,
 }
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_cache_is_left():
-    yield
-    shutil.rmtree(os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 
 
 def tiny_config(**fields) -> ReLUFormerConfig:
