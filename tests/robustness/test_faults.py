@@ -28,8 +28,17 @@ def scene(monkeypatch, capfd, caplog, tmp_path):
         subprocess.run(["umount", str(tmp_path / "runs")], check=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As in the processes that are killed: with more, sums have another order and weights other last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(tmp_path_factory, one_thread):
     """Weights of a run that nothing has disturbed."""
     from reluformer.configuration.recipe_parser import load_recipe
     from reluformer.training.training import train
