@@ -92,8 +92,8 @@ def _measured(result: Result) -> Iterator[str]:
     if machine["load_average"] > 0.5:
         yield from (
             "",
-            f"**The minute before the start was not idle (load {machine['load_average']:.1f}).** Where other programs went on, two "
-            "processes had less than two cores.",
+            f"**The minute before the start was not idle (load {machine['load_average']:.1f}).** Where other programs went on, "
+            "two processes had less than two cores.",
         )
     yield ""
     yield (
