@@ -45,7 +45,7 @@ class Settings:
     seed: int
     statistics: str
     bytes_per_score: int
-    finite: bool  # queries and keys are, and so are the scores
+    finite: bool  # no NaN can get lost in a product with ReLU
 
 
 class _Piece(NamedTuple):
