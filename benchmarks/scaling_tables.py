@@ -175,6 +175,12 @@ def _estimated() -> Iterator[str]:
     yield f"- {EFFICIENCY:.0%} of the bandwidth that is stated; in one direction, GB/s: {links}."
     yield f"- Between machines the ring goes through the network once; within them, through {WITHIN[0].name}."
     yield ""
+    yield from _all_reduces(gradients, tokens)
+    yield from _sweeps(gradients)
+    yield from _token_batches(recipe, gradients, tokens)
+
+
+def _all_reduces(gradients: Any, tokens: int) -> Iterator[str]:
     yield f"### An all-reduce, and the batch that hides it ({tokens:,} tokens a batch)"
     yield ""
     header = (
@@ -194,6 +200,9 @@ def _estimated() -> Iterator[str]:
         f"before it: one that computes more slowly spends more than {WANTED:.0%} of its time computing."
     )
     yield ""
+
+
+def _sweeps(gradients: Any) -> Iterator[str]:
     yield "### Share of the time that is computing, by the time of a batch"
     yield ""
     header = ("GPUs", "slowest link", *(f"{milliseconds} ms" for milliseconds in BATCH_MILLISECONDS))
@@ -203,6 +212,9 @@ def _estimated() -> Iterator[str]:
     yield ""
     yield from table(header, [tuple(_sweep_row(system, gradients, accumulation=4)) for system in systems()])
     yield ""
+
+
+def _token_batches(recipe: Any, gradients: Any, tokens: int) -> Iterator[str]:
     yield "### Token batches"
     yield ""
     header = ("GPUs", "batching.tokens_per_batch", "accumulation", "tokens an update", f"times the recipe's {tokens:,}")
