@@ -14,8 +14,11 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
+from transformers import PreTrainedTokenizerBase
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.training.demo_corpus import demo_pairs
+from reluformer.training.tokenization import train_tokenizer
 
 atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 VOCABULARY = 40
@@ -54,6 +57,19 @@ TINY = {
     "encoder_ffn_dim": 24,
     "decoder_ffn_dim": 24,
 }
+
+
+def demo_tokenizer(count: int) -> PreTrainedTokenizerBase:
+    """Trained on so many pairs of the demo corpus."""
+    return train_tokenizer(
+        demo_pairs(count, split="train", seed=0),
+        vocab_size=300,
+        lowercase=False,
+        moses=False,
+        source_language="de",
+        target_language="en",
+        max_length=32,
+    )
 
 
 def tiny_config(**fields) -> ReLUFormerConfig:

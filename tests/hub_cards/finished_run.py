@@ -7,12 +7,10 @@ from pathlib import Path
 import torch
 import yaml
 
-from reluformer.training.demo_corpus import demo_pairs
 from reluformer.training.metrics import score_translations
 from reluformer.training.records import run_record, write_json
-from reluformer.training.tokenization import train_tokenizer
 
-from ..conftest import tiny_model
+from ..conftest import demo_tokenizer, tiny_model
 
 LEFT_BEHIND = (
     "checkpoint-2/model.safetensors",
@@ -32,15 +30,7 @@ LEFT_BEHIND = (
 def write_finished_run(folder: Path) -> Path:
     """Writes the folder and returns it."""
     torch.manual_seed(0)
-    tokenizer = train_tokenizer(
-        demo_pairs(60, split="train", seed=0),
-        vocab_size=300,
-        lowercase=False,
-        moses=False,
-        source_language="de",
-        target_language="en",
-        max_length=32,
-    )
+    tokenizer = demo_tokenizer(60)
     model = tiny_model(vocab_size=len(tokenizer))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

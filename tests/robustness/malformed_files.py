@@ -8,10 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from reluformer.training.demo_corpus import demo_pairs
-from reluformer.training.tokenization import train_tokenizer
-
-from ..conftest import tiny_model
+from ..conftest import demo_tokenizer, tiny_model
 
 GERMAN, ENGLISH = b"eins\nzwei\ndrei\n", b"one\ntwo\nthree\n"
 TEXTS = {
@@ -82,15 +79,7 @@ def write_files(folder: Path) -> None:
 
 def _write_models(folder: Path) -> None:
     good = folder / "model"
-    tokenizer = train_tokenizer(
-        demo_pairs(200, split="train", seed=0),
-        vocab_size=300,
-        lowercase=False,
-        moses=False,
-        source_language="de",
-        target_language="en",
-        max_length=32,
-    )
+    tokenizer = demo_tokenizer(200)
     tokenizer.save_pretrained(good)
     model = tiny_model(vocab_size=len(tokenizer), encoder_layers=1, decoder_layers=1)
     model.save_pretrained(good)
