@@ -14,6 +14,9 @@ namespace reluformer {
 
 constexpr int64_t kLanes = 32;
 
+// Inlined into a loop over rows, gcc 12 leaves the loops with a logarithm scalar: twenty times slower, all else equal.
+#define RELUFORMER_ROW __attribute__((noinline))
+
 inline float load(float value) {
   return value;
 }
@@ -80,7 +83,7 @@ inline uint64_t mix(uint64_t value) {
 // sum = Σ u, sum_log = Σ u log u (0 unless Entropy), over the visible columns. The loops have one sum in each lane, since a
 // compiler may not change the order of a single one.
 template <bool Entropy, typename Scalar>
-void sum_row(const Scalar* weights, int64_t visible, float& sum, float& sum_log) {
+RELUFORMER_ROW void sum_row(const Scalar* weights, int64_t visible, float& sum, float& sum_log) {
   float sums[kLanes] = {}, sums_log[kLanes] = {};
   int64_t j = 0;
   for (; j + kLanes <= visible; j += kLanes) {
@@ -124,7 +127,7 @@ void drop_row(Scalar* weights, int64_t visible, const Dropout& dropout) {
 
 // gradient: of the dropped weights; becomes that of the scores, 1[u > 0] (D g + rho + tau log u). weights: become D u.
 template <bool Entropy, bool Drop, typename Scalar>
-void differentiate_row(
+RELUFORMER_ROW void differentiate_row(
     Scalar* gradient, Scalar* weights, int64_t visible, float rho, float tau, const Dropout& dropout) {
 #pragma omp simd
   for (int64_t j = 0; j < visible; ++j) {
