@@ -184,6 +184,24 @@ def test_what_it_does_not_serve_takes_the_python_loop(monkeypatch):
         compiled.serves(torch.zeros(1), "relu")
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs a torch with oneDNN")
+@pytest.mark.parametrize(
+    ("dtype", "statistics", "dropout_p", "plain"),
+    [
+        (torch.bfloat16, "none", 0.0, True),
+        (torch.bfloat16, "sum", 0.0, True),
+        (torch.bfloat16, "sum+entropy", 0.0, False),
+        (torch.bfloat16, "none", 0.1, False),
+        (torch.float32, "none", 0.0, False),
+    ],
+)
+def test_short_rows_take_plain_products_where_these_are_faster(monkeypatch, dtype, statistics, dropout_p, plain):
+    monkeypatch.setenv(compiled.VARIABLE, "1")
+    short, long = (torch.empty(2, 8, length, 64, dtype=dtype) for length in (256, 257))
+    assert fused._is_small(short, short, "relu", statistics, dropout_p) is plain
+    assert not fused._is_small(long, long, "relu", statistics, dropout_p)
+
+
 def test_a_failing_build_says_what_it_needs(monkeypatch, tmp_path):
     from torch.utils import cpp_extension
 
