@@ -122,7 +122,12 @@ def terminated(scene: Scene) -> Outcome:
 
 
 def interrupted(scene: Scene) -> Outcome:
-    return scene.run_with(4, lambda: os.kill(os.getpid(), signal.SIGINT))
+    # A shell starts what it puts into the background with the signal ignored; Python then leaves it so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return scene.run_with(4, lambda: os.kill(os.getpid(), signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def full_disk(scene: Scene) -> Outcome:
