@@ -28,6 +28,7 @@ from reluformer.training.encoding import token_lengths
 from reluformer.training.errors import UserError
 from reluformer.training.figures import FigureMeans
 from reluformer.training.interruptions import StopOnSigterm
+from reluformer.training.mapped_files import ReleasingCollator
 from reluformer.training.token_batches import TokenBatchSampler
 
 # Scores a model during training: (model, process index, number of processes) → figures, the same on every process.
@@ -89,10 +90,12 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         """Batches of `token_batches`; accelerate deals them out to the processes."""
         if self.train_dataset is None:
             raise ValueError("ReLUFormerTrainer: training requires a train_dataset.")
+        # Data sets of other kinds than `datasets` have no files.
+        files = [file["filename"] for file in getattr(self.train_dataset, "cache_files", ())]
         loader = DataLoader(
             self._remove_unused_columns(self.train_dataset, description="training"),
             batch_sampler=self.token_batches,
-            collate_fn=self.data_collator,
+            collate_fn=ReleasingCollator(self.data_collator, files) if files else self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             # Without an accelerator torch only warns that pinning does nothing.
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type != "cpu",
