@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .attention_activations import CLOSED_AT_ZERO, activate, differentiate
-from .attention_products import product, steady_allocator
+from .attention_products import are_finite, product, steady_allocator, uses_onednn
 from .attention_workers import for_each
 
 STATISTICS = ("none", "sum", "sum+entropy")
@@ -45,7 +45,6 @@ class Settings:
     seed: int
     statistics: str
     bytes_per_score: int
-    finite: bool  # no NaN can get lost in a product with ReLU
 
 
 class _Piece(NamedTuple):
@@ -69,6 +68,19 @@ class _Block(NamedTuple):
     seed: int
 
 
+class _Columns(NamedTuple):
+    """Keys and values of one piece, (keys, head_dim) each.
+
+    visible: (keys,), where the activation does not see to it that others get no weight.
+    finite: no NaN can get lost in the ReLU inside a product.
+    """
+
+    keys: Tensor
+    values: Tensor
+    visible: Tensor | None
+    finite: bool
+
+
 def blockwise_forward(
     query: Tensor,
     key: Tensor,
@@ -87,22 +99,22 @@ def blockwise_forward(
     row_sum_log = statistic() if settings.statistics == "sum+entropy" else None
 
     def attend(piece: _Piece) -> None:
-        keys, values, visible = _keys_and_values(piece, key, value, key_padding_mask, settings)
-        for block in _blocks(piece, keys.shape[0], settings):
+        columns = _columns(piece, query, key, value, key_padding_mask, settings)
+        for block in _blocks(piece, columns.keys.shape[0], settings):
             where = piece.batch, block.head, block.rows
             scale = _row_scale(row_scale, *where)
-            scores = query[where] * settings.scale
-            weights, _ = _weights(scores, keys[: block.seen], visible, block, settings)
+            weights, _ = _weights(query[where] * settings.scale, columns, block, settings)
             _store_statistics(weights, scale, where, row_sum, row_sum_log)
             if settings.dropout_p > 0:
                 weights = weights.mul_(_dropout(weights, block.seed, settings))
-            attended = product(weights, values[: block.seen].t())
+            attended = product(weights, columns.values[: block.seen].t())
             if scale is None:
                 output[where] = attended
             else:
                 torch.mul(attended, scale.to(attended.dtype), out=output[where])
 
-    for_each(attend, _pieces(query, key, cu_seqlens_q, cu_seqlens_k))
+    pieces = _pieces(query, key, cu_seqlens_q, cu_seqlens_k)
+    for_each(attend, pieces, work=_work(pieces, query, settings, products=2))
     return output, row_sum, row_sum_log
 
 
@@ -123,7 +135,8 @@ def blockwise_backward(
     grad_query, grad_key, grad_value = empty_like_heads(query), empty_like_heads(key), empty_like_heads(value)
 
     def attend(piece: _Piece) -> None:
-        keys, values, visible = _keys_and_values(piece, key, value, key_padding_mask, settings)
+        columns = _columns(piece, query, key, value, key_padding_mask, settings)
+        keys, values = columns.keys, columns.values
         length = piece.keys.stop - piece.keys.start
         key_sum, value_sum = _Sum(keys, length), _Sum(values, length)
         for block in _blocks(piece, keys.shape[0], settings):
@@ -132,7 +145,7 @@ def blockwise_backward(
             scaled_query = query[where] * settings.scale
             incoming = grad_output[where]
             incoming = incoming.contiguous() if scale is None else incoming * scale.to(incoming.dtype)
-            weights, scores = _weights(scaled_query, keys[: block.seen], visible, block, settings)
+            weights, scores = _weights(scaled_query, columns, block, settings)
             gradient = product(incoming, values[: block.seen])
             dropped = weights
             if settings.dropout_p > 0:
@@ -141,14 +154,15 @@ def blockwise_backward(
             _add_gains(gradient, weights, scale, grad_sum, grad_sum_log, where)
             gradient = differentiate(settings.activation, gradient, weights, scores)
             if scores is not None:
-                _hide(gradient, visible, block, settings)
+                _hide(gradient, columns.visible, block, settings)
             grad_query[where] = product(gradient, keys[: block.seen].t()).mul_(settings.scale)
             key_sum.add(product(scaled_query.t(), gradient.t()), block.seen)
             value_sum.add(product(incoming.t(), dropped.t()), block.seen)
         grad_key[piece.batch, piece.key_head, piece.keys] = key_sum.transposed.t()
         grad_value[piece.batch, piece.key_head, piece.keys] = value_sum.transposed.t()
 
-    for_each(attend, _pieces(query, key, cu_seqlens_q, cu_seqlens_k))
+    pieces = _pieces(query, key, cu_seqlens_q, cu_seqlens_k)
+    for_each(attend, pieces, work=_work(pieces, query, settings, products=5))
     return grad_query, grad_key, grad_value
 
 
@@ -203,6 +217,15 @@ def _pieces(query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_
     ]
 
 
+def _work(pieces: list[_Piece], query: Tensor, settings: Settings, products: int) -> int:
+    """Multiplications and additions of so many products of all pieces, about: a causal one counts half, padding is not known."""
+    scores = sum(
+        len(piece.query_heads) * (piece.queries.stop - piece.queries.start) * (piece.keys.stop - piece.keys.start)
+        for piece in pieces
+    )
+    return 2 * products * query.shape[-1] * scores // (2 if settings.causal else 1)
+
+
 def _blocks(piece: _Piece, keys: int, settings: Settings) -> list[_Block]:
     """`keys` is what is left of the sequence without padding at its end."""
     start, stop = piece.queries.start, piece.queries.stop
@@ -220,13 +243,28 @@ def _blocks(piece: _Piece, keys: int, settings: Settings) -> list[_Block]:
     return blocks
 
 
-def _keys_and_values(
-    piece: _Piece, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, settings: Settings
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys and values of one piece, side by side in memory, and which are visible where the activation does not see to it.
+def _columns(
+    piece: _Piece, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, settings: Settings
+) -> _Columns:
+    """Keys and values of one piece, side by side in memory.
 
-    Padding behind the last real key is cut off. Keys of zeros have scores of zero, which close some activations by themselves.
+    NaN is looked for here, in a worker: sums over all heads in the caller's thread would leave OpenMP's threads spinning on
+    the processors that the workers need, which cost half of their speed (benchmarks/NOTES.md).
     """
+    keys, values, visible = _real_keys(piece, key, value, key_padding_mask)
+    if settings.activation in CLOSED_AT_ZERO:
+        visible = None  # keys of zeros have scores of zero
+    finite = True
+    if settings.activation == "relu" and uses_onednn(query):
+        queries = query[piece.batch, piece.query_heads.start : piece.query_heads.stop, piece.queries]
+        finite = are_finite(queries, keys)
+    return _Columns(keys, values, visible, finite)
+
+
+def _real_keys(
+    piece: _Piece, key: Tensor, value: Tensor, key_padding_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Without the padding behind the last real key; which keys are real, where some are not: these are zeros."""
     keys, values = key[piece.batch, piece.key_head, piece.keys], value[piece.batch, piece.key_head, piece.keys]
     if key_padding_mask is None:
         return keys.contiguous(), values.contiguous(), None
@@ -236,8 +274,7 @@ def _keys_and_values(
     keys, values, real = keys[:end], values[:end], real[:end]
     if positions.numel() == end:
         return keys.contiguous(), values.contiguous(), None
-    keys = keys.masked_fill(~real.unsqueeze(-1), 0.0)
-    return keys, values.contiguous(), None if settings.activation in CLOSED_AT_ZERO else real
+    return keys.masked_fill(~real.unsqueeze(-1), 0.0), values.contiguous(), real
 
 
 def _row_scale(row_scale: Tensor | None, batch: int, head: int, rows: slice) -> Tensor | None:
@@ -247,11 +284,11 @@ def _row_scale(row_scale: Tensor | None, batch: int, head: int, rows: slice) -> 
 
 
 def _weights(
-    scaled_query: Tensor, keys: Tensor, visible: Tensor | None, block: _Block, settings: Settings
+    scaled_query: Tensor, columns: _Columns, block: _Block, settings: Settings
 ) -> tuple[Tensor, Tensor | None]:
     """u (rows, seen), and the scores where the derivative of the activation needs them."""
-    weights, scores = activate(settings.activation, scaled_query, keys, settings.finite)
-    _hide(weights, visible, block, settings)
+    weights, scores = activate(settings.activation, scaled_query, columns.keys[: block.seen], columns.finite)
+    _hide(weights, columns.visible, block, settings)
     return weights, scores
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .attention_blockwise import STATISTICS, Settings, block_limits
-from .attention_products import uses_onednn
+from .attention_products import are_finite, uses_onednn
 
 VARIABLE = "RELUFORMER_COMPILED"
 SOURCES = ("attention_compiled.cpp", "compiled_rows.h")
@@ -59,7 +59,7 @@ def compiled_forward(
     """As `blockwise_forward`."""
     where = row_scale, key_padding_mask, *_edges(cu_seqlens_q, cu_seqlens_k)
     level = STATISTICS.index(settings.statistics)
-    found = _operators().forward(query, key, value, *where, *_options(settings), level, block_limits())
+    found = _operators().forward(query, key, value, *where, *_options(query, key, settings), level, block_limits())
     return found[0], found[1] if level > 0 else None, found[2] if level > 1 else None
 
 
@@ -82,11 +82,13 @@ def compiled_backward(
         *(None if gradient is None else gradient.contiguous() for gradient in (grad_sum, grad_sum_log)),
     )
     where = row_scale, key_padding_mask, *_edges(cu_seqlens_q, cu_seqlens_k)
-    return _operators().backward(*gradients, query, key, value, *where, *_options(settings), block_limits())
+    return _operators().backward(*gradients, query, key, value, *where, *_options(query, key, settings), block_limits())
 
 
-def _options(settings: Settings) -> tuple[bool, float, bool, int, float, int]:
-    return settings.finite, settings.scale, settings.causal, settings.query_offset, settings.dropout_p, settings.seed
+def _options(query: Tensor, key: Tensor, settings: Settings) -> tuple[bool, float, bool, int, float, int]:
+    """The first: no NaN can get lost in the ReLU inside a product."""
+    finite = are_finite(query, key)
+    return finite, settings.scale, settings.causal, settings.query_offset, settings.dropout_p, settings.seed
 
 
 def _edges(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> tuple[list[int], list[int]]:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from .attention_blockwise import Settings, blockwise_backward, blockwise_forward, empty_like_heads, wide
 from .attention_compiled import compiled_backward, compiled_forward, serves
-from .attention_products import uses_onednn
 from .attention_triton import triton_backward, triton_forward
 
 # A copy of this package that came from the Hub lives in a module of another name, and must not replace these operators.
@@ -42,7 +41,7 @@ def _forward(
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     tensors = (query, key, value, row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k)
-    settings = _settings(query, key, offset, seed, *options)
+    settings = _settings(query, offset, seed, *options)
     compute = compiled_forward if serves(query, settings.activation) else blockwise_forward
     with torch.autocast(query.device.type, enabled=False):
         return _filled(*compute(*tensors, settings))
@@ -68,7 +67,7 @@ def _backward(
     grad_output: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, query: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
-    settings = _settings(query, tensors[0], offset, seed, *arguments[_TENSOR_COUNT - 1 :])
+    settings = _settings(query, offset, seed, *arguments[_TENSOR_COUNT - 1 :])
     compute = compiled_backward if serves(query, settings.activation) else blockwise_backward
     with torch.autocast(query.device.type, enabled=False):
         return compute(grad_output, grad_sum, grad_sum_log, query, *tensors, settings)
@@ -91,12 +90,10 @@ def _backward_fake(
     return empty_like_heads(query), empty_like_heads(key), empty_like_heads(value)
 
 
-def _settings(query: Tensor, key: Tensor, offset: Tensor | None, seed: Tensor | None, *options: Any) -> Settings:
+def _settings(query: Tensor, offset: Tensor | None, seed: Tensor | None, *options: Any) -> Settings:
     keywords = _keywords(offset, seed, *options)
     keywords["query_offset"] = int(keywords["query_offset"])
-    # only oneDNN's ReLU loses a NaN; nothing else has to look for one
-    finite = keywords["activation"] != "relu" or not uses_onednn(query) or bool((query.sum() + key.sum()).isfinite())
-    return Settings(**keywords, bytes_per_score=query.dtype.itemsize, finite=finite)
+    return Settings(**keywords, bytes_per_score=query.dtype.itemsize)
 
 
 def _keywords(

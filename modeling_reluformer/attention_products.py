@@ -44,6 +44,11 @@ def uses_onednn(tensor: Tensor) -> bool:
     )
 
 
+def are_finite(*tensors: Tensor) -> bool:
+    """Whether all numbers are; finite ones whose sum is not count as none."""
+    return bool(sum(tensor.sum() for tensor in tensors).isfinite())
+
+
 def product(first: Tensor, second: Tensor, relu: bool = False) -> Tensor:
     """(m, k) and (n, k) → first @ second.T, (m, n); its ReLU if asked for. `second` may be any transposed view."""
     if uses_onednn(first) and first.numel() > 0 and second.numel() > 0:

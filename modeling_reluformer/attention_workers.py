@@ -7,13 +7,14 @@ were: the workers' own count is local to them, and what is global to the process
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,28 +23,40 @@ Piece = TypeVar("Piece")
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
+_is_forked = False
+
+# Multiplications and additions, for each thread, from which on it is worth to stop the threads that spin.
+LONG_WORK = 2**29
+_OMP_PAUSE_SOFT = 1  # of the OpenMP standard: all settings stay
 
 
-def for_each(function: Callable[[Piece], None], pieces: Sequence[Piece]) -> None:
+def for_each(function: Callable[[Piece], None], pieces: Sequence[Piece], *, work: int = 0) -> None:
     """Calls `function` on every piece, on as many threads as `torch.get_num_threads()` says.
 
     With fewer pieces than threads, or one thread, the pieces run one after the other in the caller's thread, and each
     product uses the caller's threads. Pieces must write to places of their own. An error in a piece is raised here.
+
+    Args:
+        function: takes a piece.
+        pieces: of the operation.
+        work: multiplications and additions of all products together.
     """
     threads = torch.get_num_threads()
     if threads == 1 or len(pieces) < threads:
         for piece in pieces:
             function(piece)
         return
+    if work >= LONG_WORK * threads:
+        _stop_spinning()
     order = itertools.count()  # `next` is atomic: whoever is free takes the next piece
 
-    def work() -> None:
+    def take_pieces() -> None:
         with torch.no_grad():
             while (index := next(order)) < len(pieces):
                 function(pieces[index])
 
     pool = _workers(threads)
-    running = [pool.submit(work) for _ in range(threads)]
+    running = [pool.submit(take_pieces) for _ in range(threads)]
     for future in running:
         future.result()
 
@@ -72,17 +85,32 @@ def _use_one_torch_thread(started: threading.Barrier) -> None:
 
 def _use_one_mkl_thread() -> None:
     """For this thread alone. MKL, whose logarithms the statistics take, otherwise follows a number of the whole process."""
+    if torch.backends.mkl.is_available() and (set_threads := _symbol_of_torch("MKL_Set_Num_Threads_Local")) is not None:
+        set_threads(1)
+
+
+def _stop_spinning() -> None:
+    """Ends the OpenMP threads that the caller's last parallel operator has left behind.
+
+    They spin for some milliseconds in case there is another such operator, on processors that the workers need; the next
+    one starts them again, in a tenth of a millisecond. Nothing where torch's OpenMP does not know how (before OpenMP 5).
+    """
+    pause = None if _is_forked else _symbol_of_torch("omp_pause_resource_all")
+    if pause is not None:
+        pause(_OMP_PAUSE_SOFT)
+
+
+@functools.cache
+def _symbol_of_torch(name: str) -> Any:
+    """A C function of the libraries that torch was linked to; None where there is none of this name."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    if torch.backends.mkl.is_available() and library.is_file():
-        set_threads = getattr(ctypes.CDLL(str(library)), "MKL_Set_Num_Threads_Local", None)
-        if set_threads is not None:
-            set_threads(1)
+    return getattr(ctypes.CDLL(str(library)), name, None) if library.is_file() else None
 
 
 def _forget_workers() -> None:
-    """A forked process has none of its parent's threads."""
-    global _pool, _pool_size, _lock
-    _pool, _pool_size, _lock = None, 0, threading.Lock()
+    """A forked process has none of its parent's threads: neither these workers nor OpenMP's, for which it would wait forever."""
+    global _pool, _pool_size, _lock, _is_forked
+    _pool, _pool_size, _lock, _is_forked = None, 0, threading.Lock(), True
 
 
 if hasattr(os, "register_at_fork"):

@@ -87,6 +87,13 @@ def thread_settings() -> dict[str, int]:
     return {line.split(":")[0].strip(): line for line in info.splitlines() if "threads" in line}
 
 
+@pytest.fixture(params=[0, 2**60], ids=["long work", "short work"])
+def work(request, monkeypatch) -> None:
+    """Whether OpenMP's threads are ended before the workers begin."""
+    monkeypatch.setattr(workers, "LONG_WORK", request.param)
+
+
+@pytest.mark.usefixtures("work")
 def test_thread_settings_stay_as_they_were():
     before = torch.get_num_threads()
     inputs = random_inputs(heads=6, queries=300, dtype=torch.float32).leaves()
@@ -107,6 +114,7 @@ def test_thread_settings_stay_as_they_were():
         torch.set_num_threads(before)
 
 
+@pytest.mark.usefixtures("work")
 def test_threads_change_no_bit():
     inputs = random_inputs(heads=6, queries=300, dtype=torch.float32)
     before = torch.get_num_threads()
@@ -142,21 +150,46 @@ def test_an_error_in_a_worker_reaches_the_caller():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_workers_after_a_fork():
-    """A forked process has lost the threads; waiting for them would hang."""
-    program = """
-import os, torch
+@pytest.mark.parametrize("threads", [1, 2])
+def test_workers_after_a_fork(threads):
+    """A forked process has lost the threads, these workers and OpenMP's; waiting for them would hang."""
+    program = f"""
+import os, torch, reluformer.attention_fused, reluformer.attention_workers
 from reluformer import relu_attention
+reluformer.attention_fused._is_small = lambda *call: False
+reluformer.attention_workers.LONG_WORK = 0
 torch.set_num_threads(2)
 tensors = [torch.randn(1, 4, 300, 8) for _ in range(3)]
 expected = relu_attention(*tensors, row_scale=None)
+torch.ones(1_000_000).sum()  # starts OpenMP's threads
 child = os.fork()
 if child == 0:
-    torch.set_num_threads(1)
+    torch.set_num_threads({threads})
     os._exit(0 if torch.equal(relu_attention(*tensors, row_scale=None), expected) else 1)
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_long_work_ends_the_threads_that_spin():
+    """Counted by the system; and they come again."""
+    if not os.path.isdir("/proc/self/task") or workers._symbol_of_torch("omp_pause_resource_all") is None:
+        pytest.skip("this torch's OpenMP cannot be told to end its threads, or the system does not count them")
+    program = """
+import os, torch, reluformer.attention_workers as workers
+def threads(): return len(os.listdir("/proc/self/task"))
+def attend(work):
+    workers.for_each(lambda piece: None, range(6), work=work)
+    return threads()
+torch.set_num_threads(3)
+numbers = torch.ones(1_000_000)
+for _ in range(2):
+    numbers.sum()
+    before = attend(0)
+    assert attend(3 * workers.LONG_WORK - 1) == before
+    assert attend(3 * workers.LONG_WORK) == before - 2, (before, threads())
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
 
 
 def test_two_copies_of_the_package_do_not_replace_each_others_operators(tmp_path):
