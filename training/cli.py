@@ -138,10 +138,11 @@ def _train(arguments: list[str]) -> int:
         raise UserError("train: give a recipe with --config; see `reluformer train --help`")
     options = parse_namespace(parser, arguments)
 
-    from reluformer.training.launch import check_environment
+    from reluformer.training.launch import check_environment, joining
 
-    check_environment(options.expected_world_size)  # building the recipe joins the process group
-    recipe = build_recipe(parser, options)
+    check_environment(options.expected_world_size)
+    with joining():  # the training arguments join the process group as soon as they are made
+        recipe = build_recipe(parser, options)
 
     from reluformer.training.training import train
 

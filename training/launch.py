@@ -6,11 +6,13 @@ other and write into one folder. Both are found here before anything is read or 
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from reluformer.training.errors import UserError
+from reluformer.training.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from reluformer.configuration.recipe import Recipe
@@ -62,6 +64,26 @@ def _check_restarts() -> None:
             "their addresses; start it as `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max_restarts "
             f"{restarts} …`, on several machines with --rdzv_backend c10d and --rdzv_endpoint instead of --standalone"
         )
+
+
+@contextlib.contextmanager
+def joining() -> Iterator[None]:
+    """Around what joins the process group.
+
+    Raises:
+        UserError: the first process of the training cannot be reached, or not all of them have come in time.
+    """
+    import torch.distributed
+
+    try:
+        yield
+    except torch.distributed.DistError as error:
+        place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise UserError(
+            f"the {launched_processes() or 1} processes of this training did not find each other at {place} "
+            f"({one_line(error)[:200]}); MASTER_ADDR and MASTER_PORT must be those of the machine of RANK 0, reachable from "
+            "here, and every process must be started"
+        ) from error
 
 
 def check_launch(recipe: Recipe) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+# In the checkout: results and the pages and pictures generated from them.
+WRITTEN_BY_MEASUREMENTS = ("benchmarks/results", "benchmarks/ATTENTION*.md", "docs/reproduction*", "docs/scaling.md")
 PACKAGES = (
     "reluformer",
     "torch",
@@ -76,7 +78,8 @@ def package_versions() -> dict[str, str | None]:
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any]:
-    """`commit` of the checkout this code runs from, and `dirty`: whether tracked files differ from it.
+    """`commit` of the checkout this code runs from, and `dirty`: whether tracked files differ from it, other than those that
+    measurements write, of which one run may write several.
 
     Both are None where the code does not run from a checkout: installed from a wheel (even into an environment that
     lies inside somebody's repository), before the first commit, or on a machine without git.
@@ -92,7 +95,8 @@ def git_state(folder: Path | None = None) -> dict[str, Any]:
     commit = _git(base, "rev-parse", "HEAD")
     if commit is None:
         return unknown
-    changes = _git(base, "status", "--porcelain", "--untracked-files=no")
+    written = [f":(top,exclude){path}" for path in WRITTEN_BY_MEASUREMENTS]
+    changes = _git(base, "status", "--porcelain", "--untracked-files=no", "--", ":/", *written)
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 

@@ -5,9 +5,11 @@ import shlex
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -19,7 +21,7 @@ from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training import training as training_module
 from reluformer.training.cli import main
 from reluformer.training.errors import UserError
-from reluformer.training.launch import check_environment, check_launch, is_sharded
+from reluformer.training.launch import check_environment, check_launch, is_sharded, joining
 
 from ..training.tiny_run import tiny_model
 
@@ -107,6 +109,43 @@ def test_the_command_line_fails_with_one_line_before_anything_is_written(recipe_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("is_first", [False, True], ids=["the first cannot be reached", "the second does not come"])
+def test_processes_that_do_not_find_each_other_get_one_line(environment, is_first):
+    port = free_port()
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}.items():
+        environment.setenv(name, value)
+    told = rf"^the 2 processes of this training did not find each other at 127\.0\.0\.1:{port} \(.+\); MASTER_ADDR"
+    with pytest.raises(UserError, match=told), joining():
+        torch.distributed.TCPStore(
+            "127.0.0.1", int(port), world_size=2, is_master=is_first, timeout=timedelta(seconds=1)
+        )
+
+
+def test_the_command_line_tells_that_they_did_not(recipe_file, tmp_path):
+    """In a process of its own: accelerate keeps what it has begun."""
+    variables = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+    }
+    program = """
+import sys
+from datetime import timedelta
+from torch.distributed import distributed_c10d
+from reluformer.training.cli import main
+distributed_c10d.default_pg_timeout = timedelta(seconds=1)  # instead of half an hour
+sys.exit(main(["train", "--config", sys.argv[1]]))
+"""
+    command = [sys.executable, "-c", program, str(recipe_file)]
+    told = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 2, told.stderr
+    assert "error: the 2 processes of this training did not find each other" in told.stderr.splitlines()[-1]
+    assert "Traceback" not in told.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_processes_that_are_not_connected_are_refused(recipe_file, environment):
     """torchrun on a machine without GPUs, and no use_cpu: each process would train by itself, into the same folder."""
     recipe = load_recipe(recipe_file)
@@ -140,8 +179,6 @@ def test_sharding_on_a_cpu_is_refused(recipe_file, environment, monkeypatch, ask
     ],
 )
 def test_what_does_not_go_with_sharding_is_refused(recipe_file, environment, variables, changes, named):
-    import torch
-
     recipe = load_recipe(recipe_file)
     recipe.expected_world_size = None
     recipe.training.fsdp = True
