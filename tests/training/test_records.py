@@ -51,6 +51,18 @@ def test_git_state_of_a_clean_and_a_changed_checkout(checkout):
     assert git_state(checkout / "source") == {"commit": state["commit"], "dirty": True}
 
 
+def test_results_that_a_measurement_has_written_are_no_change(checkout):
+    results = checkout / "benchmarks" / "results" / "a.json"
+    results.parent.mkdir(parents=True)
+    results.write_text("{}")
+    git(checkout, "add", "benchmarks")
+    git(checkout, "commit", "-m", "results")
+    results.write_text("{1}")
+    assert git_state(checkout / "source")["dirty"] is False
+    (checkout / "source" / "file.py").write_text("2\n")
+    assert git_state(checkout / "source")["dirty"] is True
+
+
 def test_a_package_installed_inside_a_foreign_checkout_has_no_commit(checkout):
     installed = checkout / ".venv" / "package"
     installed.mkdir(parents=True)
