@@ -218,7 +218,10 @@ def _pieces(query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_
 
 
 def _work(pieces: list[_Piece], query: Tensor, settings: Settings, products: int) -> int:
-    """Multiplications and additions of so many products of all pieces, about: a causal one counts half, padding is not known."""
+    """Multiplications and additions of so many products of all pieces, about: a logarithm costs as much as a product, and is
+    taken once for two or three of them; a causal product counts half; padding is not known."""
+    if settings.statistics == "sum+entropy":
+        products += products // 2
     scores = sum(
         len(piece.query_heads) * (piece.queries.stop - piece.queries.start) * (piece.keys.stop - piece.keys.start)
         for piece in pieces

@@ -26,7 +26,7 @@ _pool_size = 0
 _is_forked = False
 
 # Multiplications and additions, for each thread, from which on it is worth to stop the threads that spin.
-LONG_WORK = 2**29
+LONG_WORK = 3 * 2**27
 _OMP_PAUSE_SOFT = 1  # of the OpenMP standard: all settings stay
 
 
