@@ -17,9 +17,9 @@ its children used meanwhile, on a machine that others may use too.
 
 Memory is sampled from /proc/<pid>/status, every process of a run by itself: `resident` is VmRSS, of which `anonymous` (RssAnon)
 is the process' own, and `file` (RssFile) are pages of mapped files, libraries and Arrow, which all processes share and the
-system takes back when it needs them: over an epoch of training they grow to the size of the tokens (`token_bytes`) where memory
-is free. Pages that a child still shares with the process it was forked from count for both. Planning is measured by itself, in
-a process that does nothing else. Linux only.
+system takes back when it needs them; a training gives back those of its corpus every few batches. Pages that a child still
+shares with the process it was forked from count for both. Planning is measured by itself, in a process that does nothing else.
+Linux only.
 """
 
 from __future__ import annotations
