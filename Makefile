@@ -40,6 +40,7 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/memory.py
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python benchmarks/end_to_end.py
+	$(BIN)/python benchmarks/generation.py
 	$(BIN)/python benchmarks/gpu.py
 	$(BIN)/python benchmarks/attention_tables.py
 

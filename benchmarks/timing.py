@@ -58,7 +58,7 @@ def least_rounds(round_seconds: float) -> int:
 def time_contenders(
     contenders: Mapping[str, Step],
     *,
-    budget: float,
+    budget: float = 0.0,
     slowest: float = math.inf,
     always: Collection[str] = (),
     synchronize: Step | None = None,
@@ -69,7 +69,8 @@ def time_contenders(
 
     Args:
         contenders: what to call, by name.
-        budget: seconds for the cell, divided equally; more are taken where the least number of rounds needs them.
+        budget: seconds for the cell, without `rounds`, divided equally; more are taken where the least number of rounds needs
+            them.
         slowest: a contender with a call longer than this, in seconds, is left out,
         always: unless it is one of these.
         synchronize: waits for the device, for work that goes on after the call has returned.

@@ -1,4 +1,4 @@
-"""The models and batches that end_to_end.py times: ReLUFormer, its baselines, and transformers' MarianMTModel of the same shape.
+"""The models and batches that end_to_end.py and generation.py time: ReLUFormer, its baselines, and MarianMTModel.
 
 All have random weights, the same layers, widths, shared embeddings and dropout. MarianMTModel has no label smoothing inside,
 so none has it here; ReLUFormer with λ = 0 is there beside the one with its regulariser.
@@ -18,6 +18,7 @@ from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 MARIAN = "MarianMTModel sdpa"
 OURS, OURS_UNREGULARIZED = "ReLUFormer", "ReLUFormer, λ = 0"
 BASELINES = {"vanilla": ("vanilla", "sdpa"), "sparsemax": ("sparsemax", "eager"), "entmax15": ("entmax15", "eager")}
+TABLE_4 = {**BASELINES, "rela": ("rela", "fused")}  # beside ReLUFormer itself
 PAD, BOS, EOS = 0, 1, 2
 # Tokens of a batch, with padding, on either side.
 BATCH_TOKENS = 2048
@@ -90,7 +91,7 @@ def build(name: str, shape: dict[str, int], attention_dropout: float, seed: int)
             attn_implementation="sdpa",
         )
         return MarianMTModel(config).train()
-    preset, implementation = BASELINES.get(name, ("reluformer", "fused"))
+    preset, implementation = TABLE_4.get(name, ("reluformer", "fused"))
     weight = {"regularization_weight": 0.0} if name == OURS_UNREGULARIZED else {}
     config = ReLUFormerConfig.from_preset(preset, **shape, **dropout, **tokens, **weight, label_smoothing=0.0)
     config._attn_implementation = implementation

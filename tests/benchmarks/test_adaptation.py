@@ -28,7 +28,8 @@ def write_result(folder: Path, name: str, curve: dict[int, float]) -> None:
         "target_tokens_per_update": 4096.4,
     }
     history = [{"step": step, "eval_tokenized_lowercase_bleu": bleu} for step, bleu in curve.items()]
-    result = {"training": training, "evaluations": {"test": {"moses_lowercase_bleu": 35.9}}, "log_history": history}
+    scores = {"evaluations": {"test": {"moses_lowercase_bleu": 35.9}}, "log_history": history}
+    result = {"training": training, "recipe": {"evaluation": {"at_most": 100}}, **scores}
     (folder / f"{name}.json").write_text(json.dumps(result))
 
 
@@ -41,7 +42,8 @@ def test_says_when_each_share_of_the_score_is_reached(adaptation, tmp_path, caps
     assert "- 90% of that (27.00): at update 100;" in text
     assert "- 95% of that (28.50): at update 300;" in text
     assert "- 100% of that (30.00): not within 400 updates." in text
-    assert "35.90 Moses-tokenised" in text and "commit 0123456789ab" in text
+    assert "on the first 100 pairs of the validation split" in text, "what was translated during training"
+    assert "the last weights: 35.90 Moses-tokenised" in text and "commit 0123456789ab" in text
 
 
 def test_a_run_without_a_score_at_the_start_is_refused(adaptation, tmp_path, capsys):

@@ -93,11 +93,14 @@ def test_gradients_of_the_statistics_are_those_of_the_regulariser(program):
         statistics="sum+entropy",
     )
     S, T = result.row_sum, result.row_sum_log
-    spread = (S.log() - T / S > 0.7 * inputs.visible_keys.log().unsqueeze(1)).float()
+    above = S.log() - T / S - 0.7 * inputs.visible_keys.log().unsqueeze(1)
+    spread = (above > 0).float()
     weight = 1 / (20 * 2)
     expected = weight * (S.log().sign() / S + spread * (1 / S + T / S**2))
-    alive = S > 0
+    dead = S == 0
+    # A row that sees one key has H = 0 and the margin 0: rounding, which differs by machine, decides whether it is above.
+    alive = ~dead & (above.abs() > 1e-4)
     assert alive.float().mean() > 0.8 and 0 < spread[alive].mean() < 1
     torch.testing.assert_close(of_sum[alive], expected[alive], rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(of_sum_log[alive], (-weight * spread / S)[alive], rtol=1e-3, atol=1e-6)
-    assert of_sum[~alive].abs().sum() == 0
+    assert of_sum[dead].abs().sum() == 0

@@ -22,7 +22,9 @@ def collect_runs(monkeypatch, tmp_path):
 def fake_run(folder: Path, name: str, bleu: float, hypotheses: list[str]) -> Path:
     folder.mkdir()
     references = ["a small house stands there", "the dog runs through the wet grass", "two men play cards at a table"]
-    (folder / "recipe.yaml").write_text(f"name: {name}\nmodel: {{preset: reluformer}}\n")
+    (folder / "recipe.yaml").write_text(
+        f"name: {name}\nmodel: {{preset: reluformer}}\nevaluation: {{splits: [test]}}\n"
+    )
     record = {
         "recipe": name,
         "seed": 1,
