@@ -20,18 +20,29 @@ def collect(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: the folder is not that of a run that is finished and evaluated, or that was recorded as diverged.
     """
-    evaluations = {path.name.split(".")[1]: read_json(path) for path in sorted(folder.glob("evaluation.*.json"))}
-    record = read_json(folder / RECORD_FILE) if (folder / RECORD_FILE).is_file() else None
-    if record is None or not (evaluations or record.get("diverged")):
+    if not (folder / RECORD_FILE).is_file() or unevaluated_splits(folder):
         raise UserError(
-            f"{folder}: expected a finished run with {RECORD_FILE} and evaluation.<split>.json; run it first"
+            f"{folder}: expected a finished run with {RECORD_FILE} and, for each split that its recipe evaluates, "
+            "evaluation.<split>.json; run it first"
         )
     return {
-        "recipe": yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8")),
-        "training": record,
-        "evaluations": evaluations,
+        "recipe": _recipe(folder),
+        "training": read_json(folder / RECORD_FILE),
+        "evaluations": {path.name.split(".")[1]: read_json(path) for path in sorted(folder.glob("evaluation.*.json"))},
         "log_history": read_log_history(folder),
     }
+
+
+def unevaluated_splits(folder: Path) -> list[str]:
+    """What a run whose training is over has left to translate: nothing if it diverged, for want of a model."""
+    if read_json(folder / RECORD_FILE).get("diverged"):
+        return []
+    wanted = _recipe(folder)["evaluation"]["splits"]
+    return [split for split in wanted if not (folder / f"evaluation.{split}.json").is_file()]
+
+
+def _recipe(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
 
 
 def last_figure(log_history: Iterable[Mapping[str, Any]], name: str) -> Any:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Process
-from pathlib import Path
 
 import yaml
 
@@ -14,7 +13,7 @@ from reluformer.configuration.study import Study
 from reluformer.configuration.study_parser import Catalogue, table_of
 from reluformer.training import study_process
 from reluformer.training.analysis_commands import analysis_commands
-from reluformer.training.collection import read_json
+from reluformer.training.collection import read_json, unevaluated_splits
 from reluformer.training.errors import UserError, one_line
 from reluformer.training.run_folder import RECORD_FILE
 from reluformer.training.study_results import (
@@ -147,14 +146,11 @@ def _commands(task: Task, state: str) -> list[list[str]]:
         task.recipe_file.write_text(text, encoding="utf-8")
         return [["train", "--config", str(task.recipe_file)]]
     if state == "trained":
-        return [] if _is_evaluated(task.run_folder) else [["evaluate", "--run", str(task.run_folder)]]
+        run = ["evaluate", "--run", str(task.run_folder)]
+        return [[*run, "--split", split] for split in unevaluated_splits(task.run_folder)]
     # A result of another machine has no model here to analyse.
     has_model = (task.run_folder / RECORD_FILE).is_file()
     return analysis_commands(task, missing_analyses(task)) if has_model else []
-
-
-def _is_evaluated(folder: Path) -> bool:
-    return any(folder.glob("evaluation.*.json")) or bool(read_json(folder / RECORD_FILE).get("diverged"))
 
 
 def _end(job: Job, total: int, size: str, say: Callable[[str], None], failures: list[str]) -> bool:

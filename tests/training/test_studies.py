@@ -128,6 +128,18 @@ def test_an_evaluation_that_was_lost_is_made_up_for(folder, started):
     assert started[1] == ("relu", ["evaluate"]) and state_of(task) == "finished"
 
 
+def test_a_row_that_translates_nothing_is_finished_when_it_is_trained(folder, started):
+    rows = yaml.safe_load((folder / "studies" / ROWS_FILE).read_text(encoding="utf-8"))
+    rows["relu"]["recipe"]["evaluation"] = {"splits": []}
+    (folder / "studies" / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
+    (task,) = tasks(folder, seeds=[1], only=["relu"])
+    assert run_tasks([task], size="smoke", say=lambda line: None) == []
+    assert read_result(task)["bleu"] is None and read_result(task)["evaluations"] == {}
+    task.result_file.unlink()
+    assert run_tasks([task], size="smoke", say=lambda line: None) == []
+    assert started == [("relu", ["train"])] and state_of(task) == "finished"
+
+
 def test_an_interrupted_row_goes_on_at_its_checkpoint_and_its_failure_costs_no_other(folder, started, monkeypatch):
     broken, other = tasks(folder, seeds=[1])
     original = training_module.ReLUFormerTrainer.log
@@ -253,7 +265,8 @@ def test_every_study_runs_at_the_smoke_size(tmp_path, capsys):
     assert cli.main(["study", "--size", "smoke", *places]) == 0
     results = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "results" / "smoke").glob("*.json")]
     assert len(results) >= 15
-    assert all(result["bleu"] for result in results if "training" in result)
+    trained = [result for result in results if "training" in result]
+    assert [result["row"] for result in trained if not result["bleu"]] == ["documents_gamma_softmax"]
     vanilla = next(result for result in results if result["row"] == "vanilla")
     assert {"entropy", "top-p", "anisotropy", "variance-ratio"} <= vanilla["analyses"].keys()
     report = tmp_path / "reproduction.md"
