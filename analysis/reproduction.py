@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reluformer.analysis.study_claims import PENDING, Verdict, judge
-from reluformer.analysis.study_outcomes import NOT_HERE, RUN, Outcome, outcomes_of, value
+from reluformer.analysis.study_claims import BLEU, PENDING, Verdict, judge
+from reluformer.analysis.study_outcomes import NOT_HERE, RUN, Outcome, at_size, outcomes_of, value
 from reluformer.analysis.study_plots import draw_plot
 from reluformer.configuration.study import Study
 from reluformer.configuration.study_parser import STUDIES_FOLDER, load_rows, load_study, study_names
@@ -29,9 +29,14 @@ and signatures; no figure here is typed. `reluformer study --study t2` runs what
 How to read it. A claim of the paper *agrees* or *disagrees* with our figures, or is *not comparable*, with the reason, or
 *pending*: a row has not been trained, or for less than its study's budget (its figures are then in italics). A difference in
 BLEU counts where a paired bootstrap (sacreBLEU's, {samples} samples) has p < 0.05, and where two seeds agree if there are two.
-*Does not converge* means a loss that is not finite, or a BLEU below 1 while the softmax twin's is above 10. Our corpora and
-models are smaller than the paper's, so that BLEU itself cannot be compared with the paper's; orderings and signs can.
+Two rows are *comparable* in BLEU where they differ by at most 0.5. Where the paper gives no threshold, ours stands in brackets.
+*Does not converge* means a loss that is not finite, or a BLEU below 1 while the softmax twin's is above 10. Under each table
+stand the test text and sacreBLEU's signature of our figures; the paper's are tokenised BLEU of its own corpora.
 """
+_SMALLER = (
+    "Corpora and models are smaller than the paper's, so that BLEU itself cannot be compared with the paper's; orderings and "
+    "signs can."
+)
 
 
 def write_reproduction(
@@ -54,8 +59,11 @@ def write_reproduction(
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [_HEAD.format(results=results, samples=f"{SAMPLES:,}")]
-    loaded = sorted(((name, load_study(name, studies)) for name in study_names(studies)), key=lambda s: s[1].position)
+    everywhere = sorted(
+        ((name, load_study(name, studies)) for name in study_names(studies)), key=lambda s: s[1].position
+    )
     for size in sizes:
+        loaded = [(name, at_size(study, size)) for name, study in everywhere]
         catalogue, places = load_rows(size, studies), Places.of(size, runs, results)
         found = {name: outcomes_of(study, catalogue, places) for name, study in loaded}
         lines += ["", f"## {SIZE_TITLES[size]}", ""]
@@ -65,7 +73,7 @@ def write_reproduction(
             )
             continue
         verdicts = {name: judge(study, found[name]) for name, study in loaded}
-        lines += [_count(verdicts), ""]
+        lines += [*([_SMALLER, ""] if size != "paper" else []), _count(loaded, verdicts), ""]
         for name, study in loaded:
             lines += _study(name, study, found[name], verdicts[name], path, size)
         lines += _origins(found)
@@ -73,19 +81,21 @@ def write_reproduction(
     return path
 
 
-def _count(verdicts: Mapping[str, Sequence[Verdict]]) -> str:
-    counts = Counter(verdict.verdict for table in verdicts.values() for verdict in table)
+def _count(loaded: Iterable[tuple[str, Study]], verdicts: Mapping[str, Sequence[Verdict]]) -> str:
+    """How the paper's claims stand; our own studies are not counted."""
+    counts = Counter(verdict.verdict for name, study in loaded if not study.ours for verdict in verdicts[name])
     words = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
-    return f"{sum(counts.values())} claims: {words}."
+    return f"{sum(counts.values())} claims of the paper: {words}."
 
 
 def _study(
     name: str, study: Study, outcomes: Mapping[str, Outcome], verdicts: Sequence[Verdict], path: Path, size: str
 ) -> list[str]:
     lines = [f"### {study.title}", "", f"{study.source.strip()} (`--study {name}`)", "", *_table(study, outcomes), ""]
+    lines += [line for text in _scored_on(study, outcomes) for line in (text, "")]
     if verdicts:
         lines += _markdown(
-            ["the paper's claim", "verdict", "figures"],
+            ["our expectation" if study.ours else "the paper's claim", "verdict", "figures"],
             [[verdict.text, f"**{verdict.verdict}**", verdict.why] for verdict in verdicts],
         )
         lines.append("")
@@ -113,18 +123,47 @@ def _table(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
     return _markdown([*heading, "state"], rows)
 
 
+def _scored_on(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
+    """On what text and how the BLEU of the table was measured, one sentence for each kind."""
+    if not any(figure.path == BLEU for figure in study.figures.values()):
+        return []
+    found = set()
+    for result in (result for outcome in outcomes.values() for result in _shown(outcome).values()):
+        if result.get("bleu"):
+            data = result["recipe"]["data"]
+            text = (
+                " → ".join(f"`{data['test'][side]}`" for side in ("source", "target"))
+                if data.get("test")
+                else "made-up text"
+            )
+            packed = f", packed to at most {data['max_length']} tokens" if data.get("packing") else ""
+            found.add(f"BLEU: `{result['bleu']['signature']}` on {text}{packed}.")
+    return sorted(found)
+
+
+def _shown(outcome: Outcome) -> Mapping[int, dict[str, Any]]:
+    """Results by seed: those that are evidence, or else those below the budget."""
+    return outcome.results or outcome.below
+
+
 def _ours(study: Study, name: str, outcome: Outcome) -> str:
     """The figure of a row: its mean over seeds and, with several, each of them."""
     figure = study.figures[name]
-    if outcome.results and all(_diverged(result) for result in outcome.results.values()):
-        return "does not converge"
-    shown = [value(figure, outcome.entry, result) for result in (outcome.results or outcome.below).values()]
-    values = [number for number in shown if number is not None]
+    if figure.file is not None:
+        number = None if outcome.status == NOT_HERE else value(figure, outcome.entry, {})
+        return "–" if number is None else f"{number:.{figure.digits}f}"
+    texts, values = [], []
+    for result in _shown(outcome).values():
+        number = value(figure, outcome.entry, result)
+        if _diverged(result):
+            texts.append("does not converge")
+        elif number is not None:
+            values.append(number)
+            texts.append(f"{number:.{figure.digits}f}")
     if not values:
-        return "–"
-    texts = [f"{number:.{figure.digits}f}" for number in values]
+        return texts[0] if texts else "–"
     mean = f"{sum(values) / len(values):.{figure.digits}f}"
-    text = mean if len(set(texts)) == 1 and len(texts) == 1 else f"{mean} ({', '.join(texts)})"
+    text = mean if len(texts) == 1 else f"{mean} ({', '.join(texts)})"
     return text if outcome.results else f"*{text}*"
 
 
@@ -152,8 +191,8 @@ def _dead_modules(result: Mapping[str, Any]) -> list[str]:
 
 
 def _pictures(label: str, outcome: Outcome | None, path: Path) -> list[str]:
-    for task in outcome.tasks.values() if outcome else ():
-        if files := sorted(pictures_folder(task).glob("*.png")):
+    for seed in outcome.results if outcome else ():
+        if files := sorted(pictures_folder(outcome.tasks[seed]).glob("*.png")):
             return [f"![{label}]({_relative(file, path)})" for file in files]
     return [f"{label}: {PENDING}."]
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from reluformer.analysis.study_outcomes import NOT_HERE, RUN, Outcome, value
-from reluformer.configuration.study import Claim, Study
+from reluformer.configuration.study import Claim, Figure, Study
 from reluformer.training.bootstrap import comparable, paired_bootstrap
 from reluformer.training.errors import UserError
 
 AGREES, DISAGREES, NOT_COMPARABLE, PENDING = "agrees", "disagrees", "not comparable", "pending"
 SIGNIFICANT = 0.05
+BLEU = "bleu.score"  # the path of a figure that is compared by a paired bootstrap
 # "Does not converge": a loss that is not finite, or a BLEU below the first while the softmax twin's is above the second.
 LEARNED_NOTHING, TWIN_LEARNED = 1.0, 10.0
 _NAMES = ("higher", "lower", "diverges", "twin", "row")
@@ -53,13 +54,15 @@ def _filled(claim: Claim, values: Mapping[str, Any]) -> Claim:
 def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Verdict:
     names = _rows_of(claim)
     for name in names:
-        outcome = outcomes.get(name)
-        if outcome is None:
-            return Verdict(claim.text, PENDING, f"{name} is no row of this size")
+        if name not in outcomes:
+            return Verdict(claim.text, NOT_COMPARABLE, f"{name} is no row of this size")
+    chosen = [outcomes[name] for name in names]
+    if not claim.diverges and _figure(claim, study).file is not None:
+        return Verdict(claim.text, *_judge_file(claim, study, chosen))
+    for name, outcome in zip(names, chosen, strict=True):
         if outcome.status != RUN:
             word = NOT_COMPARABLE if outcome.status == NOT_HERE else PENDING
             return Verdict(claim.text, word, f"{name}: {outcome.why}")
-    chosen = [outcomes[name] for name in names]
     seeds = [seed for seed in chosen[0].results if all(seed in outcome.results for outcome in chosen)]
     if not seeds:
         return Verdict(claim.text, PENDING, f"{' and '.join(names)} have no seed in common")
@@ -72,6 +75,19 @@ def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Verdi
     if len(seeds) == 1 and chosen[0].entry.row.recipe is not None:
         why += " (one seed)"
     return Verdict(claim.text, verdict, why)
+
+
+def _figure(claim: Claim, study: Study) -> Figure:
+    if claim.figure not in study.figures:
+        raise UserError(f"claim {claim.text!r}: no figure {claim.figure!r}; the study has {', '.join(study.figures)}")
+    return study.figures[claim.figure]
+
+
+def _judge_file(claim: Claim, study: Study, chosen: list[Outcome]) -> tuple[str, str]:
+    """A claim of a figure that another benchmark has measured, without any training."""
+    figure = _figure(claim, study)
+    values = [value(figure, outcome.entry, {}) for outcome in chosen]
+    return (PENDING, f"{figure.file} does not hold it") if None in values else _compare(claim, values, figure.digits)
 
 
 def _rows_of(claim: Claim) -> list[str]:
@@ -91,19 +107,14 @@ def _judge_seed(claim: Claim, study: Study, chosen: list[Outcome], seed: int) ->
     results = [outcome.results[seed] for outcome in chosen]
     if claim.diverges:
         return _convergence(*results)
+    figure = _figure(claim, study)
     diverged = [bool((result.get("training") or {}).get("diverged")) for result in results]
     if any(diverged):
-        return _with_diverged(claim, diverged)
-    if claim.figure not in study.figures:
-        raise UserError(f"claim {claim.text!r}: no figure {claim.figure!r}; the study has {', '.join(study.figures)}")
-    figure = study.figures[claim.figure]
+        return _with_diverged(claim, diverged, is_bleu=figure.path == BLEU)
     values = [value(figure, outcome.entry, result) for outcome, result in zip(chosen, results, strict=True)]
     if None in values:
         return PENDING, f"{figure.label} was not measured"
-    if claim.row:
-        inside = (claim.above is None or values[0] > claim.above) and (claim.below is None or values[0] < claim.below)
-        return (AGREES if inside else DISAGREES), f"{values[0]:.{figure.digits}f}"
-    if figure.path == "bleu.score":
+    if figure.path == BLEU and not claim.row:
         return _compare_bleu(claim, *results)
     return _compare(claim, values, figure.digits)
 
@@ -120,14 +131,13 @@ def _convergence(result: Mapping[str, Any], twin: Mapping[str, Any]) -> tuple[st
     return NOT_COMPARABLE, f"{figures}: neither has learned the task"
 
 
-def _with_diverged(claim: Claim, diverged: list[bool]) -> tuple[str, str]:
-    if all(diverged) or not (claim.higher and claim.lower):
-        return NOT_COMPARABLE, "a row does not converge"
-    return (
-        (DISAGREES, f"{claim.higher} does not converge")
-        if diverged[0]
-        else (AGREES, f"{claim.lower} does not converge")
-    )
+def _with_diverged(claim: Claim, diverged: list[bool], is_bleu: bool) -> tuple[str, str]:
+    """A row that does not converge is below any other in BLEU, and the equal of none; of its other figures it says nothing."""
+    names = _rows_of(claim)
+    text = " and ".join(name for name, gone in zip(names, diverged, strict=True) if gone) + " does not converge"
+    if not is_bleu or all(diverged):
+        return NOT_COMPARABLE, text
+    return (AGREES if claim.lower and diverged[1] else DISAGREES), text
 
 
 def _compare_bleu(claim: Claim, first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, str]:
@@ -146,6 +156,9 @@ def _compare_bleu(claim: Claim, first: Mapping[str, Any], second: Mapping[str, A
 
 
 def _compare(claim: Claim, values: list[float], digits: int) -> tuple[str, str]:
+    if claim.row:
+        inside = (claim.above is None or values[0] > claim.above) and (claim.below is None or values[0] < claim.below)
+        return (AGREES if inside else DISAGREES), f"{values[0]:.{digits}f}"
     difference = values[0] - values[1]
     figures = f"{values[0]:.{digits}f} against {values[1]:.{digits}f}"
     if claim.equal:

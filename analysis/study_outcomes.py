@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,15 @@ class Outcome:
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
     below: dict[int, dict[str, Any]] = field(default_factory=dict)
     tasks: dict[int, Task] = field(default_factory=dict)
+
+
+def at_size(study: Study, size: str) -> Study:
+    """The study without the figures that this size does not show, and without the claims that are made of them."""
+    figures = {name: figure for name, figure in study.figures.items() if size in figure.sizes}
+    gone = study.figures.keys() - figures.keys()
+    return dataclasses.replace(
+        study, figures=figures, claims=[claim for claim in study.claims if claim.figure not in gone]
+    )
 
 
 def outcomes_of(study: Study, catalogue: Catalogue, places: Places) -> dict[str, Outcome]:
@@ -90,7 +100,7 @@ def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:
 
 
 def value(figure: Figure, entry: TableRow, result: Mapping[str, Any]) -> float | None:
-    """A figure of a row's result; None where it has none.
+    """A figure of a row's result, or of the file that holds it instead of results; None where there is none.
 
     Raises:
         UserError: a path that is none.
@@ -99,20 +109,12 @@ def value(figure: Figure, entry: TableRow, result: Mapping[str, Any]) -> float |
     if figure.file is not None:
         file = Path(figure.file)
         content = read_json(file) if file.is_file() else {}
-    found = _number(content, figure.path, figure, entry)
-    if found is None or figure.over is None:
-        return None if found is None else found * figure.factor
-    over = _number(content, figure.over, figure, entry)
-    return found * figure.factor / over if over else None
-
-
-def _number(content: Mapping[str, Any], path: str, figure: Figure, entry: TableRow) -> float | None:
-    path = path.replace("{row}", figure.names.get(entry.name, entry.name))
+    path = figure.path.replace("{row}", figure.names.get(entry.name, entry.name))
     if path.startswith("log."):
         found = last_figure(content.get("log_history", []), path.removeprefix("log."))
     else:
         found = select(content, path)
-    return found if isinstance(found, (int, float)) else None
+    return found * figure.factor if isinstance(found, (int, float)) else None
 
 
 def select(content: Any, path: str) -> Any:

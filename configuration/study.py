@@ -81,9 +81,10 @@ class Figure:
             `table[layer=all,p_percent=0.2]` takes the row of a table with these values.
         digits: after the decimal point.
         factor: the figure is multiplied by it, for example 100 for percent.
-        file: a JSON file of another benchmark, from the current directory, that holds the figure instead.
-        names: what that file calls a row, where it is not the row's name; `{row}` stands for it in the paths.
-        over: path of what the figure is divided by.
+        file: a JSON file of another benchmark, from the current directory, that holds the figure instead. It is there
+            whether the row was trained or not, and once, whatever the seeds.
+        names: what that file calls a row, where it is not the row's name; `{row}` stands for it in the path.
+        sizes: where the figure, and what is claimed of it, is shown.
     """
 
     label: str
@@ -92,7 +93,7 @@ class Figure:
     factor: float = 1.0
     file: str | None = None
     names: dict[str, str] = field(default_factory=dict)
-    over: str | None = None
+    sizes: list[Size] = field(default_factory=lambda: list(SIZES))
 
 
 @dataclass(kw_only=True)
@@ -114,11 +115,13 @@ class StudyRow:
 
 @dataclass(kw_only=True)
 class Claim:
-    """Something the paper says of a study's rows, in a form that figures can bear out or contradict. Exactly one kind:
+    """Something the paper (or, with `Study.ours`, we) say of a study's rows, in a form that figures can bear out or contradict.
+
+    Exactly one kind:
 
     - `higher` and `lower`: names of rows; `figure` of the first is above that of the second by more than `margin`. For BLEU the
       difference must also be significant (paired bootstrap, p < 0.05) to count at all.
-    - `equal`: names of two rows whose `figure` differs by at most `margin`.
+    - `equal`: names of two rows whose `figure` differs by at most `margin`; for BLEU, too, it is the point difference.
     - `diverges`: a row that does not converge (`twin` names its softmax twin).
     - `row` with `above`, `below` or both: `figure` of one row against numbers.
 
@@ -199,6 +202,7 @@ class Study:
         plots: drawn from the figures.
         pictures: rows by label whose pictures, drawn by one of their analyses, are shown.
         also: further parts of the paper's table that no row here stands for, each with the paper's figures and why.
+        ours: the study is not the paper's, and neither are its claims; they are not counted among the paper's.
     """
 
     title: str
@@ -212,3 +216,4 @@ class Study:
     plots: list[Plot] = field(default_factory=list)
     pictures: dict[str, str] = field(default_factory=dict)
     also: list[str] = field(default_factory=list)
+    ours: bool = False

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, readable, recipe_layers
-from reluformer.configuration.study import SIZES, Analysis, AtSize, RowFamily, Study
+from reluformer.configuration.study import SIZES, Analysis, AtSize, RowFamily, Study, StudyRow
 from reluformer.training.errors import UserError, one_line
 
 STUDIES_FOLDER = Path(__file__).parent / "studies"
@@ -129,15 +130,18 @@ def table_of(study: Study, catalogue: Catalogue) -> list[TableRow]:
     """The rows of a study's table, in its order.
 
     Raises:
-        UserError: a name that is neither a row nor a family.
+        UserError: a name that is neither a row nor a family; figures by row's name for what is no family.
     """
     table = []
     for entry in study.rows:
         if entry.row not in catalogue.families and entry.row not in catalogue.rows:
             raise UserError(f"{study.title}: {ROWS_FILE} has no row {entry.row!r}")
+        for column, value in entry.paper.items():
+            if isinstance(value, Mapping) and "{" not in entry.row:
+                raise UserError(f"{study.title}: {entry.row} is one row, its {column} in the paper is not: {value}")
         found = {name: row for name, row in catalogue.rows.items() if entry.row in (name, row.family)}
-        if not found and "{" not in entry.row:
-            table.append(TableRow(entry.row, entry.label, None, entry.paper, entry.not_here))
+        if not found:
+            table.append(_row_elsewhere(entry))
         for name, row in found.items():
             paper = {
                 column: value.get(name) if isinstance(value, Mapping) else value
@@ -145,6 +149,16 @@ def table_of(study: Study, catalogue: Catalogue) -> list[TableRow]:
             }
             table.append(TableRow(name, _filled(entry.label, row.values), row, paper, entry.not_here))
     return table
+
+
+def _row_elsewhere(entry: StudyRow) -> TableRow:
+    """A row, or one for a whole family, that does not exist at this size: the paper's figures stand there all the same."""
+    paper = {
+        column: " · ".join(map(str, value.values())) if isinstance(value, Mapping) else value
+        for column, value in entry.paper.items()
+    }
+    label = re.sub(r"\{(\w+)\}", r"every \1", entry.label)
+    return TableRow(entry.row, label, None, paper, entry.not_here)
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def study(tmp_path):
                 "seed": seed,
                 "training": {**RECORD, "updates": updates, **record},
                 "training_seconds": 60.0,
+                "recipe": {"data": {"test": {"source": "test.de", "target": "test.en"}}},
                 "log_history": [{"step": 5, "eval_dead_row_fraction": 0.25}, {"step": 9}],
                 "analyses": {"entropy": {"table": table}} if analyses else {},
                 "bleu": None if record.get("diverged") else bleu_statistics(self._translations(quality), {}),
@@ -153,7 +154,7 @@ def test_what_is_missing_or_below_its_budget_is_pending(study):
     assert "2,399 of 2,400 updates" in verdict.why
     report = study.report()
     assert "pending (seed 1: 2,399 of 2,400 updates; seed 2: not run)" in report
-    assert "1 claims: 1 pending" in report and "widths: pending." in report
+    assert "1 claims of the paper: 1 pending" in report and "widths: pending." in report
 
 
 def test_a_size_without_a_budget_is_no_evidence(study):
@@ -193,6 +194,21 @@ def test_a_loss_that_is_not_finite_does_not_converge(study):
     assert [verdict.verdict for verdict in verdicts] == ["agrees", "agrees"]
     assert "since update 90" in verdicts[0].why
     assert "| ReLU | does not converge | does not converge |" in study.report()
+
+
+def test_a_row_that_diverges_is_the_equal_of_none_and_has_no_other_figures(study):
+    gone = {"step": 90, "reason": "the loss is not finite since update 90"}
+    study.give("softmax", 1, 0.9)
+    study.give("relu", 1, 0.0, updates=100, diverged=gone)
+    study.give("relu", 2, 0.6)
+    for claim, verdict in (
+        ({"equal": ["softmax", "relu"], "margin": 0.5}, "disagrees"),
+        ({"higher": "relu", "lower": "softmax"}, "disagrees"),
+        ({**ORDER, "figure": "entropy"}, "not comparable"),
+    ):
+        study.claims(claim)
+        assert study.verdict().verdict == verdict, claim
+    assert "(does not converge, " in study.report(), "the seed that diverged is not left out of the mean in silence"
 
 
 def test_other_figures_are_compared_by_their_sign_and_margin(study):
@@ -247,19 +263,43 @@ def test_a_path_finds_a_row_of_a_table():
 
 
 def test_a_figure_of_another_benchmark_is_read_from_its_file(study, tmp_path):
-    cells = [
-        {"task": "training", "speeds": {"softmax": 9, "Ours": 9}},
-        {"task": "generation", "speeds": {"softmax": 4, "Ours": 5}},
-    ]
+    cells = [{"shape": "wide", "speeds": {"Ours": 9}}, {"shape": "tiny", "speeds": {"softmax": 1, "Ours": 1.25}}]
     write_json(tmp_path / "speeds.json", {"cells": cells})
-    speed = {"label": "speed", "file": str(tmp_path / "speeds.json"), "path": "cells[task=generation].speeds.{row}"}
-    speed |= {"over": "cells[task=generation].speeds.softmax", "names": {"relu": "Ours"}}
+    speed = {"label": "speed", "file": str(tmp_path / "speeds.json"), "path": "cells[shape=tiny].speeds.{row}"}
+    speed |= {"names": {"relu": "Ours"}}
     claim = {"row": "relu", "figure": "speed", "above": 1.2, "below": 1.3}
     study.claims(claim, figures={**STUDY["figures"], "speed": speed})
-    study.give("relu", 1, 0.9)
-    assert study.verdict().verdict == "agrees"
+    verdict = study.verdict()
+    assert (verdict.verdict, verdict.why) == ("agrees", "1.25"), "no training is needed, and no seed is counted"
+    assert "| ReLU | does not converge | – | – | – | 1.25 |" in study.report()
     (tmp_path / "speeds.json").unlink()
     assert study.verdict().verdict == "pending"
+    study.claims(claim, figures={**STUDY["figures"], "speed": {**speed, "sizes": ["paper"]}})
+    assert "speed" not in study.report() and "0 claims" in study.report()
+
+
+def test_a_row_of_another_size_is_not_comparable_and_the_papers_figures_stand(study):
+    rows = yaml.safe_load((study.folder / ROWS_FILE).read_text(encoding="utf-8"))
+    rows["width_{n}"]["each"] = {"n": {"paper": [8, 16]}}
+    (study.folder / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
+    paper = {"bleu": {"width_8": 31.0, "width_16": "does not converge"}}
+    entry = {"row": "width_{n}", "label": "width {n}", "paper": paper, "not_here": "needs a GPU"}
+    study.claims({"row": "width_8", "above": 10.0}, rows=[*STUDY["rows"][:2], entry])
+    verdict = study.verdict()
+    assert (verdict.verdict, verdict.why) == ("not comparable", "width_8 is no row of this size")
+    assert "| width every n | does not converge · 31.0 | – |" in study.report()
+
+
+def test_our_own_studies_are_not_counted_among_the_papers_claims(study):
+    study.claims(ORDER, ours=True)
+    report = study.report()
+    assert "0 claims of the paper" in report and "| our expectation | verdict |" in report
+
+
+def test_the_report_says_how_its_bleu_was_measured(study):
+    study.claims(ORDER)
+    study.give("softmax", 1, 0.9)
+    assert "BLEU: `nrefs:1|case:mixed|" in study.report()
 
 
 def test_claims_that_say_nothing_or_two_things_are_refused(study):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.configuration.study import SIZES
+from reluformer.configuration.study import SIZES, Study, StudyRow
 from reluformer.configuration.study_parser import (
     ROWS_FILE,
     load_rows,
@@ -70,6 +70,31 @@ def test_every_study_has_rows_at_every_size(name, size, catalogues):
         c.figure for c in study.claims
     }
     assert shown <= set(study.figures)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_claim_is_made_of_rows_that_exist_at_some_size(name, catalogues):
+    known = {row for catalogue in catalogues.values() for row in (*catalogue.rows, *catalogue.families)}
+    for claim in load_study(name).claims:
+        named = [claim.higher, claim.lower, claim.diverges, claim.twin, claim.row, *(claim.equal or ())]
+        assert {row for row in named if row} <= known, claim.text
+
+
+def test_figures_of_the_paper_by_row_are_a_familys(studies):
+    folder = studies({"plain": {"layers": ["base"]}})
+    entry = {"row": "plain", "label": "plain", "paper": {"bleu": {"3.45 (Table 5": "0.08)"}}}
+    study = Study(title="t", position=1, source="", rows=[StudyRow(**entry)], figures={})
+    with pytest.raises(UserError, match="plain is one row, its bleu in the paper is not"):
+        table_of(study, load_rows("cpu", folder))
+
+
+def test_a_temperature_is_compared_at_one_width(catalogues):
+    for size, width in (("cpu", 512), ("paper", 1024)):
+        rows = catalogues[size].rows
+        assert rows["ffn_softmax"].key == rows[f"ffn_softmax_{width}"].key
+        assert "encoder_ffn_dim" not in rows["ffn_softmax_temperature_2"].recipe["model"] or (
+            rows["ffn_softmax_temperature_2"].recipe["model"]["encoder_ffn_dim"] == width
+        )
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -162,7 +187,9 @@ def test_sizes_change_layers_values_and_existence(studies):
     assert rows["a_2"].recipe["training"]["max_steps"] == 20
     study = load_study("study", folder)
     assert [entry.label for entry in table_of(study, load_rows("cpu", folder))] == ["n = 2", "n = 3"]
-    assert load_rows("paper", folder).rows == {} and table_of(study, load_rows("paper", folder)) == []
+    assert load_rows("paper", folder).rows == {}
+    (elsewhere,) = table_of(study, load_rows("paper", folder))
+    assert (elsewhere.row, elsewhere.label) == (None, "n = every n")
 
 
 def test_layers_are_merged_section_by_section():
