@@ -20,6 +20,8 @@ METRICS = (
     ("chrf", "chrf", "chrF"),
     ("exact_match", "exact_match", "Exact match (%)"),
 )
+# Of transformers.TrainingArguments: a saved recipe leaves out what is the library's default.
+ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 # They compare letters as they are, and say nothing of a model whose tokenizer has no capitals, on texts that do.
 _CASED = ("bleu", "document_bleu", "chrf", "exact_match")
 _MODULES = {"all": "all", "encoder_self": "encoder", "decoder_self": "decoder", "cross": "decoder to encoder"}
@@ -101,7 +103,10 @@ def _training(run: RunFolder) -> list[tuple[str, str]]:
         ("averaged checkpoints", f"{len(averaged)}: {', '.join(averaged)}" if averaged else None),
         ("learning rate, peak", _number(arguments.get("learning_rate"), "{:g}")),
         ("schedule", schedule if arguments.get("lr_scheduler_type") else None),
-        ("Adam β1, β2", _pair(arguments.get("adam_beta1"), arguments.get("adam_beta2"))),
+        (
+            "Adam β1, β2",
+            _pair(*(arguments.get(name, default) for name, default in ADAM.items())) if arguments else None,
+        ),
         ("label smoothing", f"{run.config.label_smoothing:g}"),
         ("dropout (residual, attention)", _pair(run.config.dropout, run.config.attention_dropout)),
         ("vocabulary", f"{run.config.vocab_size:,} pieces"),

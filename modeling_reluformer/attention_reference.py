@@ -105,9 +105,7 @@ def _normalized_weights(scores: Tensor, activation: str, mask: Tensor | None) ->
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         weights = torch.softmax(scores, dim=-1)
     elif sparsemax is None:
-        raise ImportError(
-            f"attention activation {activation!r} needs the package entmax: pip install 'reluformer[entmax]'."
-        )
+        raise ImportError(f"attention activation {activation!r} needs the package entmax: pip install entmax.")
     else:
         normalize = sparsemax if activation == "sparsemax" else entmax15
         # Their threshold search sums scores and squares of scores: half precision would lose it, and so would a mask of

@@ -12,7 +12,7 @@ import io
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -28,6 +28,8 @@ _REFUSALS_OF_THE_SYSTEM = {
     for name in ("EACCES", "EDQUOT", "EISDIR", "ENAMETOOLONG", "ENOSPC", "ENOTDIR", "EPERM", "EROFS")
     if hasattr(errno, name)  # Windows has no EDQUOT
 }
+# What `Translator` takes where nothing is said, for help texts: importing it takes seconds.
+DECODING = {"num_beams": "5", "length_penalty": "1.0", "batch_tokens": "4096"}
 # Some editors put it before a text; it is no part of it.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -154,7 +156,7 @@ def _evaluate(arguments: list[str]) -> int:
     parser = _Parser(prog="reluformer evaluate", description="Translates and scores a split of a run's corpus.")
     parser.add_argument("--run", required=True, metavar="FOLDER", help="run folder, for example runs/demo")
     parser.add_argument("--split", default="test", choices=["train", "validation", "test"], help="default: test")
-    _add_decoding_options(parser, "the recipe's")
+    _add_decoding_options(parser, dict.fromkeys(DECODING, "the recipe's"))
     parser.add_argument("--samples", type=int, help="translations printed beside their references")
     options = parser.parse_args(arguments)
 
@@ -195,7 +197,7 @@ def _translate(arguments: list[str]) -> int:
     parser.add_argument("--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
     parser.add_argument("--input", metavar="FILE", help="one sentence a line; - is standard input, the default")
     parser.add_argument("--output", metavar="FILE", help="default: standard output")
-    _add_decoding_options(parser, "the Translator's")
+    _add_decoding_options(parser, DECODING)
     options = parser.parse_args(arguments)
     if options.text and options.input:
         raise UserError("translate: give texts or --input, not both")
@@ -321,10 +323,15 @@ def _space(arguments: list[str]) -> int:
     return space_command(_Parser, arguments)
 
 
-def _add_decoding_options(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument("--num_beams", type=int, help=f"width of the beam; default: {default}")
-    parser.add_argument("--length_penalty", type=float, help=f"exponent of the length; default: {default}")
-    parser.add_argument("--batch_tokens", type=int, help=f"source tokens decoded at once; default: {default}")
+def _add_decoding_options(parser: argparse.ArgumentParser, defaults: Mapping[str, str]) -> None:
+    """Defaults are told, not set: who reads the options has to know which of them were given."""
+    parser.add_argument("--num_beams", type=int, help=f"width of the beam; default: {defaults['num_beams']}")
+    parser.add_argument(
+        "--length_penalty", type=float, help=f"exponent of the length; default: {defaults['length_penalty']}"
+    )
+    parser.add_argument(
+        "--batch_tokens", type=int, help=f"source tokens decoded at once; default: {defaults['batch_tokens']}"
+    )
     parser.add_argument("--attn_implementation", help="how attention is computed; default: the model's")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")
 

@@ -212,7 +212,7 @@ def _check_moses_language(language: str) -> None:
     try:
         from sacremoses.corpus import NonbreakingPrefixes
     except ImportError as error:
-        raise UserError("the Moses step needs sacremoses: pip install 'reluformer[moses]'") from error
+        raise UserError("the Moses step needs the package sacremoses: pip install sacremoses") from error
     known = {*NonbreakingPrefixes().available_langs.values()}
     if language not in known:
         raise UserError(f"the Moses step has no rules for language {language!r}; there are: {', '.join(sorted(known))}")

@@ -43,9 +43,7 @@ def space_command(parser_class: type[argparse.ArgumentParser], arguments: list[s
 def require_gradio() -> None:
     """Raises a `UserError` where Gradio is not installed."""
     if importlib.util.find_spec("gradio") is None:
-        raise UserError(
-            "space: needs the package gradio; pip install 'reluformer[space]', or -e '.[space]' in a checkout"
-        )
+        raise UserError("space: needs the package gradio: pip install gradio")
 
 
 def examples_of(model: str | Path) -> list[str]:
@@ -73,6 +71,6 @@ def _parser(parser_class: type[argparse.ArgumentParser]) -> argparse.ArgumentPar
         default=DEFAULT_MAP_TOKENS,
         help=f"tokens of each side on a map, from the first; default: {DEFAULT_MAP_TOKENS}",
     )
-    parser.add_argument("--num_beams", type=int, help="width of the beam; default: the Translator's")
+    parser.add_argument("--num_beams", type=int, help="width of the beam; default: 5")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")
     return parser

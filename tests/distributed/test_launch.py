@@ -331,7 +331,8 @@ def test_the_line_of_the_readme_for_two_processes_on_a_cpu(tmp_path):
     shortened = [f"--{name}={value}" for name, value in smaller.items()]
     status, printed = launch(["torch.distributed.run", "--standalone", *words, *shortened], tmp_path)
     assert status == 0, printed[-8000:]
-    record = yaml.safe_load((tmp_path / "runs" / "demo" / "training_record.json").read_text(encoding="utf-8"))
+    written = tmp_path / "runs" / "demo_two_processes" / "training_record.json"
+    record = yaml.safe_load(written.read_text(encoding="utf-8"))
     assert (record["processes"], record["updates"]) == (2, 2)
 
 

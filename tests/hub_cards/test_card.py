@@ -162,6 +162,12 @@ def test_limits_say_lengths_gamma_exchange_and_what_was_not_tested(run):
     assert "Not evaluated" in limits and "packed to documents of at most 99 tokens" in limits
 
 
+def test_the_card_tells_adams_betas_where_the_recipe_leaves_the_librarys_defaults_out(run):
+    assert "| Adam β1, β2 | 0.9, 0.999 |" in render_card(run)
+    change_recipe(run, training={"adam_beta2": 0.98})
+    assert "| Adam β1, β2 | 0.9, 0.98 |" in render_card(run)
+
+
 FIGURES = {
     "updates": ("training_record.json", "| updates |"),
     "parameters": ("training_record.json", "| parameters |"),

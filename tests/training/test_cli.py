@@ -1,5 +1,6 @@
 """The command line: one line for a mistake, exit codes, and the commands on a tiny run."""
 
+import inspect
 import io
 import json
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training import cli
 from reluformer.training.training import train
+from reluformer.training.translation import Translator
 
 from .test_training import recipe_file  # noqa: F401  (a fixture)
 
@@ -118,3 +120,11 @@ def test_train_evaluate_and_translate(capsys, recipe_file, tmp_path, monkeypatch
     assert from_arguments.split("\n") == lines
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes())))
     assert run(capsys, *translate)[1] == from_arguments
+
+
+def test_help_tells_what_the_translator_decodes_with(capsys):
+    defaults = inspect.signature(Translator.__init__).parameters
+    for name, told in cli.DECODING.items():
+        assert float(told) == defaults[name].default
+    assert cli.main(["translate", "--help"]) == 0
+    assert "width of the beam; default: 5" in " ".join(capsys.readouterr().out.split())
