@@ -86,16 +86,21 @@ def _state(task: Task) -> str:
 
 
 def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:
-    """Why a result is no evidence yet; None if it is. A run that diverged has shown what it would show."""
+    """Why a result is no evidence yet; None if it is. A run that diverged has shown what it would show.
+
+    What it started from counts as its training.
+    """
     if budget is None:
         return "this size is no evidence"
     training = result.get("training")
     if training is None or training.get("diverged"):
         return None
-    if training["updates"] < budget.updates:
-        return f"{training['updates']:,} of {budget.updates:,} updates"
-    if result["training_seconds"] < budget.seconds:
-        return f"{result['training_seconds'] / 60:.0f} of {budget.seconds / 60:.0f} min of training"
+    start = result.get("start") or {"updates": 0, "training_seconds": 0.0}
+    updates, seconds = (training["updates"] + start["updates"], result["training_seconds"] + start["training_seconds"])
+    if updates < budget.updates:
+        return f"{updates:,} of {budget.updates:,} updates"
+    if seconds < budget.seconds:
+        return f"{seconds / 60:.0f} of {budget.seconds / 60:.0f} min of training"
     return None
 
 

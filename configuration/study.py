@@ -57,6 +57,8 @@ class RowFamily:
         each: values by name; by size where they differ: `{ffn: [128, 512]}` or `{ffn: {cpu: [128, 512], paper: [32]}}`. A value
             may itself be several by name, for those that belong together: `{length: [{length: 128, gamma: 16.0}]}`.
         sizes: where the row exists.
+        starts_from: by size, the name of a row further up whose model, trained with the same seed, this one starts from, with its
+            tokenizer; it is trained first. At a size that is not named, and by default, training starts from new weights.
         analyses: run when the model is trained.
         command: instead of a recipe, arguments of `reluformer` that measure something without training; `--seed` and
             `--output FOLDER` are added, and the JSON files in that folder are the figures: `measured.<file>.…`.
@@ -67,6 +69,7 @@ class RowFamily:
     at: dict[str, AtSize] = field(default_factory=dict)
     each: dict[str, Any] = field(default_factory=dict)
     sizes: list[Size] = field(default_factory=lambda: list(SIZES))
+    starts_from: dict[Size, str] = field(default_factory=dict)
     analyses: list[Analysis] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
 

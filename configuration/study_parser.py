@@ -41,6 +41,7 @@ class Row:
         command: arguments of `reluformer`; empty for a row with a recipe.
         values: of its family's `each`.
         family: what it was expanded from.
+        start: the row whose trained model it starts from; None for new weights.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Row:
     values: dict[str, Any]
     analyses: tuple[Analysis, ...]
     family: str
+    start: Row | None = None
 
 
 def study_names(folder: Path = STUDIES_FOLDER) -> list[str]:
@@ -97,8 +99,16 @@ def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
         for row in _expand(name, family, size, folder):
             if row.name in rows:
                 raise UserError(f"{path}: {name} names the row {row.name}, which another one does already")
-            rows[row.name] = row
+            start = family.starts_from.get(size)
+            rows[row.name] = row if start is None else _started(row, rows.get(_filled(start, row.values)), start, path)
     return Catalogue(size, _joined(rows), frozenset(families))
+
+
+def _started(row: Row, start: Row | None, name: str, path: Path) -> Row:
+    """A row that starts from another's model, and so is another one as soon as that model would be."""
+    if start is None or start.recipe is None or row.recipe is None:
+        raise UserError(f"{path}: {row.name} starts from {name}, which no row with a recipe further up is called")
+    return dataclasses.replace(row, start=start, key=_key({**row.recipe, "initialize_from": start.key}))
 
 
 def _joined(rows: Mapping[str, Row]) -> dict[str, Row]:
@@ -109,10 +119,12 @@ def _joined(rows: Mapping[str, Row]) -> dict[str, Row]:
         names.setdefault(row.key, name)
         for analysis in row.analyses:
             analyses.setdefault(row.key, {}).setdefault(analysis.what, analysis)
-    return {
-        name: dataclasses.replace(row, name=names[row.key], analyses=tuple(analyses.get(row.key, {}).values()))
-        for name, row in rows.items()
-    }
+    joined: dict[str, Row] = {}
+    for name, row in rows.items():
+        start = row.start and joined[row.start.name]
+        of_all = tuple(analyses.get(row.key, {}).values())
+        joined[name] = dataclasses.replace(row, name=names[row.key], analyses=of_all, start=start)
+    return joined
 
 
 @dataclass(frozen=True)
@@ -171,11 +183,25 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def recipe_of(row: Row, seed: int, output_dir: Path, folder: Path = STUDIES_FOLDER) -> dict[str, Any]:
-    """The recipe of one training of a row, as in a recipe file; `{studies}/` in a path is the folder of the studies."""
-    own = {"name": row.name, "training": {"seed": seed, "output_dir": str(output_dir)}}
+def recipe_of(
+    row: Row, seed: int, output_dir: Path, start_dir: Path | None = None, folder: Path = STUDIES_FOLDER
+) -> dict[str, Any]:
+    """The recipe of one training of a row, as in a recipe file; `{studies}/` in a path is the folder of the studies.
+
+    Args:
+        row: with a recipe.
+        seed: of the training.
+        output_dir: its run folder.
+        start_dir: the run folder of what the row starts from, if it does; the tokenizer comes from there, too.
+        folder: of the studies.
+    """
+    own: dict[str, Any] = {"name": row.name, "training": {"seed": seed, "output_dir": str(output_dir)}}
+    recipe = _located(row.recipe or {}, folder)
+    if start_dir is not None:
+        own["initialize_from"] = str(start_dir)
+        recipe.pop("tokenizer", None)
     # `name` first: a person reads the file.
-    return merged({"name": row.name}, _located(row.recipe or {}, folder), own)
+    return merged({"name": row.name}, recipe, own)
 
 
 def _located(value: Any, folder: Path) -> Any:

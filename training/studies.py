@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Process
+from pathlib import Path
 
 import yaml
 
@@ -74,7 +75,7 @@ def run_tasks(tasks: Sequence[Task], *, size: str, jobs: int = 1, say: Callable[
     """Runs what is not finished, `jobs` at a time.
 
     Args:
-        tasks: in their order; one that is finished is said to be so and left alone.
+        tasks: in their order, but what one starts from comes before it; one that is finished is said to be so and left alone.
         size: for the command that results tell.
         jobs: processes at once, each with one thread.
         say: takes lines of progress.
@@ -83,13 +84,14 @@ def run_tasks(tasks: Sequence[Task], *, size: str, jobs: int = 1, say: Callable[
         What went wrong, one line for each row that failed.
     """
     failures: list[str] = []
+    tasks = _with_starts(tasks)
     waiting = list(enumerate(tasks, start=1))
     running: list[Job] = []
     told = time.monotonic()
     try:
         while waiting or running:
-            while waiting and len(running) < jobs:
-                number, task = waiting.pop(0)
+            while len(running) < jobs and (ready := _first_ready(waiting, running)) is not None:
+                number, task = waiting.pop(ready)
                 job = _begin(task, number, len(tasks), size, say, failures)
                 running += [] if job is None else [job]
             for job in [job for job in running if not job.process.is_alive()]:
@@ -108,6 +110,26 @@ def run_tasks(tasks: Sequence[Task], *, size: str, jobs: int = 1, say: Callable[
             job.process.terminate()
             job.process.join()
     return failures
+
+
+def _with_starts(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, and before those that are not over the tasks that they start from; each once."""
+    found: dict[Path, Task] = {}
+    for task in tasks:
+        if task.start is not None and state_of(task) in ("missing", "begun"):
+            for start in _with_starts([task.start]):
+                found[start.run_folder] = start  # instead of the same without `model_needed`
+        found.setdefault(task.run_folder, task)
+    return list(found.values())
+
+
+def _first_ready(waiting: Sequence[tuple[int, Task]], running: Sequence[Job]) -> int | None:
+    """The position of the first task that starts from nothing that is still to be trained."""
+    open_folders = {task.run_folder for _, task in waiting} | {job.task.run_folder for job in running}
+    for position, (_, task) in enumerate(waiting):
+        if task.start is None or task.start.run_folder not in open_folders:
+            return position
+    return None
 
 
 def _begin(
@@ -141,6 +163,8 @@ def _commands(task: Task, state: str) -> list[list[str]]:
         measure = [*task.row.command, "--seed", str(task.seed), "--output", str(task.run_folder)]
         return [measure] if state == "missing" else []
     if state in ("missing", "begun"):
+        if task.start is not None:
+            _require_model(task.start)
         task.recipe_file.parent.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(task.recipe(), sort_keys=False, allow_unicode=True, width=120)
         task.recipe_file.write_text(text, encoding="utf-8")
@@ -151,6 +175,14 @@ def _commands(task: Task, state: str) -> list[list[str]]:
     # A result of another machine has no model here to analyse.
     has_model = (task.run_folder / RECORD_FILE).is_file()
     return analysis_commands(task, missing_analyses(task)) if has_model else []
+
+
+def _require_model(start: Task) -> None:
+    record = start.run_folder / RECORD_FILE
+    if not record.is_file():
+        raise UserError(f"{start.name}, which it starts from, is not trained ({start.log_file})")
+    if read_json(record).get("diverged"):
+        raise UserError(f"{start.name}, which it starts from, did not converge ({start.result_file})")
 
 
 def _end(job: Job, total: int, size: str, say: Callable[[str], None], failures: list[str]) -> bool:

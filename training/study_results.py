@@ -11,6 +11,7 @@ from reluformer.configuration.study_parser import Row, recipe_of
 from reluformer.training.averaging import checkpoint_folders
 from reluformer.training.bootstrap import bleu_statistics
 from reluformer.training.collection import collect, read_json, training_seconds
+from reluformer.training.errors import UserError
 from reluformer.training.records import write_json
 from reluformer.training.run_folder import RECORD_FILE
 
@@ -34,11 +35,24 @@ class Places:
 
 @dataclass(frozen=True)
 class Task:
-    """One row with one seed."""
+    """One row with one seed.
+
+    Args:
+        row: what is trained.
+        seed: of the training.
+        places: of its run and its result.
+        model_needed: by another task that starts from it: a result alone, of another machine, does not do then.
+    """
 
     row: Row
     seed: int
     places: Places
+    model_needed: bool = False
+
+    @property
+    def start(self) -> Task | None:
+        """The training whose model this one starts from."""
+        return self.row.start and Task(self.row.start, self.seed, self.places, model_needed=True)
 
     @property
     def name(self) -> str:
@@ -63,16 +77,15 @@ class Task:
 
     def recipe(self) -> dict[str, Any]:
         """As in a recipe file."""
-        return recipe_of(self.row, self.seed, self.run_folder)
+        return recipe_of(self.row, self.seed, self.run_folder, self.start and self.start.run_folder)
 
 
 def state_of(task: Task) -> State:
     """`finished`: there is a result · `trained`: its run is over · `begun`: there is a checkpoint · `missing`."""
-    if read_result(task) is not None:
+    is_trained = (task.run_folder / RECORD_FILE).is_file()
+    if read_result(task) is not None and (is_trained or not task.model_needed):
         return "finished"
-    if is_measured(task):
-        return "trained"
-    if (task.run_folder / RECORD_FILE).is_file():
+    if is_trained or is_measured(task):
         return "trained"
     checkpoints = checkpoint_folders(task.run_folder) if task.run_folder.is_dir() else []
     return "begun" if checkpoints else "missing"
@@ -111,7 +124,7 @@ def write_result(task: Task, command: str) -> Path:
         command: that repeats it.
 
     Raises:
-        UserError: the run is not finished.
+        UserError: the run is not finished, or there is no result of what it started from.
     """
     head = {"row": task.row.name, "key": task.row.key, "seed": task.seed, "command": command}
     if task.row.recipe is None:
@@ -122,10 +135,20 @@ def write_result(task: Task, command: str) -> Path:
         **head,
         **run,
         "training_seconds": training_seconds(run["log_history"]),
+        "start": task.start and _start(task.start),
         "analyses": _analyses(task),
         "bleu": bleu_statistics(translations, run["recipe"]) if translations.is_file() else None,
     }
     return write_json(task.result_file, result)
+
+
+def _start(start: Task) -> dict[str, Any]:
+    """What a result says of the training that its own started from."""
+    result = read_result(start)
+    if result is None:
+        raise UserError(f"{start.result_file}: expected the result of what it starts from; run {start.name} again")
+    names = ("row", "key", "seed", "training_seconds")
+    return {name: result[name] for name in names} | {"updates": result["training"]["updates"]}
 
 
 def is_measured(task: Task) -> bool:

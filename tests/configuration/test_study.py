@@ -1,6 +1,7 @@
 """Studies are data: every file parses at every size, and rows that train the same are one row."""
 
 import math
+from pathlib import Path
 
 import pytest
 import yaml
@@ -49,6 +50,11 @@ def catalogues():
 def map_of_gamma(catalogue) -> set[str]:
     """Names of the rows that only the map of gamma needs: on a CPU they are short."""
     return {entry.row.name for entry in table_of(load_study("gamma"), catalogue) if entry.row is not None}
+
+
+def starts(catalogue) -> set[str]:
+    """Names of the rows that others start from, and no table shows."""
+    return {row.start.name for row in catalogue.rows.values() if row.start is not None}
 
 
 def test_every_table_and_figure_has_its_study():
@@ -108,18 +114,20 @@ def test_every_row_is_a_recipe_of_a_model_that_exists(size, catalogues, tmp_path
         recipe = load_recipe(path)
         config = build_config(recipe)
         assert (recipe.name, recipe.training.seed, recipe.on_divergence) == (row.name, 3, "record")
-        assert "test" in recipe.evaluation.splits or row.name in map_of_gamma(catalogues[size])
+        translated = row.name not in map_of_gamma(catalogues[size]) | starts(catalogues[size])
+        assert "test" in recipe.evaluation.splits or not translated
         if config.attention_activation == "relu" and row.recipe["model"]["preset"] == "reluformer":
             assert "regularization_weight" in row.recipe["model"], "a default would decide what the row is"
             assert config.attention_scaling != "variance" or "attention_gamma" in row.recipe["model"]
 
 
 def test_the_cpu_rows_have_the_budget_that_was_asked_for(catalogues):
-    short = map_of_gamma(catalogues["cpu"])
+    short = map_of_gamma(catalogues["cpu"]) | starts(catalogues["cpu"])
     rows = [row for row in catalogues["cpu"].rows.values() if row.recipe is not None]
     assert all(row.recipe["training"]["max_steps"] >= (400 if row.name in short else 2400) for row in rows)
     others = [table_of(load_study(name), catalogues["cpu"]) for name in study_names() if name != "gamma"]
     assert not short & {entry.row.name for table in others for entry in table if entry.row is not None}
+    assert {row.start.recipe["training"]["max_steps"] for row in rows if row.start is not None} == {4000}
     lengths = {row.values["length"] for row in rows if row.family == "documents_relu_{length}"}
     assert lengths == {128, 512, 1024}
     for row in rows:
@@ -158,6 +166,24 @@ def test_the_key_is_of_what_is_trained(studies):
 
     assert key() == key(seed=5) == key(output_dir="elsewhere") == key(max_steps=10.0)
     assert len({key(), key(learning_rate=0.1), key(learning_rate=0.2)}) == 3
+
+
+def test_a_row_that_starts_from_another_is_another_row_when_that_one_changes(studies):
+    def rows(rate, **start):
+        families = {
+            "base": {"layers": ["base"]},
+            "start": {"layers": ["base"], "recipe": {"training": {"learning_rate": rate}}},
+            "row": {"layers": ["base"], "recipe": {"training": {"max_steps": 5}}, **start},
+        }
+        return load_rows("cpu", studies(families)).rows
+
+    plain, first, second = rows(0.1)["row"], *(rows(rate, starts_from={"cpu": "start"})["row"] for rate in (0.1, 0.2))
+    assert len({plain.key, first.key, second.key}) == 3 and plain.start is None
+    assert (first.start.name, first.start.recipe["training"]["learning_rate"]) == ("start", 0.1)
+    assert rows(0.1, starts_from={"paper": "start"})["row"].key == plain.key
+    recipe = recipe_of(first, 3, Path("runs/row"), Path("runs/start"))
+    assert recipe["initialize_from"] == str(Path("runs/start")) and "tokenizer" not in recipe
+    assert "initialize_from" not in recipe_of(plain, 3, Path("runs/row"))
 
 
 def test_sizes_change_layers_values_and_existence(studies):
@@ -201,6 +227,10 @@ def test_layers_are_merged_section_by_section():
     ("families", "named"),
     [
         ({"row": {"layrs": ["base"]}}, "layrs"),
+        (
+            {"row": {"layers": ["base"], "starts_from": {"cpu": "late"}}, "late": {"layers": ["base"]}},
+            "starts from late",
+        ),
         ({"row": {"layers": ["bse"]}}, "no layer 'bse'"),
         ({"row": {"layers": ["base"], "recipe": {"name": "{ffn}"}}}, "no value for 'ffn'"),
         ({"a_1": {"layers": ["base"]}, "a_{n}": {"layers": ["base"], "each": {"n": [1]}}}, "a_1"),

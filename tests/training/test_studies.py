@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import dataclass
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from reluformer.configuration.study_parser import ROWS_FILE, STUDIES_FOLDER, load_rows, load_study
 from reluformer.training import cli, studies, study_process
@@ -49,6 +51,11 @@ def folder(tmp_path):
         "softmax": {"layers": ["sentences"], "recipe": {"model": {"preset": "vanilla"}}},
         "relu": {"layers": ["sentences"], "recipe": {"model": {"preset": "reluformer"}}},
         "same": {"layers": ["sentences"], "recipe": {"model": {"preset": "vanilla"}}},
+        "after": {
+            "layers": ["sentences"],
+            "recipe": {"model": {"preset": "reluformer"}, "training": {"max_steps": 2}},
+            "starts_from": {"smoke": "relu"},
+        },
     }
     (tmp_path / "studies" / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
     (tmp_path / "studies" / "one.yaml").write_text(yaml.safe_dump(STUDY), encoding="utf-8")
@@ -117,6 +124,44 @@ def test_a_finished_run_without_a_result_is_collected_not_trained(folder, starte
     assert state_of(task) == "trained"
     run_tasks([task], size="smoke", say=lambda line: None)
     assert state_of(task) == "finished" and len(started) == 1
+
+
+def task_of_after(folder):
+    places = Places.of("smoke", folder / "runs", folder / "results")
+    return Task(load_rows("smoke", folder / "studies").rows["after"], 1, places)
+
+
+def test_what_a_row_starts_from_is_trained_first_and_once(folder, started):
+    after = task_of_after(folder)
+    assert run_tasks([after, after.start], size="smoke", jobs=2, say=lambda line: None) == []
+    assert [name for name, _ in started] == ["relu", "after"]
+    result = read_result(after)
+    assert result["start"].keys() == {"row", "key", "seed", "training_seconds", "updates"}
+    assert (result["start"]["row"], result["start"]["updates"], result["training"]["updates"]) == ("relu", 4, 2)
+    weights = [load_file(task.run_folder / "model.safetensors") for task in (after.start, after)]
+    moved = max((weights[0][name] - weights[1][name]).abs().max() for name in weights[0])
+    assert 0 < moved < 0.05, "two updates of at most the learning rate, from the same weights"
+    run_tasks([after], size="smoke", say=lambda line: None)
+    assert len(started) == 2
+
+
+def test_a_start_that_has_a_result_but_no_model_here_is_trained_again(folder, started):
+    after = task_of_after(folder)
+    run_tasks([after.start], size="smoke", say=lambda line: None)
+    shutil.rmtree(after.start.run_folder)
+    run_tasks([after], size="smoke", say=lambda line: None)
+    assert [name for name, _ in started] == ["relu", "relu", "after"] and read_result(after) is not None
+    shutil.rmtree(after.start.run_folder)
+    run_tasks([after], size="smoke", say=lambda line: None)
+    assert len(started) == 3, "a row that is over needs nothing to start from"
+
+
+def test_a_row_whose_start_fails_says_so(folder, started, monkeypatch):
+    after = task_of_after(folder)
+    monkeypatch.setattr(cli, "main", lambda command: 1)
+    first, second = run_tasks([after], size="smoke", say=lambda line: None)
+    assert first.startswith("relu-seed1: exit status 1")
+    assert second.startswith("after-seed1: relu-seed1, which it starts from, is not trained")
 
 
 def test_an_evaluation_that_was_lost_is_made_up_for(folder, started):
@@ -266,7 +311,8 @@ def test_every_study_runs_at_the_smoke_size(tmp_path, capsys):
     results = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "results" / "smoke").glob("*.json")]
     assert len(results) >= 15
     trained = [result for result in results if "training" in result]
-    assert [result["row"] for result in trained if not result["bleu"]] == ["documents_gamma_softmax"]
+    starts = {"documents_start_relu", "documents_start_softmax"}
+    assert {result["row"] for result in trained if not result["bleu"]} == starts | {"documents_gamma_softmax"}
     vanilla = next(result for result in results if result["row"] == "vanilla")
     assert {"entropy", "top-p", "anisotropy", "variance-ratio"} <= vanilla["analyses"].keys()
     report = tmp_path / "reproduction.md"
@@ -275,4 +321,4 @@ def test_every_study_runs_at_the_smoke_size(tmp_path, capsys):
     assert "not run" not in text and "was not measured" not in text, "a figure that no row gives"
     capsys.readouterr()
     assert cli.main(["study", "--size", "smoke", *places]) == 0
-    assert capsys.readouterr().out.count("finished already") == len(results)
+    assert capsys.readouterr().out.count("finished already") == len(results) - len(starts), "no row needs them any more"
