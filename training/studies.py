@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from reluformer.configuration.study import Study
-from reluformer.configuration.study_parser import Catalogue, table_of
+from reluformer.configuration.study_parser import Catalogue, Row, table_of
 from reluformer.training import study_process
 from reluformer.training.analysis_commands import analysis_commands
 from reluformer.training.collection import read_json, unevaluated_splits
@@ -56,19 +56,26 @@ def tasks_of(
         study: whose rows they are.
         catalogue: the rows at the size.
         places: of runs and results.
-        only: names of rows, if not all are wanted.
+        only: names of rows, if not all are wanted; also of rows that others of the study start from.
         seeds: instead of the study's.
 
     Raises:
         UserError: `only` names a row that the study does not have at this size.
     """
-    table = {entry.name: entry.row for entry in table_of(study, catalogue) if entry.row is not None}
+    named = rows_to_name(study, catalogue)
     for name in only:
-        if name not in table:
-            raise UserError(f"--only: no row {name!r} at size {catalogue.size}; choose of {', '.join(table) or 'none'}")
-    rows = {row.key: row for name, row in table.items() if not only or name in only}
+        if name not in named:
+            raise UserError(f"--only: no row {name!r} at size {catalogue.size}; choose of {', '.join(named) or 'none'}")
+    wanted_names = only or [entry.name for entry in table_of(study, catalogue) if entry.row is not None]
+    rows = {row.key: row for name, row in named.items() if name in wanted_names}
     wanted = list(seeds) or study.seeds.get(catalogue.size, [1])
     return [Task(row, seed, places) for seed in wanted for row in rows.values()]
+
+
+def rows_to_name(study: Study, catalogue: Catalogue) -> dict[str, Row]:
+    """The rows of a study's table and, after them, those that they start from, by name."""
+    table = {entry.name: entry.row for entry in table_of(study, catalogue) if entry.row is not None}
+    return table | {row.start.name: row.start for row in table.values() if row.start is not None}
 
 
 def run_tasks(tasks: Sequence[Task], *, size: str, jobs: int = 1, say: Callable[[str], None] = print) -> list[str]:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reluformer.configuration.study import SIZES, Study
-from reluformer.configuration.study_parser import Catalogue, load_rows, load_study, study_names, table_of
+from reluformer.configuration.study_parser import Catalogue, load_rows, load_study, study_names
 from reluformer.training.errors import UserError
-from reluformer.training.studies import run_tasks, tasks_of
+from reluformer.training.studies import rows_to_name, run_tasks, tasks_of
 from reluformer.training.study_results import RESULTS, RUNS, Places, is_stale, state_of
 
 
@@ -90,8 +90,8 @@ def _parser(parser_class: type[argparse.ArgumentParser]) -> argparse.ArgumentPar
 
 
 def _known(only: list[str], study: Study, catalogue: Catalogue) -> list[str]:
-    names = {entry.name for entry in table_of(study, catalogue) if entry.row is not None}
-    return [name for name in only if name in names]
+    named = rows_to_name(study, catalogue)
+    return [name for name in only if name in named]
 
 
 def _listing(study: Study, catalogue: Catalogue, places: Places) -> list[str]:

@@ -145,6 +145,14 @@ def test_what_a_row_starts_from_is_trained_first_and_once(folder, started):
     assert len(started) == 2
 
 
+def test_what_a_row_starts_from_can_be_named_as_its_result_says(folder):
+    """It is in no table, but the command that its result tells repeats it."""
+    study = {**STUDY, "rows": [{"row": "after", "label": "after"}]}
+    (folder / "studies" / "one.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
+    assert [task.name for task in tasks(folder)] == ["after-seed1", "after-seed2"]
+    assert [task.name for task in tasks(folder, only=["relu"], seeds=[1])] == ["relu-seed1"]
+
+
 def test_a_start_that_has_a_result_but_no_model_here_is_trained_again(folder, started):
     after = task_of_after(folder)
     run_tasks([after.start], size="smoke", say=lambda line: None)
