@@ -11,6 +11,7 @@ from reluformer.analysis.study_outcomes import NOT_HERE, RUN, Outcome, value
 from reluformer.configuration.study import Claim, Figure, Study
 from reluformer.training.bootstrap import comparable, paired_bootstrap
 from reluformer.training.errors import UserError
+from reluformer.training.study_results import spent
 
 AGREES, DISAGREES, NOT_COMPARABLE, PENDING = "agrees", "disagrees", "not comparable", "pending"
 SIGNIFICANT = 0.05
@@ -114,6 +115,9 @@ def _judge_seed(claim: Claim, study: Study, chosen: list[Outcome], seed: int) ->
     values = [value(figure, outcome.entry, result) for outcome, result in zip(chosen, results, strict=True)]
     if None in values:
         return PENDING, f"{figure.label} was not measured"
+    updates = [spent(result)[0] for result in results if "training" in result]
+    if len(set(updates)) > 1:
+        return NOT_COMPARABLE, f"trained for {' and '.join(f'{number:,}' for number in updates)} updates"
     if figure.path == BLEU and not claim.row:
         return _compare_bleu(claim, *results)
     return _compare(claim, values, figure.digits)

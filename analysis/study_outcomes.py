@@ -13,7 +13,7 @@ from reluformer.configuration.study import Budget, Figure, Study
 from reluformer.configuration.study_parser import Catalogue, TableRow, table_of
 from reluformer.training.collection import last_figure, read_json
 from reluformer.training.errors import UserError
-from reluformer.training.study_results import Places, Task, is_stale, read_result, state_of
+from reluformer.training.study_results import Places, Task, is_stale, read_result, spent, state_of
 
 RUN, PENDING, NOT_HERE = "run", "pending", "not possible here"
 _STEP = re.compile(r"([\w-]+)(?:\[([^\]]*)\])?(?:\.|$)")
@@ -95,8 +95,7 @@ def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:
     training = result.get("training")
     if training is None or training.get("diverged"):
         return None
-    start = result.get("start") or {"updates": 0, "training_seconds": 0.0}
-    updates, seconds = (training["updates"] + start["updates"], result["training_seconds"] + start["training_seconds"])
+    updates, seconds = spent(result)
     if updates < budget.updates:
         return f"{updates:,} of {budget.updates:,} updates"
     if seconds < budget.seconds:

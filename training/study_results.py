@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -143,12 +144,18 @@ def write_result(task: Task, command: str) -> Path:
 
 
 def _start(start: Task) -> dict[str, Any]:
-    """What a result says of the training that its own started from."""
+    """What a result says of the training that its own started from; updates and seconds are of all that went before."""
     result = read_result(start)
     if result is None:
         raise UserError(f"{start.result_file}: expected the result of what it starts from; run {start.name} again")
-    names = ("row", "key", "seed", "training_seconds")
-    return {name: result[name] for name in names} | {"updates": result["training"]["updates"]}
+    updates, seconds = spent(result)
+    return {name: result[name] for name in ("row", "key", "seed")} | {"updates": updates, "training_seconds": seconds}
+
+
+def spent(result: Mapping[str, Any]) -> tuple[int, float]:
+    """Updates and seconds of training behind a result, with those of what it started from."""
+    start = result.get("start") or {"updates": 0, "training_seconds": 0.0}
+    return result["training"]["updates"] + start["updates"], result["training_seconds"] + start["training_seconds"]
 
 
 def is_measured(task: Task) -> bool:

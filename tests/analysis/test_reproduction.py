@@ -1,5 +1,7 @@
 """The report says of every claim what the figures say, and never more: pending, agrees, disagrees, not comparable."""
 
+import json
+
 import numpy as np
 import pytest
 import yaml
@@ -155,6 +157,25 @@ def test_what_is_missing_or_below_its_budget_is_pending(study):
     report = study.report()
     assert "pending (seed 1: 2,399 of 2,400 updates; seed 2: not run)" in report
     assert "1 claims of the paper: 1 pending" in report and "widths: pending." in report
+
+
+def test_what_a_row_started_from_counts_as_its_training(study):
+    study.claims(ORDER)
+    study.give("softmax", 1, 0.9, updates=2600)
+    study.give("relu", 1, 0.6, updates=400)
+    file = Task(load_rows("cpu", study.folder).rows["relu"], 1, study.places).result_file
+    result = json.loads(file.read_text(encoding="utf-8"))
+    assert "400 of 2,400 updates" in study.verdict().why
+    file.write_text(json.dumps({**result, "start": {"updates": 2200, "training_seconds": 9.0}}), encoding="utf-8")
+    assert study.verdict().verdict == "agrees"
+
+
+def test_rows_of_unequal_updates_decide_nothing(study):
+    study.claims(ORDER)
+    study.give("softmax", 1, 0.9, updates=2600)
+    study.give("relu", 1, 0.6)
+    verdict = study.verdict()
+    assert (verdict.verdict, verdict.why) == ("not comparable", "trained for 2,600 and 2,400 updates (one seed)")
 
 
 def test_a_size_without_a_budget_is_no_evidence(study):
