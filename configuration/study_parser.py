@@ -27,7 +27,13 @@ STUDIES_FOLDER = Path(__file__).parent / "studies"
 ROWS_FILE = "rows.yaml"
 BASES = "bases"
 # What a row's figures do not depend on, or what its seed says.
-_NOT_IN_THE_KEY = (("name",), ("description",), ("training", "output_dir"), ("training", "seed"))
+_NOT_IN_THE_KEY = (
+    ("name",),
+    ("description",),
+    ("model", "attn_implementation"),  # the same function, to rounding
+    ("training", "output_dir"),
+    ("training", "seed"),
+)
 
 
 @dataclass(frozen=True)
