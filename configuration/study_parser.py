@@ -106,12 +106,13 @@ def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
             if row.name in rows:
                 raise UserError(f"{path}: {name} names the row {row.name}, which another one does already")
             start = family.starts_from.get(size)
-            rows[row.name] = row if start is None else _started(row, rows.get(_filled(start, row.values)), start, path)
+            rows[row.name] = row if start is None else _started(row, _filled(start, row.values), rows, path)
     return Catalogue(size, _joined(rows), frozenset(families))
 
 
-def _started(row: Row, start: Row | None, name: str, path: Path) -> Row:
+def _started(row: Row, name: str, above: Mapping[str, Row], path: Path) -> Row:
     """A row that starts from another's model, and so is another one as soon as that model would be."""
+    start = above.get(name)
     if start is None or start.recipe is None or row.recipe is None:
         raise UserError(f"{path}: {row.name} starts from {name}, which no row with a recipe further up is called")
     return dataclasses.replace(row, start=start, key=_key({**row.recipe, "initialize_from": start.key}))

@@ -62,20 +62,26 @@ def tasks_of(
     Raises:
         UserError: `only` names a row that the study does not have at this size.
     """
-    named = rows_to_name(study, catalogue)
+    table, named = _table_rows(study, catalogue), rows_to_name(study, catalogue)
     for name in only:
         if name not in named:
             raise UserError(f"--only: no row {name!r} at size {catalogue.size}; choose of {', '.join(named) or 'none'}")
-    wanted_names = only or [entry.name for entry in table_of(study, catalogue) if entry.row is not None]
-    rows = {row.key: row for name, row in named.items() if name in wanted_names}
+    rows = {row.key: row for name, row in named.items() if name in (only or table)}
     wanted = list(seeds) or study.seeds.get(catalogue.size, [1])
     return [Task(row, seed, places) for seed in wanted for row in rows.values()]
 
 
 def rows_to_name(study: Study, catalogue: Catalogue) -> dict[str, Row]:
-    """The rows of a study's table and, after them, those that they start from, by name."""
-    table = {entry.name: entry.row for entry in table_of(study, catalogue) if entry.row is not None}
-    return table | {row.start.name: row.start for row in table.values() if row.start is not None}
+    """The rows of a study's table and, after them, all that went before these, by name."""
+    named = _table_rows(study, catalogue)
+    for row in list(named.values()):
+        while (row := row.start) is not None:
+            named.setdefault(row.name, row)
+    return named
+
+
+def _table_rows(study: Study, catalogue: Catalogue) -> dict[str, Row]:
+    return {entry.name: entry.row for entry in table_of(study, catalogue) if entry.row is not None}
 
 
 def run_tasks(tasks: Sequence[Task], *, size: str, jobs: int = 1, say: Callable[[str], None] = print) -> list[str]:

@@ -151,6 +151,12 @@ def test_what_a_row_starts_from_can_be_named_as_its_result_says(folder):
     (folder / "studies" / "one.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
     assert [task.name for task in tasks(folder)] == ["after-seed1", "after-seed2"]
     assert [task.name for task in tasks(folder, only=["relu"], seeds=[1])] == ["relu-seed1"]
+    rows = yaml.safe_load((folder / "studies" / ROWS_FILE).read_text(encoding="utf-8"))
+    rows["last"] = {**rows["after"], "starts_from": {"smoke": "after"}}
+    (folder / "studies" / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
+    study["rows"] = [{"row": "last", "label": "last"}]
+    (folder / "studies" / "one.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
+    assert [task.name for task in tasks(folder, only=["relu"], seeds=[1])] == ["relu-seed1"], "two steps down"
 
 
 def test_a_start_that_has_a_result_but_no_model_here_is_trained_again(folder, started):
