@@ -23,6 +23,7 @@ from reluformer.training.study_results import (
     is_measured,
     is_stale,
     missing_analyses,
+    read_result,
     state_of,
     write_result,
 )
@@ -164,6 +165,8 @@ def _begin(
         return None
     if is_stale(task):
         say(f"{head}: {task.result_file} is of another recipe and will be replaced")
+    elif task.model_needed and state == "missing" and read_result(task) is not None:
+        say(f"{head}: its model is not on this machine; {task.result_file} will be replaced")
     doing = {"finished": "analyses", "trained": "evaluation", "begun": "goes on", "missing": "starts"}
     say(f"{head}: {doing[state]}; log: {task.log_file}")
     lock = task.run_folder.with_name(f"{task.run_folder.name}.lock")

@@ -163,7 +163,9 @@ def test_a_start_that_has_a_result_but_no_model_here_is_trained_again(folder, st
     after = task_of_after(folder)
     run_tasks([after.start], size="smoke", say=lambda line: None)
     shutil.rmtree(after.start.run_folder)
-    run_tasks([after], size="smoke", say=lambda line: None)
+    said = []
+    run_tasks([after], size="smoke", say=said.append)
+    assert "its model is not on this machine" in said[0] and "relu-seed1.json will be replaced" in said[0]
     assert [name for name, _ in started] == ["relu", "relu", "after"] and read_result(after) is not None
     shutil.rmtree(after.start.run_folder)
     run_tasks([after], size="smoke", say=lambda line: None)
