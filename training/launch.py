@@ -22,8 +22,20 @@ _WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORL
 
 
 def launched_processes() -> int | None:
-    """The number of processes that the launcher says it has started; None without a launcher."""
-    return next((int(os.environ[name]) for name in _WORLD_SIZES if os.environ.get(name)), None)
+    """The number of processes that the launcher says it has started; None without a launcher.
+
+    Raises:
+        UserError: what it says is no number of processes.
+    """
+    name = next((name for name in _WORLD_SIZES if os.environ.get(name)), None)
+    if name is None:
+        return None
+    if not (os.environ[name].isdecimal() and int(os.environ[name]) > 0):
+        raise UserError(
+            f"{name} is {os.environ[name]!r}, expected the number of processes, which the launcher sets; unset it to train in "
+            "one process"
+        )
+    return int(os.environ[name])
 
 
 def check_environment(expected_world_size: int | None) -> None:

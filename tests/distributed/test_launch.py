@@ -100,6 +100,13 @@ def test_another_number_of_processes_than_the_recipe_expects_is_refused(environm
         check_environment(2)
 
 
+@pytest.mark.parametrize("told", ["abc", "0", "-2"])
+def test_what_is_no_number_of_processes_is_refused(environment, told):
+    environment.setenv("WORLD_SIZE", told)
+    with pytest.raises(UserError, match=f"WORLD_SIZE is '{told}', expected the number of processes"):
+        check_environment(None)
+
+
 def test_the_command_line_fails_with_one_line_before_anything_is_written(recipe_file, tmp_path, capsys):
     assert main(["train", "--config", str(recipe_file)]) == 2
     lines = capsys.readouterr().err.splitlines()
