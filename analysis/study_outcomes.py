@@ -99,7 +99,7 @@ def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:
     if updates < budget.updates:
         return f"{updates:,} of {budget.updates:,} updates"
     if seconds < budget.seconds:
-        return f"{seconds / 60:.0f} of {budget.seconds / 60:.0f} min of training"
+        return f"{seconds / 60:.0f} of {budget.seconds / 60:.0f} min of training and validation"
     return None
 
 

@@ -182,7 +182,7 @@ class Budget:
 
     Args:
         updates: of training.
-        seconds: of training.
+        seconds: of training, validations included.
     """
 
     updates: int = 0

@@ -52,9 +52,13 @@ def last_figure(log_history: Iterable[Mapping[str, Any]], name: str) -> Any:
 
 
 def training_seconds(log_history: Iterable[Mapping[str, Any]]) -> float:
-    """Seconds of all logged updates, evaluation not counted; of every part of a run that was interrupted."""
+    """Seconds of all logged updates and of the validations between them; of every part of a run that was interrupted.
+
+    Data that are prepared, a compilation before the first update and translations afterwards are not counted.
+    """
     seconds, update = 0.0, 0
     for entry in log_history:
+        seconds += entry.get("eval_runtime", 0.0)
         if "target_tokens_per_update" in entry:
             tokens = (entry["step"] - update) * entry["target_tokens_per_update"]
             seconds += tokens / entry["target_tokens_per_second"]

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from reluformer.configuration.study_parser import ROWS_FILE, STUDIES_FOLDER, load_rows, load_study
 from reluformer.training import cli, studies, study_process
 from reluformer.training import training as training_module
+from reluformer.training.collection import training_seconds
 from reluformer.training.errors import UserError
 from reluformer.training.studies import run_tasks, tasks_of
 from reluformer.training.study_results import Places, Task, is_stale, read_result, state_of
@@ -124,6 +125,16 @@ def test_a_finished_run_without_a_result_is_collected_not_trained(folder, starte
     assert state_of(task) == "trained"
     run_tasks([task], size="smoke", say=lambda line: None)
     assert state_of(task) == "finished" and len(started) == 1
+
+
+def test_the_seconds_of_a_training_are_those_of_updates_and_validations():
+    log = [
+        {"step": 10, "target_tokens_per_update": 100.0, "target_tokens_per_second": 50.0},
+        {"step": 15, "target_tokens_per_update": 100.0, "target_tokens_per_second": 100.0},
+        {"step": 15, "eval_runtime": 3.0},
+        {"step": 15, "train_runtime": 999.0},  # of the last part alone, if a run was interrupted
+    ]
+    assert training_seconds(log) == 20.0 + 5.0 + 3.0
 
 
 def task_of_after(folder):
