@@ -39,7 +39,7 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
     if plot.x_max is not None:
         axes.set_xlim(0, plot.x_max)
     axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(plot.y if plot.table else study.figures[plot.y].label)
+    axes.set_ylabel(plot.y.replace("_", " ") if plot.table else study.figures[plot.y].label)
     axes.set_title(plot.title, fontsize=11)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

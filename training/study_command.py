@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from reluformer.configuration.study import SIZES, Study
 from reluformer.configuration.study_parser import Catalogue, load_rows, load_study, study_names
 from reluformer.training.errors import UserError
 from reluformer.training.studies import rows_to_name, run_tasks, tasks_of
-from reluformer.training.study_results import RESULTS, RUNS, Places, is_stale, state_of
+from reluformer.training.study_results import RESULTS, RUNS, Places, Task, is_stale, state_of
 
 
 def study_command(parser_class: type[argparse.ArgumentParser], arguments: list[str]) -> int:
@@ -30,22 +30,16 @@ def study_command(parser_class: type[argparse.ArgumentParser], arguments: list[s
     catalogue = load_rows(options.size)
     studies = {name: load_study(name) for name in options.study or study_names()}
     studies = dict(sorted(studies.items(), key=lambda item: item[1].position))
-    places = Places.of(options.size, options.runs, options.results)
+    found = _tasks_by_study(studies, options, catalogue)
     if options.list:
-        for name, study in studies.items():
-            print(f"{name}: {study.title}")
-            for line in _listing(study, catalogue, places):
+        for name, tasks in found.items():
+            print(f"{name}: {studies[name].title}")
+            for line in map(_listed, tasks):
                 print(f"  {line}")
         return 0
-    tasks = {}
-    for study in studies.values():
-        only = _known(options.only, study, catalogue) if options.study is None else options.only
-        if options.only and not only:
-            continue
-        for task in tasks_of(study, catalogue, places, only=only, seeds=options.seed):
-            tasks.setdefault((task.row.key, task.seed), task)
-    if options.only and not tasks:
-        raise UserError(f"--only: no study has a row {' or '.join(options.only)} at size {options.size}")
+    tasks: dict[tuple[str, int], Task] = {}
+    for task in (task for of_study in found.values() for task in of_study):
+        tasks.setdefault((task.row.key, task.seed), task)
     in_order = sorted(tasks.values(), key=lambda task: task.seed)  # one seed of everything before a second of anything
     with _ended_by_sigterm():
         failures = run_tasks(in_order, size=options.size, jobs=options.jobs, say=_say)
@@ -77,7 +71,7 @@ def _parser(parser_class: type[argparse.ArgumentParser]) -> argparse.ArgumentPar
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="these rows alone; may be repeated")
     parser.add_argument("--seed", action="append", type=int, default=[], help="instead of the study's; may be repeated")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at once, a core each; default: 1")
-    parser.add_argument("--list", action="store_true", help="list the rows and how far they are, run nothing")
+    parser.add_argument("--list", action="store_true", help="list these rows and how far they are, run nothing")
     parser.add_argument(
         "--report",
         type=Path,
@@ -89,17 +83,30 @@ def _parser(parser_class: type[argparse.ArgumentParser]) -> argparse.ArgumentPar
     return parser
 
 
-def _known(only: list[str], study: Study, catalogue: Catalogue) -> list[str]:
-    named = rows_to_name(study, catalogue)
-    return [name for name in only if name in named]
+def _tasks_by_study(
+    studies: Mapping[str, Study], options: argparse.Namespace, catalogue: Catalogue
+) -> dict[str, list[Task]]:
+    """The tasks of each study; with `--only`, of those studies alone that have such a row."""
+    named = {name: rows_to_name(study, catalogue) for name, study in studies.items()}
+    known = dict.fromkeys(row for rows in named.values() for row in rows)
+    for row in options.only:
+        if row not in known:
+            choose = (
+                "; `reluformer study --list` names all" if options.study is None else f"; choose of {', '.join(known)}"
+            )
+            raise UserError(f"--only: no row {row!r} at size {catalogue.size}{choose}")
+    places = Places.of(options.size, options.runs, options.results)
+    only = {name: [row for row in options.only if row in rows] for name, rows in named.items()}
+    return {
+        name: tasks_of(study, catalogue, places, only=only[name], seeds=options.seed)
+        for name, study in studies.items()
+        if only[name] or not options.only
+    }
 
 
-def _listing(study: Study, catalogue: Catalogue, places: Places) -> list[str]:
-    lines = []
-    for task in tasks_of(study, catalogue, places):
-        stale = " (a result of another recipe is there)" if is_stale(task) else ""
-        lines.append(f"{task.name}: {state_of(task)}{stale}")
-    return lines
+def _listed(task: Task) -> str:
+    stale = " (a result of another recipe is there)" if is_stale(task) else ""
+    return f"{task.name}: {state_of(task)}{stale}"
 
 
 @contextlib.contextmanager

@@ -309,7 +309,10 @@ def test_progress_is_read_from_a_log(tmp_path):
     [
         (["--study", "t99"], "no study 't99'"),
         (["--study", "t2", "--only", "vanila"], "no row 'vanila'"),
-        (["--only", "vanila"], "no study has a row vanila"),
+        (["--only", "vanila"], "no row 'vanila'"),
+        (["--only", "vanilla", "--only", "vanila"], "no row 'vanila'"),
+        (["--list", "--only", "vanila"], "no row 'vanila'"),
+        (["--study", "t2", "--study", "t6", "--only", "gamma_learnable"], "no row 'gamma_learnable'"),
         (["--size", "huge"], "huge"),
         (["--jobs", "0"], "--jobs: 0"),
         (["--report", "x.md", "--study", "t2"], "--report"),
@@ -328,6 +331,10 @@ def test_the_list_says_how_far_every_row_is(capsys, tmp_path):
     assert cli.main(["study", "--list", "--size", "cpu", *places]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  vanilla-seed1: missing" in lines and any(line.startswith("t6: Table 6") for line in lines)
+    some = ["--study", "t2", "--study", "t6", "--only", "vanilla", "--only", "documents_relu_512", "--seed", "7"]
+    assert cli.main(["study", "--list", *some, *places]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1::2] == ["vanilla-seed7: missing", "documents_relu_512-seed7: missing"]
 
 
 @pytest.mark.slow
