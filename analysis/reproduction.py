@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def _scored_on(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
     """On what text and how the BLEU of the table was measured, one sentence for each kind."""
     if not any(figure.path == BLEU for figure in study.figures.values()):
         return []
-    found = set()
+    lengths: dict[tuple[str, bool], set[int]] = {}  # to what the documents of a kind of test were packed
     for result in (result for outcome in outcomes.values() for result in _shown(outcome).values()):
         if result.get("bleu"):
             data = result["recipe"]["data"]
@@ -136,9 +136,15 @@ def _scored_on(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
                 if data.get("test")
                 else "made-up text"
             )
-            packed = f", packed to at most {data['max_length']} tokens" if data.get("packing") else ""
-            found.add(f"BLEU: `{result['bleu']['signature']}` on {text}{packed}.")
-    return sorted(found)
+            kind = f"BLEU: `{result['bleu']['signature']}` on {text}"
+            packed = bool(data.get("packing"))
+            lengths.setdefault((kind, packed), set()).update([data["max_length"]] if packed else [])
+    return [kind + (_packed_to(lengths[kind, packed]) if packed else "") + "." for kind, packed in sorted(lengths)]
+
+
+def _packed_to(lengths: Collection[int]) -> str:
+    *most, last = (f"{length:,}" for length in sorted(lengths))
+    return f", packed to at most {', '.join(most)}{' or ' if most else ''}{last} tokens"
 
 
 def _shown(outcome: Outcome) -> Mapping[int, dict[str, Any]]:

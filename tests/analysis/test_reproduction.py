@@ -320,7 +320,20 @@ def test_our_own_studies_are_not_counted_among_the_papers_claims(study):
 def test_the_report_says_how_its_bleu_was_measured(study):
     study.claims(ORDER)
     study.give("softmax", 1, 0.9)
-    assert "BLEU: `nrefs:1|case:mixed|" in study.report()
+    (line,) = (line for line in study.report().splitlines() if line.startswith("BLEU: `nrefs:1|case:mixed|"))
+    assert line.endswith(" on `test.de` → `test.en`.")
+
+
+def test_the_report_says_once_to_what_lengths_its_documents_were_packed(study):
+    study.claims(ORDER)
+    for name, length in (("softmax", 1024), ("relu", 512), ("width_8", 64)):
+        study.give(name, 1, 0.9)
+        file = Task(load_rows("cpu", study.folder).rows[name], 1, study.places).result_file
+        result = json.loads(file.read_text(encoding="utf-8"))
+        result["recipe"]["data"] |= {"packing": {"oversized": "keep"}, "max_length": length}
+        file.write_text(json.dumps(result), encoding="utf-8")
+    (line,) = (line for line in study.report().splitlines() if line.startswith("BLEU:"))
+    assert line.endswith(" on `test.de` → `test.en`, packed to at most 64, 512 or 1,024 tokens.")
 
 
 def test_claims_that_say_nothing_or_two_things_are_refused(study):
