@@ -140,7 +140,7 @@ def _train(arguments: list[str]) -> int:
         raise UserError("train: give a recipe with --config; see `reluformer train --help`")
     options = parse_namespace(parser, arguments)
 
-    from reluformer.training.launch import check_environment, joining
+    from reluformer.training.launch import check_environment, joining, leaving
 
     check_environment(options.expected_world_size)
     with joining():  # the training arguments join the process group as soon as they are made
@@ -148,7 +148,8 @@ def _train(arguments: list[str]) -> int:
 
     from reluformer.training.training import train
 
-    train(recipe, overwrite=options.overwrite)
+    with leaving():
+        train(recipe, overwrite=options.overwrite)
     return EXIT_OK
 
 

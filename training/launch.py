@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from reluformer.training.errors import UserError, one_line
+from reluformer.training.errors import TrainingStopped, UserError, one_line
 
 if TYPE_CHECKING:
     from reluformer.configuration.recipe import Recipe
@@ -96,6 +96,29 @@ def joining() -> Iterator[None]:
             f"({one_line(error)[:200]}); MASTER_ADDR and MASTER_PORT must be those of the machine of RANK 0, reachable from "
             "here, and every process must be started"
         ) from error
+
+
+@contextlib.contextmanager
+def leaving() -> Iterator[None]:
+    """Around a training: the process group is left at its end while Python is still whole.
+
+    A process that ends inside its group takes gloo's threads down together with Python, and now and then hangs or aborts in it,
+    with all work done (pytorch#190489). After an error the group is kept: what this process still owes the others would be
+    waited for.
+    """
+    try:
+        yield
+    except TrainingStopped:  # by all processes, after the same update
+        _leave_process_group()
+        raise
+    _leave_process_group()
+
+
+def _leave_process_group() -> None:
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def check_launch(recipe: Recipe) -> None:

@@ -4,6 +4,7 @@ python -m tests.distributed.jobs FOLDER            every job, in as many process
 torchrun … -m tests.distributed.jobs FOLDER train  one job, in the processes of the launcher
 """
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ from transformers import Seq2SeqTrainingArguments, set_seed
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.training.demo_corpus import demo_pairs
+from reluformer.training.launch import leaving
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.translation import Translator
@@ -31,6 +33,7 @@ from ..training.tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pair
 
 PAIRS, UPDATES, BATCHES_PER_UPDATE = 31, 20, 4
 SAVED_AT = 11  # within an epoch
+LONGER_THAN_ANY_JOB = 240.0  # seconds; what hangs says where
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 TENSOR_PARALLEL = {
     "plain": {},
@@ -251,7 +254,9 @@ def _save_models(folder: Path, rank: int, world: int) -> None:
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     if "WORLD_SIZE" in os.environ:
-        train(target, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        faulthandler.dump_traceback_later(LONGER_THAN_ANY_JOB, exit=True)
+        with leaving():
+            train(target, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         sys.exit()
     for job, worlds in {
         train: (1, 2, 4),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -20,8 +21,8 @@ import reluformer.configuration
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training import training as training_module
 from reluformer.training.cli import main
-from reluformer.training.errors import UserError
-from reluformer.training.launch import check_environment, check_launch, is_sharded, joining
+from reluformer.training.errors import TrainingStopped, UserError
+from reluformer.training.launch import check_environment, check_launch, is_sharded, joining, leaving
 
 from ..training.tiny_run import tiny_model
 
@@ -38,6 +39,14 @@ def environment(monkeypatch):
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
+
+
+@pytest.fixture
+def process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -123,7 +132,7 @@ def test_processes_that_do_not_find_each_other_get_one_line(environment, is_firs
         environment.setenv(name, value)
     told = rf"^the 2 processes of this training did not find each other at 127\.0\.0\.1:{port} \(.+\); MASTER_ADDR"
     with pytest.raises(UserError, match=told), joining():
-        torch.distributed.TCPStore(
+        dist.TCPStore(
             "127.0.0.1", int(port), world_size=2, is_master=is_first, timeout=timedelta(seconds=1)
         )
 
@@ -351,3 +360,18 @@ def test_the_single_process_of_accelerate_without_a_file_fails_with_one_line(rec
     (error,) = own_errors(printed)
     assert "MASTER_ADDR is '127.0.0.1' but WORLD_SIZE is not set" in error
     assert "Traceback" not in printed
+
+
+def test_the_process_group_is_left_at_the_end(process_group):
+    with leaving():
+        assert dist.is_initialized()
+    assert not dist.is_initialized()
+    with leaving():
+        pass  # one process has no group
+
+
+@pytest.mark.parametrize(("error", "kept"), [(TrainingStopped, False), (UserError, True), (KeyboardInterrupt, True)])
+def test_the_process_group_is_left_after_a_stop_of_all_processes_and_kept_after_an_error(process_group, error, kept):
+    with pytest.raises(error), leaving():
+        raise error
+    assert dist.is_initialized() == kept

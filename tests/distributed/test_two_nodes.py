@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -54,9 +55,25 @@ def launch(nodes: list[str], folder: Path, *program: str) -> list[subprocess.Pop
         command += ["--nproc_per_node", "1", "--node_rank", str(number), "--master_addr", "10.250.7.1"]
         command += ["--master_port", PORT, "-m", *program]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": name}
+        environment["PYTHONFAULTHANDLER"] = "1"
         with (folder / f"{name}.log").open("w") as log:
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment))
     return processes
+
+
+def exit_codes(processes: list[subprocess.Popen], nodes: list[str], folder: Path) -> list[int]:
+    """Waits for the launchers. Where one does not end, the test fails with their stacks and what was printed."""
+    try:
+        return [process.wait(timeout=300) for process in processes]
+    except subprocess.TimeoutExpired:
+        for process in processes:
+            process.send_signal(signal.SIGABRT)
+            process.wait()
+        pytest.fail(printed_by(nodes, folder))
+
+
+def printed_by(nodes: list[str], folder: Path) -> str:
+    return "\n".join((folder / f"{name}.log").read_text()[-8000:] for name in nodes)
 
 
 @pytest.mark.slow
@@ -69,12 +86,10 @@ def test_a_link_that_is_cut_is_told_after_the_timeout(nodes, tmp_path):
     processes = launch(nodes, tmp_path, *program)
     try:
         while not (run_folder / "checkpoint-8" / MANIFEST_FILE).exists():
-            assert [process.poll() for process in processes] == [None, None], (
-                tmp_path / f"{nodes[0]}.log"
-            ).read_text()[-4000:]
+            assert [process.poll() for process in processes] == [None, None], printed_by(nodes, tmp_path)
             time.sleep(0.01)
         assert ip("-n", nodes[0], "link", "set", nodes[0], "down").returncode == 0
-        codes = [process.wait(timeout=300) for process in processes]
+        codes = exit_codes(processes, nodes, tmp_path)
     finally:
         for process in processes:
             process.kill()
@@ -91,11 +106,11 @@ def test_a_link_that_is_cut_is_told_after_the_timeout(nodes, tmp_path):
 def test_two_nodes_train_one_model(nodes, jobs, tmp_path):
     processes = launch(nodes, tmp_path, "tests.distributed.jobs", str(tmp_path), "train")
     try:
-        codes = [process.wait(timeout=300) for process in processes]
+        codes = exit_codes(processes, nodes, tmp_path)
     finally:
         for process in processes:
             process.kill()
-    assert codes == [0, 0], "\n".join((tmp_path / f"{name}.log").read_text()[-4000:] for name in nodes)
+    assert codes == [0, 0], printed_by(nodes, tmp_path)
     parameters = [torch.load(tmp_path / f"parameters-2-{rank}.pt") for rank in (0, 1)]
     expected = torch.load(jobs / "parameters-2-0.pt")
     for name in expected:
