@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Process
 from pathlib import Path
@@ -43,36 +43,50 @@ class Job:
     started: float = field(default_factory=time.monotonic)
 
 
-def tasks_of(
-    study: Study,
+def tasks_by_study(
+    studies: Mapping[str, Study],
     catalogue: Catalogue,
     places: Places,
     *,
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
-) -> list[Task]:
-    """The tasks of a study, all rows with the first seed before any with the second; each row once.
+) -> dict[str, list[Task]]:
+    """The tasks of each study, all rows with the first seed before any with the second; each row once.
 
     Args:
-        study: whose rows they are.
+        studies: whose rows they are.
         catalogue: the rows at the size.
         places: of runs and results.
-        only: names of rows, if not all are wanted; also of rows that others of the study start from.
-        seeds: instead of the study's.
+        only: names of rows, if not all are wanted; also of rows that others of a study start from. A study that has none of
+            them is left out.
+        seeds: instead of the studies' own.
 
     Raises:
-        UserError: `only` names a row that the study does not have at this size.
+        UserError: `only` names a row that none of the studies has at this size.
     """
-    table, named = _table_rows(study, catalogue), rows_to_name(study, catalogue)
-    for name in only:
-        if name not in named:
-            raise UserError(f"--only: no row {name!r} at size {catalogue.size}; choose of {', '.join(named) or 'none'}")
-    rows = {row.key: row for name, row in named.items() if name in (only or table)}
-    wanted = list(seeds) or study.seeds.get(catalogue.size, [1])
-    return [Task(row, seed, places) for seed in wanted for row in rows.values()]
+    named = {name: _rows_to_name(study, catalogue) for name, study in studies.items()}
+    known = dict.fromkeys(row for rows in named.values() for row in rows)
+    for row in only:
+        if row not in known:
+            choose = (
+                "`reluformer study --list` names all" if len(studies) > 1 else f"choose of {', '.join(known) or 'none'}"
+            )
+            raise UserError(f"--only: no row {row!r} at size {catalogue.size}; {choose}")
+    found = {}
+    for name, study in studies.items():
+        rows = {row.key: row for row in _rows_wanted(study, catalogue, named[name], only)}
+        if rows or not only:
+            wanted = list(seeds) or study.seeds.get(catalogue.size, [1])
+            found[name] = [Task(row, seed, places) for seed in wanted for row in rows.values()]
+    return found
 
 
-def rows_to_name(study: Study, catalogue: Catalogue) -> dict[str, Row]:
+def _rows_wanted(study: Study, catalogue: Catalogue, named: Mapping[str, Row], only: Sequence[str]) -> list[Row]:
+    names = only or _table_rows(study, catalogue)
+    return [row for name, row in named.items() if name in names]
+
+
+def _rows_to_name(study: Study, catalogue: Catalogue) -> dict[str, Row]:
     """The rows of a study's table and, after them, all that went before these, by name."""
     named = _table_rows(study, catalogue)
     for row in list(named.values()):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-from reluformer.configuration.study import SIZES, Study
-from reluformer.configuration.study_parser import Catalogue, load_rows, load_study, study_names
+from reluformer.configuration.study import SIZES
+from reluformer.configuration.study_parser import load_rows, load_study, study_names
 from reluformer.training.errors import UserError
-from reluformer.training.studies import rows_to_name, run_tasks, tasks_of
+from reluformer.training.studies import run_tasks, tasks_by_study
 from reluformer.training.study_results import RESULTS, RUNS, Places, Task, is_stale, state_of
 
 
@@ -30,7 +30,8 @@ def study_command(parser_class: type[argparse.ArgumentParser], arguments: list[s
     catalogue = load_rows(options.size)
     studies = {name: load_study(name) for name in options.study or study_names()}
     studies = dict(sorted(studies.items(), key=lambda item: item[1].position))
-    found = _tasks_by_study(studies, options, catalogue)
+    places = Places.of(options.size, options.runs, options.results)
+    found = tasks_by_study(studies, catalogue, places, only=options.only, seeds=options.seed)
     if options.list:
         for name, tasks in found.items():
             print(f"{name}: {studies[name].title}")
@@ -81,27 +82,6 @@ def _parser(parser_class: type[argparse.ArgumentParser]) -> argparse.ArgumentPar
     parser.add_argument("--runs", type=Path, default=RUNS, metavar="FOLDER", help=f"of run folders; default: {RUNS}")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help=f"default: {RESULTS}")
     return parser
-
-
-def _tasks_by_study(
-    studies: Mapping[str, Study], options: argparse.Namespace, catalogue: Catalogue
-) -> dict[str, list[Task]]:
-    """The tasks of each study; with `--only`, of those studies alone that have such a row."""
-    named = {name: rows_to_name(study, catalogue) for name, study in studies.items()}
-    known = dict.fromkeys(row for rows in named.values() for row in rows)
-    for row in options.only:
-        if row not in known:
-            choose = (
-                "; `reluformer study --list` names all" if options.study is None else f"; choose of {', '.join(known)}"
-            )
-            raise UserError(f"--only: no row {row!r} at size {catalogue.size}{choose}")
-    places = Places.of(options.size, options.runs, options.results)
-    only = {name: [row for row in options.only if row in rows] for name, rows in named.items()}
-    return {
-        name: tasks_of(study, catalogue, places, only=only[name], seeds=options.seed)
-        for name, study in studies.items()
-        if only[name] or not options.only
-    }
 
 
 def _listed(task: Task) -> str:

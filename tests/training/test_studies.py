@@ -15,7 +15,7 @@ from reluformer.training import cli, studies, study_process
 from reluformer.training import training as training_module
 from reluformer.training.collection import training_seconds
 from reluformer.training.errors import UserError
-from reluformer.training.studies import run_tasks, tasks_of
+from reluformer.training.studies import run_tasks, tasks_by_study
 from reluformer.training.study_results import Places, Task, is_stale, read_result, state_of
 
 STUDY = {
@@ -91,7 +91,8 @@ class Killed(Exception):
 def tasks(folder, **options) -> list[Task]:
     places = Places.of("smoke", folder / "runs", folder / "results")
     catalogue = load_rows("smoke", folder / "studies")
-    return tasks_of(load_study("one", folder / "studies"), catalogue, places, **options)
+    studies_of_folder = {"one": load_study("one", folder / "studies")}
+    return tasks_by_study(studies_of_folder, catalogue, places, **options)["one"]
 
 
 def test_a_row_that_two_names_share_is_one_task_and_seeds_come_one_after_the_other(folder):
