@@ -33,6 +33,9 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
         if means:
             axes.plot(*zip(*means, strict=True), label=label, color=color, marker=marker, markersize=5)
             axes.plot(*zip(*single, strict=True), ".", color=color, alpha=0.5, markersize=4)
+    for (label, name), color in zip(plot.levels.items(), reversed(_COLORS), strict=False):
+        if (level := _level(plot, name, study, outcomes)) is not None:
+            axes.axhline(level, label=label, color=color, linestyle="--", linewidth=1)
     if plot.log_x:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(ScalarFormatter())
@@ -63,6 +66,16 @@ def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]
                 by_x.setdefault(x, []).append(y)
     means = [(x, sum(ys) / len(ys)) for x, ys in sorted(by_x.items())]
     return means, [(x, y) for x, ys in sorted(by_x.items()) for y in ys]
+
+
+def _level(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> float | None:
+    """Mean over the seeds of a row; None if it has not run."""
+    if name not in outcomes:
+        return None
+    outcome = outcomes[name]
+    figures = [value(study.figures[plot.y], outcome.entry, result) for result in outcome.results.values()]
+    found = [figure for figure in figures if figure is not None]
+    return sum(found) / len(found) if found else None
 
 
 def _of_result(plot: Plot, study: Study, outcome: Outcome, result: Mapping) -> Points:

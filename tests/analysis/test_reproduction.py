@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
+from reluformer.analysis import study_plots
 from reluformer.analysis.reproduction import write_reproduction
 from reluformer.analysis.study_claims import judge
 from reluformer.analysis.study_outcomes import outcomes_of, select
@@ -59,7 +61,7 @@ def study(tmp_path):
             (self.folder / "t0.yaml").write_text(text, encoding="utf-8")
 
         def give(self, name, seed, quality, *, updates=2400, entropy=1.0, analyses=True, **record):
-            """A result whose BLEU is high where `quality` is near 1."""
+            """Writes a result whose BLEU is high where `quality` is near 1, and returns it."""
             row = load_rows("cpu", self.folder).rows[name]
             table = [
                 {"layer": 1, "module": "cross", "entropy": 9.9},
@@ -77,6 +79,7 @@ def study(tmp_path):
                 "bleu": None if record.get("diverged") else bleu_statistics(self._translations(quality), {}),
             }
             write_json(Task(row, seed, self.places).result_file, result)
+            return result
 
         def _translations(self, quality):
             words = [f"w{number}" for number in range(30)]
@@ -272,6 +275,20 @@ def test_a_claim_about_a_family_is_made_of_each_of_its_rows_and_drawn(study):
     assert (study.folder.parent / "docs/reproduction/cpu/p.png").stat().st_size > 1000
     assert "all rows dead in encoder.layers.0.self_attn" in report
     assert "2 runs: commit 0123456789ab, a CPU, torch 1, transformers 2" in report
+
+
+def test_a_row_without_a_place_on_the_axis_is_a_dashed_line_across(study, tmp_path, monkeypatch):
+    canvases = []
+    monkeypatch.setattr(study_plots, "Canvas", lambda **options: canvases.append(Figure(**options)) or canvases[-1])
+    (plot,) = STUDY["plots"]
+    study.claims(plots=[{**plot, "levels": {"without attention": "softmax", "not run": "relu"}}])
+    study.give("width_8", 1, 0.9)
+    scores = [study.give("softmax", seed, quality)["bleu"]["score"] for seed, quality in ((1, 0.5), (2, 0.7))]
+    study.report()
+    axes = canvases[0].axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["width", "without attention"]
+    (level,) = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert level.get_ydata() == pytest.approx([sum(scores) / 2] * 2)
 
 
 def test_a_path_finds_a_row_of_a_table():

@@ -93,6 +93,24 @@ def test_every_claim_is_made_of_rows_that_exist_at_some_size(name, catalogues):
         assert {row for row in named if row} <= known, claim.text
 
 
+@pytest.mark.parametrize("name", study_names())
+def test_every_line_and_level_of_a_plot_is_of_rows_of_its_table(name, catalogues):
+    study = load_study(name)
+    rows = [entry for entry in table_of(study, catalogues["cpu"]) if entry.row is not None]
+    for plot in study.plots:
+        for line in plot.lines.values():
+            assert any(entry.name == named_after(entry.row.values, line) for entry in rows), line
+        assert set(plot.levels.values()) <= {entry.name for entry in rows}
+        assert not (plot.levels and plot.table), "a table has no single figure"
+
+
+def named_after(values, line: str) -> str | None:
+    try:
+        return line.format(**values)
+    except KeyError:
+        return None
+
+
 def test_figures_of_the_paper_by_row_are_a_familys(studies):
     folder = studies({"plain": {"layers": ["base"]}})
     entry = {"row": "plain", "label": "plain", "paper": {"bleu": {"3.45 (Table 5": "0.08)"}}}

@@ -132,9 +132,7 @@ def test_processes_that_do_not_find_each_other_get_one_line(environment, is_firs
         environment.setenv(name, value)
     told = rf"^the 2 processes of this training did not find each other at 127\.0\.0\.1:{port} \(.+\); MASTER_ADDR"
     with pytest.raises(UserError, match=told), joining():
-        dist.TCPStore(
-            "127.0.0.1", int(port), world_size=2, is_master=is_first, timeout=timedelta(seconds=1)
-        )
+        dist.TCPStore("127.0.0.1", int(port), world_size=2, is_master=is_first, timeout=timedelta(seconds=1))
 
 
 def test_the_command_line_tells_that_they_did_not(recipe_file, tmp_path):
