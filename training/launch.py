@@ -102,9 +102,9 @@ def joining() -> Iterator[None]:
 def leaving() -> Iterator[None]:
     """Around a training: the process group is left at its end while Python is still whole.
 
-    A process that ends inside its group takes gloo's threads down together with Python, and now and then hangs or aborts in it,
-    with all work done (pytorch#190489). After an error the group is kept: what this process still owes the others would be
-    waited for.
+    torch asks for that: what gloo's threads still hold is let go before Python is taken down around them. It does not keep torch
+    from aborting a process there, once in many runs and with all work done (pytorch#190489). After an error the group is kept:
+    what this process still owes the others would be waited for.
     """
     try:
         yield
