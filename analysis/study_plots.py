@@ -59,7 +59,7 @@ def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]
     by_x: dict[float, list[float]] = {}
     for own_name, outcome in outcomes.items():
         row = outcome.entry.row
-        if row is None or own_name != _named(name, row.values):
+        if row is None or own_name != row_of_line(name, row.values):
             continue
         for result in outcome.results.values():
             for x, y in _of_result(plot, study, outcome, result):
@@ -88,7 +88,7 @@ def _of_result(plot: Plot, study: Study, outcome: Outcome, result: Mapping) -> P
     return [] if y is None or x is None else [(float(x), y)]
 
 
-def _named(name: str, values: Mapping) -> str | None:
+def row_of_line(name: str, values: Mapping) -> str | None:
     """The row's name that a line stands for, given a row's values; None where they do not fill it."""
     try:
         return name.format(**values)

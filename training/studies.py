@@ -68,9 +68,8 @@ def tasks_by_study(
     known = dict.fromkeys(row for rows in named.values() for row in rows)
     for row in only:
         if row not in known:
-            choose = (
-                "`reluformer study --list` names all" if len(studies) > 1 else f"choose of {', '.join(known) or 'none'}"
-            )
+            several = "`--list` without --only names all"
+            choose = several if len(studies) > 1 else f"choose of {', '.join(known) or 'none'}"
             raise UserError(f"--only: no row {row!r} at size {catalogue.size}; {choose}")
     found = {}
     for name, study in studies.items():

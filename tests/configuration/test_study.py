@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from reluformer.analysis.study_plots import row_of_line
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.configuration.study import SIZES, Study, StudyRow
 from reluformer.configuration.study_parser import (
@@ -99,16 +100,9 @@ def test_every_line_and_level_of_a_plot_is_of_rows_of_its_table(name, catalogues
     rows = [entry for entry in table_of(study, catalogues["cpu"]) if entry.row is not None]
     for plot in study.plots:
         for line in plot.lines.values():
-            assert any(entry.name == named_after(entry.row.values, line) for entry in rows), line
+            assert any(entry.name == row_of_line(line, entry.row.values) for entry in rows), line
         assert set(plot.levels.values()) <= {entry.name for entry in rows}
         assert not (plot.levels and plot.table), "a table has no single figure"
-
-
-def named_after(values, line: str) -> str | None:
-    try:
-        return line.format(**values)
-    except KeyError:
-        return None
 
 
 def test_figures_of_the_paper_by_row_are_a_familys(studies):

@@ -222,9 +222,8 @@ def _process(job: Callable[[Path, int, int], None], folder: Path, rank: int, wor
         }
         os.environ.update({name: str(value) for name, value in numbers.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
-    job(folder, rank, world)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    with leaving():
+        job(folder, rank, world)
 
 
 def run(job: Callable[[Path, int, int], None], folder: Path, world: int) -> None:
