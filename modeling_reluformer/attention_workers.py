@@ -21,8 +21,8 @@ import torch
 Piece = TypeVar("Piece")
 
 _lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
-_pool_size = 0
+# By the number of threads: one that another Python thread may be using is never shut down.
+_pools: dict[int, ThreadPoolExecutor] = {}
 _is_forked = False
 
 # Multiplications and additions, for each thread, from which on it is worth to stop the threads that spin.
@@ -49,9 +49,11 @@ def for_each(function: Callable[[Piece], None], pieces: Sequence[Piece], *, work
     if work >= LONG_WORK * threads:
         _stop_spinning()
     order = itertools.count()  # `next` is atomic: whoever is free takes the next piece
+    # The mode is a thread's own, and without it a worker may not write to the caller's tensors.
+    inference = torch.is_inference_mode_enabled()
 
     def take_pieces() -> None:
-        with torch.no_grad():
+        with torch.inference_mode(inference), torch.no_grad():
             while (index := next(order)) < len(pieces):
                 function(pieces[index])
 
@@ -62,18 +64,16 @@ def for_each(function: Callable[[Piece], None], pieces: Sequence[Piece], *, work
 
 
 def _workers(threads: int) -> ThreadPoolExecutor:
-    global _pool, _pool_size
     with _lock:
-        if _pool is None or _pool_size < threads:
-            if _pool is not None:
-                _pool.shutdown(wait=False)
-            _pool, _pool_size = ThreadPoolExecutor(threads, "reluformer"), threads
+        if threads not in _pools:
+            pool = ThreadPoolExecutor(threads, "reluformer")
             started = threading.Barrier(threads)
             # The barrier makes every thread run this once.
-            for future in [_pool.submit(_use_one_torch_thread, started) for _ in range(threads)]:
+            for future in [pool.submit(_use_one_torch_thread, started) for _ in range(threads)]:
                 future.result()
             torch.set_num_threads(threads)
-        return _pool
+            _pools[threads] = pool
+        return _pools[threads]
 
 
 def _use_one_torch_thread(started: threading.Barrier) -> None:
@@ -109,8 +109,8 @@ def _symbol_of_torch(name: str) -> Any:
 
 def _forget_workers() -> None:
     """A forked process has none of its parent's threads: neither these workers nor OpenMP's, for which it would wait forever."""
-    global _pool, _pool_size, _lock, _is_forked
-    _pool, _pool_size, _lock, _is_forked = None, 0, threading.Lock(), True
+    global _pools, _lock, _is_forked
+    _pools, _lock, _is_forked = {}, threading.Lock(), True
 
 
 if hasattr(os, "register_at_fork"):

@@ -132,6 +132,58 @@ def test_threads_change_no_bit():
         assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_without_gradients_in_the_workers(mode, threads, activation, dtype):
+    """Tensors made under `inference_mode` may be written to under it alone, and each thread has a mode of its own."""
+    inputs = random_inputs(heads=4, queries=70, dtype=dtype)
+    options = {"activation": activation, "causal": True, "statistics": "sum" if activation == "relu" else "none"}
+    outside = relu_attention(*inputs[:3], row_scale=inputs.row_scale, **options)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with mode():
+            inside = relu_attention(*inputs[:3], row_scale=inputs.row_scale, **options)
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(
+        *(found if isinstance(found, tuple) else (found,) for found in (inside, outside)), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_python_threads_with_torch_threads_of_their_own(monkeypatch):
+    """Each may ask for another number of workers, at the same time, and the first calls make them."""
+    monkeypatch.setattr(workers, "_pools", {})
+    before = torch.get_num_threads()
+    inputs = random_inputs(heads=8, queries=64, dtype=torch.float32)
+    expected = attend(*inputs)
+    errors = []
+
+    def call_with(threads: int) -> None:
+        try:
+            torch.set_num_threads(threads)
+            for _ in range(20):
+                found = attend(*inputs)
+                assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        except BaseException as error:
+            errors.append(error)
+
+    callers = [threading.Thread(target=call_with, args=(threads,)) for threads in (2, 3, 4, 5, 2, 3)]
+    try:
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    finally:
+        torch.set_num_threads(before)
+        for pool in workers._pools.values():
+            pool.shutdown()
+    assert errors == []
+
+
 def test_an_error_in_a_worker_reaches_the_caller():
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -27,6 +27,19 @@ def test_sampling_with_and_without_a_cache(preset, beams):
     assert torch.equal(*results)
 
 
+def test_a_long_source_under_inference_mode_with_two_threads():
+    """Long enough for the operator and its workers, as `reluformer translate` calls the model."""
+    model, source = tiny_model(max_position_embeddings=600), random_tokens(1, 520)
+    before = torch.get_num_threads()
+    try:
+        expected = model.generate(source, max_new_tokens=4)
+        torch.set_num_threads(2)
+        with torch.inference_mode():
+            assert torch.equal(model.generate(source, max_new_tokens=4), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_assisted_generation_equals_greedy(preset):
     model, assistant = tiny_model(preset=preset), tiny_model(preset=preset, seed=3, decoder_layers=1)
