@@ -2,7 +2,7 @@
 
 Any device, plain PyTorch; on a CPU the heads are shared out among threads. A block of queries meets all the keys that it can
 see in one product, and the backward pass computes the scores again. With u_ij = h(x_ij), x_ij = c q_i·k_j, dropout D and
-the row scale r_i applied once per row, after the sums:
+the row scale r_i applied once per row, after the sums (before them for float16, whose range is small):
 
     O_i = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
 
@@ -107,6 +107,8 @@ def blockwise_forward(
             _store_statistics(weights, scale, where, row_sum, row_sum_log)
             if settings.dropout_p > 0:
                 weights = weights.mul_(_dropout(weights, block.seed, settings))
+            if scale is not None and scales_first(weights.dtype):
+                weights, scale = weights.mul_(scale.to(weights.dtype)), None
             attended = product(weights, columns.values[: block.seen].t())
             if scale is None:
                 output[where] = attended
@@ -169,6 +171,14 @@ def blockwise_backward(
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of row scales and statistics: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def scales_first(dtype: torch.dtype) -> bool:
+    """Whether the row scale comes before the sum over the keys, which beyond 65,504 float16 cannot hold.
+
+    Elsewhere it comes after: once a row, not once a weight.
+    """
+    return dtype == torch.float16
 
 
 def block_limits() -> tuple[int, int, int]:

@@ -136,7 +136,7 @@ KeysAndValues keys_and_values(const Piece& piece, const Tensor& key, const Tenso
   if (!mask) {
     return {keys.contiguous(), values.contiguous()};
   }
-  const Tensor real = mask->select(0, piece.batch).contiguous();
+  const Tensor real = mask->select(0, piece.batch).slice(0, piece.key_begin, piece.key_end).contiguous();
   const bool* visible = real.const_data_ptr<bool>();
   int64_t end = real.numel();
   while (end > 0 && !visible[end - 1]) {

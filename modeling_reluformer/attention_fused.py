@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
 
-from .attention_blockwise import STATISTICS, wide
+from .attention_blockwise import STATISTICS, scales_first, wide
 from .attention_compiled import serves
 from .attention_operator import pointwise_attention
 from .attention_reference import POINTWISE
@@ -62,6 +63,7 @@ def relu_attention(
         query_offset: keys before the first query: an int, or an integer tensor of no dimension (a static cache).
         cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,): where packed sequences start and end. batch is 1, the sequences
             follow each other along `queries` and `keys`, a query sees its own sequence, and i and j count from its start.
+            key_padding_mask, (1, keys), may hide keys within them.
 
     Returns:
         The output (batch, heads, queries, head_dim), in the dtype of the query; with statistics (output, S) or
@@ -70,10 +72,11 @@ def relu_attention(
 
     Raises:
         ValueError: a combination that is not supported; the message says which and what to do.
+        NotImplementedError: forward-mode differentiation (`torch.func.jvp`, dual tensors), which only small problems have.
     """
     _check_options(activation, statistics, dropout_p)
     _check_shapes(query, key, value, row_scale, key_padding_mask)
-    _check_packing(query, key, key_padding_mask, cu_seqlens_q, cu_seqlens_k)
+    _check_packing(query, key, cu_seqlens_q, cu_seqlens_k)
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     if row_scale is not None:
         row_scale = row_scale.to(wide(query.dtype))
@@ -81,6 +84,7 @@ def relu_attention(
         visible = causal, query_offset, key_padding_mask
         found = _plain(query, key, value, row_scale, visible, activation, scale, dropout_p, statistics)
     else:
+        _refuse_dual(query, key, value, row_scale)
         offset = query_offset if isinstance(query_offset, Tensor) else None
         # a number drawn from torch's generator: the same seed gives the same masks, also when a checkpoint recomputes
         seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if dropout_p > 0 else None
@@ -103,6 +107,15 @@ def relu_attention(
         )
     wanted = 1 + STATISTICS.index(statistics)
     return found[0] if wanted == 1 else tuple(found[:wanted])
+
+
+def _refuse_dual(*tensors: Tensor | None) -> None:
+    """An operator with a backward pass of its own has no forward one, and torch would take its tangents for zeros."""
+    if any(tensor is not None and unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise NotImplementedError(
+            "relu_attention was given a dual tensor; its operator has no forward-mode derivative. Use reverse mode "
+            "(backward(), torch.autograd.grad), or attn_implementation='eager'."
+        )
 
 
 def _is_small(query: Tensor, key: Tensor, activation: str, statistics: str, dropout_p: float) -> bool:
@@ -160,21 +173,14 @@ def _check_shapes(
         )
 
 
-def _check_packing(
-    query: Tensor,
-    key: Tensor,
-    key_padding_mask: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-) -> None:
+def _check_packing(query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> None:
     if cu_seqlens_q is None and cu_seqlens_k is None:
         return
     if cu_seqlens_q is None or cu_seqlens_k is None or cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ValueError("cu_seqlens_q and cu_seqlens_k must be given together, with the same number of sequences.")
-    if query.shape[0] != 1 or key_padding_mask is not None:
+    if query.shape[0] != 1:
         raise ValueError(
-            f"Packed sequences (cu_seqlens) follow each other in one row without padding: batch must be 1, it is "
-            f"{query.shape[0]}, and key_padding_mask None."
+            f"Packed sequences (cu_seqlens) follow each other in one row: batch must be 1, it is {query.shape[0]}."
         )
     if torch.compiler.is_compiling() or cu_seqlens_q.device.type != "cpu":
         return  # looking at the numbers would stop the compiler, or wait for the device
@@ -219,8 +225,11 @@ def _plain(
     row_sum, row_sum_log = _plain_statistics(weights, row_scale, statistics)
     if dropout_p > 0:
         weights = nn.functional.dropout(weights, p=dropout_p)
+    scale_first = row_scale is not None and scales_first(query.dtype)
+    if scale_first:
+        weights = weights * row_scale.unsqueeze(-1).to(weights.dtype)
     output = torch.matmul(weights, value)
-    if row_scale is not None:
+    if row_scale is not None and not scale_first:
         output = output * row_scale.unsqueeze(-1).to(output.dtype)
     return output, row_sum, row_sum_log
 

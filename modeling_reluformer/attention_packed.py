@@ -16,15 +16,17 @@ def packed_attention(
 ) -> tuple[Tensor, ...] | Tensor:
     """`relu_attention` within the segments of `visibility`; shapes and results as there.
 
-    Padding, segment 0, sees padding: nobody reads those rows.
+    Padding, segment 0, sees the padding that the mask does not hide: nobody reads those rows.
     """
     batch = query.shape[0]
     cu_seqlens_q, cu_seqlens_k = sequence_ends(visibility.query_segments, visibility.key_segments)
     row_scale = arguments["row_scale"]
     if row_scale is not None:
         arguments = {**arguments, "row_scale": row_scale.transpose(0, 1).flatten(1).unsqueeze(0)}
+    mask = visibility.key_padding_mask
     found = relu_attention(
         *(_in_one_row(tensor) for tensor in (query, key, value)),
+        key_padding_mask=None if mask is None else mask.expand(batch, -1).reshape(1, -1),
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
         **arguments,

@@ -124,8 +124,10 @@ def attention_visibility(
             A causal (batch, seen) mask may be shorter than a static cache: what was not written is not visible.
 
     Raises:
-        ValueError: another shape, a four-dimensional mask that is not boolean, a floating one with values other than 0 and 1.
+        ValueError: another shape, a four-dimensional mask that is not boolean or comes with segments, a floating one with
+            values other than 0 and 1; segments that do not fit queries and keys, as behind a cache.
     """
+    _check_segments(query_segments, key_segments, (batch, queries), (batch, keys))
     if attention_mask is None:
         return Visibility(None, causal, query_offset, query_segments, key_segments)
     if attention_mask.ndim == 4:
@@ -134,8 +136,13 @@ def attention_visibility(
                 f"A four-dimensional attention mask must be boolean, True where the key is visible; got {attention_mask.dtype}. "
                 "Additive masks do not work with point-wise activations."
             )
-        if attention_mask.shape[0] not in (1, batch) or attention_mask.shape[2:] != (queries, keys):
+        if attention_mask.shape[0] not in (1, batch) or attention_mask.shape[1:] != (1, queries, keys):
             raise _wrong_shape(attention_mask, batch, queries, keys)
+        if query_segments is not None:
+            raise ValueError(
+                f"A four-dimensional attention mask {tuple(attention_mask.shape)} and segment ids were given; the mask says "
+                "all about what each query sees. Give one of them, or segment ids with a (batch, keys) mask."
+            )
         return Visibility(given_mask=attention_mask)
     seen = attention_mask.shape[1] if attention_mask.ndim == 2 and attention_mask.shape[0] == batch else None
     if seen is None or seen > keys or (seen < keys and not causal):
@@ -145,6 +152,17 @@ def attention_visibility(
     if mask.shape[1] < keys:
         mask = nn.functional.pad(mask, (0, keys - mask.shape[1]), value=False)
     return Visibility(mask, causal, query_offset, query_segments, key_segments)
+
+
+def _check_segments(
+    query_segments: Tensor | None, key_segments: Tensor | None, queries: tuple[int, int], keys: tuple[int, int]
+) -> None:
+    for name, segments, shape in (("queries", query_segments, queries), ("keys", key_segments, keys)):
+        if segments is not None and segments.shape != shape:
+            raise ValueError(
+                f"The segment ids of the {name} must have the shape (batch, {name}) = {shape}; got {tuple(segments.shape)}. "
+                "Packed sequences do not go with a cache that holds earlier tokens: pass them whole."
+            )
 
 
 def _wrong_shape(mask: Tensor, batch: int, queries: int, keys: int) -> ValueError:

@@ -40,7 +40,7 @@ inline void store(c10::BFloat16* place, float value) {
   place->x = static_cast<uint16_t>(value == value ? rounded : 0x7FC0u);
 }
 
-// log(x) for x >= 0 to two units in the last place; of zero and subnormal numbers the logarithm of the smallest normal one, which
+// log(x) for x >= 0 to two units in the last place, infinity and NaN themselves; of zero and subnormal numbers the logarithm of the smallest normal one, which
 // meets a factor of zero. x = 2^e m with m in [1/√2, √2), log m = 2 artanh(s) = 2 (s + s³/3 + …), s = (m - 1)/(m + 1).
 inline float logarithm(float x) {
   const float clamped = x < FLT_MIN ? FLT_MIN : x;
@@ -56,7 +56,7 @@ inline float logarithm(float x) {
   // log 2 in two parts, of which the first has so few digits that its product with the exponent is exact
   const float e = static_cast<float>(exponent);
   const float result = e * 0.693145751953125f + (2.0f * s + (2.0f * s * series + e * 1.42860682030941723e-6f));
-  return x == x ? result : x;
+  return x <= FLT_MAX ? result : x;
 }
 
 // Dropout keeps a weight where a hash of its place passes a threshold: the same in both passes, however blocks are cut.

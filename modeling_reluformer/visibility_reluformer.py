@@ -21,7 +21,7 @@ class Visibility:
     causal: whether key j is visible to query i only if j <= i + query_offset.
     query_offset: number of keys before the first query (the length of the cache): int, or a tensor for a static cache.
     query_segments, key_segments: (batch, queries) and (batch, keys), sequence numbers from 1 of packed sequences.
-    given_mask: boolean (batch, 1 or heads, queries, keys), a whole mask given by the caller; replaces all of the above.
+    given_mask: boolean (batch, 1, queries, keys), a whole mask given by the caller; replaces all of the above.
     """
 
     key_padding_mask: Tensor | None = None
@@ -58,7 +58,7 @@ class Visibility:
         if self.given_mask is not None:
             counts = self.given_mask[:, 0].sum(-1)
         elif self.query_segments is not None:
-            counts = positions_from_segments(self.query_segments) + 1 if self.causal else self._segment_lengths()
+            counts = self._seen_in_causal_segments() if self.causal else self._segment_lengths()
         elif self.causal:
             last = torch.arange(queries, device=device) + self.query_offset
             if self.key_padding_mask is None:
@@ -76,9 +76,21 @@ class Visibility:
         """Whether causality hides no key from these queries: the usual case of one new token behind a growing cache."""
         return isinstance(self.query_offset, int) and first_query + self.query_offset + 1 >= keys
 
+    def _seen_in_causal_segments(self) -> Tensor:
+        """Number of real keys from the start of each query's segment up to the query, (batch, queries)."""
+        positions = positions_from_segments(self.query_segments)
+        if self.key_padding_mask is None:
+            return positions + 1
+        seen = self.key_padding_mask.cumsum(-1)
+        starts = torch.arange(seen.shape[1], device=seen.device) - positions
+        return seen - (seen - self.key_padding_mask.long()).gather(1, starts)
+
     def _segment_lengths(self) -> Tensor:
-        """Number of keys in the segment of each query, (batch, queries)."""
-        in_order = self.key_segments.sort(dim=-1).values
+        """Number of real keys in the segment of each query, (batch, queries)."""
+        segments = self.key_segments
+        if self.key_padding_mask is not None:
+            segments = segments.masked_fill(~self.key_padding_mask, -1)  # of no query
+        in_order = segments.sort(dim=-1).values
         wanted = self.query_segments.contiguous()
         return torch.searchsorted(in_order, wanted, right=True) - torch.searchsorted(in_order, wanted)
 

@@ -93,6 +93,12 @@ def visibilities(batch, queries, keys):
     yield "causal-left", Visibility(left, causal=True, query_offset=keys - queries)
     yield "causal-tensor-offset", Visibility(right, causal=True, query_offset=torch.tensor(1))
     yield "packed", Visibility(query_segments=query_segments, key_segments=key_segments)
+    yield "packed-hole", Visibility(left, query_segments=query_segments, key_segments=key_segments)
+    if queries == keys:
+        own = {"query_segments": key_segments, "key_segments": key_segments}
+        yield "packed-causal", Visibility(causal=True, **own)
+        yield "packed-causal-hole", Visibility(right, causal=True, **own)
+        yield "packed-causal-left", Visibility(left, causal=True, **own)
     yield "given", Visibility(given_mask=torch.rand(batch, 1, queries, keys) < 0.6)
 
 

@@ -9,6 +9,7 @@ import torch
 import reluformer.attention_blockwise as blockwise
 import reluformer.attention_compiled as compiled
 import reluformer.attention_fused as fused
+import reluformer.attention_operator as operator
 from reluformer import relu_attention
 
 from .attention_cases import (
@@ -32,11 +33,13 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def extension(monkeypatch):
-    """Every call goes to the extension, in small blocks; `calls` counts them."""
+    """Every call goes to the extension, in small blocks."""
     monkeypatch.setenv(compiled.VARIABLE, "1")
     monkeypatch.setattr(fused, "_is_small", lambda *call: False)
     monkeypatch.setattr(blockwise, "LARGEST_BLOCK", 24)
-    monkeypatch.setattr(blockwise, "blockwise_forward", None)  # a call that does not reach the extension fails
+    # a call that does not reach the extension fails
+    monkeypatch.setattr(operator, "blockwise_forward", None)
+    monkeypatch.setattr(operator, "blockwise_backward", None)
 
 
 def inputs_of(**sizes) -> Inputs:
@@ -82,11 +85,15 @@ def test_packed_sequences_equal_their_parts(extension):
     lengths = (30, 0, 1, 26)
     inputs = inputs_of(batch=1, queries=sum(lengths))
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
-    found = relu_attention(*inputs[:3], row_scale=inputs.row_scale, causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends)
-    for start, stop in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-        query, key, value, row_scale = (tensor[:, :, start:stop] for tensor in inputs)
-        part = relu_attention(query, key, value, row_scale=row_scale, causal=True)
-        torch.testing.assert_close(found[:, :, start:stop], part, rtol=1e-5, atol=1e-6)
+    for mask in (None, torch.rand(1, sum(lengths)) < 0.7):
+        options = {"causal": True, "row_scale": inputs.row_scale}
+        packed = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "key_padding_mask": mask}
+        found = relu_attention(*inputs[:3], **packed, **options)
+        for start, stop in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+            query, key, value, row_scale = (tensor[:, :, start:stop] for tensor in inputs)
+            real = None if mask is None else mask[:, start:stop]
+            part = relu_attention(query, key, value, row_scale=row_scale, causal=True, key_padding_mask=real)
+            torch.testing.assert_close(found[:, :, start:stop], part, rtol=1e-5, atol=1e-6)
 
 
 @needs_compiler
@@ -99,6 +106,28 @@ def test_dead_rows_and_nan(extension):
     output, row_sum, row_sum_log = relu_attention(*inputs[:3], row_scale=inputs.row_scale, statistics="sum+entropy")
     for item in (output, row_sum, row_sum_log):
         assert item[0, 0].isnan().all() and not item[1].isnan().any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_infinity_stays_where_the_python_loop_has_it(extension, monkeypatch, dtype):
+    """An infinite query gives infinite statistics and gradients that are not finite, as in the Python loop."""
+    inputs = inputs_of(queries=40, head_dim=16, dtype=dtype)
+    inputs.query[0, 0, 3], inputs.key[0, 0] = torch.inf, inputs.key[0, 0].abs() + 0.5
+    results = []
+    for is_compiled in (True, False):
+        if not is_compiled:
+            monkeypatch.setattr(operator, "serves", lambda *call: False)
+            monkeypatch.setattr(operator, "blockwise_forward", blockwise.blockwise_forward)
+            monkeypatch.setattr(operator, "blockwise_backward", blockwise.blockwise_backward)
+        leaves = inputs.leaves()
+        forward = relu_attention(*leaves[:3], row_scale=leaves[3], statistics="sum+entropy")
+        results.append((*forward, *gradients(forward, leaves)))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one.isfinite(), other.isfinite())
+    output, row_sum, row_sum_log, grad_query = results[0][:4]
+    assert row_sum[0, 0, 3] == torch.inf and not row_sum_log[0, 0, 3].isfinite()
+    assert not output[0, 0, 3].isfinite().any() and not grad_query[0, 0, 3].isfinite().any()
 
 
 @needs_compiler

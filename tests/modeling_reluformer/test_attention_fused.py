@@ -1,9 +1,11 @@
 """`relu_attention` against the float64 reference, forward and backward, on the blockwise and on the plain path."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import reluformer.attention_blockwise as blockwise
 import reluformer.attention_fused as fused
@@ -90,19 +92,21 @@ def test_packed_sequences_equal_their_parts(blocks, activation):
     query_lengths, key_lengths = (30, 0, 1, 26), (31, 4, 0, 26)
     inputs = random_inputs(batch=1, queries=sum(query_lengths), keys=sum(key_lengths))
     ends = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (query_lengths, key_lengths)]
-    for causal in (False, True):
+    real = torch.rand(1, sum(key_lengths)) < 0.7
+    for causal, mask in product((False, True), (None, real)):
         options = {"causal": causal, "activation": activation, "statistics": "sum+entropy"}
         whole, parts = inputs.leaves(), inputs.leaves()
-        found = relu_attention(*whole[:3], row_scale=whole[3], cu_seqlens_q=ends[0], cu_seqlens_k=ends[1], **options)
+        packed = {"cu_seqlens_q": ends[0], "cu_seqlens_k": ends[1], "key_padding_mask": mask}
+        found = relu_attention(*whole[:3], row_scale=whole[3], **packed, **options)
         pieces = []
         for number in range(len(query_lengths)):
             rows, columns = (slice(int(end[number]), int(end[number + 1])) for end in ends)
-            query, row_scale = parts.query[:, :, rows], parts.row_scale[:, :, rows]
-            pieces.append(
-                relu_attention(
-                    query, parts.key[:, :, columns], parts.value[:, :, columns], row_scale=row_scale, **options
-                )
-            )
+            query, key, value = parts.query[:, :, rows], parts.key[:, :, columns], parts.value[:, :, columns]
+            row = {
+                "row_scale": parts.row_scale[:, :, rows],
+                "key_padding_mask": None if mask is None else mask[:, columns],
+            }
+            pieces.append(relu_attention(query, key, value, **row, **options))
         expected = tuple(torch.cat(items, dim=2) for items in zip(*pieces, strict=True))
         for one, other in zip(
             (*found, *gradients(found, whole)), (*expected, *gradients(expected, parts)), strict=True
@@ -273,4 +277,26 @@ def test_what_is_not_supported_is_refused():
     refused("key_padding_mask must be boolean .* got torch.float32", key_padding_mask=torch.ones(1, 7))
     refused("given together", cu_seqlens_q=ends)
     refused("rise from 0 to 7", cu_seqlens_q=ends, cu_seqlens_k=ends)
-    refused("key_padding_mask None", cu_seqlens_q=ends, cu_seqlens_k=ends, key_padding_mask=torch.ones(1, 7).bool())
+
+
+@pytest.mark.parametrize("length", [60, 4096])
+def test_float16_holds_sums_that_the_row_scale_makes_small(path, length):
+    """Each sum over the keys is beyond float16's 65,504 and each output within it: the scale must come before the sum."""
+    query = torch.full((1, 1, length, 8), 8.0)
+    value = torch.full_like(query, 10.0)
+    row_scale = torch.full((1, 1, length), 1 / (8 * (length / 2) ** 0.5))
+    whole = relu_attention(query, query, value, row_scale=row_scale)
+    leaves = [tensor.half().requires_grad_() for tensor in (query, query, value)]
+    half = relu_attention(*leaves, row_scale=row_scale)
+    assert (whole / row_scale.unsqueeze(-1)).min() > 65504 > whole.max()
+    # the weights and their sum are each rounded by at most 2**-11
+    torch.testing.assert_close(half.float(), whole, rtol=2**-10 * 1.01, atol=0)
+    assert all(item.isfinite().all() for item in torch.autograd.grad(half.sum() / length, leaves))
+
+
+def test_forward_mode_is_refused_where_it_would_be_zero(blocks):
+    query, key, value, row_scale = random_inputs()
+    with pytest.raises(NotImplementedError, match="dual tensor"):
+        torch.func.jvp(lambda query: relu_attention(query, key, value, row_scale=row_scale), (query,), (query,))
+    with pytest.raises(NotImplementedError, match="dual tensor"), forward_ad.dual_level():
+        relu_attention(query, key, value, row_scale=forward_ad.make_dual(row_scale, row_scale))
