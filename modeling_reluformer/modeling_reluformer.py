@@ -19,6 +19,7 @@ from .stacks_reluformer import (
     require_same_batch,
     require_token_ids,
 )
+from .visibility_reluformer import positions_from_segments
 from .vocabulary_reluformer import VocabularyMixin
 
 logger = logging.get_logger(__name__)
@@ -176,7 +177,8 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
 
         Args:
             input_ids: (batch, source). attention_mask: (batch, source), 1 for real tokens, padding on either side.
-            decoder_input_ids: (batch, target); default: the labels shifted right behind `decoder_start_token_id`.
+            decoder_input_ids: (batch, target); default: the labels shifted right behind `decoder_start_token_id`, each
+                packed sequence by itself.
             decoder_attention_mask: (batch, seen + target), needed only where padding stands left of the target.
             labels: (batch, target), -100 where there is no target.
             segment_ids, decoder_segment_ids: (batch, source), (batch, target): for packed sequences, the number of each
@@ -198,7 +200,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
             if input_ids is not None:
                 require_token_ids(input_ids, "")
             if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_segment_ids)
             target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
             if labels.shape != target.shape[:2]:
                 raise ValueError(
@@ -211,6 +213,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
             if source is None:
                 source = encoder_outputs[0]
             require_same_batch(source, labels)
+            self._warn_about_missing_figures(encoder_outputs)
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids)
         elif self.training and past_key_values is None:
             self._warn_about_missing_labels()
@@ -256,22 +259,38 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
             **losses,
         )
 
-    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         """Labels (batch, target) shifted right behind the start token; -100 becomes the padding token.
 
+        segment_ids: (batch, target), see `forward`: each packed sequence is shifted by itself.
+
         Raises:
-            ValueError: labels padded on the left: the start token would stand before the padding.
+            ValueError: labels padded on the left: the start token would stand before the padding; a packed sequence that
+                begins with -100; segment ids of another shape.
         """
-        if not is_torchdynamo_compiling() and labels.shape[1] > 0:
-            padded = (labels[:, 0] == IGNORED_LABEL) & (labels != IGNORED_LABEL).any(dim=1)
-            if padded.any():
+        if segment_ids is None:
+            starts, padded = None, (labels[:, :1] == IGNORED_LABEL) & (labels != IGNORED_LABEL).any(dim=1, keepdim=True)
+        else:
+            if segment_ids.shape != labels.shape:
                 raise ValueError(
-                    "Labels are padded on the left. Pad them on the right (tokenizer.padding_side='right'), or give "
-                    "decoder_input_ids and decoder_attention_mask beside them."
+                    f"decoder_segment_ids must have the shape of the labels, {tuple(labels.shape)}; got "
+                    f"{tuple(segment_ids.shape)}."
                 )
+            starts = (positions_from_segments(segment_ids) == 0) & (segment_ids > 0)
+            padded = starts & (labels == IGNORED_LABEL)
+        if not is_torchdynamo_compiling() and padded.any():
+            fault = (
+                "Labels are padded on the left." if starts is None else "A packed sequence of labels begins with -100."
+            )
+            raise ValueError(
+                f"{fault} Pad them on the right (tokenizer.padding_side='right'), or give decoder_input_ids and "
+                "decoder_attention_mask beside them."
+            )
         shifted = labels.new_empty(labels.shape)
         shifted[:, 1:] = labels[:, :-1]
         shifted[:, 0] = self.config.decoder_start_token_id
+        if starts is not None:
+            shifted = shifted.masked_fill(starts, self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
     def _statistics(self) -> str:
@@ -288,6 +307,16 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
             return "sum+entropy" if config.regularization_weight > 0 or not self.training else "sum"
         in_memory = config.attention_activation in NORMALIZED_ACTIVATIONS and config._attn_implementation == "eager"
         return "sum+entropy" if in_memory and not self.training else "none"
+
+    def _warn_about_missing_figures(self, encoder_outputs: Any) -> None:
+        if encoder_outputs is None or self.config.regularization_weight == 0 or is_torchdynamo_compiling():
+            return
+        if getattr(encoder_outputs, "attention_figures", None) is None:
+            logger.warning_once(
+                "labels were given with encoder_outputs that hold no figures of the encoder's attention: the regulariser of "
+                f"this loss (regularization_weight={self.config.regularization_weight}) is that of the decoder alone. Give "
+                "input_ids in place of encoder_outputs to have all of it."
+            )
 
     def _warn_about_missing_labels(self) -> None:
         if self.config.regularization_weight > 0 and not is_torchdynamo_compiling():

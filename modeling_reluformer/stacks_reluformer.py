@@ -54,6 +54,13 @@ def require_same_batch(source: Tensor, target: Tensor) -> None:
         )
 
 
+def with_cross_attention_cache(cache: Cache, config: ReLUFormerConfig) -> EncoderDecoderCache:
+    """`cache` for self-attention, beside a new one for cross-attention, whose keys it must not get among its own."""
+    if isinstance(cache, EncoderDecoderCache):
+        return cache
+    return EncoderDecoderCache(cache, DynamicCache(config=config))
+
+
 class ReLUFormerPreTrainedModel(PreTrainedModel):
     config: ReLUFormerConfig
     base_model_prefix = "model"
@@ -288,6 +295,8 @@ class ReLUFormerDecoder(ReLUFormerStack):
         inputs_embeds = self._embed(input_ids, inputs_embeds, "decoder_")
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        elif encoder_hidden_states is not None and isinstance(past_key_values, Cache):
+            past_key_values = with_cross_attention_cache(past_key_values, self.config)
         length = inputs_embeds.shape[1]
         seen = 0 if past_key_values is None else past_key_values.get_seq_length()
         if isinstance(seen, Tensor):

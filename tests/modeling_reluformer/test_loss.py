@@ -139,6 +139,17 @@ def test_batch_without_targets_costs_nothing():
     assert loss == 0
 
 
+def test_encoder_outputs_without_figures_warn_of_the_smaller_regulariser(monkeypatch):
+    messages = []
+    monkeypatch.setattr("reluformer.modeling_reluformer.logger.warning_once", messages.append)
+    model, source, labels = tiny_model(), random_tokens(2, 7), random_tokens(2, 5)
+    model(input_ids=source, labels=labels)
+    tiny_model(preset="vanilla")(encoder_outputs=model.get_encoder()(source), labels=labels)
+    assert messages == []
+    model(encoder_outputs=model.get_encoder()(source), labels=labels)
+    assert len(messages) == 1 and "that of the decoder alone" in messages[0] and "input_ids" in messages[0]
+
+
 def test_training_without_labels_warns_and_names_the_config(monkeypatch):
     messages = []
     monkeypatch.setattr("reluformer.modeling_reluformer.logger.warning_once", messages.append)

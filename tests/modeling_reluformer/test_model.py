@@ -185,6 +185,64 @@ def test_packed_sequences_equal_separate_ones(variant):
         torch.testing.assert_close(packed.loss, loss, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_packed_labels_are_shifted_by_sequence(side):
+    """Labels alone, as one trains: each sequence begins with the start token, not with the last label of the one before."""
+    model = tiny_model().double()
+    sources = [random_tokens(1, 4), random_tokens(1, 6, seed=1)]
+    labels = [random_tokens(1, 5, seed=2), random_tokens(1, 3, seed=3)]
+    singles = [model(input_ids=source, labels=target) for source, target in zip(sources, labels, strict=True)]
+    packed = model(
+        input_ids=torch.cat(sources, dim=1),
+        labels=padded(torch.cat(labels, dim=1), 2, side, -100),
+        segment_ids=torch.tensor([[1] * 4 + [2] * 6]),
+        decoder_segment_ids=padded(torch.tensor([[1] * 5 + [2] * 3]), 2, side, 0),
+    )
+    found = packed.logits[:, 2:] if side == "left" else packed.logits[:, :-2]
+    torch.testing.assert_close(found, torch.cat([single.logits for single in singles], dim=1))
+    torch.testing.assert_close(packed.loss, (5 * singles[0].loss + 3 * singles[1].loss) / 8, rtol=1e-6, atol=1e-6)
+
+
+def test_hidden_tokens_of_packed_sequences_are_invisible(variant):
+    """attention_mask and segment_ids together: the logits are those of the sequences without the hidden tokens' keys."""
+    source, target = random_tokens(1, 10), random_tokens(1, 7, seed=1)
+    segments = {
+        "segment_ids": torch.tensor([[1] * 4 + [2] * 6]),
+        "decoder_segment_ids": torch.tensor([[1] * 4 + [2] * 3]),
+    }
+    mask = torch.tensor([[1, 1, 0, 1, 1, 0, 0, 1, 1, 1]])
+    target_mask = torch.tensor([[1, 0, 1, 1, 1, 1, 0]])
+    results = []
+    for implementation in implementations(variant):
+        model = tiny_model(attn_implementation=implementation, **variant).double()
+        masks = {"attention_mask": mask, "decoder_attention_mask": target_mask}
+        with torch.no_grad():
+            logits = model(input_ids=source, decoder_input_ids=target, **masks, **segments).logits
+            other = source.clone()
+            other[mask == 0] = 5
+            same = model(input_ids=other, decoder_input_ids=target, **masks, **segments).logits
+        torch.testing.assert_close(same, logits)
+        results.append(logits)
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0])
+
+
+@pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
+def test_a_cache_of_one_part_keeps_cross_attention_apart(variant, cache_class):
+    for implementation in implementations(variant):
+        model = tiny_model(attn_implementation=implementation, **variant).double()
+        source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
+        cache = DynamicCache() if cache_class is DynamicCache else StaticCache(config=model.config, max_cache_len=9)
+        with torch.no_grad():
+            plain = model(input_ids=source, decoder_input_ids=target).logits
+            steps = [
+                model(input_ids=source, decoder_input_ids=target[:, i : i + 1], past_key_values=cache).logits
+                for i in range(5)
+            ]
+        torch.testing.assert_close(torch.cat(steps, dim=1), plain)
+        assert cache.get_seq_length() == 5, "it holds the target alone"
+
+
 def test_saved_equals_loaded(variant, tmp_path):
     model = tiny_model(**variant)
     model.save_pretrained(tmp_path)
@@ -278,6 +336,22 @@ def test_wrong_calls_say_what_is_wrong():
         model(input_ids=source, decoder_input_ids=target, segment_ids=torch.ones_like(source))
     with pytest.raises(ValueError, match="padded on the left"):
         model(input_ids=source, labels=padded(target, 2, "left", -100))
+    segments = {"segment_ids": torch.ones_like(source), "decoder_segment_ids": torch.tensor([[1, 1, 1, 2, 2]] * 2)}
+    first_missing = target.masked_fill(torch.tensor([False, False, False, True, False]), -100)
+    with pytest.raises(ValueError, match="begins with -100"):
+        model(input_ids=source, labels=first_missing, **segments)
+    with pytest.raises(ValueError, match=r"shape of the labels, \(2, 4\); got \(2, 5\)"):
+        model(input_ids=source, labels=target[:, :4], **segments)
+    with pytest.raises(ValueError, match=r"\(batch, queries\) = \(2, 4\); got \(2, 5\)"):
+        model(input_ids=source, decoder_input_ids=target[:, :4], **segments)
+    with pytest.raises(ValueError, match=r"four-dimensional attention mask .* and segment ids were given"):
+        model.model.encoder(source, torch.ones(2, 1, 7, 7).bool(), segment_ids=segments["segment_ids"])
+    with pytest.raises(ValueError, match=r"\(2, 1, 7, 7\); got \(2, 4, 7, 7\)"):
+        model.model.encoder(source, torch.ones(2, 4, 7, 7).bool())
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    model(input_ids=source, decoder_input_ids=target, past_key_values=cache)
+    with pytest.raises(ValueError, match="do not go with a cache that holds earlier tokens"):
+        model(input_ids=source, decoder_input_ids=target, past_key_values=cache, **segments)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
