@@ -244,15 +244,17 @@ def test_nan_stays_nan(where, activation):
     assert found[0][0].isnan().any()
 
 
+@pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "sigmoid"])
-def test_packed_sequences_see_only_themselves(activation, causal):
+def test_packed_sequences_see_only_themselves(activation, causal, holes):
     cu_q = torch.tensor([0, 30, 30, 95, 96, 96, 120], dtype=torch.int32, device=DEVICE)
     cu_k = torch.tensor(
         [0, 30, 47, 112, 112, 112, 136], dtype=torch.int32, device=DEVICE
     )  # no queries; no keys; neither
     inputs, gradients = tensors(heads=2, key_heads=1, queries=120, keys=136)
-    found, _ = check(inputs, gradients, activation, cu_q=cu_q, cu_k=cu_k, causal=causal)
+    padding = torch.rand(1, 136, device=DEVICE) < 0.7 if holes else None
+    found, _ = check(inputs, gradients, activation, cu_q=cu_q, cu_k=cu_k, causal=causal, padding=padding)
     assert all((item[:, :, 95] == 0).all() for item in found)
 
 
