@@ -16,20 +16,12 @@ from transformers.utils import is_torchdynamo_compiling, logging
 from .attention_fused import relu_attention
 from .attention_reference import reference_attention
 from .masks_foreign import VisibilityMask, relu_attention_mask
+from .saving_foreign import watch_construction
 from .settings_foreign import ATTENTION_NAME, ForeignSettings, settings_of
+from .support_foreign import REFUSED, refusal
 from .visibility_reluformer import Visibility
 
 logger = logging.get_logger(__name__)
-
-# What models hand to an attention function that a point-wise one cannot honour.
-REFUSED = {
-    "softcap": "a soft cap bends the scores",
-    "s_aux": "an attention sink takes its part of a softmax, and there is none here",
-    "sinks": "an attention sink takes its part of a softmax, and there is none here",
-    "position_bias": "a bias added to the scores has no meaning for weights that are zero below a score of zero",
-    "head_mask": "masking of heads is not computed",
-    "cache": "a paged cache (continuous batching) needs an attention of the library",
-}
 
 
 def relu_attention_forward(
@@ -93,18 +85,16 @@ def relu_attention_forward(
 
 
 def register_relu_attention() -> None:
-    """Makes `attn_implementation="reluformer"` known to every Transformers model of this process."""
+    """Makes `attn_implementation="reluformer"` known to every Transformers model of this process, and saved by those that ask."""
     AttentionInterface.register(ATTENTION_NAME, relu_attention_forward)
     AttentionMaskInterface.register(ATTENTION_NAME, relu_attention_mask)
+    watch_construction()
 
 
 def _refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
-    for name, reason in REFUSED.items():
+    for name in REFUSED:
         if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{type(module).__name__} gives its attention {name!r}: {reason}. attn_implementation={ATTENTION_NAME!r} "
-                "cannot compute this model; load it with 'eager' or 'sdpa'."
-            )
+            raise ValueError(refusal(module, name))
 
 
 def _sequences(kwargs: dict[str, Any]) -> int:

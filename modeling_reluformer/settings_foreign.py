@@ -22,10 +22,11 @@ from .configuration_reluformer import (
     POINTWISE_ACTIVATIONS,
     ReLUFormerConfig,
 )
+from .saving_foreign import remember
+from .support_foreign import ATTENTION_NAME, CONFIG_KEY, refuse_unsupported
 
 logger = logging.get_logger(__name__)
 
-ATTENTION_NAME = CONFIG_KEY = "reluformer"
 IMPLEMENTATIONS = ("auto", "fused", "eager")
 
 
@@ -122,7 +123,8 @@ def settings_of(module: nn.Module) -> ForeignSettings:
     if not is_torchdynamo_compiling():
         logger.warning_once(
             f"{type(module if config is None else config).__name__} holds no settings under the key {CONFIG_KEY!r}: "
-            f"attn_implementation={ATTENTION_NAME!r} computes the defaults, {DEFAULT_SETTINGS.to_mapping()}."
+            f"attn_implementation={ATTENTION_NAME!r} computes the defaults, {DEFAULT_SETTINGS.to_mapping()}. "
+            "`use_relu_attention` writes them, and saves them with the model."
         )
     return DEFAULT_SETTINGS
 
@@ -130,8 +132,9 @@ def settings_of(module: nn.Module) -> ForeignSettings:
 def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedModel:
     """Gives a model ReLU attention: checks and writes the settings into its config, and sets `attn_implementation`.
 
-    The same as `config.reluformer = {...}` and `model.set_attn_implementation("reluformer")`, with the mistakes found now:
-    wrong settings, and a model whose attention is not the library's to exchange, which the library would leave at softmax.
+    The same as `config.reluformer = {...}` and `model.set_attn_implementation("reluformer")`, with the mistakes found now
+    (wrong settings, a model that cannot compute ReLU attention), and the name is saved: `from_pretrained` then gives ReLU
+    attention back after `import reluformer`, and raises without it.
 
     Args:
         model: any Transformers model but a ReLUFormer. The weights stay as they are: the model has to be trained on.
@@ -142,22 +145,21 @@ def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedMod
         The model itself.
 
     Raises:
-        ValueError: a bad setting, a ReLUFormer, or a model that does not call its attention through the library's interface.
+        ValueError: a bad setting, a ReLUFormer, or a model that cannot compute ReLU attention, see `refuse_unsupported`.
     """
     if model.config.model_type == ReLUFormerConfig.model_type:
         raise ValueError(
             "A ReLUFormer has ReLU attention already: set attention_activation, attention_scaling, … in its config."
         )
     found = ForeignSettings.from_mapping(settings).to_mapping()
-    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    fixed = sorted({type(part).__name__ for part in parts if not part._can_set_attn_implementation()})
-    if fixed:
-        raise ValueError(
-            f"{', '.join(fixed)} computes attention in code of its own, not through Transformers' attention interface: "
-            "it would go on with softmax. Such a model cannot be given another attention."
-        )
-    for module in model.modules():
-        if isinstance(getattr(module, "config", None), PreTrainedConfig):
-            setattr(module.config, CONFIG_KEY, dict(found))
+    with_config = [
+        module for module in model.modules() if isinstance(getattr(module, "config", None), PreTrainedConfig)
+    ]
+    for module in with_config:
+        refuse_unsupported(module)
+    for module in with_config:
+        setattr(module.config, CONFIG_KEY, dict(found))
     model.set_attn_implementation(ATTENTION_NAME)
+    for module in with_config:
+        remember(module.config)
     return model

@@ -11,12 +11,8 @@ from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
     BertConfig,
-    DebertaV2Config,
     EncoderDecoderConfig,
     EncoderDecoderModel,
-    Gemma2Config,
-    GptOssConfig,
-    T5Config,
 )
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 from transformers.utils.logging import warning_once
@@ -26,10 +22,8 @@ from reluformer.attention_foreign import relu_attention_forward
 from reluformer.masks_foreign import VisibilityMask, relu_attention_mask
 from reluformer.settings_foreign import ForeignSettings, settings_of
 
-from ..conftest import VOCABULARY, tiny_config, tiny_model
+from ..conftest import tiny_config, tiny_model
 from .foreign_cases import SMALL, STABLE, bert_config, build, llama_config, padding, tokens
-
-TINY = {**SMALL, **STABLE, "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 40}
 
 
 class Kept(logging.Handler):
@@ -63,8 +57,6 @@ def test_settings_survive_the_disk(tmp_path):
     assert again.config.reluformer == settings == AutoConfig.from_pretrained(tmp_path).reluformer
     ids = tokens(2, 7)
     torch.testing.assert_close(again.double()(ids).last_hidden_state, model(ids).last_hidden_state)
-    plain = AutoModel.from_pretrained(tmp_path)
-    assert plain.config._attn_implementation == "sdpa", "how it is computed is asked for anew at each loading"
 
 
 def test_the_three_ways_to_ask_are_one():
@@ -177,30 +169,6 @@ def test_what_the_library_says_of_weights_in_the_config():
         build("mistral", reluformer={"implementation": "fused"})(tokens(1, 7))
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (Gemma2Config(**TINY), "Gemma2Attention gives its attention 'softcap': a soft cap bends the scores"),
-        (
-            GptOssConfig(**TINY, num_local_experts=2, num_experts_per_tok=1, layer_types=["full_attention"] * 2),
-            "'s_aux': an attention sink",
-        ),
-        (
-            T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=4, num_heads=4, d_ff=16, num_layers=1, pad_token_id=0),
-            "'position_bias': a bias added",
-        ),
-    ],
-    ids=["softcap", "sink", "position bias"],
-)
-def test_what_cannot_be_honoured_is_refused(config, message):
-    model = AutoModel.from_config(config, attn_implementation="reluformer")
-    inputs = {"input_ids": tokens(1, 5)}
-    if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = tokens(1, 4)
-    with pytest.raises(ValueError, match=message):
-        model(**inputs)
-
-
 def call(mask, **keywords):
     module = build("llama").model.layers[0].self_attn
     query, key = torch.ones(2, 4, 3, 4), torch.ones(2, 2, keywords.pop("keys", 3), 4)
@@ -235,20 +203,6 @@ def test_masks_of_single_heads_count_for_themselves():
     mask[:, 1, :, 1:] = False
     rows = call(mask)[0, 0, :, 0]  # of each head; 3 equal weights over sqrt(3), or 1 over sqrt(1)
     torch.testing.assert_close(rows[0] / rows[1], torch.tensor(3.0).sqrt())
-
-
-def test_a_model_that_computes_attention_itself():
-    """The library takes any registered name for such a model and goes on with softmax; `use_relu_attention` does not."""
-    config = DebertaV2Config(**{**SMALL, **STABLE, "max_position_embeddings": 40})
-    torch.manual_seed(0)
-    model = AutoModel.from_config(config).eval()
-    with pytest.raises(ValueError, match="DebertaV2Model computes attention in code of its own"):
-        use_relu_attention(model)
-    expected = model(tokens(1, 5)).last_hidden_state
-    model.config._attn_implementation = "reluformer"
-    assert torch.equal(model(tokens(1, 5)).last_hidden_state, expected), (
-        "docs/other_models.md says that this is softmax"
-    )
 
 
 def test_a_reluformer_keeps_its_own_names():
