@@ -6,17 +6,17 @@ Libraries that take seconds to import are imported inside the commands, so that 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import errno
 import io
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from reluformer.training.errors import PeerLost, TrainingStopped, UserError, one_line
+from reluformer.training.text_lines import check_output, output, read_lines, texts_of_arguments
 
 # Those of an interruption are what a shell tells of a process that the signal ended: 128 + SIGINT, 128 + SIGTERM.
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_STOPPED = 0, 2, 130, 143
@@ -30,8 +30,6 @@ _REFUSALS_OF_THE_SYSTEM = {
 }
 # What `Translator` takes where nothing is said, for help texts: importing it takes seconds.
 DECODING = {"num_beams": "5", "length_penalty": "1.0", "batch_tokens": "4096"}
-# Some editors put it before a text; it is no part of it.
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -203,8 +201,8 @@ def _translate(arguments: list[str]) -> int:
     if options.text and options.input:
         raise UserError("translate: give texts or --input, not both")
     if options.output is not None:
-        _check_output(options.output)
-    texts = _arguments(options.text) or _read_lines(options.input or "-")
+        check_output(options.output)
+    texts = texts_of_arguments(options.text) or read_lines(options.input or "-")
 
     from reluformer.training.translation import Translator
 
@@ -213,7 +211,7 @@ def _translate(arguments: list[str]) -> int:
     translator = Translator.from_pretrained(options.model, **given)
     # The bar goes to stderr; a person who gave a text or two has no need of it.
     translations = translator(texts, progress=not options.text)
-    with _output(options.output) as stream:
+    with output(options.output) as stream:
         stream.writelines(f"{line}\n" for line in translations)
     return EXIT_OK
 
@@ -335,54 +333,6 @@ def _add_decoding_options(parser: argparse.ArgumentParser, defaults: Mapping[str
     )
     parser.add_argument("--attn_implementation", help="how attention is computed; default: the model's")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")
-
-
-def _read_lines(path: str) -> list[str]:
-    """Lines of a file or, for "-", of standard input. Only "\\n" ends a line, so that line n is translation n.
-
-    Raises:
-        UserError: no such file, or bytes that are not UTF-8, with the line.
-    """
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"--input: {path!r} cannot be read: {error.strerror}") from error
-    lines = data.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").split(b"\n") if data else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"--input: {path!r}, line {number}: not UTF-8 ({error.reason})") from error
-    return [line.decode("utf-8").removesuffix("\r") for line in lines]
-
-
-def _arguments(texts: list[str]) -> list[str]:
-    for number, text in enumerate(texts, start=1):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:  # Python keeps such bytes as lone surrogates
-            raise UserError(f"translate: text {number}: not UTF-8 ({text!a})") from error
-    return texts
-
-
-def _check_output(name: str) -> None:
-    """Before minutes of translating, not after them."""
-    path = Path(name)
-    if path.is_dir():
-        raise UserError(f"--output: {name!r} is a folder; give a file")
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"--output: {name!r} lies in no existing folder")
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise UserError(f"--output: {name!r} cannot be written: permission denied")
-
-
-@contextlib.contextmanager
-def _output(path: str | None) -> Iterator[TextIO]:
-    if path is None:
-        yield sys.stdout
-        return
-    with Path(path).open("w", encoding="utf-8", newline="\n") as stream:
-        yield stream
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {

@@ -22,13 +22,13 @@ from tqdm.auto import tqdm
 
 from reluformer.training.arrow_cache import CacheEntry, RowFiles, cached_rows, content_hash
 from reluformer.training.errors import UserError
+from reluformer.training.plain_text import BYTE_ORDER_MARK, HEAD_BYTES, refuse_other_encodings, refuse_table
 
 logger = logging.getLogger(__name__)
 
 PAIR_FEATURES = datasets.Features({"source": datasets.Value("string"), "target": datasets.Value("string")})
 DOCUMENT_FEATURES = datasets.Features({**PAIR_FEATURES, "document": datasets.Value("string")})
 GZIP_MAGIC = b"\x1f\x8b"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FILE_BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -135,12 +135,17 @@ def read_parallel_files(
 
     The pairs go to the cache a few at a time. `documents` keeps the names of all documents in memory.
 
-    Raises `UserError`: a missing, unreadable or broken file; different numbers of lines; no pair left; a line of
-    `documents` that is empty or not UTF-8, or a document that begins twice; a cache that cannot be written to.
+    Raises `UserError`: a missing, unreadable or broken file, a table or text in UTF-16; different numbers of lines; no pair
+    left; a line of `documents` that is empty or not UTF-8, or a document that begins twice; a cache that cannot be written
+    to.
     """
     given = {"source": source, "target": target, **({"document": documents} if documents is not None else {})}
     paths = {side: _existing_file(path, name) for side, path in given.items()}
     hashes = {path: content_hash(path) for path in set(paths.values())}
+    for path in hashes:
+        _refuse_other_encodings(path)  # here, since a cache may hold what an earlier version has read
+    if paths["source"] != paths["target"] and len({hashes[paths["source"]], hashes[paths["target"]]}) == 1:
+        logger.warning("%s: source %s and target %s hold the same text", name, paths["source"], paths["target"])
     # Places in the report name the files, so their paths belong to the key.
     facts = {"files": {side: [str(path), hashes[path]] for side, path in paths.items()}}
     entry = cached_rows("pairs", facts, lambda folder: asdict(_write_parallel_files(paths, name, folder)))
@@ -189,7 +194,18 @@ def _existing_file(path: str | Path, name: str) -> Path:
         raise UserError(f"{name}: file not found: {path}")
     if path.is_dir():
         raise UserError(f"{name}: expected a text file (plain or .gz), found a folder: {path}")
+    refuse_table(
+        path,
+        "give a table as data.dataset.path (with data.dataset.translation_column null where each language is a column), or "
+        "rename the file if it is plain text",
+    )
     return path
+
+
+def _refuse_other_encodings(path: Path) -> None:
+    lines = _read_lines(path)
+    next(lines, None)
+    lines.close()
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
@@ -200,7 +216,9 @@ def _read_lines(path: Path) -> Iterator[bytes]:
             head = raw.peek(2)[:2]
             if path.suffix == ".gz" and head and head != GZIP_MAGIC:
                 raise UserError(f"{path}: named .gz, but its content is not gzip; rename it or compress it")
-            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if head == GZIP_MAGIC else raw, 1):
+            content = gzip.GzipFile(fileobj=raw) if head == GZIP_MAGIC else raw
+            refuse_other_encodings(content.peek(HEAD_BYTES)[:HEAD_BYTES], path)
+            for number, line in enumerate(content, 1):
                 if number == 1:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 yield line.removesuffix(b"\n").removesuffix(b"\r")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reluformer.configuration.recipe import SPLITS, DataConfig
+from reluformer.configuration.recipe import SPLITS, DataConfig, ParallelFiles
 from reluformer.training.corpora import CorpusReport, read_dataset, read_parallel_files
 from reluformer.training.demo_corpus import demo_pairs
 from reluformer.training.documents import PackedDocuments, pack_documents
@@ -61,8 +62,18 @@ def load_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusRe
             document_column=source.document_column,
         )
     files = getattr(data, split)
+    _check_sides(files, split)
     pairs, report = read_parallel_files(files.source, files.target, name=split, documents=files.documents)
     return (pairs, report) if files.only is None else _only(pairs, report, files.only, split)
+
+
+def _check_sides(files: ParallelFiles, split: str) -> None:
+    source, target = Path(files.source).expanduser(), Path(files.target).expanduser()
+    if source.exists() and target.exists() and source.samefile(target):
+        raise UserError(
+            f"data.{split}: source and target are the same file, {files.source}; expected the two sides of a corpus: give the "
+            "file of the translations as target"
+        )
 
 
 def _only(

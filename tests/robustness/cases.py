@@ -57,7 +57,7 @@ train --config good.yaml --data.train.source empty.txt
 train: parallel files must have the same number of lines, found 0 in empty.txt and 3 in good.en: empty.txt:1 is missing
 
 two empty files
-train --config good.yaml --data.train.source empty.txt --data.train.target empty.txt
+train --config good.yaml --data.train.source empty.txt --data.train.target empty_too.txt
 empty corpus: train: 0 of 0 pairs kept; expected at least one usable pair
 
 blank lines alone
@@ -68,9 +68,21 @@ files of different lengths
 train --config good.yaml --data.train.target two_lines.txt
 train: parallel files must have the same number of lines, found 3 in good.de and 2 in two_lines.txt: two_lines.txt:3 is missing
 
-UTF-16, in which line feeds stand elsewhere
+UTF-16
 train --config good.yaml --data.train.source utf16.txt
-train: parallel files must have the same number of lines, found 4 in utf16.txt and 3 in good.en
+utf16.txt: is UTF-16 by its byte order mark; expected UTF-8: convert it, as with `iconv -f UTF-16 -t UTF-8`
+
+UTF-16 without a byte order mark
+train --config good.yaml --data.train.source utf16_unmarked.txt
+utf16_unmarked.txt: is UTF-16 or no text at all by its NUL bytes; expected UTF-8: convert it
+
+a table in place of a text
+train --config good.yaml --data.train.source pairs.csv
+pairs.csv: is a table by its name (.csv); expected text, one sentence a line: give a table as data.dataset.path
+
+the same file as source and target
+train --config good.yaml --data.train.target ./good.de
+data.train: source and target are the same file, good.de; expected the two sides of a corpus: give the file of the translations
 
 .gz that is not gzip
 train --config good.yaml --data.train.source not_gzip.gz
@@ -95,6 +107,14 @@ train: file not found: nowhere.txt
 a line that is not UTF-8, to translate
 translate --model model --input latin1.txt
 --input: 'latin1.txt', line 2: not UTF-8 (invalid start byte)
+
+UTF-16 to translate
+translate --model model --input utf16.txt
+--input: 'utf16.txt': is UTF-16 by its byte order mark; expected UTF-8
+
+a table to translate
+translate --model model --input pairs.csv
+pairs.csv: is a table by its name (.csv); expected text, one sentence a line: write the column to translate into a text file
 
 a folder to translate
 translate --model model --input a_folder

@@ -14,6 +14,7 @@ from reluformer import ReLUFormerConfig
 from reluformer.training import cli
 from reluformer.training.corpora import read_parallel_files
 from reluformer.training.errors import UserError
+from reluformer.training.text_lines import read_lines
 from reluformer.training.translation import Translator
 
 from ..conftest import random_tokens, tiny_model
@@ -106,7 +107,7 @@ def test_an_argument_that_is_not_utf_8_is_refused(here, capsys):
 
 def test_a_byte_order_mark_is_no_part_of_the_text_to_translate(here, tmp_path):
     (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfeins\r\nzwei\n")
-    assert cli._read_lines(str(tmp_path / "marked")) == ["eins", "zwei"]
+    assert read_lines(str(tmp_path / "marked")) == ["eins", "zwei"]
 
 
 @pytest.mark.parametrize("arguments", [["study", "--list"], ["--help"]], ids=" ".join)

@@ -6,7 +6,9 @@ import json
 import datasets
 import pytest
 
+from reluformer.configuration.recipe import DataConfig, ParallelFiles
 from reluformer.training.corpora import read_dataset, read_parallel_files
+from reluformer.training.data import load_split
 from reluformer.training.encoding import encode_pairs
 from reluformer.training.errors import UserError
 from reluformer.training.tokenization import train_tokenizer
@@ -233,3 +235,38 @@ def test_a_tokenizer_without_end_of_sentence_is_refused(tokenizer):
     pairs = datasets.Dataset.from_dict({"source": ["a"], "target": ["b"]})
     with pytest.raises(UserError, match="end every sentence"):
         encode_pairs(pairs, other, max_length=64, name="train")
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_text_in_another_encoding_is_refused_by_name_even_from_the_cache(tmp_path, monkeypatch, encoding, compress):
+    paths = files(tmp_path, "".join(f"{text}\n" for text in GERMAN).encode(encoding), lines(GERMAN), compress)
+    expected = rf"{paths[0].name}: is UTF-\d\d .*; expected UTF-8: convert it, as with `iconv"
+    with pytest.raises(UserError, match=expected):
+        read_parallel_files(*paths, name="train")
+    with monkeypatch.context() as patch:  # a version that took it for text
+        patch.setattr("reluformer.training.corpora.refuse_other_encodings", lambda *_: None)
+        patch.setattr("reluformer.training.corpora._check_counts", lambda *_: None)
+        read_parallel_files(*paths, name="train")
+    with pytest.raises(UserError, match=expected):
+        read_parallel_files(*paths, name="train")
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.TSV", "train.tsv.gz", "train.jsonl", "train.parquet"])
+def test_a_table_is_not_taken_for_text(tmp_path, name):
+    (tmp_path / name).write_bytes(lines(GERMAN))
+    (tmp_path / "train.csv.de").write_bytes(lines(GERMAN))
+    with pytest.raises(UserError, match=r"is a table by its name \(\.\w+\).*data\.dataset\.path"):
+        read_parallel_files(tmp_path / name, tmp_path / "train.csv.de", name="train")
+
+
+def test_two_files_of_the_same_text_are_named_and_one_file_as_both_sides_is_refused(tmp_path, caplog):
+    source, target = files(tmp_path, lines(GERMAN), lines(GERMAN))
+    read_parallel_files(source, target, name="train")
+    assert f"train: source {source} and target {target} hold the same text" in caplog.text
+    (tmp_path / "link").symlink_to(source)
+    config = {"source_language": "de", "target_language": "en"}
+    for other in (source, tmp_path / "link"):
+        data = DataConfig(**config, test=ParallelFiles(source=str(source), target=str(other)))
+        with pytest.raises(UserError, match=r"data\.test: source and target are the same file"):
+            load_split(data, "test")

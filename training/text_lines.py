@@ -1,0 +1,69 @@
+"""What `reluformer translate` reads and writes: one text a line, or the arguments of the command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import TextIO
+
+from reluformer.training.errors import UserError
+from reluformer.training.plain_text import BYTE_ORDER_MARK, HEAD_BYTES, refuse_other_encodings, refuse_table
+
+
+def read_lines(path: str) -> list[str]:
+    """Lines of a file or, for "-", of standard input. Only "\\n" ends a line, so that line n is translation n.
+
+    Raises:
+        UserError: no such file, a table, or bytes that are not UTF-8, with the line.
+    """
+    refuse_table(PurePath(path), "write the column to translate into a text file, or give plain text as standard input")
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"--input: {path!r} cannot be read: {error.strerror}") from error
+    refuse_other_encodings(data[:HEAD_BYTES], f"--input: {path!r}")
+    lines = data.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").split(b"\n") if data else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"--input: {path!r}, line {number}: not UTF-8 ({error.reason})") from error
+    return [line.decode("utf-8").removesuffix("\r") for line in lines]
+
+
+def texts_of_arguments(texts: list[str]) -> list[str]:
+    """The texts as they are.
+
+    Raises:
+        UserError: one that is not UTF-8.
+    """
+    for number, text in enumerate(texts, start=1):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:  # Python keeps such bytes as lone surrogates
+            raise UserError(f"translate: text {number}: not UTF-8 ({text!a})") from error
+    return texts
+
+
+def check_output(name: str) -> None:
+    """Raises `UserError` for a file that cannot be written, before minutes of translating rather than after them."""
+    path = Path(name)
+    if path.is_dir():
+        raise UserError(f"--output: {name!r} is a folder; give a file")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"--output: {name!r} lies in no existing folder")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise UserError(f"--output: {name!r} cannot be written: permission denied")
+
+
+@contextlib.contextmanager
+def output(path: str | None) -> Iterator[TextIO]:
+    """The file, opened to be written, or standard output for None."""
+    if path is None:
+        yield sys.stdout
+        return
+    with Path(path).open("w", encoding="utf-8", newline="\n") as stream:
+        yield stream
