@@ -161,6 +161,8 @@ class EvaluationConfig:
         num_beams: width of the beam.
         length_penalty: exponent of the length by which a hypothesis' log-probability is divided.
         batch_tokens: source tokens with padding decoded at once.
+        long_sources: sources of an evaluated split with more tokens than the model has positions: `error` refuses the run
+            before the first update, `truncate` leaves out their ends, `split` translates them in pieces of whole sentences.
         samples: translations that are printed beside their references.
         splits: splits that are evaluated when training is over: `validation`, `test`, both or none.
         headline: the score that stands alone in the last line; `document_bleu` needs `data.packing`.
@@ -171,6 +173,7 @@ class EvaluationConfig:
     num_beams: int = 5
     length_penalty: float = 1.0
     batch_tokens: int = 4_096
+    long_sources: Literal["error", "truncate", "split"] = "error"
     samples: int = 5
     splits: list[str] = field(default_factory=lambda: ["test"])
     headline: Literal[

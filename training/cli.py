@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TextIO
 
 from reluformer.training.errors import PeerLost, TrainingStopped, UserError, one_line
-from reluformer.training.text_lines import check_output, output, read_lines, texts_of_arguments
+from reluformer.training.long_sources import LONG_SOURCES
+from reluformer.training.text_lines import check_output, output, read_lines, texts_of_arguments, write_lines
 
 # Those of an interruption are what a shell tells of a process that the signal ended: 128 + SIGINT, 128 + SIGTERM.
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_STOPPED = 0, 2, 130, 143
@@ -155,7 +156,7 @@ def _evaluate(arguments: list[str]) -> int:
     parser = _Parser(prog="reluformer evaluate", description="Translates and scores a split of a run's corpus.")
     parser.add_argument("--run", required=True, metavar="FOLDER", help="run folder, for example runs/demo")
     parser.add_argument("--split", default="test", choices=["train", "validation", "test"], help="default: test")
-    _add_decoding_options(parser, dict.fromkeys(DECODING, "the recipe's"))
+    _add_decoding_options(parser, dict.fromkeys((*DECODING, "long_sources"), "the recipe's"))
     parser.add_argument("--samples", type=int, help="translations printed beside their references")
     options = parser.parse_args(arguments)
 
@@ -170,7 +171,7 @@ def _evaluate(arguments: list[str]) -> int:
     recipe = load_recipe(folder / RECIPE_FILE)
     recipe.training.output_dir = str(folder)  # the folder may have been moved since
     evaluation = recipe.evaluation
-    for name in ("num_beams", "length_penalty", "batch_tokens", "samples", "attn_implementation"):
+    for name in ("num_beams", "length_penalty", "batch_tokens", "long_sources", "samples", "attn_implementation"):
         if getattr(options, name) is not None:
             setattr(evaluation, name, getattr(options, name))
     recipe.check()
@@ -181,6 +182,7 @@ def _evaluate(arguments: list[str]) -> int:
         num_beams=evaluation.num_beams,
         length_penalty=evaluation.length_penalty,
         batch_tokens=evaluation.batch_tokens,
+        long_sources=evaluation.long_sources,
         attn_implementation=evaluation.attn_implementation,
         device=options.device,
     )
@@ -196,7 +198,7 @@ def _translate(arguments: list[str]) -> int:
     parser.add_argument("--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
     parser.add_argument("--input", metavar="FILE", help="one sentence a line; - is standard input, the default")
     parser.add_argument("--output", metavar="FILE", help="default: standard output")
-    _add_decoding_options(parser, DECODING)
+    _add_decoding_options(parser, {**DECODING, "long_sources": "error"})
     options = parser.parse_args(arguments)
     if options.text and options.input:
         raise UserError("translate: give texts or --input, not both")
@@ -206,13 +208,14 @@ def _translate(arguments: list[str]) -> int:
 
     from reluformer.training.translation import Translator
 
-    names = ("num_beams", "length_penalty", "batch_tokens", "attn_implementation", "device")
+    names = ("num_beams", "length_penalty", "batch_tokens", "long_sources", "attn_implementation", "device")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     translator = Translator.from_pretrained(options.model, **given)
-    # The bar goes to stderr; a person who gave a text or two has no need of it.
-    translations = translator(texts, progress=not options.text)
+    # The bar goes to stderr; a person who gave a text or two, or sees each line as it is done, has no need of it.
+    progress = not options.text and (options.output is not None or not sys.stdout.isatty())
+    translations = translator.stream(texts, progress=progress)  # all texts are checked before a file is opened
     with output(options.output) as stream:
-        stream.writelines(f"{line}\n" for line in translations)
+        write_lines(translations, stream, len(texts))
     return EXIT_OK
 
 
@@ -330,6 +333,12 @@ def _add_decoding_options(parser: argparse.ArgumentParser, defaults: Mapping[str
     )
     parser.add_argument(
         "--batch_tokens", type=int, help=f"source tokens decoded at once; default: {defaults['batch_tokens']}"
+    )
+    parser.add_argument(
+        "--long_sources",
+        choices=LONG_SOURCES,
+        help="sources with more tokens than the model has positions: refuse the whole text, truncate them, or split them at "
+        f"the ends of sentences; default: {defaults['long_sources']}",
     )
     parser.add_argument("--attn_implementation", help="how attention is computed; default: the model's")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")

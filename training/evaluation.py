@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import textwrap
 import time
@@ -18,6 +19,8 @@ from reluformer.training.errors import UserError
 from reluformer.training.metrics import score_documents, score_translations
 from reluformer.training.records import run_record, write_json
 from reluformer.training.translation import Translator
+
+logger = logging.getLogger(__name__)
 
 _COLUMNS = ("source", "hypothesis", "reference")
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
@@ -40,7 +43,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Translates the sources of `pairs` and scores the translations against the targets.
 
-    Writes `evaluation.<split>.json` (what is returned) and `translations.<split>.tsv` (see `read_translations`).
+    Writes `evaluation.<split>.json` (what is returned) and `translations.<split>.tsv` (see `read_translations`). Until all
+    is translated, what is done lies in `translations.<split>.tsv.partial`, where a failure leaves it.
 
     Args:
         run: run folder or Hub id, or a `Translator` for a model in memory.
@@ -56,8 +60,9 @@ def evaluate_run(
 
     Returns:
         The run record, `split`, `dataset`, the scores of `score_translations`, for packed documents those of
-        `score_documents` and `packing` (their `PackingReport`) too, `decoding`, `device`, `seconds` of translating
-        alone, `sentences_per_second`. `sentences` are the texts translated: sentences or packed documents.
+        `score_documents` and `packing` (their `PackingReport`) too, `decoding`, `shortened_sources` (the numbers, from 1, of
+        those that were truncated or split), `device`, `seconds` of translating alone, `sentences_per_second`. `sentences`
+        are the texts translated: sentences or packed documents.
 
     Raises:
         UserError: no pairs, columns missing, a split that cannot name a file, no folder to write to, and what
@@ -70,10 +75,12 @@ def evaluate_run(
     translator = _translator(run, translator_options)
     sources, references = list(pairs["source"]), list(pairs["target"])
     start = time.perf_counter()
-    hypotheses = translator(sources, progress=progress)
+    partial = folder / f"translations.{split}.tsv.partial"
+    hypotheses = _translated(translator, sources, references, partial, progress)
     seconds = time.perf_counter() - start
     # First, so that an error in scoring does not cost the translations.
     write_translations(folder / f"translations.{split}.tsv", sources, hypotheses, references)
+    partial.unlink()
     result = {
         **run_record(command, recipe_name, seed),
         "split": split,
@@ -81,12 +88,32 @@ def evaluate_run(
         **score_translations(hypotheses, references, tokenized_lowercase_language=tokenized_lowercase_language),
         **({} if packed is None else _document_figures(packed, hypotheses)),
         "decoding": translator.decoding,
+        "shortened_sources": translator.shortened,
         "device": str(translator.model.device),
         "seconds": round(seconds, 3),
         "sentences_per_second": round(len(sources) / seconds, 2),
     }
     write_json(folder / f"evaluation.{split}.json", result)
     return result
+
+
+def _translated(
+    translator: Translator, sources: Sequence[str], references: Sequence[str], partial: Path, progress: bool
+) -> list[str]:
+    finished = translator.finished(sources, progress)  # all sources are checked here
+    hypotheses = [""] * len(sources)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as rows:
+            rows.write(_row(_COLUMNS))
+            for index, hypothesis in finished:
+                hypotheses[index] = hypothesis
+                rows.write(_row((sources[index], hypothesis, references[index])))
+                rows.flush()
+    except BaseException:
+        logger.warning("%s holds the translations that were done", partial)
+        raise
+    return hypotheses
 
 
 def _document_figures(packed: PackedDocuments, hypotheses: Sequence[str]) -> dict[str, Any]:
@@ -104,8 +131,7 @@ def write_translations(
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [_COLUMNS, *zip(sources, hypotheses, references, strict=True)]
-    lines = ("\t".join(map(_escape, row)) + "\n" for row in rows)
-    path.write_text("".join(lines), encoding="utf-8", newline="\n")
+    path.write_text("".join(map(_row, rows)), encoding="utf-8", newline="\n")
     return path
 
 
@@ -188,6 +214,10 @@ def _translator(run: str | Path | Translator, options: dict[str, Any]) -> Transl
     if options:
         raise UserError(f"{', '.join(options)}: set on the Translator itself, which is given already")
     return run
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "\t".join(map(_escape, cells)) + "\n"
 
 
 def _escape(text: str) -> str:

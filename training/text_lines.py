@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import TextIO
+
+from tqdm.auto import tqdm
 
 from reluformer.training.errors import UserError
 from reluformer.training.plain_text import BYTE_ORDER_MARK, HEAD_BYTES, refuse_other_encodings, refuse_table
@@ -57,6 +60,34 @@ def check_output(name: str) -> None:
         raise UserError(f"--output: {name!r} lies in no existing folder")
     if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         raise UserError(f"--output: {name!r} cannot be written: permission denied")
+
+
+def write_lines(translations: Iterable[str], stream: TextIO, total: int) -> None:
+    """Each translation as one line as soon as it is there; a line break in it becomes a space, with a note on stderr.
+
+    Args:
+        translations: in order.
+        stream: where to write.
+        total: how many there will be, to say what is written if one of them fails.
+    """
+    written = 0
+    try:
+        for translation in translations:
+            line = re.sub(r"[\r\n]+", " ", translation)
+            if line != translation:
+                _note(f"translation {written + 1} held line breaks, written as spaces")
+            stream.write(f"{line}\n")
+            stream.flush()
+            written += 1
+    except BrokenPipeError:
+        raise
+    except BaseException:
+        _note(f"the first {written:,} of {total:,} translations are written")
+        raise
+
+
+def _note(text: str) -> None:
+    tqdm.write(f"reluformer: note: {text}", file=sys.stderr)
 
 
 @contextlib.contextmanager

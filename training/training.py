@@ -321,6 +321,7 @@ def _evaluate_and_document(
         num_beams=evaluation.num_beams,
         length_penalty=evaluation.length_penalty,
         batch_tokens=evaluation.batch_tokens,
+        long_sources=evaluation.long_sources,
     )
     plot_training_curve(trainer.state.log_history, folder / "training_curve.png")
     example = load_split(recipe.data, evaluation.splits[0] if evaluation.splits else "train")[0][0]

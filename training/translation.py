@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.training.errors import UserError
 from reluformer.training.loading import device_of, load_model_and_tokenizer
+from reluformer.training.long_sources import LONG_SOURCES, LongSources, Pieces, SourceEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,9 @@ DEFAULT_BATCH_TOKENS = 4_096
 # Limits of the decoding length are stepwise in the source length, and a batch never crosses a step.
 _LIMIT_STEP = 16
 _LIMIT_OFFSET = 16
+# `stream` sorts by length within so many batches, to give what is done before all is.
+_BATCHES_AT_ONCE = 8
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class Translator:
@@ -42,11 +46,15 @@ class Translator:
             with a warning.
         batch_tokens: source tokens with padding (sentences · longest) in a batch; a longer sentence is a batch of
             its own.
-        long_sources: for sources longer than `max_position_embeddings`: "error", or "truncate" with a warning.
+        long_sources: for sources with more tokens than `max_position_embeddings`: "error" refuses all texts before the first
+            is translated; "truncate" leaves out the end; "split" cuts at the ends of sentences, or between tokens where a
+            sentence alone is too long, and joins the translations with a space. Both warn.
         device: where to compute; None leaves the model where it is.
 
     Raises:
         UserError: an option out of range.
+
+    `shortened` are the numbers (from 1) of the texts of the last call that were truncated or split.
 
     Example:
 
@@ -68,7 +76,7 @@ class Translator:
         length_penalty: float = 1.0,
         max_new_tokens: int | None = None,
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
-        long_sources: Literal["error", "truncate"] = "error",
+        long_sources: LongSources = "error",
         device: str | torch.device | None = None,
     ) -> None:
         from reluformer.training.tokenization import MosesStep
@@ -80,6 +88,7 @@ class Translator:
         self.max_new_tokens = max_new_tokens
         self.batch_tokens = batch_tokens
         self.long_sources = long_sources
+        self.shortened: list[int] = []
         self.moses = MosesStep.from_tokenizer(tokenizer)
         self._check_options()
 
@@ -112,7 +121,8 @@ class Translator:
         """The settings that decide what is translated, to stand beside scores."""
         settings = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
         default = f"2 * source tokens rounded up to a multiple of {_LIMIT_STEP}, + {_LIMIT_OFFSET}"
-        return {**settings, "max_new_tokens": self.max_new_tokens or default, "batch_tokens": self.batch_tokens}
+        settings |= {"max_new_tokens": self.max_new_tokens or default, "batch_tokens": self.batch_tokens}
+        return settings if self.long_sources == "error" else {**settings, "long_sources": self.long_sources}
 
     @overload
     def __call__(self, texts: str, progress: bool = False) -> str: ...
@@ -128,31 +138,31 @@ class Translator:
             progress: show a progress bar.
 
         Raises:
-            UserError: something that is no text; a source that is too long, unless `long_sources` is "truncate".
+            UserError: something that is no text; sources that are too long, with `long_sources` "error".
         """
         if isinstance(texts, str):
             return self([texts], progress)[0]
         texts = list(texts)
-        for index, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise UserError(f"texts[{index}]: expected text, got {type(text).__name__}")
         translations = [""] * len(texts)
-        given = [index for index, text in enumerate(texts) if text.strip()]
-        encoded = dict(zip(given, self._encode([texts[index] for index in given], given), strict=True))
-        cut = 0
-        with (
-            self._evaluation_mode(),
-            tqdm(total=len(given), desc="translating", unit="sentence", disable=not progress) as bar,
-        ):
-            for indices in self._batches(encoded):
-                ids, unfinished = self._generate([encoded[index] for index in indices])
-                for index, text in zip(indices, self._decode(ids), strict=True):
-                    translations[index] = text
-                cut += unfinished
-                bar.update(len(indices))
-        if cut:
-            logger.warning("%d of %d translations were cut: they reached the limit of max_new_tokens.", cut, len(given))
+        for index, translation in self.finished(texts, progress):
+            translations[index] = translation
         return translations
+
+    def finished(self, texts: Iterable[str], progress: bool = False) -> Iterator[tuple[int, str]]:
+        """The index and the translation of each text as soon as it is done, the longest first; otherwise as a call.
+
+        All texts are checked before this returns.
+        """
+        sources = self._encode(texts)
+        return self._finished(sources, [range(len(sources))], progress)
+
+    def stream(self, texts: Iterable[str], progress: bool = False) -> Iterator[str]:
+        """The translations in the order of the texts, each as soon as it and those before it are done; otherwise as a call.
+
+        All texts are checked before this returns.
+        """
+        sources = self._encode(texts)
+        return self._in_order(self._finished(sources, self._parts(sources), progress))
 
     def target_ids(self, text: str) -> list[int]:
         """The token ids of one text's translation as the model gave them, with `</s>` unless it was cut.
@@ -160,10 +170,13 @@ class Translator:
         Raises:
             UserError: as a call does.
         """
+        end, ids = self.tokenizer.eos_token_id, []
         with self._evaluation_mode():
-            ids = self._generate(self._encode([text], [0]))[0][0, 1:].tolist()
-        end = self.tokenizer.eos_token_id
-        return ids[: ids.index(end) + 1] if end in ids else ids
+            for piece in self._encode([text])[0]:
+                generated = self._generate([piece])[0][0, 1:].tolist()
+                ids = [token for token in ids if token != end]
+                ids += generated[: generated.index(end) + 1] if end in generated else generated
+        return ids
 
     def limit(self, source_tokens: int) -> int:
         """The most target tokens, `</s>` included, for a source of so many tokens."""
@@ -188,35 +201,66 @@ class Translator:
             raise UserError(
                 f"max_new_tokens: {self.max_new_tokens} is more than the {self._positions} positions the model has"
             )
-        if self.long_sources not in ("error", "truncate"):
-            raise UserError(f"long_sources: {self.long_sources!r} is unknown; choose 'error' or 'truncate'")
+        if self.long_sources not in LONG_SOURCES:
+            raise UserError(f"long_sources: {self.long_sources!r} is unknown; choose one of {', '.join(LONG_SOURCES)}")
 
-    def _encode(self, texts: list[str], indices: list[int]) -> list[list[int]]:
-        """Source ids of each text. `indices`: what to call them in an error."""
-        if not texts:
-            return []
-        if self.moses is not None:
-            texts = self.moses.apply(texts, side="source")
-        sources = self.tokenizer(texts, verbose=False)["input_ids"]
-        most = self._positions
-        too_long = [i for i, ids in enumerate(sources) if most is not None and len(ids) > most]
-        if not too_long:
-            return sources
-        first = too_long[0]
-        length = len(sources[first])
-        found = f"text {indices[first]} (counted from 0) has {length} tokens, the model has {most} positions"
-        if self.long_sources == "error":
-            more = f"; so do {len(too_long) - 1} more" if len(too_long) > 1 else ""
-            raise UserError(f"{found}{more}: split the text into sentences, or choose long_sources='truncate'")
-        logger.warning("%s: %d texts were truncated.", found, len(too_long))
-        shortened = self.tokenizer([texts[i] for i in too_long], truncation=True, max_length=most)["input_ids"]
-        for i, ids in zip(too_long, shortened, strict=True):
-            sources[i] = ids
+    def _encode(self, texts: Iterable[str]) -> list[Pieces]:
+        """The token ids of each text, in pieces; sets `shortened`."""
+        texts = list(texts)
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise UserError(f"texts[{index}]: expected text, got {type(text).__name__}")
+        encoder = SourceEncoder(self.tokenizer, self._positions, self.long_sources, self.moses)
+        sources, self.shortened = encoder.encode(texts)
         return sources
 
-    def _batches(self, encoded: dict[int, list[int]]) -> Iterator[list[int]]:
-        """Indices of one batch after the other, the longest sources first: if memory runs out, then at once."""
-        batch: list[int] = []
+    def _parts(self, sources: list[Pieces]) -> Iterator[range]:
+        """Ranges of texts that fill `_BATCHES_AT_ONCE` batches."""
+        start = tokens = 0
+        for index, pieces in enumerate(sources):
+            tokens += sum(map(len, pieces))
+            if tokens >= _BATCHES_AT_ONCE * self.batch_tokens:
+                yield range(start, index + 1)
+                start, tokens = index + 1, 0
+        yield range(start, len(sources))
+
+    def _finished(self, sources: list[Pieces], parts: Iterable[range], progress: bool) -> Iterator[tuple[int, str]]:
+        """Each text of one part after the other. Inference mode never reaches the caller, who goes on between two texts."""
+        total, cut = sum(map(len, sources)), 0
+        left = list(map(len, sources))
+        with tqdm(total=total, desc="translating", unit="sentence", disable=not progress) as bar:
+            for part in parts:
+                yield from ((index, "") for index in part if not sources[index])
+                pieces = {(index, place): ids for index in part for place, ids in enumerate(sources[index])}
+                translated: dict[tuple[int, int], str] = {}
+                for keys in self._batches(pieces):
+                    with self._evaluation_mode():
+                        ids, unfinished = self._generate([pieces[key] for key in keys])
+                    cut += unfinished
+                    bar.update(len(keys))
+                    translated |= zip(keys, self._decode(ids), strict=True)
+                    for index, _ in keys:
+                        left[index] -= 1
+                        if not left[index]:
+                            yield (
+                                index,
+                                " ".join(translated.pop((index, place)) for place in range(len(sources[index]))),
+                            )
+        if cut:
+            logger.warning("%d of %d translations were cut: they reached the limit of max_new_tokens.", cut, total)
+
+    def _in_order(self, finished: Iterable[tuple[int, str]]) -> Iterator[str]:
+        waiting: dict[int, str] = {}
+        following = 0
+        for index, translation in finished:
+            waiting[index] = translation
+            while following in waiting:
+                yield waiting.pop(following)
+                following += 1
+
+    def _batches(self, encoded: dict[_Key, list[int]]) -> Iterator[list[_Key]]:
+        """Keys of one batch after the other, the longest sources first: if memory runs out, then at once."""
+        batch: list[_Key] = []
         longest = 0
         for index in sorted(encoded, key=lambda index: len(encoded[index]), reverse=True):
             length = len(encoded[index])

@@ -122,7 +122,7 @@ translate --model model --input a_folder
 
 a line with more tokens than the model has positions
 translate --model model --input long_line.txt
-text 0 (counted from 0) has … tokens, the model has 64 positions: split the text into sentences
+1 of 1 sources have more tokens than the 64 positions of the model: number 1 (… tokens), counted from 1; shorten them, or choose
 
 texts and a file at once
 translate --model model --input good.de eins

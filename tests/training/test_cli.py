@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 
+import datasets
 import pytest
 
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training import cli
+from reluformer.training.corpora import CorpusReport
 from reluformer.training.training import train
 from reluformer.training.translation import Translator
 
@@ -108,6 +110,19 @@ def test_train_evaluate_and_translate(capsys, recipe_file, tmp_path, monkeypatch
     assert evaluation["decoding"]["num_beams"] == 1
     assert evaluation["sentences"] == 6
     assert "validation" in (folder / "README.md").read_text(encoding="utf-8")
+
+    long = "eins " * 200
+    pairs = datasets.Dataset.from_dict({"source": ["zwölf", long], "target": ["twelve", "one"]})
+    with monkeypatch.context() as patch:
+        report = CorpusReport("long test", read=2, kept=2)
+        patch.setattr("reluformer.training.training.load_split", lambda *_: (pairs, report))
+        evaluate = ["evaluate", "--run", folder, "--num_beams", "1", "--samples", "0"]
+        status, _, error = run(capsys, *evaluate)
+        assert status == 2 and "1 of 2 sources have more tokens than" in error
+        assert run(capsys, *evaluate, "--long_sources", "split")[0] == 0
+    evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
+    assert evaluation["shortened_sources"] == [2] and evaluation["decoding"]["long_sources"] == "split"
+    assert "long_sources split" in (folder / "README.md").read_text(encoding="utf-8")
 
     source = tmp_path / "source.txt"
     source.write_bytes("zwölf\n\nelf\rzehn\r\n".encode())

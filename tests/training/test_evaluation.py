@@ -37,9 +37,10 @@ class FixedTranslator(Translator):
             None,
             9,
         )
+        self.long_sources, self.shortened = "error", []
 
-    def __call__(self, texts, progress=False):
-        return [HYPOTHESES[list(PAIRS["source"]).index(text)] for text in texts]
+    def finished(self, texts, progress=False):
+        return enumerate(HYPOTHESES[list(PAIRS["source"]).index(text)] for text in texts)
 
 
 def test_files_and_result_agree(tmp_path):
@@ -66,6 +67,22 @@ def test_files_and_result_agree(tmp_path):
     rows = read_translations(tmp_path / "translations.validation.tsv")
     assert rows == list(zip(PAIRS["source"], HYPOTHESES, PAIRS["target"], strict=True))
     assert result["bleu"] == score_translations([row[1] for row in rows], [row[2] for row in rows])["bleu"]
+
+
+def test_a_failure_leaves_the_translations_that_were_done(tmp_path, caplog):
+    class FailingTranslator(FixedTranslator):
+        def finished(self, texts, progress=False):
+            yield 2, HYPOTHESES[2]
+            yield 1, HYPOTHESES[1]
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        evaluate_run(FailingTranslator(), PAIRS, folder=tmp_path)
+    partial = tmp_path / "translations.test.tsv.partial"
+    assert [row[1] for row in read_translations(partial)] == [HYPOTHESES[2], HYPOTHESES[1]]
+    assert f"{partial} holds the translations that were done" in caplog.text
+    evaluate_run(FixedTranslator(), PAIRS, folder=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"evaluation.test.json", "translations.test.tsv"}
 
 
 def test_a_row_of_the_table_is_one_line(tmp_path):

@@ -168,19 +168,71 @@ def test_a_model_that_has_translated_can_go_on_training(model, tokenizer):
     model.zero_grad()
 
 
-def test_a_source_that_is_too_long_is_refused_by_name(model, tokenizer):
+def test_sources_that_are_too_long_are_refused_by_name_before_any_is_translated(model, tokenizer, calls):
     long = "hund " * POSITIONS
-    with pytest.raises(UserError, match=rf"text 2 .* has \d+ tokens, the model has {POSITIONS} positions"):
-        Translator(model, tokenizer)(["", TEXTS[0], long])
+    found = rf"7 of 9 sources have more tokens than the {POSITIONS} positions of the model: number 3 \(\d+ tokens\), 4 "
+    for call in (Translator.__call__, Translator.finished, Translator.stream):
+        with pytest.raises(
+            UserError, match=rf"{found}.*, 7 \(\d+ tokens\) and 2 more, counted from 1; .*truncate or split"
+        ):
+            call(Translator(model, tokenizer), ["", TEXTS[0], *[long] * 7])
+    assert calls == []
 
 
 def test_a_source_that_is_too_long_can_be_truncated_with_a_warning(model, tokenizer, caplog, calls):
     translator = Translator(model, tokenizer, num_beams=1, long_sources="truncate")
     with caplog.at_level(logging.WARNING):
         translations = translator([TEXTS[0], "hund " * POSITIONS])
-    assert "1 texts were truncated" in caplog.text
+    assert "1 of 2 sources have more" in caplog.text and "are truncated: number 2 (" in caplog.text
+    assert translator.shortened == [2] and translator.decoding["long_sources"] == "truncate"
     assert translations[0] == translator(TEXTS[0]) and translations[1]
     assert calls[0] == (1, POSITIONS)
+
+
+def test_a_source_that_is_too_long_is_split_at_the_ends_of_sentences(model, tokenizer, caplog, calls):
+    translator = Translator(model, tokenizer, num_beams=1, long_sources="split")
+    sentences = ["ein hund. ", 'die kinder lachen!" ', f"{'schnee ' * POSITIONS}. ", "zwei hunde"]
+    with caplog.at_level(logging.WARNING):
+        translations = translator([TEXTS[0], "".join(sentences), TEXTS[1]])
+    assert "1 of 3 sources have more" in caplog.text and "are split: number 2 (" in caplog.text
+    assert translator.shortened == [2]
+    whole = tokenizer(sentences[2])["input_ids"]
+    windows = [[*whole[:-1][start : start + POSITIONS - 1], 2] for start in range(0, len(whole) - 1, POSITIONS - 1)]
+    assert len(windows) > 1 and max(width for _, width in calls) == POSITIONS
+    ids = [tokenizer("".join(sentences[:2]))["input_ids"], *windows, tokenizer(sentences[3])["input_ids"]]
+    model.eval()
+    parts = [tokenizer.decode(translator._generate([piece])[0][0], skip_special_tokens=True) for piece in ids]
+    assert translations == [translator(TEXTS[0]), " ".join(parts), translator(TEXTS[1])]
+    joined = tokenizer.decode(translator.target_ids("".join(sentences)), skip_special_tokens=True)
+    assert joined.replace(" ", "") == "".join(parts).replace(" ", "")
+
+
+def test_translations_come_in_order_as_soon_as_they_are_done(model, tokenizer, calls, monkeypatch):
+    monkeypatch.setattr("reluformer.training.translation._BATCHES_AT_ONCE", 1)
+    texts = ["hund", "", *TEXTS, *TEXTS[::-1]]  # the shortest first, which sorted by length comes last
+    expected = Translator(model, tokenizer, num_beams=1)(texts)
+    translator = Translator(model, tokenizer, num_beams=1, batch_tokens=8)
+    assert list(translator.stream(texts)) == expected
+    assert sorted(translator.finished(texts)) == list(enumerate(expected))
+    assert list(translator.stream([])) == []
+    calls.clear()
+    stream, generate = translator.stream(texts), model.generate
+    done = [next(stream)]
+    assert len(calls) == 1
+    assert not torch.is_inference_mode_enabled()
+    left = 1
+
+    def failing(*args, **kwargs):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise MemoryError
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(model, "generate", failing)
+    with pytest.raises(MemoryError):
+        done += stream
+    assert 1 < len(done) < len(texts) and done == expected[: len(done)]
 
 
 def test_translations_cut_at_the_limit_are_reported(model, tokenizer, caplog):
@@ -219,7 +271,7 @@ def test_the_moses_step_is_applied_and_undone(tmp_path):
         ({"num_beams": 0}, "num_beams: 0"),
         ({"batch_tokens": 0}, "batch_tokens: 0"),
         ({"max_new_tokens": POSITIONS + 1}, f"more than the {POSITIONS} positions"),
-        ({"long_sources": "drop"}, "'error' or 'truncate'"),
+        ({"long_sources": "drop"}, "choose one of error, truncate, split"),
     ],
 )
 def test_bad_options_are_refused(model, tokenizer, options, message):
