@@ -112,18 +112,12 @@ class _Encoder:
     first_row: int  # of those that are given, among all
 
     def __call__(self, batch: dict[str, list[str]], rows: list[int], rank: int | None) -> dict[str, list[list[int]]]:
-        sources, targets = batch["source"], batch["target"]
-        if self._moses is not None:
-            sources, targets = self._moses.apply(sources, side="source"), self._moses.apply(targets, side="target")
-        # Too long is counted below, so the tokenizer's own warning about it would only be noise.
-        inputs = self.tokenizer(sources, verbose=False)["input_ids"]
-        labels = self.tokenizer(text_target=targets, verbose=False)["input_ids"]
+        inputs, labels = _token_ids(self.tokenizer, self._moses, batch)
         report = CorpusReport("")
         encoded = {"input_ids": [], "attention_mask": [], "labels": []}
         for row, source_ids, target_ids in zip(rows, inputs, labels, strict=True):
-            longest, shortest = max(len(source_ids), len(target_ids)), min(len(source_ids), len(target_ids))
-            if longest > self.max_length or shortest < 2:
-                reason = f"longer than {self.max_length} tokens" if longest > self.max_length else "without any token"
+            reason = _reason_to_skip(source_ids, target_ids, self.max_length)
+            if reason is not None:
                 report.skip(
                     reason,
                     f"pair {self.first_row + row} with {len(source_ids)} source and {len(target_ids)} target tokens",
@@ -140,6 +134,39 @@ class _Encoder:
     @cached_property
     def _moses(self) -> MosesStep | None:
         return MosesStep.from_tokenizer(self.tokenizer)
+
+
+def _token_ids(
+    tokenizer: PreTrainedTokenizerBase, moses: MosesStep | None, batch: dict[str, list[str]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    sources, targets = batch["source"], batch["target"]
+    if moses is not None:
+        sources, targets = moses.apply(sources, side="source"), moses.apply(targets, side="target")
+    # Too long is counted by the caller, so the tokenizer's own warning about it would only be noise.
+    inputs = tokenizer(sources, verbose=False)["input_ids"]
+    return inputs, tokenizer(text_target=targets, verbose=False)["input_ids"]
+
+
+def _reason_to_skip(source_ids: list[int], target_ids: list[int], max_length: int) -> str | None:
+    if max(len(source_ids), len(target_ids)) > max_length:
+        return f"longer than {max_length} tokens"
+    return "without any token" if min(len(source_ids), len(target_ids)) < 2 else None
+
+
+def first_encoded_pairs(
+    pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, *, max_length: int, at_most: int
+) -> datasets.Dataset:
+    """The first pairs, as text, of those that `encode_pairs` does not skip; its arguments, and how many pairs at most."""
+    moses = MosesStep.from_tokenizer(tokenizer)
+    kept: list[int] = []
+    for start in range(0, len(pairs), ROWS_PER_RECORD_BATCH):
+        batch = pairs[start : start + ROWS_PER_RECORD_BATCH]
+        for row, ids in enumerate(zip(*_token_ids(tokenizer, moses, batch), strict=True), start):
+            if _reason_to_skip(*ids, max_length) is None:
+                kept.append(row)
+        if len(kept) >= at_most:
+            break
+    return pairs.select(kept[:at_most])
 
 
 def _write(

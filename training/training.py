@@ -22,19 +22,20 @@ from reluformer.training.corpora import CorpusReport
 from reluformer.training.data import has_split, load_split, pack_split
 from reluformer.training.divergence import DivergenceWatch
 from reluformer.training.documents import PackingReport
-from reluformer.training.encoding import encode_pairs
+from reluformer.training.encoding import encode_pairs, first_encoded_pairs
 from reluformer.training.errors import TrainingStopped, UserError, one_line
 from reluformer.training.evaluation import evaluate_run, print_samples, read_translations
 from reluformer.training.global_batch import change_of_processes
 from reluformer.training.interruptions import told_in_one_line, where_it_goes_on
 from reluformer.training.launch import check_launch, is_sharded
 from reluformer.training.loading import load_model_and_tokenizer
+from reluformer.training.long_sources import SourceEncoder
 from reluformer.training.metrics import describe_scores
 from reluformer.training.model_building import build_config, build_model
 from reluformer.training.push import wanted_push
 from reluformer.training.records import run_record, write_json
 from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE, checkpoint_to_resume
-from reluformer.training.tokenization import train_tokenizer
+from reluformer.training.tokenization import MosesStep, train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.translation import Translator
 from reluformer.training.validation import ValidationTranslation
@@ -124,8 +125,8 @@ def _tell_scores(recipe: Recipe, scores: dict[str, dict[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """`encoded` (token ids) by split, and `pairs` (plain text) of all but the training split: sentences, or packed documents
-    where the recipe packs."""
+    """`encoded` (token ids) of the training and validation splits, with packing of the evaluated ones too, and `pairs` (plain
+    text) of all but the training split: sentences, or packed documents where the recipe packs."""
 
     tokenizer: PreTrainedTokenizerBase
     pairs: dict[str, datasets.Dataset]
@@ -140,7 +141,7 @@ def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
         resuming: take the tokenizer that the run has trained already.
 
     Raises:
-        UserError: files that cannot be used, or a split with no pair left.
+        UserError: files that cannot be used, a split with no pair left, or sources of an evaluated split that are too long.
     """
     folder, data = recipe.run_folder, recipe.data
     reports: list[CorpusReport] = []
@@ -151,7 +152,9 @@ def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
         raise UserError(
             "training.eval_strategy: the recipe's data has no validation split; set it to no, or give files"
         )
-    for split in splits:
+    # What is evaluated when training is over is read now: its faults are found before the first update.
+    evaluated = [split for split in recipe.evaluation.splits if split not in splits]
+    for split in (*splits, *evaluated):
         pairs[split], report = load_split(data, split)
         reports.append(report)
         _say(recipe, _told(report))
@@ -159,7 +162,7 @@ def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
         # Processes that wait for the first one find its tokenizer.
         tokenizer = _tokenizer(recipe, pairs["train"], from_run_folder=resuming or not recipe.training.should_save)
     if data.packing is not None:
-        splits += [split for split in recipe.evaluation.splits if split not in splits]
+        splits += evaluated
     for split in splits:
         if data.packing is None:
             name = f"{split} tokens"
@@ -169,10 +172,11 @@ def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
             reports.append(report)
             _say(recipe, _told(report))
         else:
-            # A test split that the model has no positions for is found now, not when training is over.
-            pairs[split], encoded[split], report = _packed(recipe, split, pairs.get(split), tokenizer)
+            pairs[split], encoded[split], report = _packed(recipe, split, pairs[split], tokenizer)
             packings.append(report)
             _say(recipe, report.summary())
+    for split in recipe.evaluation.splits:
+        _check_sources(recipe, split, pairs[split], tokenizer)
     del pairs["train"]  # what is read of a mapped file stays resident as long as it is mapped
     if recipe.training.should_save:
         write_json(folder / "corpus_report.json", [dataclasses.asdict(report) for report in reports])
@@ -186,12 +190,20 @@ def _told(report: CorpusReport) -> str:
 
 
 def _packed(
-    recipe: Recipe, split: str, sentences: datasets.Dataset | None, tokenizer: PreTrainedTokenizerBase
+    recipe: Recipe, split: str, sentences: datasets.Dataset, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[datasets.Dataset, datasets.Dataset, PackingReport]:
-    sentences = load_split(recipe.data, split)[0] if sentences is None else sentences
     positions = build_config(recipe, tokenizer).max_position_embeddings
     packed = pack_split(recipe.data, split, sentences, tokenizer, positions=positions)
     return packed.pairs, packed.encoded, packed.report
+
+
+def _check_sources(recipe: Recipe, split: str, pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses now what translating the split would refuse when training is over."""
+    if recipe.evaluation.long_sources != "error":
+        return  # told when it is done
+    positions = build_config(recipe, tokenizer).max_position_embeddings
+    encoder = SourceEncoder(tokenizer, positions, "error", MosesStep.from_tokenizer(tokenizer))
+    encoder.encode(list(pairs["source"]), f"{split} split")
 
 
 def _tokenizer(recipe: Recipe, pairs: datasets.Dataset, *, from_run_folder: bool) -> PreTrainedTokenizerBase:
@@ -228,8 +240,7 @@ def _tokenizer(recipe: Recipe, pairs: datasets.Dataset, *, from_run_folder: bool
 def _trainer(recipe: Recipe, corpus: PreparedCorpus, model: Any) -> ReLUFormerTrainer:
     scorer, at_most = None, recipe.evaluation.at_most
     if at_most and recipe.training.eval_strategy != "no":
-        validation = corpus.pairs["validation"]
-        chosen = validation.select(range(min(at_most, len(validation))))
+        chosen = _scored_pairs(recipe, corpus, at_most)
         scorer = ValidationTranslation(
             corpus.tokenizer,
             list(chosen["source"]),
@@ -248,6 +259,14 @@ def _trainer(recipe: Recipe, corpus: PreparedCorpus, model: Any) -> ReLUFormerTr
         tokens_per_batch=recipe.batching.tokens_per_batch,
         translation_scorer=scorer,
     )
+
+
+def _scored_pairs(recipe: Recipe, corpus: PreparedCorpus, at_most: int) -> datasets.Dataset:
+    """The first validation pairs of those whose loss is computed: what encoding has skipped is not translated either."""
+    pairs = corpus.pairs["validation"]
+    if recipe.data.packing is not None:  # encoded as they are
+        return pairs.select(range(min(at_most, len(pairs))))
+    return first_encoded_pairs(pairs, corpus.tokenizer, max_length=recipe.data.max_length, at_most=at_most)
 
 
 def _average(recipe: Recipe, trainer: ReLUFormerTrainer) -> list[str]:
@@ -324,8 +343,12 @@ def _evaluate_and_document(
         long_sources=evaluation.long_sources,
     )
     plot_training_curve(trainer.state.log_history, folder / "training_curve.png")
-    example = load_split(recipe.data, evaluation.splits[0] if evaluation.splits else "train")[0][0]
-    plot_attention_map(model, tokenizer, example["source"], folder / "attention_map.png", target=example["target"])
+    shown = load_split(recipe.data, evaluation.splits[0] if evaluation.splits else "train")[0]
+    positions = model.config.max_position_embeddings
+    for example in first_encoded_pairs(
+        shown, tokenizer, max_length=positions, at_most=1
+    ):  # none where all are too long
+        plot_attention_map(model, tokenizer, example["source"], folder / "attention_map.png", target=example["target"])
     scores = {split: evaluate_split(recipe, split, translator, command=command) for split in evaluation.splits}
     write_card(folder)
     return scores

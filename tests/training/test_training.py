@@ -87,7 +87,7 @@ def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
     assert {"eval_bleu", "eval_exact_match"} <= next(entry for entry in logs if "eval_loss" in entry).keys()
     reports = json.loads((folder / "corpus_report.json").read_text(encoding="utf-8"))
     assert [report["name"] for report in reports] == [
-        "demo train", "demo validation", "train tokens", "validation tokens",
+        "demo train", "demo validation", "demo test", "train tokens", "validation tokens",
     ]  # fmt: skip
     assert load_recipe(folder / RECIPE_FILE).training.max_steps == 6
 

@@ -218,7 +218,7 @@ def test_translations_come_in_order_as_soon_as_they_are_done(model, tokenizer, c
     calls.clear()
     stream, generate = translator.stream(texts), model.generate
     done = [next(stream)]
-    assert len(calls) == 1
+    assert len(calls) <= 2
     assert not torch.is_inference_mode_enabled()
     left = 1
 
