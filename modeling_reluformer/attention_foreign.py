@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import is_torchdynamo_compiling, logging
 
+from .attention_blockwise import wide
 from .attention_fused import relu_attention
 from .attention_reference import reference_attention
 from .masks_foreign import VisibilityMask, relu_attention_mask
@@ -151,6 +152,7 @@ def _row_scale(settings: ForeignSettings, visible_keys: Tensor, query: Tensor) -
     """r_i, (batch, 1 or heads, queries)."""
     if settings.scaling == "none":
         return None
+    visible_keys = visible_keys.to(wide(query.dtype))
     if settings.scaling == "variance":
         scale = torch.rsqrt(visible_keys / 2) / settings.gamma
     else:

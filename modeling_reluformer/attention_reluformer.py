@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.utils import is_torchdynamo_compiling
 
+from .attention_blockwise import wide
 from .attention_fused import relu_attention
 from .attention_packed import packed_attention
 from .attention_reference import AttentionResult, reference_attention
@@ -282,7 +283,7 @@ def attention_context(
         encoder_hidden_states=encoder_hidden_states,
         past_key_values=past_key_values,
     )
-    visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device)
+    visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
     length_scale = None
     if config.attention_scaling == "variance":
         length_scale = torch.rsqrt(visible_keys / 2).unsqueeze(1)

@@ -133,13 +133,13 @@ class ReLUFormerAttention(nn.Module):
         return self.out_proj(output), weights, self._figures(context, *statistics)
 
     def row_scale(self, context: AttentionContext) -> Tensor | None:
-        """r_i of Eq. 6 (or of the length scaling), (batch, 1 or heads, queries), float32; None for 1."""
+        """r_i of Eq. 6 (or of the length scaling), (batch, 1 or heads, queries), float32 or float64; None for 1."""
         if context.length_scale is None:
             return None
         if self.length_scaled:
             return context.length_scale
         if self.log_gamma is not None:
-            return context.length_scale * torch.exp(-self.log_gamma.float()).view(1, -1, 1)
+            return context.length_scale * torch.exp(-self.log_gamma.to(context.length_scale.dtype)).view(1, -1, 1)
         return context.length_scale / self.gamma
 
     def _keys_and_values(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import is_torchdynamo_compiling
 
+from .attention_blockwise import wide
 from .regularization_reluformer import row_weights
 
 IGNORED_LABEL = -100
@@ -72,6 +73,7 @@ def sentence_rows(
     source_length: int,
     source_segments: Tensor | None = None,
     target_segments: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> SentenceRows:
     """Which query rows are real and how much each counts.
 
@@ -80,6 +82,7 @@ def sentence_rows(
         source_mask: (batch, source), 1 for real tokens; None: all are.
         source_length: number of source tokens.
         source_segments, target_segments: sequence numbers from 1 where several are packed into one row.
+        dtype: of the weights.
     """
     target_sentence = (labels != IGNORED_LABEL).long()
     # A mask of another shape is the encoder's to refuse.
@@ -92,8 +95,8 @@ def sentence_rows(
         source_sentence, target_sentence = source_sentence * source_segments, target_sentence * target_segments
         sentences = int(torch.maximum(source_segments.max(), target_segments.max()))
     return SentenceRows(
-        row_weights(source_sentence, target_sentence, sentences),
-        row_weights(target_sentence, target_sentence, sentences),
+        row_weights(source_sentence, target_sentence, sentences, dtype),
+        row_weights(target_sentence, target_sentence, sentences, dtype),
     )
 
 
@@ -116,7 +119,7 @@ def translation_loss(
         num_items_in_batch: N; None: the number of targets here.
     """
     cross_entropy_sum = nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(),
+        logits.flatten(0, 1).to(wide(logits.dtype)),
         labels.flatten(),
         ignore_index=IGNORED_LABEL,
         label_smoothing=label_smoothing,

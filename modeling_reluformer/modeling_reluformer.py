@@ -9,6 +9,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple, is_torchdynamo_compiling, logging
 
+from .attention_blockwise import wide
 from .configuration_reluformer import NON_NEGATIVE_ACTIVATIONS, NORMALIZED_ACTIVATIONS, ReLUFormerConfig
 from .loss_reluformer import IGNORED_LABEL, SentenceRows, check_labels, sentence_rows, translation_loss
 from .outputs_reluformer import ReLUFormerEncoderOutput, ReLUFormerModelOutput, ReLUFormerSeq2SeqLMOutput, join_figures
@@ -214,7 +215,8 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
                 source = encoder_outputs[0]
             require_same_batch(source, labels)
             self._warn_about_missing_figures(encoder_outputs)
-            rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids)
+            dtype = wide(self.lm_head.weight.dtype)
+            rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
         elif self.training and past_key_values is None:
             self._warn_about_missing_labels()
         statistics = "none" if labels is None else self._statistics()

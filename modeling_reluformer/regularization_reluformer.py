@@ -62,7 +62,7 @@ def module_figures(
     return torch.stack([penalty, over_real_rows(row_sum), entropy_sum, over_real_rows(dead), real.sum()])
 
 
-def row_weights(row_sentence: Tensor, label_sentence: Tensor, sentences: int) -> Tensor:
+def row_weights(row_sentence: Tensor, label_sentence: Tensor, sentences: int, dtype: torch.dtype) -> Tensor:
     """Weight of every query row in sum_b L_reg(b) · targets_b: targets_b / rows_b for a row of sentence b, 0 for padding.
 
     Args:
@@ -72,12 +72,12 @@ def row_weights(row_sentence: Tensor, label_sentence: Tensor, sentences: int) ->
         sentences: the highest number.
 
     Returns:
-        (batch, queries), float32.
+        (batch, queries), of the `dtype`.
     """
     batch = row_sentence.shape[0]
 
     def count(sentence: Tensor) -> Tensor:
-        counts = torch.zeros(batch, sentences + 1, device=sentence.device)
+        counts = torch.zeros(batch, sentences + 1, device=sentence.device, dtype=dtype)
         return counts.scatter_add_(1, sentence.long(), torch.ones_like(sentence, dtype=counts.dtype))
 
     weight = count(label_sentence) / count(row_sentence).clamp_min(1)
