@@ -81,6 +81,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
                 segment_ids=segment_ids,
                 row_weight=encoder_weight,
                 statistics=statistics,
+                return_dict=True,
                 **kwargs,
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
@@ -97,6 +98,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
             encoder_segment_ids=segment_ids,
             row_weight=decoder_weight,
             statistics=statistics,
+            return_dict=True,
             **kwargs,
         )
         return ReLUFormerModelOutput(
@@ -234,6 +236,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
             decoder_segment_ids=decoder_segment_ids,
             sentence_rows=rows,
             statistics=statistics,
+            return_dict=True,
             **kwargs,
         )
         logits = self.lm_head(outputs.last_hidden_state)

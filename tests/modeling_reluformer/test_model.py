@@ -374,3 +374,14 @@ def test_every_non_negative_activation_reports_its_figures():
         if config.attention_activation in NON_NEGATIVE_ACTIVATIONS:
             output = tiny_model(**fields)(input_ids=random_tokens(2, 7), labels=random_tokens(2, 5))
             assert 0 <= output.dead_row_fraction < 1 and output.attention_entropy > 0 and output.attention_sum > 0
+
+
+def test_form_of_the_outputs():
+    """By the configuration: the same numbers as a tuple, or with hidden states beside them."""
+    batch = {"input_ids": random_tokens(2, 7), "labels": random_tokens(2, 5)}
+    expected = tiny_model()(**batch)
+    as_tuple = tiny_model(return_dict=False)(**batch)
+    assert isinstance(as_tuple, tuple)
+    assert all(torch.equal(one, two) for one, two in zip(as_tuple, expected.to_tuple(), strict=True))
+    assert expected.encoder_hidden_states is None
+    assert len(tiny_model(output_hidden_states=True)(**batch).encoder_hidden_states) == 3
