@@ -206,6 +206,8 @@ class ReLUFormerConfig(PreTrainedConfig):
         return cls(**{**PRESETS[preset], **config_fields})
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if not self.is_encoder_decoder:
+            raise ValueError("is_encoder_decoder=False is not supported: ReLUFormer always has both. Leave it at True.")
         self.decoder_vocab_size = self.decoder_vocab_size or self.vocab_size
         _require_choice(self, "attention_activation", POINTWISE_ACTIVATIONS + NORMALIZED_ACTIVATIONS)
         pointwise = self.attention_activation in POINTWISE_ACTIVATIONS

@@ -40,6 +40,7 @@ BAD_FIELDS = [
     ({"encoder_layers": 0}, ["encoder_layers", "0"]),
     ({"d_model": "wide"}, ["d_model"]),
     ({"attention_gate": "yes"}, ["attention_gate"]),
+    ({"is_encoder_decoder": False}, ["is_encoder_decoder", "False", "True"]),
 ]
 
 
