@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from torch._dynamo.backends.registry import lookup_backend
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -172,15 +173,41 @@ def test_double_backward_of_the_loss(preset):
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 
+# Longer than what runs as plain products (`_is_small`): a whole pass over such a sequence takes the operator.
+LONG = 520
+OPERATOR = "reluformer.pointwise_attention"
+
+
+def long_model(preset: str) -> ReLUFormerForConditionalGeneration:
+    rates = {"dropout": 0.0, "attention_dropout": 0.0}
+    return tiny_model(preset=preset, encoder_layers=1, decoder_layers=1, max_position_embeddings=LONG, **rates)
+
+
+def operators(graph: torch.fx.GraphModule) -> int:
+    return sum(str(node.target).startswith(OPERATOR) for node in graph.graph.nodes)
+
+
 @needs_compiler
-@pytest.mark.parametrize("preset", ["reluformer", "vanilla"])
-def test_compiled_training_step_is_one_graph_and_equal(preset):
-    model = tiny_model(preset=preset, dropout=0.0, attention_dropout=0.0).train()
+@pytest.mark.parametrize(
+    ("preset", "length", "backend"),
+    [("reluformer", 7, "aot_eager"), ("reluformer", LONG, "inductor"), ("vanilla", 7, "inductor")],
+)
+def test_compiled_training_step_is_one_graph_and_equal(preset, length, backend):
+    model = long_model(preset).train()
     twin = copy.deepcopy(model)
-    compiled = torch.compile(twin, fullgraph=True)
-    batch = {"input_ids": random_tokens(2, 7), "attention_mask": torch.ones(2, 7), "labels": random_tokens(2, 5)}
-    batch["attention_mask"][1, 4:] = 0
+    counts = []
+
+    def counting(graph, inputs):
+        counts.append(operators(graph))
+        return lookup_backend(backend)(graph, inputs)
+
+    compiled = torch.compile(twin, fullgraph=True, backend=counting)
+    batch = {"input_ids": random_tokens(2, length), "labels": random_tokens(2, length - 2)}
+    batch["attention_mask"] = torch.ones(2, length)
+    batch["attention_mask"][1, length // 2 :] = 0
     expected, found = model(**batch), compiled(**batch)
+    # of the encoder's layer, and two of the decoder's
+    assert counts == [3 if length == LONG else 0]
     torch.testing.assert_close(found.loss, expected.loss)
     expected.loss.backward()
     found.loss.backward()
@@ -189,14 +216,22 @@ def test_compiled_training_step_is_one_graph_and_equal(preset):
 
 
 @pytest.mark.parametrize("preset", ["reluformer", "vanilla"])
-def test_export_of_encoder_and_decoder_step(preset):
-    model = tiny_model(preset=preset)
-    source = random_tokens(2, 7)
+def test_export_of_encoder_decoder_and_decoder_step(preset):
+    model = long_model(preset)
+    source = random_tokens(2, LONG)
     encoder = torch.export.export(model.get_encoder(), (source,))
     hidden_states = encoder.module()(source).last_hidden_state
     torch.testing.assert_close(hidden_states, model.get_encoder()(source).last_hidden_state)
-    arguments = {"input_ids": random_tokens(2, 1), "encoder_hidden_states": hidden_states, "use_cache": False}
-    decoder = torch.export.export(model.get_decoder(), (), arguments)
-    torch.testing.assert_close(
-        decoder.module()(**arguments).last_hidden_state, model.get_decoder()(**arguments).last_hidden_state
-    )
+    counts = [operators(encoder.graph_module)]
+    for length in (LONG, 1):
+        arguments = {
+            "input_ids": random_tokens(2, length),
+            "encoder_hidden_states": hidden_states,
+            "use_cache": False,
+        }
+        decoder = torch.export.export(model.get_decoder(), (), arguments)
+        torch.testing.assert_close(
+            decoder.module()(**arguments).last_hidden_state, model.get_decoder()(**arguments).last_hidden_state
+        )
+        counts.append(operators(decoder.graph_module))
+    assert counts == ([1, 2, 0] if preset == "reluformer" else [0, 0, 0]), "a single query runs as plain products"
