@@ -204,9 +204,24 @@ def save_recipe(recipe: Recipe, path: str | Path) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    text = yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
-    partial.write_text(text, encoding="utf-8")
+    partial.write_text(_saved_text(recipe_to_dict(recipe)), encoding="utf-8")
     os.replace(partial, path)
+
+
+def is_saved_recipe(text: str) -> bool:
+    """Whether a text is one that [`save_recipe`] writes, in this version or an earlier one: not if it has comments or another
+    layout or order, lacks a section that is always written, or lists all training arguments as `--print_config` does."""
+    plain = yaml.safe_load(text)
+    if not isinstance(plain, dict) or text != _saved_text(plain):
+        return False
+    order = [f.name for f in dataclasses.fields(Recipe) if f.name in plain]
+    always = {"name", "description", "data", "tokenizer", "model", "batching", "evaluation", "averaging", "training"}
+    only_changed = len(plain.get("training") or {}) < len(dataclasses.fields(Seq2SeqTrainingArguments)) / 2
+    return list(plain) == order and always <= plain.keys() and only_changed
+
+
+def _saved_text(plain: dict[str, Any]) -> str:
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
 
 
 # What jsonargparse says of a section that may be missing, such as `data.demo`: every type it tried, with class paths.

@@ -24,6 +24,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from reluformer.attention_triton import ACTIVATIONS, MAX_HEAD_DIM
 from reluformer.hub_cards.kernel_sources import ENTRY_FUNCTION, ENTRY_MODULE, kernel_sources
 from reluformer.training.errors import UserError
+from reluformer.training.own_files import require_own
 
 DEFAULT_REPO_ID = "your-name/relu-attention"
 # The major version, which the branch on the Hub is named after. 0 means, by the convention of `kernels`: not for production yet.
@@ -100,7 +101,7 @@ def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID, overwrit
         overwrite: replace a kernel that is in `folder` already.
 
     Raises:
-        UserError: a repo id that is none, or a folder that is in use.
+        UserError: a repo id that is none, or a folder that is in use, or holds other files than a kernel's.
     """
     folder = Path(folder)
     name = _kernel_name(repo_id)
@@ -173,6 +174,18 @@ def _check_folder(folder: Path, overwrite: bool) -> None:
         raise UserError(f"{folder}: holds files but no kernel; give another folder")
     if not overwrite:
         raise UserError(f"{folder}: holds a kernel already; give another folder, or --overwrite to replace it")
+    require_own(folder, _foreign_files(folder))
+
+
+def _foreign_files(folder: Path) -> list[str]:
+    """What no version of [`write_kernel`] has put into a folder; the metadata of each variant name its modules."""
+    own = {"build.toml", "LICENSE", "README.md", "build/CARD.md"}
+    for path in folder.glob("build/torch-*/metadata.json"):
+        modules = json.loads(path.read_text(encoding="utf-8")).get("digest", {}).get("files", {})
+        own |= {f"build/{path.parent.name}/{name}" for name in ("metadata.json", *modules)}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    names = [path.relative_to(folder).as_posix() for path in files if path.parent.name != "__pycache__"]
+    return [name for name in names if name not in own]
 
 
 def _variant(name: str, backend: str, build: str, modules: dict[str, str]) -> dict[str, str]:

@@ -134,7 +134,9 @@ def _train(arguments: list[str]) -> int:
     from reluformer.configuration.recipe_parser import build_recipe, parse_namespace, recipe_parser
 
     parser = recipe_parser("reluformer train")
-    parser.add_argument("--overwrite", action="store_true", help="delete an earlier run of this name and train anew")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="delete what an earlier run of this name wrote, and train anew"
+    )
     if not arguments:
         raise UserError("train: give a recipe with --config; see `reluformer train --help`")
     options = parse_namespace(parser, arguments)

@@ -21,6 +21,7 @@ from reluformer.configuration_reluformer import NORMALIZED_ACTIVATIONS, POINTWIS
 from reluformer.training.errors import UserError, one_line
 from reluformer.training.initialization import changed_config, load_any_config, load_weights, model_with_weights
 from reluformer.training.loading import require_safetensors
+from reluformer.training.own_files import TOKENIZER_FILES, own_files_of_model, remove_files
 
 ATTENTIONS = tuple(dict.fromkeys((*PRESETS, *POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS)))
 
@@ -51,16 +52,6 @@ _SAME_FIELDS = (
     "decoder_start_token_id",
 )
 _POSITION_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
-_TOKENIZER_FILES = (
-    "tokenizer_config.json",
-    "tokenizer.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "target_vocab.json",
-    "source.spm",
-    "target.spm",
-)
 
 
 @dataclass(frozen=True)
@@ -88,7 +79,8 @@ def convert(
         overwrite: replace a model that is in `target` already.
 
     Raises:
-        UserError: a source that is no such model, one that ReLUFormer cannot represent, or a folder that is in use.
+        UserError: a source that is no such model, one that ReLUFormer cannot represent, or a folder that is in use,
+            or holds other files than a model's.
     """
     target = Path(target)
     _check_target(source, target, overwrite)
@@ -115,7 +107,8 @@ def convert(
         notes += _copy_tokenizer(source, partial)
         model.save_pretrained(partial)
         if target.exists():
-            shutil.rmtree(target)
+            remove_files(target, own_files_of_model(target))
+            target.rmdir()
         os.replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -240,16 +233,17 @@ def _check_target(source: str | Path, target: Path, overwrite: bool) -> None:
         raise UserError(f"{target}: holds files but no model; give another folder")
     if not overwrite:
         raise UserError(f"{target}: holds a model already; give another folder, or --overwrite to replace it")
+    own_files_of_model(target)
 
 
 def _copy_tokenizer(source: str | Path, folder: Path) -> list[str]:
     """Copies the tokenizer's files as they are; none of them is opened by the library they are for."""
     if not (origin := Path(source)).is_dir():
         try:
-            origin = Path(snapshot_download(str(source), allow_patterns=list(_TOKENIZER_FILES)))
+            origin = Path(snapshot_download(str(source), allow_patterns=list(TOKENIZER_FILES)))
         except (OSError, ValueError) as error:
             raise UserError(f"{source}: its tokenizer cannot be loaded: {one_line(error)}") from error
-    found = [name for name in _TOKENIZER_FILES if (origin / name).is_file()]
+    found = [name for name in TOKENIZER_FILES if (origin / name).is_file()]
     for name in found:
         shutil.copyfile(origin / name, folder / name)
     if "source.spm" in found:

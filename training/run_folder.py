@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from reluformer.configuration.recipe import Recipe
-from reluformer.configuration.recipe_parser import recipe_to_dict
+from reluformer.configuration.recipe_parser import is_saved_recipe, recipe_to_dict, save_recipe
+from reluformer.configuration.recipe_text import read_recipe_text
 from reluformer.training.checkpoints import (
     MANIFEST_FILE,
     checkpoint_folders,
@@ -22,6 +22,7 @@ from reluformer.training.checkpoints import (
 )
 from reluformer.training.errors import UserError
 from reluformer.training.global_batch import require_same_updates
+from reluformer.training.own_files import own_files_of_run, remove_files
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +43,11 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
 
     Args:
         recipe: the run that is about to begin.
-        overwrite: delete what an earlier run of this name has left.
+        overwrite: delete what an earlier run of this name has left, but for its recipe, which [`write_recipe`] replaces.
 
     Raises:
-        UserError: a finished run, a folder that is not a run's, an explicit checkpoint that does not exist or is
+        UserError: a finished run, a folder that is not a run's or, with `overwrite`, holds other files too, a recipe in it that
+            somebody has written and that would be replaced, an explicit checkpoint that does not exist or is
             damaged, or a recipe that differs from the one the checkpoints were trained with, in the batches of an update
             too: processes × accumulation steps.
     """
@@ -69,8 +71,10 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
         raise UserError(
             f"{folder}: holds files but no {RECIPE_FILE}, so it is not a run's; give another training.output_dir"
         )
+    _require_replaceable(recipe, folder / RECIPE_FILE)
     if overwrite:
-        shutil.rmtree(folder)
+        files = own_files_of_run(folder)
+        remove_files(folder, [path for path in files if path != folder / RECIPE_FILE])
         return None
     if is_finished(folder):
         raise UserError(
@@ -91,6 +95,26 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
     if recipe.training.should_save:
         remove_off_schedule(folder, last)
     return last
+
+
+def write_recipe(recipe: Recipe) -> None:
+    """Writes the resolved recipe into the run folder, unless the file there says the same already, with comments perhaps."""
+    path = recipe.run_folder / RECIPE_FILE
+    if not path.is_file() or not _says_the_same(recipe, read_recipe_text(path)):
+        save_recipe(recipe, path)
+
+
+def _says_the_same(recipe: Recipe, text: str) -> bool:
+    return yaml.safe_load(text) == recipe_to_dict(recipe)
+
+
+def _require_replaceable(recipe: Recipe, path: Path) -> None:
+    text = read_recipe_text(path)
+    if not _says_the_same(recipe, text) and not is_saved_recipe(text):
+        raise UserError(
+            f"{path}: was not written by a run, which would put its resolved recipe in its place; give another "
+            "training.output_dir, so that yours stays as it is"
+        )
 
 
 def is_finished(folder: Path) -> bool:

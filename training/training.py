@@ -16,7 +16,6 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedToke
 from transformers.trainer_utils import TrainOutput
 
 from reluformer.configuration.recipe import Recipe
-from reluformer.configuration.recipe_parser import save_recipe
 from reluformer.training.averaging import average_checkpoints
 from reluformer.training.corpora import CorpusReport
 from reluformer.training.data import has_split, load_split, pack_split
@@ -34,7 +33,7 @@ from reluformer.training.metrics import describe_scores
 from reluformer.training.model_building import build_config, build_model
 from reluformer.training.push import wanted_push
 from reluformer.training.records import run_record, write_json
-from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE, checkpoint_to_resume
+from reluformer.training.run_folder import RECORD_FILE, checkpoint_to_resume, write_recipe
 from reluformer.training.tokenization import MosesStep, train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.translation import Translator
@@ -74,7 +73,7 @@ def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
     with arguments.main_process_first(local=False, desc="run folder"):
         resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and arguments.should_save)
     if arguments.should_save:
-        save_recipe(recipe, folder / RECIPE_FILE)
+        write_recipe(recipe)
     push = wanted_push(arguments)
     corpus = prepare_corpus(recipe, resuming=resume_from is not None)
     model = build_model(recipe, corpus.tokenizer)

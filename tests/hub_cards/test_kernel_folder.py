@@ -257,9 +257,18 @@ def test_the_command_writes_it_once_and_replaces_it_when_told(tmp_path, capsys):
     assert (tmp_path / "kernel/build/torch-cuda/pointwise/__init__.py").is_file()
     with pytest.raises(UserError, match="holds a kernel already; give another folder, or --overwrite"):
         kernel_command(ArgumentParser, output)
-    (tmp_path / "kernel/build/stale").write_text("")
+    variant = tmp_path / "kernel/build/torch-cpu"
+    metadata = json.loads((variant / "metadata.json").read_text())
+    metadata["digest"]["files"]["stale.py"] = ""  # a module of an earlier version
+    (variant / "metadata.json").write_text(json.dumps(metadata))
+    (variant / "stale.py").write_text("")
+    (tmp_path / "kernel/build/notes.txt").write_text("years of work")
+    with pytest.raises(UserError, match=r"holds build/notes\.txt, which the program has not written"):
+        kernel_command(ArgumentParser, [*output, "--overwrite"])
+    assert (variant / "stale.py").exists()
+    (tmp_path / "kernel/build/notes.txt").unlink()
     assert kernel_command(ArgumentParser, [*output, "--overwrite"]) == 0
-    assert not (tmp_path / "kernel/build/stale").exists()
+    assert not (variant / "stale.py").exists()
     assert os.listdir(tmp_path) == ["kernel"]
 
 

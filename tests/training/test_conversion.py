@@ -240,6 +240,19 @@ def test_a_folder_is_replaced_only_when_asked(tmp_path):
     assert (tmp_path / "papers" / "thesis.tex").is_file()
 
 
+@pytest.mark.parametrize("other", ["notes.txt", "checkpoint-10/model.safetensors", "utils.py", "recipe.yaml"])
+def test_files_beside_a_model_are_never_removed(tmp_path, other):
+    save_marian(tmp_path / "marian")
+    target = convert(tmp_path / "marian", tmp_path / "target").folder
+    (target / other).parent.mkdir(exist_ok=True)
+    (target / other).write_text("years of work", encoding="utf-8")
+    named = "checkpoint-10/" if "/" in other else other
+    with pytest.raises(UserError, match=f"holds {named}, which the program has not written"):
+        convert(tmp_path / "marian", target, attention="relu", overwrite=True)
+    assert (target / other).read_text(encoding="utf-8") == "years of work"
+    assert (target / "model.safetensors").is_file()
+
+
 def test_the_tokenizer_is_copied_without_its_library(tmp_path, monkeypatch):
     (tmp_path / "tokenizer").mkdir()
     files = {"source.spm": b"\x00spm", "target.spm": b"\x01spm", "vocab.json": b"{}", "target_vocab.json": b"{}"}

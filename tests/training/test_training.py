@@ -9,11 +9,12 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
+from reluformer.configuration.recipe_parser import load_recipe, parse_recipe, recipe_parser, save_recipe
 from reluformer.training import training as training_module
-from reluformer.training.checkpoints import seal_checkpoint
+from reluformer.training.checkpoints import MANIFEST_FILE, seal_checkpoint
 from reluformer.training.errors import UserError
-from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, checkpoint_to_resume
+from reluformer.training.own_files import own_files_of_run
+from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, checkpoint_to_resume, write_recipe
 from reluformer.training.training import headline, train
 
 ALL_FILES = {
@@ -72,6 +73,7 @@ def recipe_file(tmp_path):
 def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
     folder = train(load_recipe(recipe_file))
     assert {path.name for path in folder.iterdir()} >= ALL_FILES
+    assert set(own_files_of_run(folder)) == {path for path in folder.rglob("*") if path.is_file()}
     printed = capsys.readouterr().out
     assert "demo train: 120 of 120 pairs kept" in printed
     assert printed.strip().splitlines()[-1].endswith(" % on 5 held-out sentences (test)")
@@ -141,7 +143,7 @@ def folder_of(recipe_file):
             for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
                 (folder / f"checkpoint-{step}" / name).write_text("{}", encoding="utf-8")
             seal_checkpoint(folder / f"checkpoint-{step}", processes=1)
-        training_module.save_recipe(load_recipe(recipe_file), folder / RECIPE_FILE)
+        save_recipe(load_recipe(recipe_file), folder / RECIPE_FILE)
         if finished:
             for name in (RECORD_FILE, CARD_FILE):
                 (folder / name).write_text("{}", encoding="utf-8")
@@ -161,7 +163,67 @@ def test_a_finished_run_is_refused_and_replaced_only_on_demand(folder_of):
     with pytest.raises(UserError, match=r"finished run.*--overwrite"):
         checkpoint_to_resume(recipe)
     assert checkpoint_to_resume(recipe, overwrite=True) is None
-    assert not folder.exists()
+    assert [path.name for path in folder.iterdir()] == [RECIPE_FILE]
+
+
+@pytest.mark.parametrize(
+    "other", ["notes.txt", "data/train.de", "checkpoint-6/notes.txt", "analysis/mine.csv", "utils.py"]
+)
+def test_overwriting_removes_nothing_that_no_run_has_written(folder_of, other):
+    recipe, folder = folder_of(6, finished=True)
+    (folder / other).parent.mkdir(exist_ok=True)
+    (folder / other).write_text("years of work", encoding="utf-8")
+    before = sorted(folder.rglob("*"))
+    named = "data/" if other.startswith("data/") else other
+    with pytest.raises(UserError, match=rf"holds {named}, which the program has not written"):
+        checkpoint_to_resume(recipe, overwrite=True)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_overwriting_removes_what_interruptions_and_earlier_versions_have_left(folder_of):
+    recipe, folder = folder_of(2, 4)
+    (folder / "checkpoint-2" / MANIFEST_FILE).unlink()  # of a version that wrote none
+    (folder / "checkpoint-6").mkdir()
+    for name in (
+        ".model.partial/config.json",
+        ".removed-checkpoint-0/optimizer.pt",
+        "old_module.py",
+        "analysis/top-p.csv",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("", encoding="utf-8")
+    (folder / "config.json").write_text('{"auto_map": {"AutoConfig": "code.Config"}}', encoding="utf-8")
+    (folder / "code.py").write_text("from .old_module import Config\n", encoding="utf-8")
+    assert checkpoint_to_resume(recipe, overwrite=True) is None
+    assert [path.name for path in folder.iterdir()] == [RECIPE_FILE]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_recipe_in_its_own_output_folder_is_never_rewritten(recipe_file, tmp_path, overwrite):
+    folder = tmp_path / "exp1"
+    folder.mkdir()
+    mine = folder / RECIPE_FILE
+    printed = recipe_parser().dump(recipe_parser().parse_args(["--config", str(recipe_file)]))
+    for text in (
+        recipe_file.read_text(encoding="utf-8"),
+        f"# mine\n{recipe_file.read_text(encoding='utf-8')}",
+        printed,
+    ):
+        mine.write_text(text, encoding="utf-8")
+        with pytest.raises(
+            UserError, match=r"exp1/recipe\.yaml: was not written by a run.*another training\.output_dir"
+        ):
+            train(parse_recipe(["--config", str(mine), "--training.output_dir", str(folder)]), overwrite=overwrite)
+        assert mine.read_text(encoding="utf-8") == text
+
+
+def test_comments_in_the_recipe_of_a_run_stay_as_long_as_it_says_the_same(folder_of):
+    recipe, folder = folder_of(2)
+    commented = "# mine\n" + (folder / RECIPE_FILE).read_text(encoding="utf-8")
+    (folder / RECIPE_FILE).write_text(commented, encoding="utf-8")
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+    write_recipe(recipe)
+    assert (folder / RECIPE_FILE).read_text(encoding="utf-8") == commented
 
 
 def test_a_folder_that_is_not_a_run_is_never_touched(recipe_file, tmp_path):
