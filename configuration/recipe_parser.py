@@ -178,6 +178,11 @@ class _DefaultArguments(Seq2SeqTrainingArguments):
         self.accelerator_config.pop("use_configured_state", None)  # as the search for devices does
 
 
+def library_defaults(output_dir: str | None) -> dict[str, Any]:
+    """The training arguments as they are where nobody says anything, as plain values."""
+    return _DefaultArguments(output_dir=output_dir).to_dict()
+
+
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Plain values that [`load_recipe`] reads back.
 
@@ -190,7 +195,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
         if f.name != "training"
     }
     names = {f.name for f in dataclasses.fields(Seq2SeqTrainingArguments) if f.init}
-    defaults = _DefaultArguments(output_dir=recipe.training.output_dir).to_dict()
+    defaults = library_defaults(recipe.training.output_dir)
     training = {
         name: value
         for name, value in recipe.training.to_dict().items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -23,15 +22,15 @@ from reluformer.training.checkpoints import (
 from reluformer.training.errors import UserError
 from reluformer.training.global_batch import require_same_updates
 from reluformer.training.own_files import own_files_of_run, remove_files
+from reluformer.training.resumption import require_same_recipe, require_same_training_files
 
 logger = logging.getLogger(__name__)
 
 RECIPE_FILE = "recipe.yaml"
 RECORD_FILE = "training_record.json"
 CARD_FILE = "README.md"  # the last file of a run
-# What may differ between a run and its continuation: how long it lasts, what is reported, how it is evaluated. The
-# rest decides what is learned.
-_MAY_CHANGE = ("description", "evaluation", "averaging", "on_divergence", "expected_world_size", "training")
+_TRAIN_ANEW = "give another name, or --overwrite to train anew"
+_WITHOUT = "leave training.resume_from_checkpoint out to train anew"
 
 
 def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | None:
@@ -48,12 +47,14 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
     Raises:
         UserError: a finished run, a folder that is not a run's or, with `overwrite`, holds other files too, a recipe in it that
             somebody has written and that would be replaced, an explicit checkpoint that does not exist or is
-            damaged, or a recipe that differs from the one the checkpoints were trained with, in the batches of an update
-            too: processes × accumulation steps.
+            damaged, a recipe or training files that differ from those the checkpoints were trained with, in the batches of
+            an update too: processes × accumulation steps.
     """
     folder = recipe.run_folder
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; give another training.output_dir")
+    if (folder / RECIPE_FILE).is_file():
+        _require_replaceable(recipe, folder / RECIPE_FILE)
     if explicit := recipe.training.resume_from_checkpoint:
         if overwrite:
             raise UserError(
@@ -64,6 +65,7 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
         if fault := fault_of(Path(explicit)):
             raise UserError(f"training.resume_from_checkpoint: {explicit!r} cannot be used: {fault}; give another one")
         require_same_updates(recipe, Path(explicit), Path(explicit).parent / RECIPE_FILE)
+        _require_same_training(recipe, Path(explicit).parent)
         return Path(explicit)
     if not folder.is_dir() or all(is_leftover(path) for path in folder.iterdir()):
         return None
@@ -71,7 +73,6 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
         raise UserError(
             f"{folder}: holds files but no {RECIPE_FILE}, so it is not a run's; give another training.output_dir"
         )
-    _require_replaceable(recipe, folder / RECIPE_FILE)
     if overwrite:
         files = own_files_of_run(folder)
         remove_files(folder, [path for path in files if path != folder / RECIPE_FILE])
@@ -90,7 +91,8 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
                 f"`reluformer evaluate --run {folder}` evaluates it, --overwrite trains it anew"
             )
         return None
-    _require_same_recipe(recipe, folder)
+    require_same_recipe(recipe, folder / RECIPE_FILE, remedy=_TRAIN_ANEW)
+    require_same_training_files(recipe, folder, remedy=_TRAIN_ANEW)
     require_same_updates(recipe, last, folder / RECIPE_FILE)
     if recipe.training.should_save:
         remove_off_schedule(folder, last)
@@ -117,6 +119,16 @@ def _require_replaceable(recipe: Recipe, path: Path) -> None:
         )
 
 
+def _require_same_training(recipe: Recipe, before: Path) -> None:
+    """Of the run in whose folder an explicit checkpoint lies."""
+    if not (before / RECIPE_FILE).is_file():
+        if recipe.training.should_save:
+            logger.warning("%s: has no %s to compare this one with", before, RECIPE_FILE)
+        return
+    require_same_recipe(recipe, before / RECIPE_FILE, remedy=_WITHOUT, other_name=True)
+    require_same_training_files(recipe, before, remedy=_WITHOUT)
+
+
 def is_finished(folder: Path) -> bool:
     """Whether a run has left everything: its record, and its card unless it has diverged and has nothing to show."""
     record = folder / RECORD_FILE
@@ -138,28 +150,3 @@ def _last_whole_checkpoint(folder: Path, *, tell: bool) -> Path | None:
     if folders and tell:
         logger.warning("%s: no checkpoint can be used; training starts anew", folder)
     return None
-
-
-def _require_same_recipe(recipe: Recipe, folder: Path) -> None:
-    before = yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
-    now = recipe_to_dict(recipe)
-    for plain in (before, now):
-        plain["data"].pop("workers", None)  # changes no result
-    for section in now:
-        if section not in _MAY_CHANGE:
-            _require_same(section, before.get(section), now[section], folder)
-    for name in ("seed", "data_seed"):
-        _require_same(f"training.{name}", before["training"].get(name), now["training"].get(name), folder)
-
-
-def _require_same(name: str, before: Any, now: Any, folder: Path) -> None:
-    if before == now:
-        return
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in {**before, **now}:
-            _require_same(f"{name}.{key}", before.get(key), now.get(key), folder)
-        return  # a key that one of them lacks, since it was written by another version, is null in the other
-    raise UserError(
-        f"{folder}: holds checkpoints trained with {name} {before!r}, the recipe says {now!r}; "
-        "give another name, or --overwrite to train anew"
-    )

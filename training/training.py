@@ -33,6 +33,7 @@ from reluformer.training.metrics import describe_scores
 from reluformer.training.model_building import build_config, build_model
 from reluformer.training.push import wanted_push
 from reluformer.training.records import run_record, write_json
+from reluformer.training.resumption import write_training_files
 from reluformer.training.run_folder import RECORD_FILE, checkpoint_to_resume, write_recipe
 from reluformer.training.tokenization import MosesStep, train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
@@ -76,6 +77,8 @@ def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
         write_recipe(recipe)
     push = wanted_push(arguments)
     corpus = prepare_corpus(recipe, resuming=resume_from is not None)
+    if arguments.should_save:
+        write_training_files(recipe.data, folder, anew=resume_from is None)
     model = build_model(recipe, corpus.tokenizer)
     _say(recipe, f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
     trainer = _trainer(recipe, corpus, model)

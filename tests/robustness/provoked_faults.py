@@ -30,8 +30,9 @@ from ..training.test_elastic import worker
 RUN = Path("runs/tiny")
 COMMAND = ["train", "--config", "tiny.yaml"]
 TRAINING = {**RECIPE["training"], "max_steps": 6, "eval_strategy": "no", "output_dir": str(RUN)}
-# so many updates that a launcher's process can be killed among them
-MANY = ["--training.max_steps", "400", "--training.save_steps", "4"]
+# so many updates that a launcher's process can be killed among them, with a schedule that lets the run end earlier
+CONSTANT = ["--training.lr_scheduler_type", "constant"]
+MANY = ["--training.max_steps", "400", "--training.save_steps", "4", *CONSTANT]
 
 
 @dataclass(frozen=True)

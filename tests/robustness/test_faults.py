@@ -13,7 +13,7 @@ from reluformer.training.checkpoints import checkpoint_folders, fault_of
 from . import provoked_faults
 from .fault_cases import GROUPS
 from .fault_table import KILLS, TABLE, fault_table
-from .provoked_faults import RUN, Scene, write_recipe
+from .provoked_faults import CONSTANT, RUN, Scene, write_recipe
 
 FAULTS = [fault for faults in GROUPS.values() for fault in faults]
 MARKED = [pytest.param(fault, marks=[pytest.mark.slow] if fault.slow else [], id=fault.given) for fault in FAULTS]
@@ -63,7 +63,7 @@ def test_a_fault_is_told_and_costs_no_more_than_it_must(fault, scene, undisturbe
         if name.strip().startswith("checkpoint-") and " " not in name.strip():
             assert fault_of(RUN / name.strip()) is None, name
     if fault.again:
-        in_one_process = ["--training.gradient_accumulation_steps", "4", "--training.max_steps", "10"]
+        in_one_process = ["--training.gradient_accumulation_steps", "4", "--training.max_steps", "10", *CONSTANT]
         again = scene.run(*in_one_process if fault.slow else [])
         assert fault.is_said_again_in(again.text), again.text[-4000:]
     if fault.same_end:

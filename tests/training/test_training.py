@@ -1,5 +1,6 @@
 """One recipe → one run folder: what is in it, when it resumes, when it refuses, that averaging is what it says."""
 
+import dataclasses
 import json
 
 import datasets
@@ -7,13 +8,15 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainingArguments
 
+from reluformer.configuration.recipe import ParallelFiles
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe, recipe_parser, save_recipe
 from reluformer.training import training as training_module
 from reluformer.training.checkpoints import MANIFEST_FILE, seal_checkpoint
 from reluformer.training.errors import UserError
 from reluformer.training.own_files import own_files_of_run
+from reluformer.training.resumption import require_same_recipe, write_training_files
 from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, checkpoint_to_resume, write_recipe
 from reluformer.training.training import headline, train
 
@@ -242,6 +245,19 @@ def test_a_folder_that_is_not_a_run_is_never_touched(recipe_file, tmp_path):
         (["--data.demo.seed", "5"], "data.demo.seed"),
         (["--batching.tokens_per_batch", "500"], "batching.tokens_per_batch"),
         (["--training.seed", "5"], "training.seed"),
+        (["--training.learning_rate", "0.5"], "training.learning_rate 0.01, the recipe says 0.5; give another name"),
+        (["--training.adam_beta1", "0.5"], "training.adam_beta1 0.9, the recipe says 0.5"),
+        (["--training.adam_beta2", "0.5"], "training.adam_beta2"),
+        (["--training.weight_decay", "0.1"], "training.weight_decay 0.0, the recipe says 0.1"),
+        (["--training.warmup_steps", "3"], "training.warmup_steps"),
+        (["--training.lr_scheduler_type", "constant"], "training.lr_scheduler_type"),
+        (["--training.max_grad_norm", "0"], "training.max_grad_norm"),
+        (["--training.optim", "sgd"], "training.optim"),
+        (["--training.bf16", "true"], "training.bf16"),
+        (
+            ["--training.max_steps", "9"],
+            r"training.max_steps 6, the recipe says 9 \(the schedule linear depends on it\)",
+        ),
     ],
 )
 def test_a_changed_recipe_does_not_resume(folder_of, change, named):
@@ -250,16 +266,99 @@ def test_a_changed_recipe_does_not_resume(folder_of, change, named):
         checkpoint_to_resume(recipe)
 
 
-def test_what_is_not_learned_from_may_change(folder_of):
-    recipe, folder = folder_of(2, arguments=["--training.max_steps", "9", "--evaluation.num_beams", "1"])
+def test_every_training_argument_but_a_short_list_is_refused(folder_of):
+    """The list is written out here a second time, so that nothing joins it unseen."""
+    recipe, folder = folder_of(2)
+    text = (folder / RECIPE_FILE).read_text(encoding="utf-8")
+    changed = set()
+    for field in dataclasses.fields(Seq2SeqTrainingArguments):
+        saved = yaml.safe_load(text)
+        other = 0.5 if field.name == "warmup_steps" else "something else"
+        saved["training"][field.name] = other
+        (folder / RECIPE_FILE).write_text(yaml.safe_dump(saved, sort_keys=False), encoding="utf-8")
+        try:
+            require_same_recipe(recipe, folder / RECIPE_FILE, remedy="train anew")
+        except UserError as error:
+            assert f"training.{field.name} {other!r}" in str(error)
+        else:
+            changed.add(field.name)
+    kinds = ("logging_", "log_", "eval_", "save_", "hub_", "trackio_", "dataloader_", "ddp_")
+    several = {name for name in changed if name.startswith(kinds)}
+    assert several.isdisjoint({"save_only_model", "save_on_each_node", "dataloader_drop_last", "dataloader_in_order",
+        "eval_do_concat_batches", "eval_use_gather_object", "ddp_broadcast_buffers"})  # fmt: skip
+    assert changed - several == {
+        "output_dir", "disable_tqdm", "report_to", "run_name", "project", "push_to_hub", "use_cpu", "local_rank",
+        "gradient_accumulation_steps", "torch_empty_cache_steps", "per_device_eval_batch_size", "resume_from_checkpoint",
+        "do_train", "do_eval", "do_predict",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["--evaluation.num_beams", "1"],
+        ["--training.logging_steps", "1", "--training.eval_steps", "2", "--training.save_steps", "3"],
+        ["--training.eval_strategy", "no"],
+        ["--training.report_to", "none", "--training.dataloader_num_workers", "1"],
+    ],
+)
+def test_what_is_not_learned_from_may_change(folder_of, change):
+    recipe, folder = folder_of(2, arguments=change)
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "goes_on"),
+    [("constant", 0, True), ("inverse_sqrt", 3, True), ("inverse_sqrt", 0.1, False), ("cosine", 3, False)],
+)
+def test_a_run_is_lengthened_where_its_schedule_does_not_depend_on_it(folder_of, schedule, warmup, goes_on):
+    recipe, folder = folder_of(2)
+    for steps in (6, 9):
+        recipe.training.lr_scheduler_type, recipe.training.warmup_steps = schedule, warmup
+        recipe.training.max_steps = steps
+        if steps == 6:
+            save_recipe(recipe, folder / RECIPE_FILE)
+    if goes_on:
+        assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+    else:
+        with pytest.raises(
+            UserError, match=rf"max_steps 6, the recipe says 9 \(the schedule {schedule} depends on it\)"
+        ):
+            checkpoint_to_resume(recipe)
+
+
+def test_an_explicit_checkpoint_of_another_training_is_refused(folder_of, tmp_path):
+    recipe, folder = folder_of(2)
+    recipe.name, recipe.training.output_dir = "branch", str(tmp_path / "branch")
+    recipe.training.resume_from_checkpoint = str(folder / "checkpoint-2")
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+    recipe.training.learning_rate = 0.5
+    with pytest.raises(UserError, match=r"learning_rate 0\.01, the recipe says 0\.5; leave training\.resume_from"):
+        checkpoint_to_resume(recipe)
+
+
+def test_a_run_whose_training_file_has_become_another_one_does_not_go_on(folder_of, tmp_path, caplog):
+    files = [tmp_path / "train.de", tmp_path / "train.en"]
+    for path in files:
+        path.write_text("eins\nzwei\n", encoding="utf-8")
+    recipe, folder = folder_of(2)
+    recipe.data.demo, recipe.data.train = None, ParallelFiles(source=str(files[0]), target=str(files[1]))
+    save_recipe(recipe, folder / RECIPE_FILE)
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+    assert "has no training_files.json" in caplog.text  # a run of an earlier version
+    write_training_files(recipe.data, folder, anew=False)
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+    files[1].write_text("eins\nzwo\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"another content of \S+train\.en \(data\.train\.target\); restore the file"):
+        checkpoint_to_resume(recipe)
 
 
 def test_a_run_of_a_version_without_a_section_goes_on(folder_of):
     recipe, folder = folder_of(2)
     saved = yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
     assert saved["data"].pop("packing") is None
-    (folder / RECIPE_FILE).write_text(yaml.safe_dump(saved), encoding="utf-8")
+    text = yaml.safe_dump(saved, sort_keys=False, allow_unicode=True, width=120)
+    (folder / RECIPE_FILE).write_text(text, encoding="utf-8")
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
 
 
