@@ -118,7 +118,7 @@ def plot_training_curve(
         UserError: nothing that could be drawn.
     """
     after = [_with_prefix(entry) for entry in evaluations or ()]
-    panels = [panel for panel in PANELS if any(_points([*log_history, *after], line) for line in panel.lines)]
+    panels = _panels([*log_history, *after])
     if not panels:
         known = ", ".join(line.key for panel in PANELS for line in panel.lines)
         raise UserError(
@@ -140,6 +140,15 @@ def plot_training_curve(
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
+
+
+def holds_a_curve(log_history: LogHistory) -> bool:
+    """Whether there is anything that [`plot_training_curve`] draws: not in a training of fewer updates than `logging_steps`."""
+    return bool(_panels(log_history))
+
+
+def _panels(entries: LogHistory) -> list[Panel]:
+    return [panel for panel in PANELS if any(_points(entries, line) for line in panel.lines)]
 
 
 def _draw(axes: Axes, panel: Panel, log_history: LogHistory, after: LogHistory) -> None:

@@ -209,9 +209,9 @@ class Recipe:
         batching: how pairs are put together to batches.
         evaluation: how translations are decoded and scored.
         averaging: of weights over the last checkpoints.
-        on_divergence: what happens when the loss becomes NaN or infinite, or all rows of an attention module are dead: `stop`
-            ends the run with an error that says what to change; `record` ends it at such a loss as a result that does not
-            converge, and goes on with a dead module and records it.
+        on_divergence: what happens when the loss becomes NaN or infinite, the cross-entropy more than twice that of guessing, or
+            all rows of an attention module are dead: `stop` ends the run with an error that says what to change; `record` ends
+            it at a loss that is not finite as a result that does not converge, and goes on with the others and records them.
         expected_world_size: number of processes that the recipe is meant for; a run of any other number is refused, since an
             update would hold another number of tokens. null: any.
         training: `transformers.Seq2SeqTrainingArguments`.
@@ -362,6 +362,10 @@ def _check_training(training: Seq2SeqTrainingArguments) -> None:
         value = getattr(training, name, defaults.get(name))
         if value != defaults.get(name):
             raise UserError(f"training.{name}: {value!r} would have no effect here; {instead}")
+    if training.fp16 and training.device.type == "cpu":
+        raise UserError(
+            "training.fp16: true, but the device is a CPU, on which it would have no effect; leave it out, or set training.bf16"
+        )
     accelerator = training.accelerator_config
     if accelerator.split_batches or accelerator.dispatch_batches or not accelerator.even_batches:
         raise UserError(

@@ -102,7 +102,7 @@ def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
     trainer.save_state()
     if arguments.should_save:
         record = training_record(recipe, trainer, output, seconds, averaged, command)
-        record |= {"diverged": watch.divergence, "dead_modules": watch.dead_modules}
+        record |= {"diverged": watch.divergence, "dead_modules": watch.dead_modules, "exploded": watch.exploded}
         if resume_from is not None:
             record["resumed_from"] = str(resume_from)
             if resume_from.name == f"checkpoint-{trainer.state.global_step}":
@@ -112,6 +112,8 @@ def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
             write_json(folder / RECORD_FILE, record)
         if converged:
             _tell_scores(recipe, _evaluate_and_document(recipe, trainer, corpus.tokenizer, command))
+            if watch.exploded is not None:
+                _say(recipe, f"warning: training diverged, see `exploded` in {folder / RECORD_FILE}")
             if push is not None:
                 push.publish(folder, tell=partial(_say, recipe))
         else:
@@ -329,7 +331,7 @@ def _evaluate_and_document(
 ) -> dict[str, dict[str, Any]]:
     """Pictures, evaluation and card; the scores by split."""
     from reluformer.analysis.attention_maps import plot_attention_map
-    from reluformer.analysis.curves import plot_training_curve
+    from reluformer.analysis.curves import holds_a_curve, plot_training_curve
     from reluformer.hub_cards.card import write_card
 
     folder, evaluation = recipe.run_folder, recipe.evaluation
@@ -344,12 +346,15 @@ def _evaluate_and_document(
         batch_tokens=evaluation.batch_tokens,
         long_sources=evaluation.long_sources,
     )
-    plot_training_curve(trainer.state.log_history, folder / "training_curve.png")
+    if holds_a_curve(trainer.state.log_history):
+        plot_training_curve(trainer.state.log_history, folder / "training_curve.png")
+    else:
+        every = f"{recipe.training.logging_strategy.value} {recipe.training.logging_steps:g}"
+        _say(recipe, f"no training curve: nothing was logged in {trainer.state.global_step} updates (logging: {every})")
     shown = load_split(recipe.data, evaluation.splits[0] if evaluation.splits else "train")[0]
     positions = model.config.max_position_embeddings
-    for example in first_encoded_pairs(
-        shown, tokenizer, max_length=positions, at_most=1
-    ):  # none where all are too long
+    # none where all are too long
+    for example in first_encoded_pairs(shown, tokenizer, max_length=positions, at_most=1):
         plot_attention_map(model, tokenizer, example["source"], folder / "attention_map.png", target=example["target"])
     scores = {split: evaluate_split(recipe, split, translator, command=command) for split in evaluation.splits}
     write_card(folder)

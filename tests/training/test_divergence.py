@@ -57,6 +57,36 @@ def test_a_loss_that_is_not_finite_is_recorded_with_its_update(tmp_path):
     assert 2 <= watch.divergence.step <= trainer.state.global_step == CHECK_EVERY
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_loss_that_explodes_stops_the_training_in_one_line(tmp_path, steps):
+    """It stays finite: nothing but its size tells."""
+    trainer, _ = watched(tmp_path, "stop", learning_rate=3.0, gradient_accumulation_steps=steps)
+    with pytest.raises(
+        UserError, match=r"updates 1 to 25 is \S+, where guessing, all tokens alike, has 3\.2; lower training"
+    ):
+        trainer.train()
+
+
+def test_a_loss_that_explodes_is_recorded_and_training_goes_on(tmp_path):
+    trainer, watch = watched(tmp_path, "record", learning_rate=3.0)
+    trainer.train()
+    assert watch.divergence is None and trainer.state.global_step == UPDATES
+    assert (watch.exploded["first"], watch.exploded["last"] % CHECK_EVERY) == (1, 0)
+    assert watch.exploded["worst"] > 2 * watch.exploded["guessing"]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_watched_cross_entropy_is_that_of_the_log(tmp_path, steps, monkeypatch):
+    seen = []
+    trainer, watch = watched(tmp_path, "stop", gradient_accumulation_steps=steps)
+    mean = watch._mean_cross_entropy
+    monkeypatch.setattr(watch, "_mean_cross_entropy", lambda update: seen.append(mean(update)) or seen[-1])
+    trainer.train()
+    logged = next(entry["cross_entropy"] for entry in trainer.state.log_history if "cross_entropy" in entry)
+    # the log weighs tokens, the watch updates
+    assert sum(seen) / len(seen) == pytest.approx(logged, rel=0.05)
+
+
 @pytest.mark.parametrize("weight", [0.01, 0.0])
 def test_a_module_without_a_live_row_is_named(tmp_path, weight):
     trainer, _ = watched(tmp_path, "stop", model_with_a_dead_module(regularization_weight=weight))
