@@ -354,6 +354,8 @@ _REPLACED_ARGUMENTS = {
     "generation_num_beams": "set evaluation.num_beams",
     "generation_config": "set evaluation.num_beams and evaluation.length_penalty",
 }
+# What Transformers writes for a token, and so stands in the recipes of earlier runs.
+_HIDDEN_TOKEN = "<HUB_TOKEN>"
 
 
 def _check_training(training: Seq2SeqTrainingArguments) -> None:
@@ -365,6 +367,11 @@ def _check_training(training: Seq2SeqTrainingArguments) -> None:
     if training.fp16 and training.device.type == "cpu":
         raise UserError(
             "training.fp16: true, but the device is a CPU, on which it would have no effect; leave it out, or set training.bf16"
+        )
+    if training.hub_token not in (None, _HIDDEN_TOKEN):
+        raise UserError(
+            "training.hub_token: would stand in the files of the run, and is not needed; leave it out, and set HF_TOKEN or run "
+            "`hf auth login`"
         )
     accelerator = training.accelerator_config
     if accelerator.split_batches or accelerator.dispatch_batches or not accelerator.even_batches:

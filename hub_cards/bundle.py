@@ -22,6 +22,7 @@ from reluformer.hub_cards.weights import check_weights, weight_files
 from reluformer.training.errors import UserError, one_line
 from reluformer.training.initialization import load_config
 from reluformer.training.loading import load_tokenizer
+from reluformer.training.redaction import is_secret, without_secrets
 from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, is_finished
 
 # Beside those that the tokenizer's class names.
@@ -103,7 +104,7 @@ def collect_files(folder: Path, *, repo_id: str, license: str | None = None) -> 
     paths = [*weight_files(folder), *(folder / name for name in dict.fromkeys(names))]
     for path in paths:
         if path.name.endswith("_config.json") or path.name == "config.json":
-            _check_no_paths(path)
+            _check_nothing_private(path)
     card = render_card(folder, license=license, repo_id=repo_id)
     files = [PublishedFile(CARD_FILE, card.encode()), *(PublishedFile(path.name, path) for path in paths)]
     return sorted(files, key=lambda file: (-file.size, file.name))
@@ -150,17 +151,24 @@ def _check_generation_config(folder: Path) -> None:
         raise UserError(f"{folder}: its generation_config.json cannot be loaded: {one_line(error)}") from error
 
 
-def _check_no_paths(path: Path) -> None:
-    for value in _texts(json.loads(path.read_text(encoding="utf-8"))):
-        if os.path.isabs(value) and len(value) > 1 and os.path.exists(value):
+def _check_nothing_private(path: Path) -> None:
+    for name, value in _texts(json.loads(path.read_text(encoding="utf-8"))):
+        if is_secret(name, value) or without_secrets(value) != value:
+            raise UserError(
+                f"{path}: its field {name!r} holds what looks like a secret, which would be published; remove it"
+            )
+        is_path = os.path.isabs(value) and len(value) > 1 and os.path.exists(value)
+        if is_path or value.lower().startswith("file:/"):
             raise UserError(f"{path}: holds a path of this machine ({value}), which would be published; remove it")
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a JSON value, with the field that it stands in."""
     if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
+        for field, inner in value.items():
+            yield from _texts(inner, field)
+    elif isinstance(value, list):
         for inner in value:
-            yield from _texts(inner)
+            yield from _texts(inner, name)
     elif isinstance(value, str):
-        yield value
+        yield name, value

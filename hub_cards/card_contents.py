@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from reluformer.hub_cards.formula import attention_formula, attention_notes, regularization_formula
 from reluformer.hub_cards.measurements import RunFolder, is_number
-from reluformer.hub_cards.public_names import public_command, public_name
+from reluformer.hub_cards.public_names import public_name
+from reluformer.training.redaction import last_part, public_command, public_values
 
 PICTURES = ("training_curve.png", "attention_map.png")
 # Key in evaluation.<split>.json, type of the metric on the Hub, name.
@@ -39,25 +39,27 @@ def contents(run: RunFolder, license: str | None, repo_id: str | None) -> dict[s
     """The values of the template by name; a value that is None or empty leaves its part out."""
     config, record = run.config, _training_record(run)
     command = record.get("command")
-    return {
+    formulas = {
+        "config": config,
+        "formula": attention_formula(config),
+        "notes": attention_notes(config),
+        "regularization": regularization_formula(config),
+        "command": public_command(command) if command else None,
+    }
+    told = {
         "name": run.name,
         "description": run.recipe.get("description"),
         "languages": run.languages,
         "location": repo_id or f"path/to/{run.name}",
-        "config": config,
         "needs_entmax": config.attention_activation in ("sparsemax", "entmax15"),
-        "formula": attention_formula(config),
-        "notes": attention_notes(config),
-        "regularization": regularization_formula(config),
         "moses": run.moses,
         "lowercases": run.lowercases,
         "origin": _origin(run),
         "base_model": run.base_model,
         "base_run": run.base_run,
         "base_is_other": bool(run.recipe.get("initialize_from")),
-        "corpora": [{**corpus, "name": _corpus_name(run, corpus)} for corpus in run.corpora],
+        "corpora": [{**corpus, "name": run.public_label(corpus["name"])} for corpus in run.corpora],
         "training": _training(run),
-        "command": public_command(command) if command else None,
         "evaluations": [_evaluation(run, evaluation, record) for evaluation in run.evaluations],
         "figures": run.attention_figures(),
         "analysis": _analysis(run),
@@ -66,6 +68,7 @@ def contents(run: RunFolder, license: str | None, repo_id: str | None) -> dict[s
         "limits": _limits(run),
         "license": license,
     }
+    return {**public_values(told), **formulas}
 
 
 def _origin(run: RunFolder) -> str | None:
@@ -77,13 +80,8 @@ def _origin(run: RunFolder) -> str | None:
     if data.get("demo"):
         return "a generated corpus of number words (`reluformer.training.demo_corpus`)"
     if files := data.get("train"):
-        return f"parallel files `{Path(files['source']).name}` and `{Path(files['target']).name}`"
+        return f"parallel files `{last_part(files['source'])}` and `{last_part(files['target'])}`"
     return None
-
-
-def _corpus_name(run: RunFolder, corpus: Mapping[str, Any]) -> str:
-    dataset = run.section("data").get("dataset")
-    return corpus["name"].replace(dataset["path"], run.dataset["path"]) if dataset else corpus["name"]
 
 
 def _training(run: RunFolder) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from reluformer import ReLUFormerConfig
 from reluformer.hub_cards.public_names import is_hub_id, public_name, run_name
 from reluformer.training.errors import UserError, one_line
+from reluformer.training.redaction import last_part, public_text, public_values, without_secrets
 
 # Key in the Trainer's log, name in the card, format.
 ATTENTION_FIGURES = (
@@ -97,7 +98,7 @@ class RunFolder:
     def dataset(self) -> dict[str, Any]:
         """The recipe's section `data.dataset`, {} without it; `path` is as a card may show it."""
         dataset = self.section("data").get("dataset") or {}
-        return {**dataset, "path": public_name(dataset["path"])} if dataset else {}
+        return public_values({**dataset, "path": public_name(dataset["path"])}) if dataset else {}
 
     @property
     def dataset_id(self) -> str | None:
@@ -108,12 +109,19 @@ class RunFolder:
     def evaluated_text(self, evaluation: Mapping[str, Any]) -> str | None:
         """What an evaluation translated: the name it records or, where that only repeats the split, the files' names."""
         name, split = evaluation.get("dataset"), evaluation["split"]
-        if dataset := self.section("data").get("dataset"):
-            return name and name.replace(dataset["path"], self.dataset["path"])
+        if self.dataset:
+            return name and self.public_label(name)
         files = self.section("data").get(split)
         if files and name in (None, split):
-            return f"{Path(files['source']).name}, {Path(files['target']).name}"
-        return name
+            return f"{last_part(files['source'])}, {last_part(files['target'])}"
+        return name and public_text(name)
+
+    def public_label(self, name: str) -> str:
+        """What a report or an evaluation calls its text, which may begin with the path of the data set."""
+        path = (self.section("data").get("dataset") or {}).get("path")
+        for held in (path, path and without_secrets(path)):
+            name = name.replace(held, self.dataset["path"]) if held else name
+        return public_text(name)
 
     @property
     def base_model(self) -> str | None:
@@ -169,7 +177,7 @@ class RunFolder:
             return [], {}
         rows = [row for row in result.get("table") or [] if row.get("layer") == "all" and row.get("head") == "all"]
         text = result.get("text") or {}
-        names = [Path(text[key]).name for key in ("source_file", "target_file") if text.get(key)]
+        names = [last_part(text[key]) for key in ("source_file", "target_file") if text.get(key)]
         return rows, {**text, "files": names, "date": result.get("date")}
 
     def has(self, name: str) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from reluformer.training.redaction import last_part
+
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
-_TOKEN = re.compile(r"\bhf_\w{8,}")
 
 
 def is_hub_id(name: str) -> bool:
@@ -25,8 +25,8 @@ def is_hub_id(name: str) -> bool:
 
 
 def public_name(name: str) -> str:
-    """An id as it is; of a path, its last part."""
-    return name if is_hub_id(name) else _parts(name)[-1]
+    """An id as it is; of a path or URL, its last part."""
+    return name if is_hub_id(name) else last_part(name)
 
 
 def run_name(path: str) -> str | None:
@@ -35,23 +35,6 @@ def run_name(path: str) -> str | None:
     if len(parts) > 1 and _CHECKPOINT.fullmatch(parts[-1]):
         parts, path = parts[:-1], str(Path(path).parent)
     return parts[-1] if "runs" in parts[:-1] or (Path(path) / "recipe.yaml").is_file() else None
-
-
-def public_command(command: str) -> str:
-    """A command line in which … stands for tokens of the Hub, and for the folders of paths that are absolute or lead out of
-    the current folder."""
-    try:
-        words = shlex.split(_TOKEN.sub("…", command))
-    except ValueError:  # an unclosed quote: no command of ours, and no words to look at
-        return "…"
-    return " ".join(_public_word(word) for word in words)
-
-
-def _public_word(word: str) -> str:
-    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
-    if re.match(r"[/\\~]|[A-Za-z]:[/\\]", value) or ".." in re.split(r"[/\\]", value):
-        return f"{option}{equals}…/{shlex.quote(_parts(value)[-1])}"
-    return word if word == "…" else shlex.quote(word)
 
 
 def _parts(path: str) -> list[str]:

@@ -11,11 +11,12 @@ import yaml
 
 from reluformer.analysis.curves import read_log_history
 from reluformer.training.errors import UserError
+from reluformer.training.redaction import public_values, without_secrets
 from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """Everything measured in one run: `recipe`, `training` (its record), `evaluations` by split, `log_history`.
+    """Everything measured in one run: `recipe` (without secrets), `training` (its record), `evaluations` by split, `log_history`.
 
     Raises:
         UserError: the folder is not that of a run that is finished and evaluated, or that was recorded as diverged.
@@ -26,7 +27,7 @@ def collect(folder: Path) -> dict[str, Any]:
             "evaluation.<split>.json; run it first"
         )
     return {
-        "recipe": _recipe(folder),
+        "recipe": public_values(_recipe(folder), without_secrets),
         "training": read_json(folder / RECORD_FILE),
         "evaluations": {path.name.split(".")[1]: read_json(path) for path in sorted(folder.glob("evaluation.*.json"))},
         "log_history": read_log_history(folder),

@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 from reluformer.training.arrow_cache import CacheEntry, RowFiles, cached_rows, content_hash
 from reluformer.training.errors import UserError
 from reluformer.training.plain_text import BYTE_ORDER_MARK, HEAD_BYTES, refuse_other_encodings, refuse_table
+from reluformer.training.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -276,7 +277,7 @@ def read_dataset(
     pair left; a row without a document, or a document that begins twice.
     """
     loaded = _load(path, name, split, revision, data_files)
-    label = " ".join(part for part in (path, name, split) if part)
+    label = without_secrets(" ".join(part for part in (path, name, split) if part))
     languages = (source_language, target_language)
     _check_columns(loaded, label, translation_column, languages, document_column)
     facts = {
@@ -332,7 +333,8 @@ def _load(path: str, name: str | None, split: str, revision: str | None, data_fi
         return datasets.load_dataset(path, name, split=split, revision=revision, data_files=data_files)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}".split())
-        raise UserError(f"data set {path!r} (name {name!r}, split {split!r}) cannot be loaded: {reason}") from error
+        fault = f"data set {path!r} (name {name!r}, split {split!r}) cannot be loaded: {reason}"
+        raise UserError(without_secrets(fault)) from error
 
 
 def _load_saved(folder: Path, split: str) -> datasets.Dataset:

@@ -56,10 +56,6 @@ def wanted_push(arguments: Seq2SeqTrainingArguments) -> Push | None:
             f"training.hub_strategy: {arguments.hub_strategy.value!r} would upload checkpoints; a run is published once, "
             "when it is finished: leave it out"
         )
-    if arguments.hub_token is not None:
-        raise UserError(
-            "training.hub_token: would stand in the record of the run; set HF_TOKEN, or run `hf auth login`"
-        )
     if arguments.hub_revision is not None:
         raise UserError("training.hub_revision: a run is published on the main branch; leave it out")
     check_repo_id(arguments.hub_model_id, "training.hub_model_id")

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from reluformer.training.redaction import command_without_secrets
+
 # In the checkout: results and the pages and pictures generated from them.
 WRITTEN_BY_MEASUREMENTS = ("benchmarks/results", "benchmarks/ATTENTION*.md", "docs/reproduction*", "docs/scaling.md")
 PACKAGES = (
@@ -104,7 +106,7 @@ def run_record(command: str | None, recipe_name: str | None, seed: int | None) -
     """What has to stand beside any measured figure.
 
     Args:
-        command: the command line that was given; None takes `command_line()`.
+        command: the command line that was given; None takes `command_line()`. Secrets in it are replaced by ….
         recipe_name: name of the recipe, None without one.
         seed: of the run, None where nothing is random.
 
@@ -113,7 +115,7 @@ def run_record(command: str | None, recipe_name: str | None, seed: int | None) -
     """
     state = git_state()
     return {
-        "command": command_line() if command is None else command,
+        "command": command_without_secrets(command_line() if command is None else command),
         "recipe": recipe_name,
         "seed": seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -233,6 +233,18 @@ def leak_a_path(run):
     change_json(run / "tokenizer_config.json", name_or_path=str(run))
 
 
+def leak_a_url(run):
+    change_json(run / "tokenizer_config.json", name_or_path="file:///elsewhere/tokenizer")
+
+
+def leak_a_token(run):
+    change_json(run / "config.json", auth_token="geheim")
+
+
+def leak_a_password(run):
+    change_json(run / "generation_config.json", origin={"url": "https://me:geheim@host/x"})
+
+
 REFUSALS = {
     remove_recipe: "is not a run folder (no recipe.yaml in it)",
     remove_record: "the run is not finished (no training_record.json)",
@@ -255,6 +267,9 @@ REFUSALS = {
     drop_the_auto_map: "its auto_map does not name the model's code",
     code_from_elsewhere: "takes its code from another repository (you/other--",
     leak_a_path: "tokenizer_config.json: holds a path of this machine",
+    leak_a_url: "tokenizer_config.json: holds a path of this machine (file:///elsewhere/tokenizer)",
+    leak_a_token: "config.json: its field 'auth_token' holds what looks like a secret",
+    leak_a_password: "generation_config.json: its field 'url' holds what looks like a secret",
 }
 
 
@@ -264,7 +279,7 @@ def test_what_is_not_to_be_published_is_one_line(run, capsys, damage):
     assert cli.main(["publish", "--run", str(run), "--repo-id", REPO, "--dry-run"]) == 2
     output = capsys.readouterr()
     lines = [line for line in output.err.splitlines() if line.startswith("reluformer: error: ")]
-    assert len(lines) == 1 and REFUSALS[damage] in lines[0], output.err
+    assert len(lines) == 1 and REFUSALS[damage] in lines[0] and "geheim" not in output.err, output.err
     assert str(run) in lines[0]
     assert output.out == ""
 

@@ -70,7 +70,6 @@ def test_a_push_that_fails_leaves_a_finished_run_and_says_how_to_publish_it(loop
         ({"hub_model_id": None}, r"training\.hub_model_id: missing"),
         ({"hub_model_id": "only_a_name"}, r"training\.hub_model_id: 'only_a_name' is no repository"),
         ({"hub_strategy": "all_checkpoints"}, r"training\.hub_strategy: 'all_checkpoints' would upload checkpoints"),
-        ({"hub_token": "hf_abcdefghijkl"}, r"training\.hub_token: would stand in the record"),
         ({"hub_revision": "other"}, r"training\.hub_revision"),
     ],
 )
