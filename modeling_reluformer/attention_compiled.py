@@ -27,15 +27,19 @@ SOURCES = ("attention_compiled.cpp", "compiled_rows.h")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 
 
+class CompiledAttentionError(RuntimeError, ValueError):
+    """The environment asks for the extension in a way that is unknown, or it cannot be built; the message says what to do."""
+
+
 def is_wanted() -> bool:
     """Whether the environment asks for the extension.
 
     Raises:
-        ValueError: the variable is neither 0 nor 1.
+        CompiledAttentionError: the variable is neither 0 nor 1.
     """
     value = os.environ.get(VARIABLE, "0")
     if value not in ("0", "1"):
-        raise ValueError(
+        raise CompiledAttentionError(
             f"{VARIABLE}={value!r} is unknown; 1 builds and uses the compiled attention, 0 (or nothing) does not."
         )
     return value == "1"
@@ -102,11 +106,11 @@ def _operators() -> Any:
     """Builds the extension unless it is there, and loads it.
 
     Raises:
-        RuntimeError: no sources, or no compiler that works.
+        CompiledAttentionError: no sources, or no compiler that works.
     """
     folder = Path(__file__).parent
     if missing := [name for name in SOURCES if not (folder / name).is_file()]:
-        raise RuntimeError(
+        raise CompiledAttentionError(
             f"{VARIABLE}=1: {folder} holds no {missing[0]}; the compiled attention comes with the package `reluformer`, not "
             f"with the code of a model on the Hub. Install the package and import it, or unset {VARIABLE}."
         )
@@ -121,7 +125,7 @@ def _operators() -> Any:
             is_python_module=False,
         )
     except (RuntimeError, OSError) as error:
-        raise RuntimeError(
+        raise CompiledAttentionError(
             f"{VARIABLE}=1: the compiled attention could not be built ({str(error).strip().splitlines()[0]}); it needs "
             f"ninja (`pip install ninja`), a C++ compiler and Python's headers. Unset {VARIABLE} to use the Python loop."
         ) from error

@@ -148,6 +148,7 @@ def _check_options(activation: str, statistics: str, dropout_p: float) -> None:
 def _check_shapes(
     query: Tensor, key: Tensor, value: Tensor, row_scale: Tensor | None, key_padding_mask: Tensor | None
 ) -> None:
+    _check_tensors(query, key, value, row_scale, key_padding_mask)
     batch, heads, queries, head_dim = query.shape
     key_heads, keys = key.shape[1], key.shape[2]
     if key.shape != (batch, key_heads, keys, head_dim) or value.shape[:3] != key.shape[:3] or heads % key_heads:
@@ -170,6 +171,24 @@ def _check_shapes(
         raise ValueError(
             f"key_padding_mask must be boolean with the shape (batch, keys) = ({batch}, {keys}), True for real tokens; "
             f"got {key_padding_mask.dtype} {tuple(key_padding_mask.shape)}."
+        )
+
+
+def _check_tensors(
+    query: Tensor, key: Tensor, value: Tensor, row_scale: Tensor | None, key_padding_mask: Tensor | None
+) -> None:
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(given, Tensor) or given.ndim != 4:
+            found = f"the shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+            raise ValueError(f"{name} must be a tensor (batch, heads, length, head_dim); got {found}.")
+    if row_scale is not None and not isinstance(row_scale, Tensor):
+        raise ValueError(
+            f"row_scale must be a tensor (batch, 1 or heads, queries) or None; got {row_scale!r}. One factor for all rows is "
+            "torch.full((batch, 1, queries), factor)."
+        )
+    if key_padding_mask is not None and not isinstance(key_padding_mask, Tensor):
+        raise ValueError(
+            f"key_padding_mask must be a boolean tensor (batch, keys) or None; got a {type(key_padding_mask).__name__}."
         )
 
 

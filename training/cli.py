@@ -74,6 +74,13 @@ def _run(arguments: list[str]) -> int:
         return EXIT_INTERRUPTED
     except SystemExit as stop:  # argparse: --help, --version and --print_config
         return stop.code if isinstance(stop.code, int) else EXIT_OK
+    except RuntimeError as error:
+        from reluformer.attention_compiled import CompiledAttentionError
+
+        if not isinstance(error, CompiledAttentionError):
+            raise
+        print(f"reluformer: error: {one_line(error)}", file=sys.stderr)
+        return EXIT_USER_ERROR
     except OSError as error:
         if error.errno not in _REFUSALS_OF_THE_SYSTEM:
             raise

@@ -31,6 +31,7 @@ from reluformer.training.loading import load_model_and_tokenizer
 from reluformer.training.long_sources import SourceEncoder
 from reluformer.training.metrics import describe_scores
 from reluformer.training.model_building import build_config, build_model
+from reluformer.training.needed_packages import check_packages
 from reluformer.training.push import wanted_push
 from reluformer.training.records import run_record, write_json
 from reluformer.training.resumption import write_training_files
@@ -66,6 +67,7 @@ def train(recipe: Recipe, *, overwrite: bool = False, command: str | None = None
 def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
     check_launch(recipe)
     build_config(recipe)
+    check_packages(recipe)
     for split in recipe.evaluation.splits:
         if not has_split(recipe.data, split):
             raise UserError(f"evaluation.splits: the recipe's data has no {split} split; name others or give its files")

@@ -232,6 +232,22 @@ train --config dmeo
 no recipe
 train
 train: give a recipe with --config; see `reluformer train --help`
+
+a logger that does not exist
+train --config good.yaml --training.report_to paper
+training.report_to: 'paper' cannot be used (paper is not supported, only …); install it, or set report_to to none
+
+settings of an optimizer that are none
+train --config good.yaml --training.optim_args fast
+training.optim: …cannot be used (…); install what it needs, mend training.optim_args, or choose another one, such as adamw_torch
+
+kernels that do not know the model
+train --config good.yaml --training.use_liger_kernel true
+training.use_liger_kernel: True would have no effect, since Liger has no kernels for this model; leave it out
+
+a token in a recipe
+train --config good.yaml --training.hub_token api_org_geheim
+training.hub_token: would stand in the files of the run, and is not needed; leave it out, and set HF_TOKEN or run `hf auth login`
 """)
 
 CHECKPOINTS = refusals("""

@@ -231,6 +231,22 @@ ValueError: 'd_modell' is not a field of ReLUFormerConfig; did you mean d_model?
 heads that do not divide the width
 ReLUFormerConfig(d_model=10, encoder_attention_heads=4)
 ValueError: d_model=10 must be a multiple of encoder_attention_heads=4.
+
+a number as row scale
+relu_attention(*3 * [torch.ones(1, 2, 3, 4)], row_scale=0.1)
+ValueError: row_scale must be a tensor (batch, 1 or heads, queries) or None; got 0.1. One factor for all rows is torch.full(…
+
+a query of three dimensions
+relu_attention(*3 * [torch.ones(2, 3, 4)], row_scale=None)
+ValueError: query must be a tensor (batch, heads, length, head_dim); got the shape (2, 3, 4).
+
+a value of another number of dimensions
+relu_attention(*2 * [torch.ones(1, 2, 3, 4)], torch.ones(4), row_scale=None)
+ValueError: value must be a tensor (batch, heads, length, head_dim); got the shape (4,).
+
+a list as padding mask
+relu_attention(*3 * [torch.ones(1, 2, 3, 4)], row_scale=None, key_padding_mask=[True])
+ValueError: key_padding_mask must be a boolean tensor (batch, keys) or None; got a list.
 """)
 
 GROUPS: dict[str, list[Case]] = {

@@ -1,6 +1,7 @@
 """Every case of wrong input: one clear line from a command, a clear exception in Python, and no code of a file executed."""
 
 import contextlib
+import importlib.util
 import os
 import shlex
 import sys
@@ -10,7 +11,8 @@ import datasets
 import pytest
 import torch
 
-from reluformer import ReLUFormerConfig
+import reluformer.attention_compiled as compiled
+from reluformer import ReLUFormerConfig, relu_attention
 from reluformer.training import cli
 from reluformer.training.corpora import read_parallel_files
 from reluformer.training.errors import UserError
@@ -57,6 +59,7 @@ def names_of_a_call() -> dict:
         "second_hidden": torch.tensor([[1] * 7, [0] * 7]),
         "read_parallel_files": read_parallel_files,
         "ReLUFormerConfig": ReLUFormerConfig,
+        "relu_attention": relu_attention,
         "Translator": Translator,
     }
 
@@ -129,6 +132,42 @@ def test_another_broken_pipe_is_no_closed_output(monkeypatch, capsys):
     monkeypatch.setitem(cli._COMMANDS, "study", broken)
     with pytest.raises(BrokenPipeError, match="a worker's"):
         cli.main(["study"])
+
+
+@pytest.mark.parametrize("value", ["1", "yes"])
+def test_a_compiled_attention_that_cannot_be_had_is_one_line(value, monkeypatch, capsys, tmp_path):
+    """No compiler, or a word for a switch."""
+
+    def translate(arguments):
+        query = torch.ones(1, 1, 200, 8)
+        relu_attention(query, query, query, row_scale=None)
+        return 0
+
+    monkeypatch.setitem(cli._COMMANDS, "translate", translate)
+    monkeypatch.setattr(compiled, "_operators", compiled._operators.__wrapped__)
+    monkeypatch.setenv(compiled.VARIABLE, value)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    if not compiled.uses_onednn(torch.ones(1)):
+        pytest.skip("this torch has no oneDNN, and the compiled attention serves nothing")
+    assert cli.main(["translate"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"reluformer: error: RELUFORMER_COMPILED={value!r} is unknown"
+        if value == "yes"
+        else "reluformer: error: RELUFORMER_COMPILED=1: the compiled attention could not be built ("
+    )
+
+
+@pytest.mark.parametrize("package", ["wandb", "tensorboard", "bitsandbytes"])
+def test_a_package_that_is_missing_is_one_line_before_the_corpus_is_read(package, here, monkeypatch, capsys):
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    option = ["--training.optim", "adamw_bnb_8bit"] if package == "bitsandbytes" else ["--training.report_to", package]
+    monkeypatch.setattr("reluformer.training.training.prepare_corpus", None)
+    assert cli.main(["train", "--config", "good.yaml", *option]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("reluformer: error: ")]
+    assert line.startswith(f"reluformer: error: {option[0][2:]}: {option[1]!r} cannot be used (") and package in line
 
 
 def test_a_full_disk_is_one_line(monkeypatch, capsys):
