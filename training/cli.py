@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        argv: arguments after the program's name; None takes the process' own.
+        argv: arguments after the program's name; None takes the process' own, and ends the process where a launcher of several
+            has started it (`reluformer.training.launch.end_worker`).
 
     Returns:
         Exit status: 0, 2 for what a person must change (one line on stderr), 74 when another process of the training was
@@ -50,7 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _leave_closed_pipes():
             raise
-        return EXIT_BROKEN_PIPE
+        status = EXIT_BROKEN_PIPE
+    if argv is None:
+        from reluformer.training.launch import end_worker
+
+        end_worker(status)
     return status
 
 

@@ -6,8 +6,13 @@ other and write into one folder. Both are found here before anything is read or 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
+import io
 import os
+import sys
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -102,9 +107,8 @@ def joining() -> Iterator[None]:
 def leaving() -> Iterator[None]:
     """Around a training: the process group is left at its end while Python is still whole.
 
-    torch asks for that: what gloo's threads still hold is let go before Python is taken down around them. It does not keep torch
-    from aborting a process there, once in many runs and with all work done (pytorch#190489). After an error the group is kept:
-    what this process still owes the others would be waited for.
+    torch asks for that: what gloo's threads still hold is let go before Python is taken down around them. It is not enough, see
+    `end_worker`. After an error the group is kept: what this process still owes the others would be waited for.
     """
     try:
         yield
@@ -119,6 +123,34 @@ def _leave_process_group() -> None:
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def end_worker(status: int) -> None:
+    """Ends a process that a launcher has started, with all work done, with `status`; any other process goes on.
+
+    Once in many runs, torch's threads abort a process in which Python is taken down around them (pytorch#190489): the launcher
+    sees a failure where there is none, and that of another machine waits for minutes. So Python does what it does at its end up
+    to that point (it waits for threads, calls what is registered with `atexit`, `logging.shutdown` among it, and writes out
+    what open files hold), but is not taken down. For the end of a program alone: nothing is run after it.
+    """
+    if not any(os.environ.get(name) for name in _WORLD_SIZES):
+        return
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for held in gc.get_objects():
+        if issubclass(type(held), (io.TextIOWrapper, io.BufferedWriter)):
+            _write_out(held)
+    os._exit(status)
+
+
+def _write_out(file: io.TextIOWrapper | io.BufferedWriter) -> None:
+    try:
+        if not file.closed and file.writable():
+            file.flush()
+    except OSError as error:
+        print(f"reluformer: {file.name}: {one_line(error)}", file=sys.stderr, flush=True)
+    except ValueError:  # it was taken apart by `detach`, and holds nothing
+        return
 
 
 def check_launch(recipe: Recipe) -> None:

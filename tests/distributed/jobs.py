@@ -23,7 +23,7 @@ from transformers import Seq2SeqTrainingArguments, set_seed
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.training.demo_corpus import demo_pairs
-from reluformer.training.launch import leaving
+from reluformer.training.launch import end_worker, leaving
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.translation import Translator
@@ -256,10 +256,7 @@ if __name__ == "__main__":
         faulthandler.dump_traceback_later(LONGER_THAN_ANY_JOB, exit=True)
         with leaving():
             train(target, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-        sys.stdout.flush()
-        # Once in many runs, torch's threads abort a process in which Python is taken down around them (pytorch#190489), with
-        # all work done; the launcher of the other machine then waits five minutes for this one. Python is not taken down.
-        os._exit(0)
+        end_worker(0)
     for job, worlds in {
         train: (1, 2, 4),
         go_on: (1, 2),

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -373,3 +374,50 @@ def test_the_process_group_is_left_after_a_stop_of_all_processes_and_kept_after_
     with pytest.raises(error), leaving():
         raise error
     assert dist.is_initialized() == kept
+
+
+# What torch does once in many runs is done here in each: the process aborts when Python has been taken down.
+ABORTING_PROGRAM = """
+import atexit, ctypes, logging, sys, threading, time
+from pathlib import Path
+from reluformer.training import cli
+
+libc = ctypes.CDLL(None)
+libc.on_exit(ctypes.cast(libc.abort, ctypes.c_void_p), None)
+atexit.register(Path("registered").write_text, "done")
+logging.getLogger().addHandler(logging.FileHandler("log", delay=True))
+logging.warning("logged")
+left_open = open("left_open", "w")
+left_open.write("held")
+detached = open("detached", "w")
+detached.detach()
+def late():
+    time.sleep(0.3)
+    Path("thread").write_text("done")
+threading.Thread(target=late).start()
+print("printed", end="")
+if sys.argv[1] == "as a function":
+    sys.exit(cli.main(sys.argv[2:]))
+sys.argv[1:] = sys.argv[2:]
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="on_exit is glibc's")
+@pytest.mark.parametrize(
+    ("how", "arguments", "processes", "status"),
+    [
+        ("as a program", ["--version"], "2", 0),
+        ("as a program", ["train"], "2", 2),
+        ("as a program", ["--version"], None, -signal.SIGABRT),
+        ("as a function", ["--version"], "2", -signal.SIGABRT),
+    ],
+)
+def test_a_worker_ends_with_its_status_and_its_files_though_torch_aborts(tmp_path, how, arguments, processes, status):
+    environment = {**os.environ, **({} if processes is None else {"WORLD_SIZE": processes})}
+    command = [sys.executable, "-c", ABORTING_PROGRAM, how, *arguments]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == status, ended.stderr
+    assert ended.stdout.startswith("printed") and "Traceback" not in ended.stderr
+    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert written == {"registered": "done", "log": "logged\n", "left_open": "held", "detached": "", "thread": "done"}
