@@ -15,6 +15,7 @@ BIN := .venv/bin
 
 demo: .venv/installed
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
+	@echo 'next: source .venv/bin/activate && reluformer translate --model runs/demo "dreiundzwanzig"'
 
 test: .venv/installed
 	$(BIN)/python -m pytest

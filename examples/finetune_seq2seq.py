@@ -38,6 +38,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     model = AutoModelForSeq2SeqLM.from_pretrained(options.model)
+    # One limit of what is generated: a model may come with the other one, and the trainer pads by this one.
+    model.generation_config.update(max_new_tokens=None, max_length=options.max_length)
 
     sources, targets = read_lines(options.source), read_lines(options.target)
     if len(sources) != len(targets) or len(sources) <= options.held_out:
@@ -64,7 +66,6 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
             learning_rate=options.learning_rate,
             per_device_train_batch_size=32,
             predict_with_generate=True,
-            generation_max_length=options.max_length,
             eval_strategy="steps",
             eval_steps=0.5,
             logging_steps=0.1,

@@ -33,7 +33,9 @@ def model_folder(tmp_path_factory) -> Path:
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     config = ReLUFormerConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes, **heads)
-    ReLUFormerForConditionalGeneration(config).save_pretrained(folder)
+    model = ReLUFormerForConditionalGeneration(config)
+    model.generation_config.max_new_tokens = 64  # as recipes leave it
+    model.save_pretrained(folder)
     return folder
 
 
@@ -44,12 +46,14 @@ def test_the_example_trains_generates_and_saves(model_folder, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert result.returncode == 0, result.stderr
+    assert "Both `max_new_tokens`" not in result.stderr
     scores = ast.literal_eval(result.stdout.strip().splitlines()[-1])
     assert scores["eval_exact_match"] >= 0
     assert scores["eval_loss"] > 0
     start = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
     tuned = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "finetuned")
     assert not torch.equal(start.lm_head.weight, tuned.lm_head.weight)
+    assert (tuned.generation_config.max_length, tuned.generation_config.max_new_tokens) == (24, None)
     assert (tmp_path / "finetuned" / "tokenizer.json").is_file()
 
 
