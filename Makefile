@@ -1,4 +1,4 @@
-# make demo · make test · make test-kills · make test-peer · make bench · make studies-smoke · make studies · make lint: each
+# make demo · make test · make test-kills · make mutants · make test-peer · make bench · make studies-smoke · make studies · make lint: each
 # sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-oldest sets up .venv-oldest, and needs
 # Python 3.11.
 #
@@ -11,7 +11,7 @@ JOBS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-kills test-peer test-oldest bench bench-compiled studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card lint format clean
+.PHONY: demo test test-kills mutants test-peer test-oldest bench bench-compiled studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card lint format clean
 
 demo: .venv/installed
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -24,6 +24,12 @@ test: .venv/installed
 test-kills: .venv/installed
 	$(BIN)/python tests/training/kill_harness.py --kills 100 --output benchmarks/results/kills-cpu.json
 	$(MAKE) fault-table
+
+# 320 small faults planted in a copy of this repository: which of them do the tests see? Less than an hour of one core; fails if a
+# fault survives that tests/mutation/explained.yaml does not explain. Writes benchmarks/MUTANTS.md.
+mutants: .venv/installed
+	$(BIN)/python -m tests.mutation.run --output benchmarks/results/mutants-cpu.json; \
+	status=$$?; $(BIN)/python -m tests.mutation.table && exit $$status
 
 # The library's own tests of its models, from its source package; PEER_TRANSFORMERS_TESTS=… adds those of generation.
 test-peer: .venv/installed

@@ -21,7 +21,13 @@ import torch
 from reluformer.training.redaction import command_without_secrets
 
 # In the checkout: results and the pages and pictures generated from them.
-WRITTEN_BY_MEASUREMENTS = ("benchmarks/results", "benchmarks/ATTENTION*.md", "docs/reproduction*", "docs/scaling.md")
+WRITTEN_BY_MEASUREMENTS = (
+    "benchmarks/results",
+    "benchmarks/ATTENTION*.md",
+    "benchmarks/MUTANTS.md",
+    "docs/reproduction*",
+    "docs/scaling.md",
+)
 PACKAGES = (
     "reluformer",
     "torch",
