@@ -115,9 +115,10 @@ def package_folders(setup_file: Path) -> dict[str, str]:
 
 
 def plan_tests(plan: dict[str, Any]) -> dict[str, list[str]]:
-    """File → its tests, as the plan says."""
+    """File → the arguments of pytest for its tests, as the plan says."""
+    left_out = " or ".join(["slow", *plan["tests_left_out"]])
     return {
-        f"{group['folder']}/{name}.py": [f"tests/{test}" for test in group["tests"]]
+        f"{group['folder']}/{name}.py": [f"-knot ({left_out})", *(f"tests/{test}" for test in group["tests"])]
         for group in plan["files"]
         for name in group["files"]
     }

@@ -20,6 +20,11 @@ def double(x: int = 0) -> int:
         raise ValueError(f"{x}: at most {99 + 1} expected")
     return x * 2
 '''
+PLAN = """\
+files: [{folder: modeling_toy, files: [arithmetic], tests: [test_arithmetic.py]}]
+tests_left_out: []
+left_out: {}
+"""
 TEST = "from toy.arithmetic import double\n\ndef test_double():\n    assert double(3) == 6\n    assert double() == 0\n"
 
 
@@ -31,7 +36,7 @@ def repository(tmp_path) -> Path:
         "modeling_toy/__init__.py": "",
         "modeling_toy/arithmetic.py": CODE,
         "tests/test_arithmetic.py": TEST,
-        "plan.yaml": "left_out: {}\nfiles: [{folder: modeling_toy, files: [arithmetic], tests: [test_arithmetic.py]}]\n",
+        "plan.yaml": PLAN,
         "explained.yaml": "",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -107,9 +112,8 @@ def test_the_plan_names_every_file_of_the_model_and_tests_that_exist():
     assert {*tests, *plan["left_out"]} >= {
         f"modeling_reluformer/{path.name}" for path in (ROOT / "modeling_reluformer").glob("*.py")
     }
-    assert all(
-        (ROOT / name).exists() for name in {*tests, *plan["left_out"], *(t for each in tests.values() for t in each)}
-    )
+    folders = (ROOT / "tests" / group for groups in plan["files"] for group in groups["tests"])
+    assert all(path.is_file() for path in (*folders, *(ROOT / name for name in (*tests, *plan["left_out"]))))
 
 
 def test_the_page_is_of_the_committed_result():
