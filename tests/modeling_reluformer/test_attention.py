@@ -63,6 +63,8 @@ def test_normalized_rows_sum_to_one_over_the_visible_keys(activation):
         scores = (query / 2) @ key.transpose(-1, -2)
         row = scores[1, 1, 2][mask[1, 0, 2]].softmax(0)
         torch.testing.assert_close(weights[1, 1, 2][mask[1, 0, 2]], row)
+    narrow = [tensor.bfloat16() for tensor in (query, key, value)]
+    assert reference_attention(*narrow, activation=activation).weights.dtype == torch.bfloat16
 
 
 def test_unknown_names_are_refused():
@@ -71,6 +73,8 @@ def test_unknown_names_are_refused():
         reference_attention(query, key, value, activation="swish")
     with pytest.raises(ValueError, match="row_scale was given for 'softmax'"):
         reference_attention(query, key, value, activation="softmax", row_scale=row_scale)
+    with pytest.raises(ValueError, match="'all' is unknown"):
+        reference_attention(query, key, value, activation="relu", statistics="all")
 
 
 def test_missing_entmax_says_how_to_install_it(monkeypatch):

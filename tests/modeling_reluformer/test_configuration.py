@@ -4,6 +4,7 @@ import pytest
 from transformers import AutoConfig
 
 from reluformer import ReLUFormerConfig
+from reluformer.configuration_reluformer import require_tensor_parallel
 
 from ..conftest import tiny_config
 
@@ -75,3 +76,31 @@ def test_round_trip_through_save_pretrained(variant, tmp_path):
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["attention_activation"] == config.attention_activation
     assert "attn_implementation" not in saved and "_attn_implementation" not in saved
+
+
+@pytest.mark.parametrize(
+    ("fields", "processes", "words"),
+    [
+        ({}, 2, None),
+        (
+            {"encoder_attention_heads": 4, "decoder_attention_heads": 2},
+            4,
+            "decoder_attention_heads=2 must be a multiple",
+        ),
+        (
+            {"encoder_attention_heads": 2, "decoder_attention_heads": 4},
+            4,
+            "encoder_attention_heads=2 must be a multiple",
+        ),
+        ({"preset": "rela"}, 2, "attention_output_norm='gated_rms' normalises over the heads"),
+        ({"attention_gamma_learnable": True}, 2, "attention_gamma_learnable=True holds one gamma"),
+        ({"activation_function": "softmax"}, 2, "activation_function='softmax' normalises over the columns"),
+    ],
+)
+def test_tensor_parallelism_is_refused_where_it_computes_another_model(fields, processes, words):
+    config = tiny_config(**fields)
+    if words is None:
+        require_tensor_parallel(config, processes)
+    else:
+        with pytest.raises(ValueError, match=words):
+            require_tensor_parallel(config, processes)

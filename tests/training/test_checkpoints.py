@@ -1,7 +1,9 @@
 """Damage to a checkpoint is found before it is used, named, and the last good one is taken instead."""
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,13 @@ from reluformer.training.checkpoints import (
     begin_checkpoint,
     checkpoint_folders,
     fault_of,
+    is_leftover,
+    is_off_schedule,
+    move_files,
+    read_manifest,
     remove_older,
+    removed_if_it_fails,
+    saved_processes,
     seal_checkpoint,
 )
 from reluformer.training.errors import UserError
@@ -178,6 +186,8 @@ def test_older_checkpoints_are_removed_after_the_new_one_is_whole(tmp_path):
         sealed(tmp_path, step)
     extra = sealed(tmp_path, 7, off_schedule=True)
     last = sealed(tmp_path, 8)
+    remove_older(tmp_path, last, keep=6)
+    assert len(checkpoint_folders(tmp_path)) == 4
     remove_older(tmp_path, last, keep=3, best=str(tmp_path / "checkpoint-2"))
     assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint-2", "checkpoint-6", "checkpoint-8"]
     assert not extra.exists()
@@ -185,6 +195,127 @@ def test_older_checkpoints_are_removed_after_the_new_one_is_whole(tmp_path):
     assert len(checkpoint_folders(tmp_path)) == 3
     remove_older(tmp_path, last, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-8"]
+
+
+def test_a_manifest_of_an_earlier_version_counts(tmp_path):
+    folder = sealed(tmp_path, 2)
+    manifest = {name: read_manifest(folder)[name] for name in ("processes", "off_schedule", "files")}
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest), encoding="utf-8")
+    assert read_manifest(folder) == manifest
+    for name in manifest:
+        less = {other: value for other, value in manifest.items() if other != name}
+        (folder / MANIFEST_FILE).write_text(json.dumps(less), encoding="utf-8")
+        assert read_manifest(folder) is None
+
+
+@pytest.fixture
+def on_the_disk(monkeypatch):
+    """Paths that the program has waited for to be on the disk, in this order, each with the names then in its folder."""
+    synced = []
+    sync = os.fsync
+
+    def record(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path, {inner.name for inner in (path if path.is_dir() else path.parent).iterdir()}))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    return synced
+
+
+def test_all_is_on_the_disk_before_the_manifest_is(tmp_path, on_the_disk):
+    folder = tmp_path / "checkpoint-2"
+    begin_checkpoint(folder)
+    assert on_the_disk == [(folder, {UNSEALED_FILE})]
+    on_the_disk.clear()
+    (folder / "shards").mkdir()
+    for name in ("weights", "shards/0"):
+        (folder / name).touch()
+    seal_checkpoint(folder, processes=3, accumulation_steps=5, tokens_per_batch=7)
+    partial = folder / f".{MANIFEST_FILE}.partial"
+    paths = [path for path, _ in on_the_disk]
+    assert {*paths[:3]} == {folder / "weights", folder / "shards" / "0", folder / "shards"}
+    assert paths[3:] == [partial, folder, tmp_path]
+    for _, names in on_the_disk[:4]:
+        assert MANIFEST_FILE not in names
+    assert on_the_disk[4][1] == {"weights", "shards", MANIFEST_FILE}
+    manifest = read_manifest(folder)
+    assert manifest.pop("files").keys() == {"weights", "shards/0"}
+    assert manifest == {
+        "processes": 3,
+        "gradient_accumulation_steps": 5,
+        "tokens_per_batch": 7,
+        "off_schedule": False,
+    }
+
+
+def test_files_are_moved_when_they_are_on_the_disk_and_the_last_one_at_the_end(tmp_path, on_the_disk, monkeypatch):
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "inner").mkdir(parents=True)
+    target.mkdir()
+    for name in ("a.json", "inner/b", "model.safetensors", "z"):
+        (source / name).write_text(name, encoding="utf-8")
+    moved, replace = [], os.replace
+
+    def record(path, goal):
+        assert on_the_disk[-1][0] == path
+        moved.append(path.relative_to(source).as_posix())
+        replace(path, goal)
+
+    monkeypatch.setattr(os, "replace", record)
+    move_files(source, target, last="*.safetensors")
+    assert moved == ["a.json", "inner/b", "z", "model.safetensors"]
+    assert on_the_disk[-1][0] == target
+    assert not source.exists()
+    assert all((target / name).read_text(encoding="utf-8") == name for name in moved)
+
+
+def test_what_counts_as_a_leftover():
+    assert is_leftover(Path("run/.removed-checkpoint-4"))
+    assert is_leftover(Path("run/.recipe.yaml.17.partial"))
+    assert not any(
+        is_leftover(Path("run") / name) for name in (".hidden", "notes.partial", "removed-1", "checkpoint-4")
+    )
+
+
+def test_a_checkpoint_whose_writing_fails_is_removed(tmp_path):
+    folder = tmp_path / "checkpoint-2"
+    begin_checkpoint(folder)
+    with removed_if_it_fails(folder):
+        pass
+    assert folder.is_dir()
+    with pytest.raises(OSError, match="full"), removed_if_it_fails(folder):
+        raise OSError("full")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="full"), removed_if_it_fails(folder):  # nothing there yet
+        raise OSError("full")
+
+
+def test_an_attempt_before_is_removed_even_if_it_was_being_removed(tmp_path):
+    for name in ("checkpoint-2", ".removed-checkpoint-2"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "old").touch()
+    begin_checkpoint(tmp_path / "checkpoint-2")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+    assert [path.name for path in (tmp_path / "checkpoint-2").iterdir()] == [UNSEALED_FILE]
+
+
+def test_processes_are_counted_by_their_random_numbers(tmp_path):
+    assert saved_processes(tmp_path) == 1
+    for rank in range(3):
+        (tmp_path / f"rng_state_{rank}.pth").touch()
+    assert saved_processes(tmp_path) == 3
+    assert is_off_schedule(tmp_path) is False
+    assert is_off_schedule(sealed(tmp_path, 2, off_schedule=True)) is True
+
+
+def test_only_numbered_folders_are_checkpoints(tmp_path):
+    for name in ("checkpoint-10", "checkpoint-9", "checkpoint-x", "checkpoint-9-old", "my-checkpoint-3"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint-11").touch()
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
+    with pytest.raises(UserError, match="no such folder"):
+        checkpoint_folders(tmp_path / "none")
 
 
 def test_the_trainer_keeps_the_limit(tmp_path):

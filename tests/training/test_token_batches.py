@@ -88,6 +88,24 @@ def test_without_shuffling_every_epoch_is_the_same():
     assert list(batches) == plan
 
 
+def test_pairs_of_equal_lengths_stay_in_their_order():
+    """Their order is the plan of all processes, whatever sorting numpy has on their machines."""
+    lengths = np.arange(300) % 3 + 1
+    plan = list(TokenBatchSampler(lengths, lengths, tokens_per_batch=30, seed=0, shuffle=False))
+    in_order = [index for length in (3, 2, 1) for index in range(300) if lengths[index] == length]
+    assert [index for batch in plan for index in batch] == in_order
+
+
+def test_batches_that_come_once_more_are_told_and_only_they(caplog):
+    list(TokenBatchSampler([4] * 6, [4] * 6, tokens_per_batch=8, seed=0, batches_per_update=3))
+    assert caplog.messages == []
+    batches = TokenBatchSampler([4] * 2, [4] * 2, tokens_per_batch=4, seed=0, batches_per_update=3)
+    plan = list(batches)
+    assert plan == [*plan[:2], plan[0]]
+    (message,) = caplog.messages
+    assert message.startswith("2 batches of one pair each") and "the first 1 of an epoch" in message
+
+
 def test_bad_input_is_refused():
     with pytest.raises(UserError, match=r"pair 1 has 70 tokens.*tokens_per_batch 64"):
         TokenBatchSampler([3, 5, 4], [3, 70, 4], tokens_per_batch=64, seed=0)
