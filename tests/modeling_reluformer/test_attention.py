@@ -48,6 +48,13 @@ def test_reference_is_equation_6_written_out(activation):
             assert float(row_entropy(result.row_sum, result.row_sum_log)[b, h, i]) == pytest.approx(entropy, abs=1e-12)
 
 
+def test_without_a_row_scale_it_is_one():
+    query, key, value, row_scale = inputs()
+    found = reference_attention(query, key, value, activation="relu")
+    expected = reference_attention(query, key, value, activation="relu", row_scale=torch.ones_like(row_scale))
+    torch.testing.assert_close(found.output, expected.output)
+
+
 @pytest.mark.parametrize("activation", ["softmax", "sparsemax", "entmax15"])
 def test_normalized_rows_sum_to_one_over_the_visible_keys(activation):
     if activation != "softmax":
@@ -113,6 +120,57 @@ def test_visible_key_counts_equal_the_dense_mask():
             dense = torch.ones(2, 1, queries, keys) if dense is None else dense.expand(2, 1, queries, keys)
             expected = dense[:, 0].sum(-1).clamp_min(1).float()
             torch.testing.assert_close(visibility.count(2, queries, keys, torch.device("cpu")), expected, msg=name)
+
+
+@pytest.mark.parametrize("offset", [-2, 0, 1, 3])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_the_mask_of_some_rows_is_the_rule_written_out(offset, as_tensor):
+    padding = torch.tensor([[False, True, True, True, False], [True, True, False, True, True]])
+    query_segments, key_segments = (
+        torch.tensor([[1, 1, 2, 2], [1, 2, 2, 3]]),
+        torch.tensor([[1, 1, 2, 2, 2], [1, 2, 3, 3, 3]]),
+    )
+    given_offset = torch.tensor(offset) if as_tensor else offset
+    for real in (None, padding):
+        for segments in ((None, None), (query_segments, key_segments)):
+            visibility = Visibility(real, True, given_offset, *segments)
+            whole = torch.tensor(
+                [
+                    [
+                        [
+                            j <= i + offset
+                            and (real is None or bool(real[b, j]))
+                            and (segments[0] is None or int(segments[0][b, i]) == int(segments[1][b, j]))
+                            for j in range(5)
+                        ]
+                        for i in range(4)
+                    ]
+                    for b in range(2)
+                ]
+            )
+            for first in range(3):
+                mask = visibility.dense(2, 5, padding.device, first_query=first)
+                rows = whole[:, first : first + 2]
+                assert rows.all() if mask is None else torch.equal(mask.expand(2, 1, 2, 5)[:, 0], rows)
+
+
+def test_only_what_hides_something_is_a_mask():
+    device = torch.device("cpu")
+    assert Visibility(causal=True, query_offset=4).dense(1, 5, device) is None
+    assert Visibility(causal=True).dense(1, 5, device, first_query=4) is None
+    assert Visibility(causal=True, query_offset=3).dense(1, 5, device) is not None
+    assert (
+        Visibility(causal=True, query_offset=torch.tensor(4)).dense(1, 5, device) is not None
+    )  # its value is not read
+
+
+def test_the_last_visible_key():
+    assert Visibility().last_visible_key(3, 8) == 8
+    assert Visibility(causal=True).last_visible_key(3, 8) == 3
+    assert Visibility(causal=True, query_offset=2).last_visible_key(3, 8) == 5
+    assert Visibility(causal=True, query_offset=7).last_visible_key(3, 8) == 8
+    assert Visibility(causal=True, query_offset=torch.tensor(2)).last_visible_key(3, 8) == 8
+    assert Visibility(causal=True, given_mask=torch.ones(1, 1, 3, 8, dtype=torch.bool)).last_visible_key(3, 8) == 8
 
 
 def test_packed_causal_counts_restart_at_each_segment():

@@ -60,6 +60,97 @@ def test_unknown_preset_and_unknown_field_are_refused():
         ReLUFormerConfig.from_preset("reluformer", attention_gama=3)
 
 
+def test_defaults_are_the_papers_wmt14_size():
+    config = ReLUFormerConfig()
+    expected = {
+        **{"vocab_size": 32000, "decoder_vocab_size": 32000, "max_position_embeddings": 1024, "d_model": 512},
+        **{f"{part}_layers": 6 for part in ("encoder", "decoder")},
+        **{f"{part}_attention_heads": 8 for part in ("encoder", "decoder")},
+        **{f"{part}_ffn_dim": 2048 for part in ("encoder", "decoder")},
+        **{
+            "attention_activation": "relu",
+            "attention_scaling": "variance",
+            "attention_gamma": 8.0,
+            "attention_alpha": 1.0,
+        },
+        **{"attention_gamma_learnable": False, "attention_qk_norm": False, "attention_gate": False},
+        **{
+            "attention_output_norm": "none",
+            "ffn_output_norm": "none",
+            "activation_function": "relu",
+            "ffn_temperature": 1.0,
+        },
+        **{"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.0, "label_smoothing": 0.1},
+        **{"regularization_weight": 0.01, "entropy_margin": 0.7, "init_std": None, "scale_embedding": True},
+        **{"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True, "use_cache": True},
+        **{
+            "is_encoder_decoder": True,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 1,
+        },
+    }
+    assert {name: getattr(config, name) for name in expected} == expected
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (512, 6, 8)
+
+
+SIZES = [
+    "vocab_size",
+    "max_position_embeddings",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+]
+
+
+@pytest.mark.parametrize(
+    ("names", "least", "most"),
+    [
+        (["dropout", "attention_dropout", "activation_dropout", "label_smoothing"], 0, 0.999),
+        (["attention_alpha", "entropy_margin"], 0, 1),
+        (["attention_gamma"], 1e-6, 1e6),
+        (["regularization_weight"], 0, 1e6),
+        (SIZES, 1, 3),
+    ],
+)
+def test_bounds_are_allowed_and_what_lies_beyond_is_not(names, least, most):
+    for name in names:
+        shared = {"decoder_vocab_size": None} if name == "vocab_size" else {}
+        for value in (least, most):
+            assert getattr(ReLUFormerConfig(**{name: value}, **shared), name) == value
+        for value in (least - 1, float("inf")):
+            with pytest.raises(Exception, match=name):
+                ReLUFormerConfig(**{name: value}, **shared)
+
+
+def test_one_head_of_one_feature_is_allowed_and_no_head_is_not():
+    heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
+    assert ReLUFormerConfig(d_model=1, **heads).d_model == 1
+    with pytest.raises(ValueError, match="decoder_attention_heads=0"):
+        ReLUFormerConfig(d_model=1, **{**heads, "decoder_attention_heads": 0})
+
+
+def test_only_relu_with_variance_scaling_is_regularised_by_default():
+    assert ReLUFormerConfig(attention_scaling="length").regularization_weight == 0
+    assert ReLUFormerConfig(attention_activation="relu2").regularization_weight == 0
+    assert ReLUFormerConfig(attention_activation="softmax").attention_scaling == "none"
+
+
+def test_tensor_parallelism_cuts_heads_and_columns():
+    config = ReLUFormerConfig(attention_gate=True, attention_qk_norm=True)
+    attention = {**dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj"), "colwise"), "out_proj": "rowwise"}
+    norms = dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
+    plan = {}
+    for layer, blocks in {"encoder.layers.*": ["self_attn"], "decoder.layers.*": ["self_attn", "encoder_attn"]}.items():
+        plan |= {f"{layer}.{block}.{name}": how for block in blocks for name, how in (attention | norms).items()}
+        plan |= {f"{layer}.fc1": "colwise", f"{layer}.fc2": "rowwise"}
+    assert config.base_model_tp_plan == plan
+    plain = ReLUFormerConfig().base_model_tp_plan
+    assert plain == {name: how for name, how in plan.items() if "gate" not in name and "_norm" not in name}
+
+
 def test_every_preset_but_reluformer_has_no_regulariser():
     for preset in ("vanilla", "sparsemax", "entmax15", "rela", "relu_vit"):
         assert ReLUFormerConfig.from_preset(preset).regularization_weight == 0
