@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from reluformer.regularization_reluformer import module_figures, row_entropy, row_penalty
+from reluformer.regularization_reluformer import module_figures, row_entropy, row_penalty, row_weights
 
 from ..conftest import random_tokens, tiny_model
 
@@ -159,3 +159,11 @@ def test_training_without_labels_warns_and_names_the_config(monkeypatch):
     model.eval()(input_ids=random_tokens(2, 7), decoder_input_ids=random_tokens(2, 5))
     tiny_model(preset="vanilla").train()(input_ids=random_tokens(2, 7), decoder_input_ids=random_tokens(2, 5))
     assert len(messages) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_row_weighs_the_targets_of_its_sentence_over_its_rows(dtype):
+    rows = torch.tensor([[1, 1, 1, 2, 0], [0, 0, 1, 1, 1]], dtype=dtype)
+    labels = torch.tensor([[1, 2, 2, 2], [1, 0, 0, 0]], dtype=dtype)
+    expected = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 3.0, 0.0], [0.0, 0.0, 1 / 3, 1 / 3, 1 / 3]])
+    torch.testing.assert_close(row_weights(rows, labels, 2), expected)
