@@ -302,3 +302,11 @@ def test_forward_mode_is_refused_where_it_would_be_zero(blocks):
         torch.func.jvp(lambda query: relu_attention(query, key, value, row_scale=row_scale), (query,), (query,))
     with pytest.raises(NotImplementedError, match="dual tensor"), forward_ad.dual_level():
         relu_attention(query, key, value, row_scale=forward_ad.make_dual(row_scale, row_scale))
+
+
+@pytest.mark.parametrize(
+    ("keys", "bytes_per_score", "queries"),
+    [(0, 4, 512), (1, 4, 512), (1024, 4, 512), (2048, 4, 256), (2048, 8, 128), (3000, 4, 174), (10**6, 4, 16)],
+)
+def test_a_block_of_scores_is_two_mebibytes_within_limits(keys, bytes_per_score, queries):
+    assert blockwise.block_size(keys, bytes_per_score) == queries

@@ -7,6 +7,7 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
 from reluformer.configuration_reluformer import NON_NEGATIVE_ACTIVATIONS, valid_attention_implementations
+from reluformer.layers_reluformer import GatedRMSNorm
 
 from ..conftest import VARIANTS, random_tokens, skip_without_entmax, tiny_config, tiny_model
 
@@ -385,3 +386,26 @@ def test_form_of_the_outputs():
     assert all(torch.equal(one, two) for one, two in zip(as_tuple, expected.to_tuple(), strict=True))
     assert expected.encoder_hidden_states is None
     assert len(tiny_model(output_hidden_states=True)(**batch).encoder_hidden_states) == 3
+
+
+def test_attention_modules_have_the_attributes_of_the_librarys():
+    model = tiny_model().model
+    for index, layer in enumerate(model.encoder.layers):
+        module = layer.self_attn
+        assert (module.layer_idx, module.num_heads, module.head_dim) == (index, 4, 4)
+        assert (module.is_decoder, module.is_causal) == (False, False)
+    for index, layer in enumerate(model.decoder.layers):
+        for module, causal in ((layer.self_attn, True), (layer.encoder_attn, False)):
+            assert (module.layer_idx, module.num_heads, module.head_dim) == (index, 2, 8)
+            assert (module.is_decoder, module.is_causal) == (True, causal)
+
+
+def test_the_gated_norm_of_narrow_numbers_is_torchs_of_one_dtype():
+    """Torch has no fused kernel for two dtypes, and warns."""
+    norm = GatedRMSNorm(8)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 1.5)
+        norm.gate.zero_()  # half of everything passes
+    states = torch.randn(64, 8, dtype=torch.bfloat16)
+    expected = torch.nn.functional.rms_norm(states, (8,), norm.weight.bfloat16(), norm.eps) / 2
+    torch.testing.assert_close(norm(states).bfloat16(), expected, rtol=0, atol=0)
