@@ -409,3 +409,23 @@ def test_the_gated_norm_of_narrow_numbers_is_torchs_of_one_dtype():
     states = torch.randn(64, 8, dtype=torch.bfloat16)
     expected = torch.nn.functional.rms_norm(states, (8,), norm.weight.bfloat16(), norm.eps) / 2
     torch.testing.assert_close(norm(states).bfloat16(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "activation_dropout"])
+@pytest.mark.parametrize("preset", ["reluformer", "vanilla"])
+def test_each_dropout_acts_while_training_and_only_then(preset, name):
+    rates = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    plain, model = tiny_model(preset=preset, **rates), tiny_model(preset=preset, **{**rates, name: 0.5})
+    batch = {"input_ids": random_tokens(2, 9), "decoder_input_ids": random_tokens(2, 7, seed=1)}
+    expected = plain(**batch).logits
+    torch.testing.assert_close(model(**batch).logits, expected)
+    torch.testing.assert_close(plain.train()(**batch).logits, expected)
+    model.train()
+    first, second = model(**batch).logits, model(**batch).logits
+    assert not torch.allclose(first, expected) and not torch.allclose(first, second)
+
+
+def test_every_parameter_takes_part(variant):
+    model = tiny_model(**variant).train()
+    model(input_ids=random_tokens(2, 9), labels=random_tokens(2, 7, seed=1)).loss.backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
