@@ -87,7 +87,7 @@ def test_strided_inputs(path):
 
 
 @pytest.mark.parametrize("activation", ["relu", "sigmoid"])
-def test_packed_sequences_equal_their_parts(blocks, activation):
+def test_packed_sequences_equal_their_parts(path, activation):
     torch.manual_seed(0)
     query_lengths, key_lengths = (30, 0, 1, 26), (31, 4, 0, 26)
     inputs = random_inputs(batch=1, queries=sum(query_lengths), keys=sum(key_lengths))
@@ -310,3 +310,9 @@ def test_forward_mode_is_refused_where_it_would_be_zero(blocks):
 )
 def test_a_block_of_scores_is_two_mebibytes_within_limits(keys, bytes_per_score, queries):
     assert blockwise.block_size(keys, bytes_per_score) == queries
+
+
+def test_without_a_row_scale_it_is_one(path):
+    query, key, value, row_scale = random_inputs(queries=40)
+    expected = relu_attention(query, key, value, row_scale=torch.ones_like(row_scale))
+    torch.testing.assert_close(relu_attention(query, key, value, row_scale=None), expected)

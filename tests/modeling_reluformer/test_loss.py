@@ -167,3 +167,10 @@ def test_a_row_weighs_the_targets_of_its_sentence_over_its_rows(dtype):
     labels = torch.tensor([[1, 2, 2, 2], [1, 0, 0, 0]], dtype=dtype)
     expected = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 3.0, 0.0], [0.0, 0.0, 1 / 3, 1 / 3, 1 / 3]])
     torch.testing.assert_close(row_weights(rows, labels, 2), expected)
+
+
+@pytest.mark.parametrize("label", [0, 5])
+def test_one_target_alone_is_its_cross_entropy(label):
+    model = tiny_model(preset="vanilla", label_smoothing=0.0, **NO_DROPOUT)
+    result = model(input_ids=random_tokens(1, 4), labels=torch.tensor([[label]]))
+    torch.testing.assert_close(result.loss, -result.logits[0, 0].log_softmax(-1)[label])
