@@ -40,8 +40,9 @@ inline void store(c10::BFloat16* place, float value) {
   place->x = static_cast<uint16_t>(value == value ? rounded : 0x7FC0u);
 }
 
-// log(x) for x >= 0 to two units in the last place, infinity and NaN themselves; of zero and subnormal numbers the logarithm of the smallest normal one, which
-// meets a factor of zero. x = 2^e m with m in [1/√2, √2), log m = 2 artanh(s) = 2 (s + s³/3 + …), s = (m - 1)/(m + 1).
+// log(x) for x >= 0 to two units in the last place, and infinity and NaN themselves; of zero and subnormal numbers the logarithm
+// of the smallest normal one, which meets a factor of zero. x = 2^e m with m in [1/√2, √2), log m = 2 artanh(s) =
+// 2 (s + s³/3 + …), s = (m - 1)/(m + 1).
 inline float logarithm(float x) {
   const float clamped = x < FLT_MIN ? FLT_MIN : x;
   int32_t bits;

@@ -49,8 +49,8 @@ _ANALYSIS_FILES = (
 RUN_FILES = (
     *("recipe.yaml", "training_record.json", "README.md"),
     *("corpus_report.json", "packing_report.json", "training_files.json"),
-    *(f"{kind}.{split}.{ending}" for kind, ending in (("evaluation", "json"), ("translations", "tsv"))
-      for split in ("train", "validation", "test")),
+    *(f"{name}.{split}.{ending}" for split in ("train", "validation", "test")
+      for name, ending in (("evaluation", "json"), ("translations", "tsv"), ("translations", "tsv.partial"))),
     *_PICTURES,
     *_STATE_FILES,
     *MODEL_FILES,
