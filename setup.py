@@ -13,6 +13,7 @@ PACKAGE_FOLDERS = {
     "reluformer.analysis": "analysis",
     "reluformer.hub_cards": "hub_cards",
     "reluformer.hub_cards.space": "hub_cards/space",
+    "reluformer.commands": "commands",
 }
 
 setup(

@@ -18,7 +18,7 @@ from reluformer.analysis.collection import observe
 from reluformer.analysis.feed_forward import feed_forward_blocks, require_post_norm
 from reluformer.analysis.result_files import model_facts, write_csv, write_result
 from reluformer.analysis.texts import AnalysisText, batches, encode_text, read_lines, require_sizes
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.loading import device_of, load_model_and_tokenizer
 
 ON_TEXT = ("entropy", "variance-ratio", "top-p", "attention-maps")

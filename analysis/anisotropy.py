@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.head_sums import ALL
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 DEFINITIONS = {
     "slots": "value slots: the rows of W_2 (Eq. 1), one for each inner feature of the feed-forward block",

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import eager
 from reluformer.analysis.heat_maps import draw_heat_maps
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.tokenization import MosesStep
 from reluformer.training.translation import Translator
 

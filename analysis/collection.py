@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reluformer.analysis.feed_forward import OnScores, OnUpdate, watch_feed_forward
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 IGNORED_LABEL = -100
 ENCODER_SELF, DECODER_SELF, CROSS = "encoder_self", "decoder_self", "cross"

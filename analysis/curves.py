@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 LogHistory = Sequence[Mapping[str, Any]]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 # Names of the two projections: ReLUFormer, Marian, BART and their relatives; T5.
 _PROJECTIONS = (("fc1", "fc2"), ("wi", "wo"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from reluformer.analysis.head_sums import ALL, HeadSums, Place
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 DEFINITIONS = {
     "rows": "query rows of real tokens; one query of each head is one row",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from reluformer.analysis.study_outcomes import NOT_HERE, RUN, Outcome, value
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.study import Claim, Figure, Study
 from reluformer.training.bootstrap import comparable, paired_bootstrap
-from reluformer.training.errors import UserError
 from reluformer.training.study_results import spent
 
 AGREES, DISAGREES, NOT_COMPARABLE, PENDING = "agrees", "disagrees", "not comparable", "pending"

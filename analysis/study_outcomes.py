@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.study import Budget, Figure, Study
 from reluformer.configuration.study_parser import Catalogue, TableRow, table_of
 from reluformer.training.collection import last_figure, read_json
-from reluformer.training.errors import UserError
 from reluformer.training.study_results import Places, Task, is_stale, read_result, spent, state_of
 
 RUN, PENDING, NOT_HERE = "run", "pending", "not possible here"

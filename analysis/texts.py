@@ -16,9 +16,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import IGNORED_LABEL, Batch
+from reluformer.configuration.errors import UserError
 from reluformer.training.corpora import read_parallel_files
 from reluformer.training.encoding import encode_pairs
-from reluformer.training.errors import UserError
 from reluformer.training.tokenization import MosesStep
 from reluformer.training.translation import Translator
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 DEFAULT_LENGTHS = tuple(2**power for power in range(11))
 DEFAULT_SAMPLES = 50_000

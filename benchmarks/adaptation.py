@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.collection import read_json
-from reluformer.training.errors import UserError
 
 RESULTS = Path(__file__).parent / "results"
 TABLE = Path(__file__).parent / "ADAPTATION.md"

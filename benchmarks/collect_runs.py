@@ -17,9 +17,9 @@ from typing import Any
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
+from reluformer.configuration.errors import UserError
 from reluformer.training import collection
 from reluformer.training.collection import collect, read_json
-from reluformer.training.errors import UserError
 from reluformer.training.evaluation import read_translations
 from reluformer.training.records import write_json
 

@@ -19,8 +19,8 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 from transformers.utils import logging
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.conversion import convert
-from reluformer.training.errors import UserError
 from reluformer.training.records import run_record, write_json
 
 RESULT = Path(__file__).parent / "results" / "marian_parity.json"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from transformers import Seq2SeqTrainingArguments
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 

@@ -19,9 +19,9 @@ from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
 from transformers import Seq2SeqTrainingArguments
 
 from reluformer.configuration import recipe as recipe_sections
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_text import read_recipe_text
-from reluformer.training.errors import UserError, one_line
 
 RECIPES_FOLDER = Path(__file__).parent / "recipes"
 

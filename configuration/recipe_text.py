@@ -13,8 +13,8 @@ from pathlib import Path
 import yaml
 from transformers import Seq2SeqTrainingArguments
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
-from reluformer.training.errors import UserError
 
 _PLAIN_TAGS = {
     f"tag:yaml.org,2002:{kind}"

@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, readable, recipe_layers
 from reluformer.configuration.study import SIZES, Analysis, AtSize, RowFamily, Study, StudyRow
-from reluformer.training.errors import UserError, one_line
 
 STUDIES_FOLDER = Path(__file__).parent / "studies"
 ROWS_FILE = "rows.yaml"

@@ -15,11 +15,11 @@ from transformers import GenerationConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformer import ReLUFormerConfig
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.card import render_card
 from reluformer.hub_cards.card_contents import PICTURES
 from reluformer.hub_cards.measurements import RunFolder
 from reluformer.hub_cards.weights import check_weights, weight_files
-from reluformer.training.errors import UserError, one_line
 from reluformer.training.initialization import load_config
 from reluformer.training.loading import load_tokenizer
 from reluformer.training.redaction import is_secret, without_secrets

@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 
-from reluformer.training.errors import UserError, one_line
+from reluformer.configuration.errors import UserError, one_line
 
 Result = TypeVar("Result")
 

@@ -12,10 +12,10 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.hf_api import ModelInfo
 from huggingface_hub.utils import validate_repo_id
 
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.bundle import PublishedFile, check_run, collect_files
 from reluformer.hub_cards.hub_faults import no_token, with_retries
 from reluformer.hub_cards.measurements import RunFolder
-from reluformer.training.errors import UserError, one_line
 
 
 @dataclass(frozen=True)

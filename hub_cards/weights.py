@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformer.training.errors import UserError, one_line
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.training.loading import require_safetensors
 
 WEIGHTS_FILE = "model.safetensors"

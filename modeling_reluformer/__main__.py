@@ -2,7 +2,7 @@
 
 import sys
 
-from reluformer.training.cli import main
+from reluformer.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

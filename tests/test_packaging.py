@@ -30,6 +30,7 @@ GENERIC_NAMES = [
     "configuration",
     "analysis",
     "hub_cards",
+    "commands",
     "modeling_reluformer",
     "tests",
     "benchmarks",
@@ -113,8 +114,8 @@ def test_the_wheel_holds_every_module_and_recipe_and_no_generic_name(source, tmp
     (record,) = site.glob("reluformer-*.dist-info/RECORD")
     top_level = {line.split(",")[0].split("/")[0] for line in record.read_text(encoding="utf-8").splitlines()}
     assert {name for name in top_level if name != ".." and not name.endswith(".dist-info")} == {"reluformer"}
-    found = locate(python, "reluformer.training.cli", "reluformer.configuration", *GENERIC_NAMES)
-    assert found.pop("reluformer.training.cli") == str(site / "reluformer/training/cli.py")
+    found = locate(python, "reluformer.commands.main", "reluformer.configuration", *GENERIC_NAMES)
+    assert found.pop("reluformer.commands.main") == str(site / "reluformer/commands/main.py")
     assert found.pop("reluformer.configuration") == str(site / "reluformer/configuration/__init__.py")
     assert set(found.values()) == {None}
     assert (tmp_path / "venv" / "bin" / "reluformer").is_file()

@@ -25,7 +25,7 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-from reluformer.training.errors import UserError, one_line
+from reluformer.configuration.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.checkpoints import MANIFEST_FILE, checkpoint_folders, fault_of
-from reluformer.training.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from reluformer.training.errors import UserError, one_line
+from reluformer.configuration.errors import UserError, one_line
 
 MANIFEST_FILE = "checkpoint_manifest.json"
 # In a folder from before its first file until after its manifest: a process that is killed in between leaves it behind.

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from reluformer.analysis.curves import read_log_history
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.redaction import public_values, without_secrets
 from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE
 

@@ -20,8 +20,8 @@ from typing import Any
 import datasets
 from tqdm.auto import tqdm
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.arrow_cache import CacheEntry, RowFiles, cached_rows, content_hash
-from reluformer.training.errors import UserError
 from reluformer.training.plain_text import BYTE_ORDER_MARK, HEAD_BYTES, refuse_other_encodings, refuse_table
 from reluformer.training.redaction import without_secrets
 

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import SPLITS, DataConfig, ParallelFiles
 from reluformer.training.corpora import CorpusReport, read_dataset, read_parallel_files
 from reluformer.training.demo_corpus import demo_pairs
 from reluformer.training.documents import PackedDocuments, pack_documents
-from reluformer.training.errors import UserError
 
 if TYPE_CHECKING:
     import datasets

@@ -16,7 +16,7 @@ import numpy as np
 from num2words import num2words
 from tqdm.auto import tqdm
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 KINDS = ("number", "ordinal", "amount", "year")

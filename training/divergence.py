@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from transformers import Trainer, TrainerCallback
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ import pyarrow as pa
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.encoding import ENCODED_FEATURES, check_end_of_sentence
-from reluformer.training.errors import UserError
 from reluformer.training.tokenization import MosesStep
 
 logger = logging.getLogger(__name__)

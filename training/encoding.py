@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.arrow_cache import ROWS_PER_RECORD_BATCH, cached_rows, rows_by_file
 from reluformer.training.corpora import CorpusReport
-from reluformer.training.errors import UserError
 from reluformer.training.tokenization import MosesStep
 
 ENCODED_FEATURES = datasets.Features(

@@ -14,8 +14,8 @@ from typing import Any
 import datasets
 from tqdm.auto import tqdm
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.documents import PackedDocuments
-from reluformer.training.errors import UserError
 from reluformer.training.metrics import score_documents, score_translations
 from reluformer.training.records import run_record, write_json
 from reluformer.training.translation import Translator

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import yaml
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
 from reluformer.training.checkpoints import read_manifest, saved_processes
-from reluformer.training.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration_reluformer import PRESETS
-from reluformer.training.errors import UserError, one_line
 from reluformer.training.loading import require_safetensors
 
 # The weights were made for these: what they say cannot change without them.

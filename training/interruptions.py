@@ -17,8 +17,8 @@ import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
+from reluformer.configuration.errors import PeerLost, UserError, one_line
 from reluformer.training.checkpoints import MANIFEST_FILE, checkpoint_folders, fault_of
-from reluformer.training.errors import PeerLost, UserError, one_line
 
 
 class StopOnSigterm(TrainerCallback):

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from reluformer.training.errors import TrainingStopped, UserError, one_line
+from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 
 if TYPE_CHECKING:
     from reluformer.configuration.recipe import Recipe

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import reluformer  # noqa: F401  (registers the model with the Auto classes)
-from reluformer.training.errors import UserError, one_line
+from reluformer.configuration.errors import UserError, one_line
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 

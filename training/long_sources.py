@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -22,7 +22,7 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 from transformers.training_args import OptimizerNames
 
 from reluformer import ReLUFormerForConditionalGeneration
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
-from reluformer.training.errors import UserError, one_line
 from reluformer.training.model_building import build_config
 
 

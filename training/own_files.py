@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 
 from transformers.dynamic_module_utils import get_relative_imports
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.checkpoints import MANIFEST_FILE, UNSEALED_FILE, checkpoint_folders, is_leftover, read_manifest
-from reluformer.training.errors import UserError
 
 TOKENIZER_FILES = (
     "tokenizer_config.json",

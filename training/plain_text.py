@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from pathlib import PurePath
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 BYTE_ORDER_MARK = codecs.BOM_UTF8
 # How much of a file's beginning `refuse_other_encodings` looks at.

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import HubStrategy
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 
 @dataclass(frozen=True)

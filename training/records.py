@@ -43,7 +43,7 @@ PACKAGES = (
     "numpy",
 )
 # What the program is called when Python runs one of its files instead of the installed command.
-_OWN_PROGRAMS = {"reluformer", "reluformer-script", "cli", "__main__"}
+_OWN_PROGRAMS = {"reluformer", "reluformer-script", "__main__"}
 
 
 def command_line(argv: Sequence[str] | None = None) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, Recipe
 from reluformer.configuration.recipe_parser import library_defaults, recipe_to_dict
 from reluformer.training.arrow_cache import content_hash
-from reluformer.training.errors import UserError
 from reluformer.training.records import write_json
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_parser import is_saved_recipe, recipe_to_dict, save_recipe
 from reluformer.configuration.recipe_text import read_recipe_text
@@ -19,7 +20,6 @@ from reluformer.training.checkpoints import (
     remove_leftovers,
     remove_off_schedule,
 )
-from reluformer.training.errors import UserError
 from reluformer.training.global_batch import require_same_updates
 from reluformer.training.own_files import own_files_of_run, remove_files
 from reluformer.training.resumption import require_same_recipe, require_same_training_files

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import yaml
 
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.study import Study
 from reluformer.configuration.study_parser import Catalogue, Row, table_of
 from reluformer.training import study_process
 from reluformer.training.analysis_commands import analysis_commands
 from reluformer.training.collection import read_json, unevaluated_splits
-from reluformer.training.errors import UserError, one_line
 from reluformer.training.run_folder import RECORD_FILE
 from reluformer.training.study_results import (
     Places,

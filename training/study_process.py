@@ -100,7 +100,7 @@ def _run(commands: list[list[str]], log: str, lock: str) -> None:
 
 
 def _call(command: list[str]) -> int:
-    from reluformer.training.cli import main
+    from reluformer.commands.main import main
 
     sys.argv = ["reluformer", *command]  # what records tell as the command
     return main(command)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.study_parser import Row, recipe_of
 from reluformer.training.averaging import checkpoint_folders
 from reluformer.training.bootstrap import bleu_statistics
 from reluformer.training.collection import collect, read_json, training_seconds
-from reluformer.training.errors import UserError
 from reluformer.training.records import write_json
 from reluformer.training.run_folder import RECORD_FILE
 

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from tqdm.auto import tqdm
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.plain_text import BYTE_ORDER_MARK, HEAD_BYTES, refuse_other_encodings, refuse_table
 
 

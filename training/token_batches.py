@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.arrow_cache import rows_by_file
-from reluformer.training.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, seed_worker
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.checkpoints import (
     begin_checkpoint,
     move_files,
@@ -25,7 +26,6 @@ from reluformer.training.checkpoints import (
     seal_checkpoint,
 )
 from reluformer.training.encoding import token_lengths
-from reluformer.training.errors import UserError
 from reluformer.training.figures import FigureMeans
 from reluformer.training.interruptions import StopOnSigterm
 from reluformer.training.mapped_files import ReleasingCollator

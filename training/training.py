@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 
+from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 from reluformer.configuration.recipe import Recipe
 from reluformer.training.averaging import average_checkpoints
 from reluformer.training.corpora import CorpusReport
@@ -22,7 +23,6 @@ from reluformer.training.data import has_split, load_split, pack_split
 from reluformer.training.divergence import DivergenceWatch
 from reluformer.training.documents import PackingReport
 from reluformer.training.encoding import encode_pairs, first_encoded_pairs
-from reluformer.training.errors import TrainingStopped, UserError, one_line
 from reluformer.training.evaluation import evaluate_run, print_samples, read_translations
 from reluformer.training.global_batch import change_of_processes
 from reluformer.training.interruptions import told_in_one_line, where_it_goes_on

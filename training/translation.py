@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.loading import device_of, load_model_and_tokenizer
 from reluformer.training.long_sources import LONG_SOURCES, LongSources, Pieces, SourceEncoder
 

@@ -6,9 +6,9 @@ import os
 import sys
 import threading
 
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.space.observation import ObservedTranslator
 from reluformer.hub_cards.space.page import build_page, launch_page
-from reluformer.training.errors import UserError, one_line
 
 
 def main() -> int:

@@ -7,8 +7,8 @@ import importlib.util
 import threading
 from pathlib import Path
 
+from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.space.observation import DEFAULT_MAP_TOKENS, ObservedTranslator
-from reluformer.training.errors import UserError
 from reluformer.training.evaluation import read_translations
 
 _EXAMPLES = 5

@@ -15,7 +15,7 @@ from reluformer.analysis.head_sums import ALL
 from reluformer.analysis.model_maps import PairMaps, pair_maps
 from reluformer.analysis.row_statistics import RowStatistics
 from reluformer.analysis.texts import make_batch
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.translation import Translator
 
 DEFAULT_MAP_TOKENS = 40

@@ -15,9 +15,9 @@ import gradio as gr
 
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
 from reluformer.analysis.head_sums import ALL
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.space.observation import ObservedText, ObservedTranslator, Place
 from reluformer.hub_cards.space.views import empty_html, heading_html, introduction_html, message_html, result_html
-from reluformer.training.errors import UserError, one_line
 
 TITLE = "Attention, head by head"
 _FOLDER = Path(__file__).parent

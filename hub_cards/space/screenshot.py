@@ -26,9 +26,9 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
+from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.space.observation import ObservedTranslator
 from reluformer.hub_cards.space.page import build_page, launch_page
-from reluformer.training.errors import UserError
 
 BROWSER, DRIVER = "chromium", "chromedriver"
 _FLAGS = (

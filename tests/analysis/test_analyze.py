@@ -8,8 +8,8 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from reluformer.analysis.analyze import ANALYSES, AnalysisOptions, analyze
-from reluformer.training import cli
-from reluformer.training.errors import UserError
+from reluformer.commands import main as cli
+from reluformer.configuration.errors import UserError
 
 from .small_models import LAYERS, SOURCES, TARGETS, save_model
 

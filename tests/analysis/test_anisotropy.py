@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from reluformer.analysis.anisotropy import anisotropy, anisotropy_table
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 from .small_models import FFN, LAYERS, make_model
 

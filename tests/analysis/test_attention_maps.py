@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.analysis.attention_maps import cross_attention, plot_attention_map
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.translation import Translator
 

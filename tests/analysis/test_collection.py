@@ -10,7 +10,7 @@ from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, Ba
 from reluformer.analysis.row_statistics import RowStatistics
 from reluformer.analysis.texts import make_batch
 from reluformer.analysis.top_p import TopPSums
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 from .small_models import FFN, HEADS, LAYERS, make_model
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from reluformer.analysis.curves import plot_training_curve, read_log_history
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 LOG = [

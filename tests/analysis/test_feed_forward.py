@@ -6,7 +6,7 @@ import torch
 from reluformer.analysis.collection import observe
 from reluformer.analysis.feed_forward import feed_forward_blocks, require_post_norm
 from reluformer.analysis.texts import make_batch
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 from .small_models import FFN, LAYERS, make_model
 

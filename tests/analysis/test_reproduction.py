@@ -11,9 +11,9 @@ from reluformer.analysis import study_plots
 from reluformer.analysis.reproduction import write_reproduction
 from reluformer.analysis.study_claims import judge
 from reluformer.analysis.study_outcomes import outcomes_of, select
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.study_parser import ROWS_FILE, load_rows, load_study
 from reluformer.training.bootstrap import bleu_statistics
-from reluformer.training.errors import UserError
 from reluformer.training.evaluation import write_translations
 from reluformer.training.records import write_json
 from reluformer.training.study_results import Places, Task

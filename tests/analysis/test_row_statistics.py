@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reluformer.analysis.row_statistics import RowStatistics
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 
 def statistics_of(weights, visible, margin=0.7):

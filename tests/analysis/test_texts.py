@@ -7,7 +7,7 @@ import pytest
 
 from reluformer.analysis import texts
 from reluformer.analysis.texts import batches, encode_text, read_lines
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 from .small_models import POSITIONS, SOURCES, TARGETS, make_model
 

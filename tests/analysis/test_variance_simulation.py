@@ -3,7 +3,7 @@
 import pytest
 
 from reluformer.analysis.variance_simulation import simulate_variance
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 
 
 def test_the_variance_is_half_of_n():

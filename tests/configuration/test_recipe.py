@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from reluformer import ReLUFormerConfig
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import checkpoints_of
 from reluformer.configuration.recipe_parser import (
     RECIPES_FOLDER,
@@ -17,7 +18,6 @@ from reluformer.configuration.recipe_parser import (
     recipe_to_dict,
     save_recipe,
 )
-from reluformer.training.errors import UserError
 from reluformer.training.model_building import build_config
 
 SMALL = {
@@ -210,7 +210,7 @@ def test_checkpoints_are_counted_before_training(small, max_steps, save_steps, c
 
 def test_printing_the_config_touches_no_device(small):
     code = (
-        "import sys; from reluformer.training.cli import main; import torch\n"
+        "import sys; from reluformer.commands.main import main; import torch\n"
         f"status = main(['train', '--config', {small()!r}, '--print_config'])\n"
         "from accelerate.state import PartialState\n"
         "sys.exit(status or bool(PartialState._shared_state) or torch.cuda.is_initialized())"

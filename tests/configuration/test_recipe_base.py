@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe, recipe_layers, recipe_to_dict
-from reluformer.training.errors import UserError
 
 BASE = {
     "name": "below",

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from reluformer.analysis.study_plots import row_of_line
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.configuration.study import SIZES, Study, StudyRow
 from reluformer.configuration.study_parser import (
@@ -18,7 +19,6 @@ from reluformer.configuration.study_parser import (
     study_names,
     table_of,
 )
-from reluformer.training.errors import UserError
 from reluformer.training.model_building import build_config
 
 BASE = {

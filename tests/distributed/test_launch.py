@@ -19,10 +19,10 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
 import reluformer.configuration
+from reluformer.commands.main import main
+from reluformer.configuration.errors import TrainingStopped, UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training import training as training_module
-from reluformer.training.cli import main
-from reluformer.training.errors import TrainingStopped, UserError
 from reluformer.training.launch import check_environment, check_launch, is_sharded, joining, leaving
 
 from ..training.tiny_run import tiny_model
@@ -149,7 +149,7 @@ def test_the_command_line_tells_that_they_did_not(recipe_file, tmp_path):
 import sys
 from datetime import timedelta
 from torch.distributed import distributed_c10d
-from reluformer.training.cli import main
+from reluformer.commands.main import main
 distributed_c10d.default_pg_timeout = timedelta(seconds=1)  # instead of half an hour
 sys.exit(main(["train", "--config", sys.argv[1]]))
 """
@@ -380,7 +380,7 @@ def test_the_process_group_is_left_after_a_stop_of_all_processes_and_kept_after_
 ABORTING_PROGRAM = """
 import atexit, ctypes, logging, sys, threading, time
 from pathlib import Path
-from reluformer.training import cli
+from reluformer.commands import main as cli
 
 libc = ctypes.CDLL(None)
 libc.on_exit(ctypes.cast(libc.abort, ctypes.c_void_p), None)

@@ -8,7 +8,8 @@ import shlex
 import pytest
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformer.training import cli
+from reluformer.commands import main as cli
+from reluformer.commands.parsing import Parser
 from reluformer.training.demo_corpus import demo_pairs
 from reluformer.training.tokenization import train_tokenizer
 
@@ -119,8 +120,8 @@ def test_commands_are_what_the_command_line_takes(block, arguments, monkeypatch,
         found = as_it_is(parser, given, namespace)
         return found if parser.prog == "reluformer" else stop()
 
-    as_it_is = cli._Parser.parse_args
-    monkeypatch.setattr(cli._Parser, "parse_args", parse)
+    as_it_is = Parser.parse_args
+    monkeypatch.setattr(Parser, "parse_args", parse)
     monkeypatch.setattr(recipe_parser, "build_recipe", stop)
     monkeypatch.chdir(ROOT)
     for name in ("MASTER_ADDR", "WORLD_SIZE"):

@@ -7,9 +7,9 @@ from email.utils import format_datetime
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
+from reluformer.configuration.errors import UserError
 from reluformer.hub_cards import hub_faults
 from reluformer.hub_cards.hub_faults import LONGEST_WAIT, WAITS, fault_of, with_retries
-from reluformer.training.errors import UserError
 
 REPO = "me/little"
 

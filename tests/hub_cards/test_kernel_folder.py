@@ -19,9 +19,9 @@ from huggingface_hub import ModelCard
 import reluformer
 from reluformer import attention_operator, relu_attention
 from reluformer.attention_reference import POINTWISE
+from reluformer.configuration.errors import UserError
 from reluformer.hub_cards import kernel_sources
 from reluformer.hub_cards.kernel import BACKENDS, VERSION, kernel_command, write_kernel
-from reluformer.training.errors import UserError
 from reluformer.visibility_reluformer import Visibility
 
 from ..modeling_reluformer.attention_cases import random_inputs, reference, relative_error

@@ -15,9 +15,9 @@ import torch
 import yaml
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from reluformer.commands import main as cli
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.hub_cards.hub_faults import with_retries
-from reluformer.training import cli
 from reluformer.training.training import train
 
 from ..training.kill_harness import RECIPE

@@ -10,10 +10,10 @@ import pytest
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file, save_file
 
+from reluformer.commands import main as cli
+from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.bundle import PublishedFile, collect_files
 from reluformer.hub_cards.publishing import changed_files, publish
-from reluformer.training import cli
-from reluformer.training.errors import UserError
 from reluformer.training.records import write_json
 
 from .finished_run import LEFT_BEHIND, write_finished_run

@@ -6,10 +6,10 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+from reluformer.commands import main as cli
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.hub_cards.hub_faults import with_retries
-from reluformer.training import cli
-from reluformer.training.errors import UserError
 from reluformer.training.training import train
 
 from ..training.kill_harness import RECIPE

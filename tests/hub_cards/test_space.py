@@ -11,11 +11,11 @@ import torch
 from huggingface_hub import RepoCard
 
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
+from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.space import command
 from reluformer.hub_cards.space.observation import ObservedTranslator, Place
 from reluformer.hub_cards.space.pictures import draw_map
 from reluformer.hub_cards.space.views import heading_html, result_html
-from reluformer.training.errors import UserError
 from reluformer.training.evaluation import write_translations
 from reluformer.training.translation import Translator
 

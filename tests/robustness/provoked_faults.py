@@ -19,7 +19,8 @@ import pytest
 import torch
 import yaml
 
-from reluformer.training import cli, study_process
+from reluformer.commands import main as cli
+from reluformer.training import study_process
 from reluformer.training import training as training_module
 from reluformer.training.checkpoints import MANIFEST_FILE
 

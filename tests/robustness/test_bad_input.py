@@ -13,9 +13,9 @@ import torch
 
 import reluformer.attention_compiled as compiled
 from reluformer import ReLUFormerConfig, relu_attention
-from reluformer.training import cli
+from reluformer.commands import main as cli
+from reluformer.configuration.errors import UserError
 from reluformer.training.corpora import read_parallel_files
-from reluformer.training.errors import UserError
 from reluformer.training.text_lines import read_lines
 from reluformer.training.translation import Translator
 
@@ -129,7 +129,7 @@ def test_another_broken_pipe_is_no_closed_output(monkeypatch, capsys):
     def broken(arguments):
         raise BrokenPipeError("a worker's")
 
-    monkeypatch.setitem(cli._COMMANDS, "study", broken)
+    monkeypatch.setattr("reluformer.commands.study.run", broken)
     with pytest.raises(BrokenPipeError, match="a worker's"):
         cli.main(["study"])
 
@@ -143,7 +143,7 @@ def test_a_compiled_attention_that_cannot_be_had_is_one_line(value, monkeypatch,
         relu_attention(query, query, query, row_scale=None)
         return 0
 
-    monkeypatch.setitem(cli._COMMANDS, "translate", translate)
+    monkeypatch.setattr("reluformer.commands.translate.run", translate)
     monkeypatch.setattr(compiled, "_operators", compiled._operators.__wrapped__)
     monkeypatch.setenv(compiled.VARIABLE, value)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -179,7 +179,7 @@ def test_a_full_disk_is_one_line(monkeypatch, capsys):
             full.write("x" * 100_000)
         return 0
 
-    monkeypatch.setitem(cli._COMMANDS, "study", fill)
+    monkeypatch.setattr("reluformer.commands.study.run", fill)
     assert cli.main(["study"]) == 2
     assert capsys.readouterr().err == "reluformer: error: No space left on device\n"
 
@@ -188,7 +188,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
     def missing(arguments):
         raise FileNotFoundError(2, "No such file or directory", "package_file")
 
-    monkeypatch.setitem(cli._COMMANDS, "study", missing)
+    monkeypatch.setattr("reluformer.commands.study.run", missing)
     with pytest.raises(FileNotFoundError):
         cli.main(["study"])
 

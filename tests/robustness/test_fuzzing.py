@@ -10,11 +10,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reluformer.commands import main as cli
+from reluformer.commands import study
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_text import read_recipe_text
-from reluformer.training import cli, study_command
 from reluformer.training import training as training_module
 from reluformer.training.corpora import read_parallel_files
-from reluformer.training.errors import UserError
 
 from ..conftest import VOCABULARY, tiny_model
 
@@ -140,7 +141,7 @@ WORDS = st.sampled_from(
 def test_random_arguments_end_with_one_line_or_well(tmp_path, arguments, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training_module, "train", lambda *arguments, **options: None)
-    monkeypatch.setattr(study_command, "run_tasks", lambda *arguments, **options: [])
+    monkeypatch.setattr(study, "run_tasks", lambda *arguments, **options: [])
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"eins\n")))
     assert_quiet(arguments)
 

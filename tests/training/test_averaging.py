@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import MarianConfig, MarianMTModel
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.averaging import average_checkpoints, checkpoint_folders
-from reluformer.training.errors import UserError
 
 
 def write_checkpoint(run, number, **tensors):

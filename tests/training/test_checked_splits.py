@@ -5,11 +5,11 @@ import logging
 
 import pytest
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training import training as training_module
 from reluformer.training.demo_corpus import demo_pairs
 from reluformer.training.encoding import encode_pairs, first_encoded_pairs
-from reluformer.training.errors import UserError
 from reluformer.training.evaluation import read_translations
 from reluformer.training.training import train
 from reluformer.training.validation import ValidationTranslation

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.averaging import average_checkpoints
 from reluformer.training.checkpoints import (
@@ -24,7 +25,6 @@ from reluformer.training.checkpoints import (
     saved_processes,
     seal_checkpoint,
 )
-from reluformer.training.errors import UserError
 from reluformer.training.run_folder import CARD_FILE, RECORD_FILE, checkpoint_to_resume
 
 from .tiny_run import TOKENS_PER_BATCH, tiny_trainer

@@ -13,9 +13,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, Mar
 from transformers.generation import utils as generation_utils
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.training import cli
+from reluformer.commands import main as cli
+from reluformer.configuration.errors import UserError
 from reluformer.training.conversion import ATTENTIONS, convert, convert_marian_model, marian_config
-from reluformer.training.errors import UserError
 
 from ..conftest import skip_beams_of_two_vocabularies
 from .tiny_marian import VOCABULARY, marian_model, save_marian, train_sentencepiece

@@ -6,11 +6,11 @@ import json
 import datasets
 import pytest
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, ParallelFiles
 from reluformer.training.corpora import read_dataset, read_parallel_files
 from reluformer.training.data import load_split
 from reluformer.training.encoding import encode_pairs
-from reluformer.training.errors import UserError
 from reluformer.training.tokenization import train_tokenizer
 
 GERMAN, ENGLISH = ["ein hund .", "eine katze ."], ["a dog .", "a cat ."]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.demo_corpus import BASIC_NUMBERS, _words, demo_pairs, split_of_number
-from reluformer.training.errors import UserError
 
 
 @pytest.fixture(scope="module")

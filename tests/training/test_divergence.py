@@ -6,10 +6,10 @@ import pytest
 import torch
 import yaml
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.collection import collect
 from reluformer.training.divergence import CHECK_EVERY, DivergenceWatch
-from reluformer.training.errors import UserError
 from reluformer.training.run_folder import RECORD_FILE
 from reluformer.training.training import train
 

@@ -9,13 +9,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reluformer.commands import main as cli
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training import cli
 from reluformer.training.corpora import read_dataset, read_parallel_files
 from reluformer.training.data import load_split, pack_split
 from reluformer.training.documents import greedy_spans, pack_documents
 from reluformer.training.encoding import encode_pairs
-from reluformer.training.errors import UserError
 from reluformer.training.evaluation import evaluate_run, read_translations
 from reluformer.training.metrics import score_documents
 from reluformer.training.tokenization import train_tokenizer

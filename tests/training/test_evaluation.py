@@ -5,7 +5,7 @@ import json
 import datasets
 import pytest
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.evaluation import (
     evaluate_run,
     format_samples,

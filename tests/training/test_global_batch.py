@@ -7,9 +7,9 @@ import pytest
 import torch
 import yaml
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, save_recipe
 from reluformer.training.checkpoints import MANIFEST_FILE, begin_checkpoint, saved_processes, seal_checkpoint
-from reluformer.training.errors import UserError
 from reluformer.training.global_batch import GlobalBatch, change_of_processes, global_batch_of
 from reluformer.training.run_folder import RECIPE_FILE, checkpoint_to_resume
 

@@ -14,6 +14,7 @@ import datasets
 import numpy as np
 import pytest
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, ParallelFiles
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training import arrow_cache, corpora, encoding
@@ -21,7 +22,6 @@ from reluformer.training.arrow_cache import cache_folder, cached_rows, rows_by_f
 from reluformer.training.corpora import read_dataset, read_parallel_files
 from reluformer.training.data import load_split
 from reluformer.training.encoding import default_workers, encode_pairs, token_lengths, tokenizer_facts
-from reluformer.training.errors import UserError
 from reluformer.training.token_batches import LENGTH_JITTER, TokenBatchSampler
 from reluformer.training.tokenization import train_tokenizer
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from sacrebleu.metrics import BLEU
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.metrics import describe_scores, load_metric, score_translations
 
 REFERENCES = ["A man is riding a red bicycle.", "Two dogs play in the snow, again.", "It 's done ."]

@@ -35,7 +35,6 @@ def checkout(tmp_path):
     ("argv", "expected"),
     [
         (["/somewhere/.venv/bin/reluformer", "train", "--config", "a b.yaml"], "reluformer train --config 'a b.yaml'"),
-        (["/somewhere/training/cli.py", "evaluate"], "reluformer evaluate"),
         (["/somewhere/experiment.py", "--steps", "3"], "experiment.py --steps 3"),
     ],
 )

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from reluformer import ReLUFormerConfig
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, recipe_parser
 from reluformer.training.collection import collect
-from reluformer.training.errors import UserError
 from reluformer.training.records import run_record
 from reluformer.training.redaction import command_without_secrets, is_secret, last_part, public_command, public_text
 

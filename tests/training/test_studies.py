@@ -10,11 +10,12 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from reluformer.commands import main as cli
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.study_parser import ROWS_FILE, STUDIES_FOLDER, load_rows, load_study
-from reluformer.training import cli, studies, study_process
+from reluformer.training import studies, study_process
 from reluformer.training import training as training_module
 from reluformer.training.collection import training_seconds
-from reluformer.training.errors import UserError
 from reluformer.training.studies import run_tasks, tasks_by_study
 from reluformer.training.study_results import Places, Task, is_stale, read_result, state_of
 

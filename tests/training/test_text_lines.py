@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from reluformer.training import cli
+from reluformer.commands import main as cli
 from reluformer.training.text_lines import write_lines
 from reluformer.training.translation import Translator
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.token_batches import TokenBatchSampler
 
 

@@ -14,7 +14,7 @@ from packaging import version
 from safetensors.torch import load_file
 from transformers import TrainerState
 
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.figures import FigureMeans
 from reluformer.training.token_batches import TokenBatchSampler
 from reluformer.training.trainer import ReLUFormerTrainer, _EpochOfTheBatches

@@ -10,11 +10,11 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainingArguments
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import ParallelFiles
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe, recipe_parser, save_recipe
 from reluformer.training import training as training_module
 from reluformer.training.checkpoints import MANIFEST_FILE, seal_checkpoint
-from reluformer.training.errors import UserError
 from reluformer.training.own_files import own_files_of_run
 from reluformer.training.resumption import require_same_recipe, write_training_files
 from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, checkpoint_to_resume, write_recipe

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformer.training.errors import UserError
+from reluformer.configuration.errors import UserError
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.translation import Translator
 

@@ -8,20 +8,21 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from reluformer.commands.parsing import Parser
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.study import SIZES
 from reluformer.configuration.study_parser import load_rows, load_study, study_names
-from reluformer.training.errors import UserError
 from reluformer.training.studies import run_tasks, tasks_by_study
 from reluformer.training.study_results import RESULTS, RUNS, Places, Task, is_stale, state_of
 
 
-def study_command(parser_class: type[argparse.ArgumentParser], arguments: list[str]) -> int:
-    """The command, with arguments after its name; returns the exit status.
+def run(arguments: list[str]) -> int:
+    """The verb, with the arguments after its name; returns the exit status.
 
     Raises:
         UserError: unknown study, size or row, or rows that failed.
     """
-    options = _parser(parser_class).parse_args(arguments)
+    options = _parser().parse_args(arguments)
     if options.report is not None:
         return _report(options)
     options.size = options.size or "cpu"
@@ -59,8 +60,8 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parser(parser_class: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    parser = parser_class(
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
         prog="reluformer study",
         description="Runs the rows of the paper's tables and figures: those that are missing; one that was interrupted goes on "
         "where it stopped, one that is finished is left alone.",

@@ -9,13 +9,14 @@ import sys
 import datasets
 import pytest
 
+from reluformer.commands import main as cli
+from reluformer.commands.parsing import DECODING
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training import cli
 from reluformer.training.corpora import CorpusReport
 from reluformer.training.training import train
 from reluformer.training.translation import Translator
 
-from .test_training import recipe_file  # noqa: F401  (a fixture)
+from ..training.test_training import recipe_file  # noqa: F401  (a fixture)
 
 
 def run(capsys, *arguments):
@@ -85,7 +86,7 @@ def test_an_interruption_is_status_130(capsys, monkeypatch):
     def interrupt(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli._COMMANDS, "train", interrupt)
+    monkeypatch.setattr("reluformer.commands.train.run", interrupt)
     assert run(capsys, "train")[0] == 130
 
 
@@ -93,7 +94,7 @@ def test_a_bug_keeps_its_traceback(capsys, monkeypatch):
     def bug(arguments):
         raise ValueError("not the user's mistake")
 
-    monkeypatch.setitem(cli._COMMANDS, "train", bug)
+    monkeypatch.setattr("reluformer.commands.train.run", bug)
     with pytest.raises(ValueError, match="not the user's"):
         cli.main(["train"])
 
@@ -139,7 +140,7 @@ def test_train_evaluate_and_translate(capsys, recipe_file, tmp_path, monkeypatch
 
 def test_help_tells_what_the_translator_decodes_with(capsys):
     defaults = inspect.signature(Translator.__init__).parameters
-    for name, told in cli.DECODING.items():
+    for name, told in DECODING.items():
         assert float(told) == defaults[name].default
     assert cli.main(["translate", "--help"]) == 0
     assert "width of the beam; default: 5" in " ".join(capsys.readouterr().out.split())

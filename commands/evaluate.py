@@ -1,0 +1,49 @@
+"""`reluformer evaluate`: translates and scores a split of a run's corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reluformer.commands.parsing import DECODING, Parser, add_decoding_options
+from reluformer.configuration.errors import UserError
+
+
+def run(arguments: list[str]) -> int:
+    """The verb, with the arguments after its name; returns the exit status."""
+    parser = Parser(prog="reluformer evaluate", description="Translates and scores a split of a run's corpus.")
+    parser.add_argument("--run", required=True, metavar="FOLDER", help="run folder, for example runs/demo")
+    parser.add_argument("--split", default="test", choices=["train", "validation", "test"], help="default: test")
+    add_decoding_options(parser, dict.fromkeys((*DECODING, "long_sources"), "the recipe's"))
+    parser.add_argument("--samples", type=int, help="translations printed beside their references")
+    options = parser.parse_args(arguments)
+
+    from reluformer.configuration.recipe_parser import load_recipe
+    from reluformer.hub_cards.card import write_card
+    from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE
+    from reluformer.training.training import evaluate_split, headline
+
+    folder = Path(options.run)
+    if not (folder / RECIPE_FILE).is_file():
+        raise UserError(f"--run: {options.run!r} is not a run folder (no {RECIPE_FILE} in it)")
+    recipe = load_recipe(folder / RECIPE_FILE)
+    recipe.training.output_dir = str(folder)  # the folder may have been moved since
+    evaluation = recipe.evaluation
+    for name in ("num_beams", "length_penalty", "batch_tokens", "long_sources", "samples", "attn_implementation"):
+        if getattr(options, name) is not None:
+            setattr(evaluation, name, getattr(options, name))
+    recipe.check()
+    scores = evaluate_split(
+        recipe,
+        options.split,
+        folder,
+        num_beams=evaluation.num_beams,
+        length_penalty=evaluation.length_penalty,
+        batch_tokens=evaluation.batch_tokens,
+        long_sources=evaluation.long_sources,
+        attn_implementation=evaluation.attn_implementation,
+        device=options.device,
+    )
+    if (folder / RECORD_FILE).is_file():  # the card of a finished run shows its figures
+        write_card(folder)
+    print(headline(recipe, options.split, scores))
+    return 0

@@ -1,0 +1,140 @@
+"""The door of the command line: which verbs there are, and what becomes of their errors.
+
+Each verb is a file of this folder with a function `run`. Libraries that take seconds to import are imported inside these, so
+that `reluformer --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import io
+import os
+import select
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TextIO
+
+from reluformer.commands.parsing import Parser
+from reluformer.configuration.errors import PeerLost, TrainingStopped, UserError, one_line
+
+# Those of an interruption are what a shell tells of a process that the signal ended: 128 + SIGINT, 128 + SIGTERM.
+EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_STOPPED = 0, 2, 130, 143
+EXIT_PEER_LOST = 74  # EX_IOERR of sysexits.h
+EXIT_BROKEN_PIPE = 141  # of a program that a closed pipe ends, to a shell
+# What the machine refuses, whatever the command: one line with the file, not a traceback.
+_REFUSALS_OF_THE_SYSTEM = {
+    getattr(errno, name)
+    for name in ("EACCES", "EDQUOT", "EISDIR", "ENAMETOOLONG", "ENOSPC", "ENOTDIR", "EPERM", "EROFS")
+    if hasattr(errno, name)  # Windows has no EDQUOT
+}
+# Every verb, and what it makes or shows.
+VERBS = {
+    "train": "a model after a recipe",
+    "evaluate": "a run on one of its splits",
+    "translate": "text with a model",
+    "analyze": "attention and feed-forward memories of a model",
+    "convert": "a MarianMT checkpoint to a ReLUFormer",
+    "study": "the tables and figures of the paper",
+    "card": "the model card of a run",
+    "publish": "a run on the Hub",
+    "kernel": "the attention as a folder for the Hub",
+    "space": "a page that shows the attention of every head",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: arguments after the program's name; None takes the process' own, and ends the process where a launcher of several
+            has started it (`reluformer.training.launch.end_worker`).
+
+    Returns:
+        Exit status: 0, 2 for what a person must change (one line on stderr), 74 when another process of the training was
+        lost, 130 when interrupted, 141 when whoever reads the output has closed it, 143 when a training was stopped by
+        SIGTERM and has saved a checkpoint.
+    """
+    try:
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # what a help text left; a closed pipe is found here, not when Python ends
+    except BrokenPipeError:
+        if not _leave_closed_pipes():
+            raise
+        status = EXIT_BROKEN_PIPE
+    if argv is None:
+        from reluformer.training.launch import end_worker
+
+        end_worker(status)
+    return status
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        chosen = _main_parser().parse_args(arguments[:1])
+        status = import_module(f"reluformer.commands.{chosen.command}").run(arguments[1:])
+        sys.stdout.flush()
+        return status
+    except UserError as error:
+        print(f"reluformer: error: {one_line(error)}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except TrainingStopped as stop:
+        print(f"reluformer: {stop}", file=sys.stderr)
+        return EXIT_STOPPED
+    except PeerLost as loss:
+        print(f"reluformer: {loss}", file=sys.stderr, flush=True)
+        return EXIT_PEER_LOST
+    except KeyboardInterrupt as interrupt:
+        print(": ".join(["reluformer: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except SystemExit as stop:  # argparse: --help, --version and --print_config
+        return stop.code if isinstance(stop.code, int) else EXIT_OK
+    except RuntimeError as error:
+        from reluformer.attention_compiled import CompiledAttentionError
+
+        if not isinstance(error, CompiledAttentionError):
+            raise
+        print(f"reluformer: error: {one_line(error)}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except OSError as error:
+        if error.errno not in _REFUSALS_OF_THE_SYSTEM:
+            raise
+        named = "" if error.filename is None else f"{error.filename}: "
+        print(f"reluformer: error: {one_line(f'{named}{error.strerror}')}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def _leave_closed_pipes() -> bool:
+    """Whether stdout or stderr is a pipe that nobody reads; what is still to be written to it goes nowhere.
+
+    Python writes it when it ends, and would report the closed pipe once more.
+    """
+    closed = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
+    for stream in closed:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+    return bool(closed)
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+    except (AttributeError, io.UnsupportedOperation):  # Windows, or a stream that is no file
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _main_parser() -> argparse.ArgumentParser:
+    from importlib.metadata import version
+
+    parser = Parser(
+        prog="reluformer",
+        description="Trains, evaluates and uses ReLUFormer models (arXiv 2302.06461).",
+        epilog="`reluformer <command> --help` lists the options of a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"reluformer {version('reluformer')}")
+    verbs = " · ".join(f"{verb}: {what}" for verb, what in VERBS.items())
+    parser.add_argument("command", choices=list(VERBS), help=verbs)
+    return parser

@@ -1,0 +1,41 @@
+"""What the verbs have in common: their parser, and the options of decoding."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+
+from reluformer.configuration.errors import UserError
+from reluformer.training.long_sources import LONG_SOURCES
+
+# What `Translator` takes where nothing is said, for help texts: importing it takes seconds.
+DECODING = {"num_beams": "5", "length_penalty": "1.0", "batch_tokens": "4096"}
+LICENSE_HELP = (
+    "of the weights, by the Hub's name, for example cc-by-4.0; default: the one that the card in the folder has, if any"
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with mistakes as `UserError` rather than usage and exit."""
+
+    def error(self, message: str) -> None:
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+def add_decoding_options(parser: argparse.ArgumentParser, defaults: Mapping[str, str]) -> None:
+    """Defaults are told, not set: who reads the options has to know which of them were given."""
+    parser.add_argument("--num_beams", type=int, help=f"width of the beam; default: {defaults['num_beams']}")
+    parser.add_argument(
+        "--length_penalty", type=float, help=f"exponent of the length; default: {defaults['length_penalty']}"
+    )
+    parser.add_argument(
+        "--batch_tokens", type=int, help=f"source tokens decoded at once; default: {defaults['batch_tokens']}"
+    )
+    parser.add_argument(
+        "--long_sources",
+        choices=LONG_SOURCES,
+        help="sources with more tokens than the model has positions: refuse the whole text, truncate them, or split them at "
+        f"the ends of sentences; default: {defaults['long_sources']}",
+    )
+    parser.add_argument("--attn_implementation", help="how attention is computed; default: the model's")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")

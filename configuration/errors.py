@@ -1,0 +1,27 @@
+"""The exceptions that are meant to be read by a user."""
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave: the message names what was given, what was expected and what to do.
+
+    The command line prints it as one line and exits with status 2; from Python it is a `ValueError` like any other.
+    """
+
+
+class TrainingStopped(Exception):
+    """SIGTERM has ended a training in an orderly way, after a checkpoint; the message says where it goes on.
+
+    The command line prints it as one line and exits with status 143.
+    """
+
+
+class PeerLost(Exception):
+    """Another process of the training has ended or cannot be reached; the message says where the run goes on.
+
+    The command line prints it as one line and exits with status 74, and so do the launchers with one of their own.
+    """
+
+
+def one_line(error: BaseException | str) -> str:
+    """The message of an error without line breaks: libraries wrap theirs, a `UserError` has one line."""
+    return " ".join(str(error).split())
