@@ -62,7 +62,9 @@ def module_figures(
     return torch.stack([penalty, over_real_rows(row_sum), entropy_sum, over_real_rows(dead), real.sum()])
 
 
-def row_weights(row_sentence: Tensor, label_sentence: Tensor, sentences: int, dtype: torch.dtype) -> Tensor:
+def row_weights(
+    row_sentence: Tensor, label_sentence: Tensor, sentences: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Weight of every query row in sum_b L_reg(b) · targets_b: targets_b / rows_b for a row of sentence b, 0 for padding.
 
     Args:
