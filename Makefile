@@ -115,6 +115,7 @@ example-card: .venv/installed
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest --noconftest tests/test_import_direction.py
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,21 +81,6 @@ PANELS = (
     ),
     Panel("learning rate", 1.0, (Line("learning_rate", "learning rate", _GREY),)),
 )
-
-
-def read_log_history(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The log of a run: `log_history` of its trainer_state.json.
-
-    Raises:
-        UserError: no such file, or no log in it.
-    """
-    path = Path(run_dir) / "trainer_state.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["log_history"]
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; give the folder of a finished run") from error
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: is no trainer state with a log_history ({error})") from error
 
 
 def plot_training_curve(

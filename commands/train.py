@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm.auto import tqdm
+
 from reluformer.configuration.errors import UserError
+
+if TYPE_CHECKING:
+    from reluformer.configuration.recipe import Recipe
+    from reluformer.training.training import FinishedRun
 
 
 def run(arguments: list[str]) -> int:
@@ -23,8 +32,65 @@ def run(arguments: list[str]) -> int:
     with joining():  # the training arguments join the process group as soon as they are made
         recipe = build_recipe(parser, options)
 
+    with leaving():
+        train_and_document(recipe, overwrite=options.overwrite)
+    return 0
+
+
+def train_and_document(recipe: Recipe, *, overwrite: bool = False, command: str | None = None) -> Path:
+    """All that the verb does: `reluformer.training.training.train`, then pictures, the card and, if wanted, publishing.
+
+    Args:
+        recipe: the experiment.
+        overwrite: delete what an earlier run of this name has left, rather than refuse or resume.
+        command: the command line, for the record; None takes the process' own.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        UserError, TrainingStopped: as `train`; a UserError also for a `training.push_to_hub` that cannot be followed.
+    """
+    from reluformer.hub_cards.push import wanted_push
     from reluformer.training.training import train
 
-    with leaving():
-        train(recipe, overwrite=options.overwrite)
-    return 0
+    recipe.check()
+    push = wanted_push(recipe.training)
+
+    def finish(run: FinishedRun) -> None:
+        document(run)
+        if push is not None:
+            push.publish(recipe.run_folder, tell=tqdm.write)
+
+    return train(recipe, overwrite=overwrite, command=command, finish=finish)
+
+
+def document(run: FinishedRun) -> None:
+    """Draws the training curve and an attention map, writes the card, and tells the scores that the recipe is about."""
+    from reluformer.analysis.curves import holds_a_curve, plot_training_curve
+    from reluformer.hub_cards.card import write_card
+    from reluformer.training.training import headline
+
+    folder, training = run.recipe.run_folder, run.recipe.training
+    if holds_a_curve(run.log_history):
+        plot_training_curve(run.log_history, folder / "training_curve.png")
+    else:
+        updates, every = run.log_history[-1]["step"], f"{training.logging_strategy.value} {training.logging_steps:g}"
+        tqdm.write(f"no training curve: nothing was logged in {updates} updates (logging: {every})")
+    _draw_attention(run, folder / "attention_map.png")
+    write_card(folder)
+    tqdm.write(f"everything of this run is in {folder}/")
+    for split, scores in run.scores.items():
+        tqdm.write(headline(run.recipe, split, scores))
+
+
+def _draw_attention(run: FinishedRun, path: Path) -> None:
+    """Of the first pair that the model has positions for; nothing where all are too long."""
+    from reluformer.analysis.attention_maps import plot_attention_map
+    from reluformer.training.data import load_split
+    from reluformer.training.encoding import first_encoded_pairs
+
+    data, splits, positions = run.recipe.data, run.recipe.evaluation.splits, run.model.config.max_position_embeddings
+    pairs, _ = load_split(data, splits[0] if splits else "train")
+    for pair in first_encoded_pairs(pairs, run.tokenizer, max_length=positions, at_most=1):
+        plot_attention_map(run.model, run.tokenizer, pair["source"], path, target=pair["target"])

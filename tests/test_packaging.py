@@ -22,6 +22,7 @@ PACKAGE_FOLDERS = {
     "analysis": "reluformer/analysis",
     "hub_cards": "reluformer/hub_cards",
     "hub_cards/space": "reluformer/hub_cards/space",
+    "commands": "reluformer/commands",
 }
 # Extras that do not go with the oldest versions: Gradio and kernels want a newer huggingface-hub than the package does.
 NEW_ONLY = ("docs", "kernels", "space", "browser")

@@ -9,10 +9,9 @@ from typing import Any
 
 import yaml
 
-from reluformer.analysis.curves import read_log_history
 from reluformer.configuration.errors import UserError
 from reluformer.training.redaction import public_values, without_secrets
-from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE
+from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE, read_log_history
 
 
 def collect(folder: Path) -> dict[str, Any]:

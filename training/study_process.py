@@ -100,7 +100,7 @@ def _run(commands: list[list[str]], log: str, lock: str) -> None:
 
 
 def _call(command: list[str]) -> int:
-    from reluformer.commands.main import main
+    from reluformer.__main__ import main
 
     sys.argv = ["reluformer", *command]  # what records tell as the command
     return main(command)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from reluformer.training.long_sources import SourceEncoder
 from reluformer.training.metrics import describe_scores
 from reluformer.training.model_building import build_config, build_model
 from reluformer.training.needed_packages import check_packages
-from reluformer.training.push import wanted_push
 from reluformer.training.records import run_record, write_json
 from reluformer.training.resumption import write_training_files
 from reluformer.training.run_folder import RECORD_FILE, checkpoint_to_resume, write_recipe
@@ -44,13 +43,34 @@ from reluformer.training.validation import ValidationTranslation
 logger = logging.getLogger(__name__)
 
 
-def train(recipe: Recipe, *, overwrite: bool = False, command: str | None = None) -> Path:
-    """Trains, averages, evaluates and documents one run.
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that is trained, averaged and evaluated.
+
+    recipe: of the run. model, tokenizer: in memory. log_history: the Trainer's. scores: by split.
+    """
+
+    recipe: Recipe
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    log_history: list[dict[str, Any]]
+    scores: dict[str, dict[str, Any]]
+
+
+def train(
+    recipe: Recipe,
+    *,
+    overwrite: bool = False,
+    command: str | None = None,
+    finish: Callable[[FinishedRun], None] | None = None,
+) -> Path:
+    """Trains, averages and evaluates one run. Pictures, card and publishing are the command's, which gives them as `finish`.
 
     Args:
         recipe: the experiment.
         overwrite: delete what an earlier run of this name has left, rather than refuse or resume.
         command: the command line, for the record; None takes the process' own.
+        finish: what is still to be done with a run that did not diverge; called by the main process.
 
     Returns:
         The run folder.
@@ -61,10 +81,12 @@ def train(recipe: Recipe, *, overwrite: bool = False, command: str | None = None
     """
     recipe.check()
     with told_in_one_line(recipe.run_folder):
-        return _train(recipe, overwrite=overwrite, command=command)
+        return _train(recipe, overwrite=overwrite, command=command, finish=finish)
 
 
-def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
+def _train(
+    recipe: Recipe, *, overwrite: bool, command: str | None, finish: Callable[[FinishedRun], None] | None
+) -> Path:
     check_launch(recipe)
     build_config(recipe)
     check_packages(recipe)
@@ -77,7 +99,11 @@ def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
         resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and arguments.should_save)
     if arguments.should_save:
         write_recipe(recipe)
-    push = wanted_push(arguments)
+    if arguments.push_to_hub:
+        # The Trainer's own push uploads the whole run folder, with recipe, logs and translations, at every checkpoint.
+        arguments.push_to_hub = False
+        if finish is None:
+            logger.warning("training.push_to_hub: only `reluformer train` publishes a run; use `reluformer publish`")
     corpus = prepare_corpus(recipe, resuming=resume_from is not None)
     if arguments.should_save:
         write_training_files(recipe.data, folder, anew=resume_from is None)
@@ -113,20 +139,14 @@ def _train(recipe: Recipe, *, overwrite: bool, command: str | None) -> Path:
         if arguments.resume_from_checkpoint or not (folder / RECORD_FILE).is_file():
             write_json(folder / RECORD_FILE, record)
         if converged:
-            _tell_scores(recipe, _evaluate_and_document(recipe, trainer, corpus.tokenizer, command))
+            run = _evaluate(recipe, trainer, corpus.tokenizer, command)
+            if finish is not None:
+                finish(run)
             if watch.exploded is not None:
                 _say(recipe, f"warning: training diverged, see `exploded` in {folder / RECORD_FILE}")
-            if push is not None:
-                push.publish(folder, tell=partial(_say, recipe))
         else:
             _say(recipe, f"training diverged: {watch.divergence.reason}; recorded in {folder / RECORD_FILE}")
     return folder
-
-
-def _tell_scores(recipe: Recipe, scores: dict[str, dict[str, Any]]) -> None:
-    _say(recipe, f"everything of this run is in {recipe.run_folder}/")
-    for split, split_scores in scores.items():
-        _say(recipe, headline(recipe, split, split_scores))
 
 
 @dataclass(frozen=True)
@@ -328,15 +348,10 @@ def training_record(
     }
 
 
-def _evaluate_and_document(
+def _evaluate(
     recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedTokenizerBase, command: str | None
-) -> dict[str, dict[str, Any]]:
-    """Pictures, evaluation and card; the scores by split."""
-    from reluformer.analysis.attention_maps import plot_attention_map
-    from reluformer.analysis.curves import holds_a_curve, plot_training_curve
-    from reluformer.hub_cards.card import write_card
-
-    folder, evaluation = recipe.run_folder, recipe.evaluation
+) -> FinishedRun:
+    evaluation = recipe.evaluation
     model = _whole_model(recipe, trainer)
     if evaluation.attn_implementation is not None:
         model.set_attn_implementation(evaluation.attn_implementation)
@@ -348,19 +363,8 @@ def _evaluate_and_document(
         batch_tokens=evaluation.batch_tokens,
         long_sources=evaluation.long_sources,
     )
-    if holds_a_curve(trainer.state.log_history):
-        plot_training_curve(trainer.state.log_history, folder / "training_curve.png")
-    else:
-        every = f"{recipe.training.logging_strategy.value} {recipe.training.logging_steps:g}"
-        _say(recipe, f"no training curve: nothing was logged in {trainer.state.global_step} updates (logging: {every})")
-    shown = load_split(recipe.data, evaluation.splits[0] if evaluation.splits else "train")[0]
-    positions = model.config.max_position_embeddings
-    # none where all are too long
-    for example in first_encoded_pairs(shown, tokenizer, max_length=positions, at_most=1):
-        plot_attention_map(model, tokenizer, example["source"], folder / "attention_map.png", target=example["target"])
     scores = {split: evaluate_split(recipe, split, translator, command=command) for split in evaluation.splits}
-    write_card(folder)
-    return scores
+    return FinishedRun(recipe, model, tokenizer, trainer.state.log_history, scores)
 
 
 def _whole_model(recipe: Recipe, trainer: ReLUFormerTrainer) -> PreTrainedModel:

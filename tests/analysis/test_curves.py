@@ -6,8 +6,9 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
-from reluformer.analysis.curves import plot_training_curve, read_log_history
+from reluformer.analysis.curves import plot_training_curve
 from reluformer.configuration.errors import UserError
+from reluformer.training.run_folder import read_log_history
 
 PNG = b"\x89PNG\r\n\x1a\n"
 LOG = [

@@ -16,9 +16,9 @@ import yaml
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from reluformer.commands import main as cli
+from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.hub_cards.hub_faults import with_retries
-from reluformer.training.training import train
 
 from ..training.kill_harness import RECIPE
 from .conftest import HubOfTest

@@ -7,10 +7,10 @@ import yaml
 from huggingface_hub import ModelCard
 
 from reluformer.commands import main as cli
+from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.hub_cards.hub_faults import with_retries
-from reluformer.training.training import train
 
 from ..training.kill_harness import RECIPE
 from .hub_routes import WRITE_TOKEN

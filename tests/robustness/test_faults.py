@@ -40,8 +40,8 @@ def one_thread():
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, one_thread):
     """Weights of a run that nothing has disturbed."""
+    from reluformer.commands.train import train_and_document as train
     from reluformer.configuration.recipe_parser import load_recipe
-    from reluformer.training.training import train
 
     folder = tmp_path_factory.mktemp("undisturbed")
     write_recipe(folder)

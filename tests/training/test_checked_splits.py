@@ -5,13 +5,13 @@ import logging
 
 import pytest
 
+from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training import training as training_module
 from reluformer.training.demo_corpus import demo_pairs
 from reluformer.training.encoding import encode_pairs, first_encoded_pairs
 from reluformer.training.evaluation import read_translations
-from reluformer.training.training import train
 from reluformer.training.validation import ValidationTranslation
 
 from ..conftest import demo_tokenizer

@@ -6,12 +6,12 @@ import pytest
 import torch
 import yaml
 
+from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.collection import collect
 from reluformer.training.divergence import CHECK_EVERY, DivergenceWatch
 from reluformer.training.run_folder import RECORD_FILE
-from reluformer.training.training import train
 
 from .tiny_run import tiny_model, tiny_trainer
 

@@ -8,12 +8,12 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
+from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
 from reluformer.training.conversion import convert
 from reluformer.training.initialization import changed_config, load_config, load_weights
 from reluformer.training.model_building import build_config, build_model
-from reluformer.training.training import train
 
 from .test_training import recipe_file  # noqa: F401  (a fixture)
 from .tiny_marian import marian_model, save_marian, train_sentencepiece

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from reluformer.commands import main as cli
+from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import PeerLost
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training import training as training_module
 from reluformer.training.checkpoints import checkpoint_folders, fault_of, is_off_schedule
 from reluformer.training.interruptions import told_in_one_line
-from reluformer.training.training import train
 
 from .kill_harness import Harness
 from .test_training import recipe_file  # noqa: F401  (a fixture)

@@ -10,6 +10,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainingArguments
 
+from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import ParallelFiles
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe, recipe_parser, save_recipe
@@ -18,7 +19,7 @@ from reluformer.training.checkpoints import MANIFEST_FILE, seal_checkpoint
 from reluformer.training.own_files import own_files_of_run
 from reluformer.training.resumption import require_same_recipe, write_training_files
 from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, checkpoint_to_resume, write_recipe
-from reluformer.training.training import headline, train
+from reluformer.training.training import headline
 
 ALL_FILES = {
     "recipe.yaml",

@@ -10,6 +10,7 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import HubStrategy
 
 from reluformer.configuration.errors import UserError
+from reluformer.hub_cards.publishing import check_repo_id, check_token, publish
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,6 @@ class Push:
         Raises:
             UserError: it was not published; the run is finished all the same, and the message says how to publish it.
         """
-        from reluformer.hub_cards.publishing import publish
-
         try:
             # Which splits are evaluated is the recipe's decision.
             publish(folder, self.repo_id, private=self.private, without_evaluation=True, tell=tell)
@@ -39,16 +38,13 @@ class Push:
 def wanted_push(arguments: Seq2SeqTrainingArguments) -> Push | None:
     """Where the recipe wants the run to be published; None if it does not.
 
-    It is checked before training, and the Trainer's own push is turned off: that uploads the whole run folder, with recipe,
-    logs and translations, at every checkpoint, under a card of its own.
+    It is to be asked before training: what cannot be followed is found then.
 
     Raises:
         UserError: no repository or token, or an argument that cannot be followed.
     """
     if not arguments.push_to_hub:
         return None
-    from reluformer.hub_cards.publishing import check_repo_id, check_token
-
     if arguments.hub_model_id is None:
         raise UserError("training.hub_model_id: missing; training.push_to_hub needs a repository such as me/my-model")
     if arguments.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
@@ -60,5 +56,4 @@ def wanted_push(arguments: Seq2SeqTrainingArguments) -> Push | None:
         raise UserError("training.hub_revision: a run is published on the main branch; leave it out")
     check_repo_id(arguments.hub_model_id, "training.hub_model_id")
     check_token()
-    arguments.push_to_hub = False
     return Push(arguments.hub_model_id, arguments.hub_private_repo)
