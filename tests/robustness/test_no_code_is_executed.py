@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("modeling_reluformer", "configuration", "training", "analysis", "hub_cards", "benchmarks", "examples")
+FOLDERS = (
+    "modeling_reluformer",
+    "configuration",
+    "training",
+    "analysis",
+    "hub_cards",
+    "commands",
+    "benchmarks",
+    "examples",
+)
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
