@@ -174,8 +174,13 @@ def _wrong_shape(mask: Tensor, batch: int, queries: int, keys: int) -> ValueErro
 
 
 def _check_values(mask: Tensor) -> None:
-    """Additive masks, 0 where the key is visible, would be read the wrong way round; only floating ones can be such."""
-    if not mask.is_floating_point() or is_torchdynamo_compiling():
+    """Additive masks, 0 where the key is visible, would be read the wrong way round.
+
+    Most of them are floating ones. Masks of integers, which tokenizers give, are looked at where no device must be waited for.
+    """
+    if mask.dtype == torch.bool or is_torchdynamo_compiling():
+        return
+    if not mask.is_floating_point() and mask.device.type != "cpu":
         return
     if not ((mask == 0) | (mask == 1)).all():
         raise ValueError(

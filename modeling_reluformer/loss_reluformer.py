@@ -79,12 +79,15 @@ def sentence_rows(
 
     Args:
         labels: (batch, target), -100 where there is no target.
-        source_mask: (batch, source), 1 for real tokens; None: all are.
+        source_mask: (batch, source), 1 for real tokens, or (batch or 1, 1, queries, source), in which a token that no query
+            sees is padding; None: all are real.
         source_length: number of source tokens.
         source_segments, target_segments: sequence numbers from 1 where several are packed into one row.
         dtype: of the weights.
     """
     target_sentence = (labels != IGNORED_LABEL).long()
+    if source_mask is not None and source_mask.ndim == 4:
+        source_mask = source_mask.any(dim=(1, 2)).expand(labels.shape[0], -1)
     # A mask of another shape is the encoder's to refuse.
     if source_mask is not None and source_mask.shape == (labels.shape[0], source_length):
         source_sentence = source_mask.bool().long()

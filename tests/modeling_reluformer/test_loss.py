@@ -139,6 +139,16 @@ def test_batch_without_targets_costs_nothing():
     assert loss == 0
 
 
+def test_a_four_dimensional_mask_gives_the_loss_of_the_same_in_two():
+    model, source, labels = tiny_model(attn_implementation="eager"), random_tokens(3, 7), random_tokens(3, 7, seed=1)
+    mask = torch.ones_like(source)
+    mask[1, 3:] = mask[2, 6:] = 0
+    whole = mask[:, None, None, :].bool().expand(3, 1, 7, 7)
+    found = model(input_ids=source, attention_mask=whole, labels=labels)
+    expected = model(input_ids=source, attention_mask=mask, labels=labels)
+    assert torch.equal(found.loss, expected.loss) and torch.equal(found.regularization, expected.regularization)
+
+
 def test_encoder_outputs_without_figures_warn_of_the_smaller_regulariser(monkeypatch):
     messages = []
     monkeypatch.setattr("reluformer.modeling_reluformer.logger.warning_once", messages.append)

@@ -331,6 +331,8 @@ def test_wrong_calls_say_what_is_wrong():
         model(input_ids=random_tokens(1, 70), labels=target[:1])
     with pytest.raises(ValueError, match=r"\(batch, keys\) = \(2, 7\).*got \(2, 6\)"):
         model(input_ids=source, attention_mask=torch.ones(2, 6), labels=target)
+    with pytest.raises(ValueError, match="this one has other values"):
+        model(input_ids=source, attention_mask=(torch.ones_like(source) - 1) * 10000 - 3, labels=target)
     with pytest.raises(ValueError, match="must be boolean"):
         model(input_ids=source, attention_mask=torch.zeros(2, 1, 7, 7), labels=target)
     with pytest.raises(ValueError, match="only segment_ids was given"):
