@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 import reluformer.attention_blockwise as blockwise
 import reluformer.attention_fused as fused
 from reluformer import relu_attention
+from reluformer.attention_products import uses_onednn
 from reluformer.attention_reference import POINTWISE
 from reluformer.visibility_reluformer import Visibility
 
@@ -316,3 +317,11 @@ def test_without_a_row_scale_it_is_one(path):
     query, key, value, row_scale = random_inputs(queries=40)
     expected = relu_attention(query, key, value, row_scale=torch.ones_like(row_scale))
     torch.testing.assert_close(relu_attention(query, key, value, row_scale=None), expected)
+
+
+def test_products_follow_the_switch_of_onednn():
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    assert uses_onednn(torch.ones(2, 2)) and not uses_onednn(torch.ones(2, 2, dtype=torch.float64))
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not uses_onednn(torch.ones(2, 2))
