@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from .softmax_foreign import refuse_softmax_layers
 from .support_foreign import ATTENTION_NAME, CONFIG_KEY, refuse_unsupported
 
 logger = logging.get_logger(__name__)
@@ -46,8 +47,12 @@ def _meet(parent: nn.Module, name: str, part: nn.Module | None) -> None:
     """
     if isinstance(parent, PreTrainedModel) and not parent._modules:  # its first part: its config is settled
         _meet_model(parent)
-    if isinstance(part, nn.Module) and not isinstance(part, PreTrainedModel) and _asks(part.__dict__.get("config")):
+    if not isinstance(part, nn.Module) or isinstance(part, PreTrainedModel):
+        return
+    if _asks(part.__dict__.get("config")):
         refuse_unsupported(part)
+    if isinstance(parent, PreTrainedModel) and _asks(parent.config):  # the part is finished: all its layers are there
+        refuse_softmax_layers(part, type(parent).__name__, name)
 
 
 def _meet_model(model: PreTrainedModel) -> None:

@@ -23,6 +23,7 @@ from .configuration_reluformer import (
     ReLUFormerConfig,
 )
 from .saving_foreign import remember
+from .softmax_foreign import refuse_softmax_layers, refuse_without_attention
 from .support_foreign import ATTENTION_NAME, CONFIG_KEY, refuse_unsupported
 
 logger = logging.get_logger(__name__)
@@ -145,7 +146,8 @@ def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedMod
         The model itself.
 
     Raises:
-        ValueError: a bad setting, a ReLUFormer, or a model that cannot compute ReLU attention, see `refuse_unsupported`.
+        ValueError: a bad setting, a ReLUFormer, or a model that cannot compute ReLU attention, see `refuse_unsupported`,
+            `refuse_without_attention` and `refuse_softmax_layers`.
     """
     if model.config.model_type == ReLUFormerConfig.model_type:
         raise ValueError(
@@ -157,6 +159,8 @@ def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedMod
     ]
     for module in with_config:
         refuse_unsupported(module)
+    refuse_without_attention(model)
+    refuse_softmax_layers(model, type(model).__name__)
     for module in with_config:
         setattr(module.config, CONFIG_KEY, dict(found))
     model.set_attn_implementation(ATTENTION_NAME)

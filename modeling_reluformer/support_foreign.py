@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+from collections.abc import Callable
 from functools import cache
 
 from torch import nn
@@ -36,13 +36,19 @@ def refuse_unsupported(module: nn.Module) -> None:
     What depends on the values of a call is refused by `relu_attention_forward`.
 
     Raises:
-        ValueError: it does not call Transformers' attention interface, or hands it one of `REFUSED` or a bias as the mask.
+        ValueError: it does not call Transformers' attention interface, or hands it one of `REFUSED` or a bias as the mask,
+            or makes an additive mask.
     """
     if isinstance(module, PreTrainedModel):
         if not module._can_set_attn_implementation():
             raise ValueError(
                 f"{type(module).__name__} computes attention in code of its own, not through Transformers' attention "
                 "interface: it would not become ReLU attention. Such a model cannot be given another attention."
+            )
+        if (mask := _additive_mask(type(module))) is not None:
+            raise ValueError(
+                f"{type(module).__name__} makes {mask!r}, an additive mask, by itself: additive masks do not work with "
+                f"point-wise activations. {_REMEDY}"
             )
         return
     handed, biased_mask = _handed_on(type(module))
@@ -63,7 +69,7 @@ def refusal(module: nn.Module, name: str) -> str:
 @cache
 def _handed_on(kind: type[nn.Module]) -> tuple[tuple[tuple[str, str | None], ...], str | None]:
     """What the forward of a class hands to the attention interface: (name, its attribute or None) of `REFUSED`, a biased mask."""
-    forward = _source(kind)
+    forward = tree_of(kind.forward)
     calls = [
         node
         for node in ast.walk(forward)
@@ -83,12 +89,25 @@ def _handed_on(kind: type[nn.Module]) -> tuple[tuple[tuple[str, str | None], ...
     return tuple(handed), biased_mask
 
 
-def _source(kind: type[nn.Module]) -> ast.Module:
-    """The forward of a class; nothing where its source is not to be had (written in an interpreter)."""
+@cache
+def _additive_mask(kind: type[nn.Module]) -> str | None:
+    """The name of an attention mask that the forward of a model makes of zeros and the smallest number; None for none."""
+    for node in ast.walk(tree_of(kind.forward)):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Mult):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            lowest = any(isinstance(each, ast.Attribute) and each.attr == "finfo" for each in ast.walk(node.value))
+            if lowest and names and "attention_mask" in names[0]:
+                return names[0]
+    return None
+
+
+def tree_of(function: Callable[..., object]) -> ast.Module:
+    """The source of a function or method; nothing where it is not to be had (written in an interpreter)."""
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
+        source = inspect.getsource(function)
     except (OSError, TypeError):
         return ast.Module(body=[], type_ignores=[])
+    return ast.parse(f"if True:\n{source}" if source[0].isspace() else source)  # a text in it may be indented less
 
 
 def _always_given(forward: ast.Module, value: ast.expr) -> str | None:
