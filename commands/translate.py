@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> int:
     if options.text and options.input:
         raise UserError("translate: give texts or --input, not both")
     if options.output is not None:
-        check_output(options.output)
+        check_output(options.output, options.input)
     texts = texts_of_arguments(options.text) or read_lines(options.input or "-")
 
     from reluformer.training.translation import Translator

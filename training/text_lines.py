@@ -51,9 +51,12 @@ def texts_of_arguments(texts: list[str]) -> list[str]:
     return texts
 
 
-def check_output(name: str) -> None:
-    """Raises `UserError` for a file that cannot be written, before minutes of translating rather than after them."""
+def check_output(name: str, source: str | None = None) -> None:
+    """Raises `UserError` for a file that cannot be written, before minutes of translating rather than after them, and for the
+    file that is read (source, as given to --input)."""
     path = Path(name)
+    if source not in (None, "-") and path.is_file() and Path(source).exists() and path.samefile(source):
+        raise UserError(f"--output: {name!r} is the file that --input reads and would be replaced; give another file")
     if path.is_dir():
         raise UserError(f"--output: {name!r} is a folder; give a file")
     if not path.absolute().parent.is_dir():

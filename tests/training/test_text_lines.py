@@ -43,6 +43,16 @@ def test_a_failure_keeps_the_lines_that_are_done(model, tmp_path, monkeypatch, c
     assert "reluformer: note: the first 1 of 3 translations are written" in capsys.readouterr().err
 
 
+def test_the_file_that_is_read_is_not_replaced(tmp_path, capsys):
+    text, link = tmp_path / "in", tmp_path / "out"
+    text.write_text("eins\n", encoding="utf-8")
+    link.symlink_to(text)
+    for out in (text, link):
+        assert cli.main(["translate", "--model", "none", "--input", str(text), "--output", str(out)]) == 2
+        assert f"--output: {str(out)!r} is the file that --input reads" in capsys.readouterr().err
+    assert text.read_text(encoding="utf-8") == "eins\n"
+
+
 def test_long_lines_are_refused_before_anything_is_written_or_done_as_chosen(model, tmp_path, capsys, caplog):
     text, out = tmp_path / "in", tmp_path / "out"
     text.write_text(f"eins\n{'zwei. ' * 90}\n\n{'drei ' * 90}\n", encoding="utf-8")
