@@ -10,7 +10,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, ParallelFiles
 from reluformer.training.corpora import read_dataset, read_parallel_files
 from reluformer.training.data import load_split
-from reluformer.training.encoding import encode_pairs
+from reluformer.training.encoding import encode_pairs, first_encoded_pairs
 from reluformer.training.tokenization import train_tokenizer
 
 GERMAN, ENGLISH = ["ein hund .", "eine katze ."], ["a dog .", "a cat ."]
@@ -220,10 +220,14 @@ def test_pairs_over_the_limit_are_counted_not_cut(tokenizer):
         encode_pairs(pairs, tokenizer, max_length=limit - 1, name="train")
 
 
-def test_a_text_of_nothing_but_spaces_is_counted(tokenizer):
-    pairs = datasets.Dataset.from_dict({"source": ["a dog .", "\u2028"], "target": ["a dog .", "a cat ."]})
-    _, report = encode_pairs(pairs, tokenizer, max_length=64, name="train")
-    assert report.kept == 1 and report.skipped == {"without any token": 1}
+def test_a_text_of_nothing_but_spaces_is_counted_on_either_side(tokenizer):
+    texts = {"source": ["a dog .", "\u2028", "a cat ."], "target": ["a dog .", "a cat .", "\u2028"]}
+    encoded, report = encode_pairs(datasets.Dataset.from_dict(texts), tokenizer, max_length=64, name="train")
+    assert tokenizer("\u2028")["input_ids"] == [2]
+    assert len(encoded) == report.kept == 1 and report.skipped == {"without any token": 2}
+    assert first_encoded_pairs(datasets.Dataset.from_dict(texts), tokenizer, max_length=64, at_most=3)["source"][:] == [
+        "a dog ."
+    ]
 
 
 def test_a_tokenizer_without_end_of_sentence_is_refused(tokenizer):
