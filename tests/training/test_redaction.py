@@ -1,15 +1,29 @@
 """What records and cards leave out of commands and texts, and what they show, though its name holds `token` or `key`."""
 
 import dataclasses
+import json
+import re
+from pathlib import Path
 
 import pytest
+import yaml
 
 from reluformer import ReLUFormerConfig
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, recipe_parser
 from reluformer.training.collection import collect
 from reluformer.training.records import run_record
-from reluformer.training.redaction import command_without_secrets, is_secret, last_part, public_command, public_text
+from reluformer.training.redaction import (
+    command_without_secrets,
+    is_secret,
+    last_part,
+    public_command,
+    public_text,
+    public_values,
+    without_secrets,
+)
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +53,23 @@ from reluformer.training.redaction import command_without_secrets, is_secret, la
             """x --j '{"path": "…/y", "token": "…", "n": 1}'""",
         ),
         ("x --j '{broken'", "x --j …", None),
+        ("x --api_key abc123= --b c=d", "x --api_key … --b c=d", None),
+        ("x --hub_token c2VjcmV0==", "x --hub_token …", None),
+        ("x --training 'hub_token: S'", "x --training 'hub_token: …'", None),
+        ("""x --training ' {"hub_token": "S"}'""", """x --training '{"hub_token": "…"}'""", None),
+        ("x -H 'X-API-Key: S'", "x -H 'X-API-Key: …'", None),
+        ("x -H 'Authorization: Basic S'", "x -H 'Authorization: Basic …'", None),
+        ("x -H 'Accept: Bearer S'", "x -H 'Accept: Bearer …'", None),
+        ("""x --n 'see {"token": "S"} there'""", """x --n 'see {"token": "…"} there'""", None),
+        ("x auth=S pass=S --pass 1", "x auth=… pass=… --pass …", None),
+        ("x --o 'a=1 and pass=S'", "x --o 'a=1 and pass=…'", None),
+        ("x u:S/e@c@host:/x", "x …@host:/x", "x …@host:…/x"),
+        ("x sk-abcdEFGH12345678abcd sk-learn-and-its-other-parts", "x … sk-learn-and-its-other-parts", None),
+        (
+            """x --j '[["/home/me/y", {"token": "S"}]]'""",
+            """x --j '[["/home/me/y", {"token": "…"}]]'""",
+            """x --j '[["…/y", {"token": "…"}]]'""",
+        ),
         ("x 'open", "…", None),
     ],
 )
@@ -75,7 +106,15 @@ def test_every_option_and_field_whose_name_holds_token_key_or_password_is_known(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [*NO_SECRETS.items(), ("max_source_tokens", "99"), ("key_padding_mask", "a"), ("tokenizer", "a")]
+    ("name", "value"),
+    [
+        *NO_SECRETS.items(),
+        ("max_source_tokens", "99"),
+        ("key_padding_mask", "a"),
+        ("pass", "forward"),
+        ("second_pass", 3),
+        ("tokenizer", "a"),
+    ],
 )
 def test_no_secrets(name, value):
     assert not is_secret(name, value)
@@ -95,6 +134,10 @@ def test_secrets(name):
         ("1/(γ√(n/2)) </s> 50/60 BLEU|nrefs:1|tok:13a and / or", None),
         ("train (news, /data/x)", "train (news, …/x)"),
         (r"on D:\texts\x too", "on …/x too"),
+        ("/Users/alice", "…"),
+        ("password='a b', hub_token: S", "password='…', hub_token: …"),
+        ("the keys: values; BPE tokens: 4000, a forward pass: 3 ms, a sort key: the name, pad_token: <pad>", None),
+        ("tokens: of the text", None),
     ],
 )
 def test_a_text(text, expected):
@@ -108,6 +151,20 @@ def test_the_last_part_of_a_path():
         "…",
         "…",
     ]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configuration/recipes/*.yaml")), ids=lambda path: path.stem)
+def test_no_recipe_of_ours_holds_what_looks_like_a_secret(path):
+    text = path.read_text(encoding="utf-8")
+    assert without_secrets(text) == text and public_values(yaml.safe_load(text), without_secrets) == yaml.safe_load(
+        text
+    )
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("benchmarks/results/*.json")), ids=lambda path: path.stem)
+def test_no_command_of_a_result_of_ours_holds_what_looks_like_a_secret(path):
+    for command in re.findall(r'"command": (".*?[^\\]")', path.read_text(encoding="utf-8")):
+        assert command_without_secrets(json.loads(command)) == json.loads(command)
 
 
 def test_a_token_in_a_recipe_is_refused_unless_transformers_has_hidden_it(tmp_path):
