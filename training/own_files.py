@@ -13,6 +13,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 from reluformer.configuration.errors import UserError
 from reluformer.training.checkpoints import MANIFEST_FILE, UNSEALED_FILE, checkpoint_folders, is_leftover, read_manifest
 
+RECIPE_FILE = "recipe.yaml"
 TOKENIZER_FILES = (
     "tokenizer_config.json",
     "tokenizer.json",
@@ -47,7 +48,7 @@ _ANALYSIS_FILES = (
     *("analysis/attention-maps/[0-9]*.*.layer[0-9]*.png", "analysis/text-*/source.txt", "analysis/text-*/target.txt"),
 )
 RUN_FILES = (
-    *("recipe.yaml", "training_record.json", "README.md"),
+    *(RECIPE_FILE, "training_record.json", "README.md"),
     *("corpus_report.json", "packing_report.json", "training_files.json"),
     *(f"{name}.{split}.{ending}" for split in ("train", "validation", "test")
       for name, ending in (("evaluation", "json"), ("translations", "tsv"), ("translations", "tsv.partial"))),

@@ -22,12 +22,12 @@ from reluformer.training.checkpoints import (
     remove_off_schedule,
 )
 from reluformer.training.global_batch import require_same_updates
-from reluformer.training.own_files import own_files_of_run, remove_files
+from reluformer.training.overwriting import put_back, require_inputs_elsewhere, set_aside
+from reluformer.training.own_files import RECIPE_FILE
 from reluformer.training.resumption import require_same_recipe, require_same_training_files
 
 logger = logging.getLogger(__name__)
 
-RECIPE_FILE = "recipe.yaml"
 RECORD_FILE = "training_record.json"
 CARD_FILE = "README.md"  # the last file of a run
 _TRAIN_ANEW = "give another name, or --overwrite to train anew"
@@ -43,17 +43,19 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
 
     Args:
         recipe: the run that is about to begin.
-        overwrite: delete what an earlier run of this name has left, but for its recipe, which [`write_recipe`] replaces.
+        overwrite: set aside what an earlier run of this name has left, but for its recipe, which [`write_recipe`] replaces.
 
     Raises:
-        UserError: a finished run, a folder that is not a run's or, with `overwrite`, holds other files too, a recipe in it that
-            somebody has written and that would be replaced, an explicit checkpoint that does not exist or is
-            damaged, a recipe or training files that differ from those the checkpoints were trained with, in the batches of
-            an update too: processes × accumulation steps.
+        UserError: a finished run, a folder that is not a run's or, with `overwrite`, holds other files too or what the run
+            begins with, a recipe in it that somebody has written and that would be replaced, an explicit checkpoint that does
+            not exist or is damaged, a recipe or training files that differ from those the checkpoints were trained with, in
+            the batches of an update too: processes × accumulation steps.
     """
     folder = recipe.run_folder
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; give another training.output_dir")
+    if recipe.training.should_save:
+        put_back(folder)  # of an `--overwrite` that was killed
     if (folder / RECIPE_FILE).is_file():
         _require_replaceable(recipe, folder / RECIPE_FILE)
     if explicit := recipe.training.resume_from_checkpoint:
@@ -75,8 +77,8 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
             f"{folder}: holds files but no {RECIPE_FILE}, so it is not a run's; give another training.output_dir"
         )
     if overwrite:
-        files = own_files_of_run(folder)
-        remove_files(folder, [path for path in files if path != folder / RECIPE_FILE])
+        require_inputs_elsewhere(recipe)
+        set_aside(folder)
         return None
     if is_finished(folder):
         raise UserError(

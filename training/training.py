@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -32,6 +33,7 @@ from reluformer.training.long_sources import SourceEncoder
 from reluformer.training.metrics import describe_scores
 from reluformer.training.model_building import build_config, build_model
 from reluformer.training.needed_packages import check_packages
+from reluformer.training.overwriting import removed_unless_it_fails
 from reluformer.training.records import run_record, write_json
 from reluformer.training.resumption import write_training_files
 from reluformer.training.run_folder import RECORD_FILE, checkpoint_to_resume, write_recipe
@@ -97,17 +99,18 @@ def _train(
     # Not `local`: the processes of all machines share the folder.
     with arguments.main_process_first(local=False, desc="run folder"):
         resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and arguments.should_save)
-    if arguments.should_save:
-        write_recipe(recipe)
     if arguments.push_to_hub:
         # The Trainer's own push uploads the whole run folder, with recipe, logs and translations, at every checkpoint.
         arguments.push_to_hub = False
         if finish is None:
             logger.warning("training.push_to_hub: only `reluformer train` publishes a run; use `reluformer publish`")
-    corpus = prepare_corpus(recipe, resuming=resume_from is not None)
-    if arguments.should_save:
-        write_training_files(recipe.data, folder, anew=resume_from is None)
-    model = build_model(recipe, corpus.tokenizer)
+    with removed_unless_it_fails(folder) if arguments.should_save else contextlib.nullcontext():
+        if arguments.should_save:
+            write_recipe(recipe)
+        corpus = prepare_corpus(recipe, resuming=resume_from is not None)
+        if arguments.should_save:
+            write_training_files(recipe.data, folder, anew=resume_from is None)
+        model = build_model(recipe, corpus.tokenizer)
     _say(recipe, f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
     trainer = _trainer(recipe, corpus, model)
     watch = DivergenceWatch(trainer, recipe.on_divergence)

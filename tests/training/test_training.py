@@ -12,10 +12,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainingAr
 
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import ParallelFiles
+from reluformer.configuration.recipe import DatasetConfig, ParallelFiles
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe, recipe_parser, save_recipe
 from reluformer.training import training as training_module
 from reluformer.training.checkpoints import MANIFEST_FILE, seal_checkpoint
+from reluformer.training.overwriting import removed_unless_it_fails
 from reluformer.training.own_files import own_files_of_run
 from reluformer.training.resumption import require_same_recipe, write_training_files
 from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, checkpoint_to_resume, write_recipe
@@ -167,6 +168,8 @@ def test_a_finished_run_is_refused_and_replaced_only_on_demand(folder_of):
     with pytest.raises(UserError, match=r"finished run.*--overwrite"):
         checkpoint_to_resume(recipe)
     assert checkpoint_to_resume(recipe, overwrite=True) is None
+    with removed_unless_it_fails(folder):
+        pass
     assert [path.name for path in folder.iterdir()] == [RECIPE_FILE]
 
 
@@ -199,7 +202,54 @@ def test_overwriting_removes_what_interruptions_and_earlier_versions_have_left(f
     (folder / "config.json").write_text('{"auto_map": {"AutoConfig": "code.Config"}}', encoding="utf-8")
     (folder / "code.py").write_text("from .old_module import Config\n", encoding="utf-8")
     assert checkpoint_to_resume(recipe, overwrite=True) is None
+    with removed_unless_it_fails(folder):
+        pass
     assert [path.name for path in folder.iterdir()] == [RECIPE_FILE]
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("failure", ["no file", "no memory for the model", "killed"])
+def test_overwriting_leaves_an_earlier_run_as_it_is_if_the_new_one_cannot_begin(
+    folder_of, tmp_path, failure, monkeypatch
+):
+    recipe, folder = folder_of(2, 6, finished=True)
+    before = contents(folder)
+    recipe.training.learning_rate = 0.5  # so that the new recipe is another one
+    if failure == "no file":
+        recipe.data.demo, missing = None, str(tmp_path / "missing")
+        recipe.data.train = recipe.data.validation = recipe.data.test = ParallelFiles(source=missing, target=missing)
+        with pytest.raises(UserError, match="missing"):
+            train(recipe, overwrite=True)
+    elif failure == "killed":
+        assert checkpoint_to_resume(recipe, overwrite=True) is None
+        write_recipe(recipe)
+        (folder / "tokenizer.json").write_text("new", encoding="utf-8")
+        with pytest.raises(UserError, match="holds a finished run"):
+            checkpoint_to_resume(recipe)
+    else:
+        monkeypatch.setattr(training_module, "build_model", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(MemoryError):
+            train(recipe, overwrite=True)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("key", ["initialize_from", "tokenizer.path", "data.train.target", "data.dataset.path"])
+def test_overwriting_refuses_a_run_that_begins_with_what_is_in_its_own_folder(folder_of, key):
+    recipe, folder = folder_of(6, finished=True)
+    before, path = contents(folder), str(folder / "checkpoint-6" / "model.safetensors")
+    if key == "initialize_from":
+        recipe.initialize_from = path = str(folder)
+    elif key == "tokenizer.path":
+        recipe.tokenizer.path = path = str(folder / "checkpoint-6")
+    else:
+        recipe.data.train = ParallelFiles(source="elsewhere", target=path) if "train" in key else None
+        recipe.data.dataset = None if "train" in key else DatasetConfig(path=path)
+    with pytest.raises(UserError, match=rf"^{key}: '{path}' lies in \S+, which --overwrite would take away"):
+        checkpoint_to_resume(recipe, overwrite=True)
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
