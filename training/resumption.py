@@ -92,6 +92,27 @@ def require_same_recipe(recipe: Recipe, recipe_file: Path, *, remedy: str, other
         )
 
 
+def require_unfinished_length(recipe: Recipe, checkpoint: Path, *, remedy: str) -> None:
+    """Refuses a training that would have ended before the checkpoint at which it is to go on.
+
+    Raises:
+        UserError: `max_steps` or, where that is not given, `num_train_epochs` ends it before.
+    """
+    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    updates, epochs = state.get("global_step") or 0, state.get("epoch") or 0.0
+    key, done, end = "max_steps", updates, recipe.training.max_steps
+    too_far = updates > end
+    if end <= 0:
+        # A part of an epoch is rounded up to a whole update: too far is what does not begin before the end.
+        key, done, end = "num_train_epochs", epochs, recipe.training.num_train_epochs
+        too_far = updates > 0 and (updates - 1) / updates * epochs > end - 1e-9
+    if too_far:
+        raise UserError(
+            f"{checkpoint}: was written after {done:g} {'updates' if key == 'max_steps' else 'epochs'}, the recipe ends at "
+            f"training.{key} {end:g}; raise it, or {remedy}"
+        )
+
+
 def _may_change(training: dict[str, Any]) -> tuple[str, ...]:
     schedule, warmup = training["lr_scheduler_type"], training.get("warmup_steps") or 0
     part_of_it = 0 < warmup < 1 or (training.get("warmup_ratio") or 0) > 0  # a share of all updates

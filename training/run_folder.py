@@ -24,7 +24,7 @@ from reluformer.training.checkpoints import (
 from reluformer.training.global_batch import require_same_updates
 from reluformer.training.overwriting import put_back, require_inputs_elsewhere, set_aside
 from reluformer.training.own_files import RECIPE_FILE
-from reluformer.training.resumption import require_same_recipe, require_same_training_files
+from reluformer.training.resumption import require_same_recipe, require_same_training_files, require_unfinished_length
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
         UserError: a finished run, a folder that is not a run's or, with `overwrite`, holds other files too or what the run
             begins with, a recipe in it that somebody has written and that would be replaced, an explicit checkpoint that does
             not exist or is damaged, a recipe or training files that differ from those the checkpoints were trained with, in
-            the batches of an update too: processes × accumulation steps.
+            the batches of an update too: processes × accumulation steps; a training that ends before the checkpoint.
     """
     folder = recipe.run_folder
     if folder.exists() and not folder.is_dir():
@@ -69,6 +69,7 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
             raise UserError(f"training.resume_from_checkpoint: {explicit!r} cannot be used: {fault}; give another one")
         require_same_updates(recipe, Path(explicit), Path(explicit).parent / RECIPE_FILE)
         _require_same_training(recipe, Path(explicit).parent)
+        require_unfinished_length(recipe, Path(explicit), remedy=_WITHOUT)
         return Path(explicit)
     if not folder.is_dir() or all(is_leftover(path) for path in folder.iterdir()):
         return None
@@ -97,6 +98,7 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
     require_same_recipe(recipe, folder / RECIPE_FILE, remedy=_TRAIN_ANEW)
     require_same_training_files(recipe, folder, remedy=_TRAIN_ANEW)
     require_same_updates(recipe, last, folder / RECIPE_FILE)
+    require_unfinished_length(recipe, last, remedy=_TRAIN_ANEW)
     if recipe.training.should_save:
         remove_off_schedule(folder, last)
     return last

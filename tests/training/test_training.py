@@ -378,6 +378,38 @@ def test_a_run_is_lengthened_where_its_schedule_does_not_depend_on_it(folder_of,
             checkpoint_to_resume(recipe)
 
 
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "epochs", "refused"),
+    [
+        (4, 9, "6 updates, the recipe ends at training.max_steps 4; raise it"),
+        (6, 0.1, None),
+        (-1, 1.5, "2 epochs, the recipe ends at training.num_train_epochs 1.5; raise it"),
+        (-1, 1.6, "2 epochs"),
+        (-1, 1.7, None),  # rounded up to six updates
+        (-1, 2, None),
+    ],
+)
+def test_a_run_that_would_have_ended_before_its_checkpoint_is_refused(folder_of, steps, epochs, refused, explicit):
+    recipe, folder = folder_of()
+    recipe.training.lr_scheduler_type = "constant"
+    recipe.training.max_steps = -1
+    checkpoint = folder / "checkpoint-6"
+    checkpoint.mkdir()
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        (checkpoint / name).touch()
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 6, "epoch": 2.0}', encoding="utf-8")
+    seal_checkpoint(checkpoint, processes=1)
+    save_recipe(recipe, folder / RECIPE_FILE)
+    recipe.training.max_steps, recipe.training.num_train_epochs = steps, epochs
+    recipe.training.resume_from_checkpoint = str(checkpoint) if explicit else None
+    if refused is None:
+        assert checkpoint_to_resume(recipe) == checkpoint
+    else:
+        with pytest.raises(UserError, match=rf"checkpoint-6: was written after {refused}"):
+            checkpoint_to_resume(recipe)
+
+
 def test_an_explicit_checkpoint_of_another_training_is_refused(folder_of, tmp_path):
     recipe, folder = folder_of(2)
     recipe.name, recipe.training.output_dir = "branch", str(tmp_path / "branch")
