@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, Recipe
@@ -164,6 +165,40 @@ def require_same_training_files(recipe: Recipe, run_folder: Path, *, remedy: str
                 f"{run_folder}: holds checkpoints trained with another content of {getattr(files, side)} (data.train.{side}); "
                 f"restore the file, or {remedy}"
             )
+
+
+def require_same_tokenizer(tokenizer: PreTrainedTokenizerBase, checkpoint: Path) -> None:
+    """Compares a tokenizer with the one that was saved with a checkpoint.
+
+    Raises:
+        UserError: it has become another one.
+    """
+    from transformers import AutoTokenizer
+
+    if not (checkpoint / "tokenizer_config.json").is_file():
+        logger.warning(
+            "%s: holds no tokenizer; whether %s is the same is not known", checkpoint, tokenizer.name_or_path
+        )
+    elif _content(tokenizer) != _content(AutoTokenizer.from_pretrained(checkpoint)):
+        raise UserError(
+            f"{checkpoint}: was trained with another tokenizer than the one in {tokenizer.name_or_path} is now; restore that "
+            "one (the checkpoint holds a copy), or give another name, or --overwrite to train anew"
+        )
+
+
+def _content(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    """What decides on the ids of a text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = {} if backend is None else json.loads(backend.to_str())
+    for of_the_last_call in ("truncation", "padding"):
+        rules.pop(of_the_last_call, None)
+    # Marian's has two SentencePiece models, and may have a vocabulary of its own for the target side.
+    models = [getattr(tokenizer, name, None) for name in ("spm_source", "spm_target")]
+    return [
+        *(rules, tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", None)),
+        *(None if model is None else model.serialized_model_proto() for model in models),
+        *(tokenizer.special_tokens_map, tokenizer.init_kwargs.get("moses")),
+    ]
 
 
 def _hashes(data: DataConfig) -> dict[str, str]:

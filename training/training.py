@@ -35,7 +35,7 @@ from reluformer.training.model_building import build_config, build_model
 from reluformer.training.needed_packages import check_packages
 from reluformer.training.overwriting import removed_unless_it_fails
 from reluformer.training.records import run_record, write_json
-from reluformer.training.resumption import write_training_files
+from reluformer.training.resumption import require_same_tokenizer, write_training_files
 from reluformer.training.run_folder import RECORD_FILE, checkpoint_to_resume, write_recipe
 from reluformer.training.tokenization import MosesStep, train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
@@ -107,7 +107,7 @@ def _train(
     with removed_unless_it_fails(folder) if arguments.should_save else contextlib.nullcontext():
         if arguments.should_save:
             write_recipe(recipe)
-        corpus = prepare_corpus(recipe, resuming=resume_from is not None)
+        corpus = prepare_corpus(recipe, resume_from)
         if arguments.should_save:
             write_training_files(recipe.data, folder, anew=resume_from is None)
         model = build_model(recipe, corpus.tokenizer)
@@ -162,15 +162,16 @@ class PreparedCorpus:
     encoded: dict[str, datasets.Dataset]
 
 
-def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
+def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedCorpus:
     """Reads the splits for training, trains or loads the tokenizer, encodes; writes the reports into the run folder.
 
     Args:
         recipe: of the run.
-        resuming: take the tokenizer that the run has trained already.
+        resume_from: a checkpoint; take the tokenizer that the run has trained already, and compare it with the checkpoint's.
 
     Raises:
-        UserError: files that cannot be used, a split with no pair left, or sources of an evaluated split that are too long.
+        UserError: files that cannot be used, a split with no pair left, sources of an evaluated split that are too long, or a
+            tokenizer that has become another one.
     """
     folder, data = recipe.run_folder, recipe.data
     reports: list[CorpusReport] = []
@@ -189,7 +190,10 @@ def prepare_corpus(recipe: Recipe, *, resuming: bool = False) -> PreparedCorpus:
         _say(recipe, _told(report))
     with recipe.training.main_process_first(local=False, desc="tokenizer"):
         # Processes that wait for the first one find its tokenizer.
-        tokenizer = _tokenizer(recipe, pairs["train"], from_run_folder=resuming or not recipe.training.should_save)
+        known = resume_from is not None or not recipe.training.should_save
+        tokenizer = _tokenizer(recipe, pairs["train"], from_run_folder=known)
+    if resume_from is not None:
+        require_same_tokenizer(tokenizer, resume_from)
     if data.packing is not None:
         splits += evaluated
     for split in splits:

@@ -20,6 +20,7 @@ from reluformer.training.overwriting import removed_unless_it_fails
 from reluformer.training.own_files import own_files_of_run
 from reluformer.training.resumption import require_same_recipe, write_training_files
 from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, checkpoint_to_resume, write_recipe
+from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.training import headline
 
 ALL_FILES = {
@@ -376,6 +377,35 @@ def test_a_run_is_lengthened_where_its_schedule_does_not_depend_on_it(folder_of,
             UserError, match=rf"max_steps 6, the recipe says 9 \(the schedule {schedule} depends on it\)"
         ):
             checkpoint_to_resume(recipe)
+
+
+def test_a_run_whose_tokenizer_has_become_another_one_does_not_go_on(recipe_file, tmp_path):
+    pairs = datasets.Dataset.from_dict({"source": ["eins Zwei", "drei"] * 9, "target": ["one Two", "three"] * 9})
+
+    def write(lowercase):
+        options = {"source_language": "de", "target_language": "en", "moses": False, "max_length": 64}
+        tokenizer = train_tokenizer(pairs, vocab_size=276, lowercase=lowercase, **options)
+        tokenizer.save_pretrained(tmp_path / "tok")
+
+    write(lowercase=False)
+    arguments = [
+        "--config",
+        str(recipe_file),
+        "--tokenizer.vocab_size",
+        "8000",
+        "--tokenizer.path",
+        str(tmp_path / "tok"),
+    ]
+    arguments += ["--data.max_length", "140"]
+    folder = train(parse_recipe(arguments))
+    (folder / CARD_FILE).unlink()  # the run was interrupted in its evaluation
+    train(parse_recipe(arguments))
+    (folder / CARD_FILE).unlink()
+    write(lowercase=True)
+    with pytest.raises(
+        UserError, match=r"checkpoint-6: was trained with another tokenizer than the one in \S+tok is now"
+    ):
+        train(parse_recipe(arguments))
 
 
 @pytest.mark.parametrize("explicit", [False, True])
