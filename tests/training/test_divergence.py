@@ -1,10 +1,12 @@
 """A loss that is no number and an attention module without any weight are found, and end a run as the recipe says."""
 
 import json
+import math
 
 import pytest
 import torch
 import yaml
+from transformers import TrainerState
 
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
@@ -85,6 +87,15 @@ def test_the_watched_cross_entropy_is_that_of_the_log(tmp_path, steps, monkeypat
     logged = next(entry["cross_entropy"] for entry in trainer.state.log_history if "cross_entropy" in entry)
     # the log weighs tokens, the watch updates
     assert sum(seen) / len(seen) == pytest.approx(logged, rel=0.05)
+
+
+def test_the_last_span_may_be_short_and_guessing_is_among_the_targets(tmp_path):
+    model = tiny_model(decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
+    _, watch = watched(tmp_path, "stop", model)
+    watch.on_train_begin(None, TrainerState(global_step=25), None)
+    assert watch._guessing == math.log(40)
+    watch._cross_entropy = torch.tensor(30.0)  # of ten updates
+    assert watch._mean_cross_entropy(35) == 3.0
 
 
 @pytest.mark.parametrize("weight", [0.01, 0.0])

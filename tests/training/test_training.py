@@ -175,17 +175,35 @@ def test_a_finished_run_is_refused_and_replaced_only_on_demand(folder_of):
 
 
 @pytest.mark.parametrize(
-    "other", ["notes.txt", "data/train.de", "checkpoint-6/notes.txt", "analysis/mine.csv", "utils.py"]
+    "other",
+    [
+        *("notes.txt", "data/train.de", "checkpoint-6/notes.txt", "analysis/mine.csv", "utils.py"),
+        "analysis/attention-maps/1/mine.x.layer0.png",
+    ],
 )
 def test_overwriting_removes_nothing_that_no_run_has_written(folder_of, other):
     recipe, folder = folder_of(6, finished=True)
-    (folder / other).parent.mkdir(exist_ok=True)
+    (folder / other).parent.mkdir(parents=True, exist_ok=True)
     (folder / other).write_text("years of work", encoding="utf-8")
     before = sorted(folder.rglob("*"))
     named = "data/" if other.startswith("data/") else other
     with pytest.raises(UserError, match=rf"holds {named}, which the program has not written"):
         checkpoint_to_resume(recipe, overwrite=True)
     assert sorted(folder.rglob("*")) == before
+
+
+def test_overwriting_follows_no_link_and_knows_the_files_of_a_checkpoint_without_a_manifest(folder_of, tmp_path):
+    recipe, folder = folder_of(6, finished=True)
+    (folder / "checkpoint-6" / MANIFEST_FILE).unlink()
+    (folder / "checkpoint-6" / "notes.txt").write_text("years of work", encoding="utf-8")
+    with pytest.raises(UserError, match=r"holds checkpoint-6/notes\.txt, which the program has not written"):
+        checkpoint_to_resume(recipe, overwrite=True)
+    (folder / "checkpoint-6" / "notes.txt").unlink()
+    (tmp_path / "elsewhere.md").write_text("of somebody else", encoding="utf-8")
+    (folder / "README.md").unlink(missing_ok=True)
+    (folder / "README.md").symlink_to(tmp_path / "elsewhere.md")
+    with pytest.raises(UserError, match=r"holds README\.md, which the program has not written"):
+        checkpoint_to_resume(recipe, overwrite=True)
 
 
 def test_overwriting_removes_what_interruptions_and_earlier_versions_have_left(folder_of):
@@ -359,6 +377,16 @@ def test_what_is_not_learned_from_may_change(folder_of, change):
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
 
 
+def test_evaluations_that_a_schedule_follows_may_not_change(folder_of):
+    recipe, folder = folder_of(2)
+    recipe.training.lr_scheduler_type = "reduce_lr_on_plateau"
+    save_recipe(recipe, folder / RECIPE_FILE)
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+    recipe.training.eval_steps = 2
+    with pytest.raises(UserError, match=r"training\.eval_steps 3, the recipe says 2"):
+        checkpoint_to_resume(recipe)
+
+
 @pytest.mark.parametrize(
     ("schedule", "warmup", "goes_on"),
     [("constant", 0, True), ("inverse_sqrt", 3, True), ("inverse_sqrt", 0.1, False), ("cosine", 3, False)],
@@ -450,19 +478,25 @@ def test_an_explicit_checkpoint_of_another_training_is_refused(folder_of, tmp_pa
         checkpoint_to_resume(recipe)
 
 
-def test_a_run_whose_training_file_has_become_another_one_does_not_go_on(folder_of, tmp_path, caplog):
-    files = [tmp_path / "train.de", tmp_path / "train.en"]
+@pytest.mark.parametrize(("number", "side"), [(0, "source"), (1, "target"), (2, "documents")])
+def test_a_run_whose_training_file_has_become_another_one_does_not_go_on(folder_of, tmp_path, caplog, number, side):
+    files = [tmp_path / f"train.{ending}" for ending in ("de", "en", "documents")]
     for path in files:
         path.write_text("eins\nzwei\n", encoding="utf-8")
     recipe, folder = folder_of(2)
-    recipe.data.demo, recipe.data.train = None, ParallelFiles(source=str(files[0]), target=str(files[1]))
+    recipe.data.demo, recipe.data.train = (
+        None,
+        ParallelFiles(**dict(zip(("source", "target", "documents"), map(str, files), strict=True))),
+    )
     save_recipe(recipe, folder / RECIPE_FILE)
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
     assert "has no training_files.json" in caplog.text  # a run of an earlier version
     write_training_files(recipe.data, folder, anew=False)
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
-    files[1].write_text("eins\nzwo\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"another content of \S+train\.en \(data\.train\.target\); restore the file"):
+    files[number].write_text("eins\nzwo\n", encoding="utf-8")
+    with pytest.raises(
+        UserError, match=rf"another content of \S+{files[number].name} \(data\.train\.{side}\); restore the file"
+    ):
         checkpoint_to_resume(recipe)
 
 
