@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSeq2SeqLM, DynamicCache, StaticCache
 from transformers.cache_utils import EncoderDecoderCache
 
@@ -9,7 +10,7 @@ from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
 from reluformer.configuration_reluformer import NON_NEGATIVE_ACTIVATIONS, valid_attention_implementations
 from reluformer.layers_reluformer import GatedRMSNorm
 
-from ..conftest import VARIANTS, random_tokens, skip_without_entmax, tiny_config, tiny_model
+from ..conftest import VARIANTS, VOCABULARY, random_tokens, skip_without_entmax, tiny_config, tiny_model
 
 PADDING = 0
 
@@ -431,3 +432,28 @@ def test_every_parameter_takes_part(variant):
     model = tiny_model(**variant).train()
     model(input_ids=random_tokens(2, 9), labels=random_tokens(2, 7, seed=1)).loss.backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_embeddings_that_are_set_are_those_that_are_used(shared):
+    model = tiny_model(share_encoder_decoder_embeddings=shared, tie_word_embeddings=shared)
+    embeddings = torch.nn.Embedding(model.config.vocab_size, model.config.d_model, model.config.pad_token_id)
+    before = model.get_encoder()(random_tokens(1, 4)).last_hidden_state
+    model.set_input_embeddings(embeddings)
+    assert model.get_input_embeddings() is embeddings
+    assert not torch.equal(model.get_encoder()(random_tokens(1, 4)).last_hidden_state, before)
+
+
+def test_the_library_s_loss_function_of_the_model_shifts_no_labels():
+    model, logits, labels = tiny_model(), torch.randn(2, 5, VOCABULARY), random_tokens(2, 5)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(model.loss_function(logits=logits, labels=labels, vocab_size=VOCABULARY), expected)
+
+
+def test_a_checkpoint_without_a_bias_of_the_logits_has_none(tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["final_logits_bias"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert not ReLUFormerForConditionalGeneration.from_pretrained(tmp_path).final_logits_bias.any()
