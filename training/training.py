@@ -99,11 +99,6 @@ def _train(
     # Not `local`: the processes of all machines share the folder.
     with arguments.main_process_first(local=False, desc="run folder"):
         resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and arguments.should_save)
-    if arguments.push_to_hub:
-        # The Trainer's own push uploads the whole run folder, with recipe, logs and translations, at every checkpoint.
-        arguments.push_to_hub = False
-        if finish is None:
-            logger.warning("training.push_to_hub: only `reluformer train` publishes a run; use `reluformer publish`")
     with removed_unless_it_fails(folder) if arguments.should_save else contextlib.nullcontext():
         if arguments.should_save:
             write_recipe(recipe)
@@ -111,6 +106,11 @@ def _train(
         if arguments.should_save:
             write_training_files(recipe.data, folder, anew=resume_from is None)
         model = build_model(recipe, corpus.tokenizer)
+    if arguments.push_to_hub:  # the recipe in the run folder says so
+        # The Trainer's own push uploads the whole run folder, with recipe, logs and translations, at every checkpoint.
+        arguments.push_to_hub = False
+        if finish is None:
+            logger.warning("training.push_to_hub: only `reluformer train` publishes a run; use `reluformer publish`")
     _say(recipe, f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
     trainer = _trainer(recipe, corpus, model)
     watch = DivergenceWatch(trainer, recipe.on_divergence)
