@@ -22,7 +22,7 @@ test: .venv/installed
 
 # 100 kills of a tiny training at random moments: each run must end like one that was never killed.
 test-kills: .venv/installed
-	$(BIN)/python tests/training/kill_harness.py --kills 100 --output benchmarks/results/kills-cpu.json
+	$(BIN)/python tests/training/run/kill_harness.py --kills 100 --output benchmarks/results/kills-cpu.json
 	$(MAKE) fault-table
 
 # 320 small faults planted in a copy of this repository: which of them do the tests see? Less than an hour of one core; fails if a
@@ -42,34 +42,34 @@ test-oldest: .venv-oldest/installed
 
 # Speed and memory of the attention and of whole models, on this machine alone: about 20 minutes on two idle cores. Writes
 # benchmarks/results/ and benchmarks/ATTENTION.md. Whole models run as training should, with glibc keeping the memory of the
-# logits (benchmarks/NOTES.md); the others with the allocator as it comes. gpu.py measures nothing without a CUDA device.
+# logits (benchmarks/NOTES.md); the others with the allocator as it comes. speed/gpu.py measures nothing without a CUDA device.
 bench: .venv/installed
-	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/memory.py
-	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python benchmarks/end_to_end.py
-	$(BIN)/python benchmarks/generation.py
-	$(BIN)/python benchmarks/gpu.py
-	$(BIN)/python benchmarks/attention_tables.py
+	$(BIN)/python -m benchmarks.speed.attention
+	$(BIN)/python -m benchmarks.memory.peak
+	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m benchmarks.speed.end_to_end
+	$(BIN)/python -m benchmarks.speed.generation
+	$(BIN)/python -m benchmarks.speed.gpu
+	$(BIN)/python -m benchmarks.speed.attention_tables
 
 # The same with the compiled loop, on a page of its own, benchmarks/ATTENTION_COMPILED.md.
 bench-compiled: .venv/installed
-	RELUFORMER_COMPILED=1 $(BIN)/python benchmarks/attention.py
-	RELUFORMER_COMPILED=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python benchmarks/end_to_end.py
-	$(BIN)/python benchmarks/attention_tables.py
+	RELUFORMER_COMPILED=1 $(BIN)/python -m benchmarks.speed.attention
+	RELUFORMER_COMPILED=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m benchmarks.speed.end_to_end
+	$(BIN)/python -m benchmarks.speed.attention_tables
 
 # Every study of the paper, so small that it means nothing: does all of it run?
 studies-smoke: .venv/installed
 	rm -rf runs/studies/smoke runs/studies-smoke
-	$(BIN)/reluformer study --size smoke --results runs/studies-smoke
-	$(BIN)/reluformer study --size smoke --results runs/studies-smoke --report runs/studies-smoke/reproduction.md
+	$(BIN)/python -m benchmarks.studies --size smoke --results runs/studies-smoke
+	$(BIN)/python -m benchmarks.studies --size smoke --results runs/studies-smoke --report runs/studies-smoke/reproduction.md
 
 # The studies on CPU cores, for days; it goes on where it stopped. JOBS=2 trains two rows at once.
 studies: .venv/installed
-	$(BIN)/reluformer study --size cpu --jobs $(JOBS)
+	$(BIN)/python -m benchmarks.studies --size cpu --jobs $(JOBS)
 	$(MAKE) reproduction
 
 reproduction: .venv/installed
-	$(BIN)/reluformer study --report docs/reproduction.md
+	$(BIN)/python -m benchmarks.studies --report docs/reproduction.md
 
 # docs/errors.md: what wrong input does, from the cases that the tests run.
 error-table: .venv/installed
@@ -81,11 +81,11 @@ fault-table: .venv/installed
 
 # Tokens a second of one and of two processes on this machine: some minutes on two idle cores. docs/scaling.md
 scaling: .venv/installed
-	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python benchmarks/scaling.py
+	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m benchmarks.scaling.processes
 	$(MAKE) scaling-table
 
 scaling-table: .venv/installed
-	$(BIN)/python benchmarks/scaling_tables.py
+	$(BIN)/python -m benchmarks.scaling.tables
 
 # docs/_build/html, warnings as errors; needs no network, and what it writes loads nothing from it.
 docs: .venv/installed

@@ -8,8 +8,13 @@ from setuptools import setup
 
 PACKAGE_FOLDERS = {
     "reluformer": "modeling_reluformer",
+    "reluformer.compiled": "modeling_reluformer/compiled",
+    "reluformer.other_models": "modeling_reluformer/other_models",
     "reluformer.configuration": "configuration",
     "reluformer.training": "training",
+    "reluformer.training.data": "training/data",
+    "reluformer.training.run": "training/run",
+    "reluformer.training.scoring": "training/scoring",
     "reluformer.analysis": "analysis",
     "reluformer.hub_cards": "hub_cards",
     "reluformer.hub_cards.space": "hub_cards/space",
@@ -20,14 +25,8 @@ setup(
     packages=list(PACKAGE_FOLDERS),
     package_dir=PACKAGE_FOLDERS,
     package_data={
-        "reluformer": ["*.cpp", "*.h"],
-        "reluformer.configuration": [
-            "recipes/*.yaml",
-            "accelerate/*.yaml",
-            "studies/*.yaml",
-            "studies/bases/*.yaml",
-            "studies/smoke_corpus/*",
-        ],
+        "reluformer.compiled": ["*.cpp", "*.h"],
+        "reluformer.configuration": ["recipes/*.yaml", "accelerate/*.yaml"],
         "reluformer.hub_cards": ["*.md"],
         "reluformer.hub_cards.space": ["*.md", "*.txt", "*.css", "*.js", "templates/*.html"],
     },

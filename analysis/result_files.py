@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from reluformer.training.records import run_record, write_json
+from reluformer.training.run.records import run_record, write_json
 
 # What of a configuration decides the figures; a model has only some of these.
 _CONFIG_FIELDS = (

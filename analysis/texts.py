@@ -17,8 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import IGNORED_LABEL, Batch
 from reluformer.configuration.errors import UserError
-from reluformer.training.corpora import read_parallel_files
-from reluformer.training.encoding import encode_pairs
+from reluformer.training.data.corpora import read_parallel_files
+from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.tokenization import MosesStep
 from reluformer.training.translation import Translator
 

@@ -10,10 +10,12 @@ from typing import Any
 import psutil
 import torch
 
-from reluformer.attention_compiled import is_wanted
-from reluformer.training.records import run_record
+from reluformer.compiled.loop import is_wanted
+from reluformer.training.run.records import run_record
 
-RESULTS = Path(__file__).parent / "results"
+PAGES = Path(__file__).parent
+ROOT = PAGES.parent  # where `python -m benchmarks.…` works
+RESULTS = PAGES / "results"
 # They change what is measured: allocation and threads.
 RECORDED_VARIABLES = ("RELUFORMER_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "LD_PRELOAD")
 

@@ -19,7 +19,7 @@ def run(arguments: list[str]) -> int:
 
     from reluformer.configuration.recipe_parser import load_recipe
     from reluformer.hub_cards.card import write_card
-    from reluformer.training.run_folder import RECIPE_FILE, RECORD_FILE
+    from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
     from reluformer.training.training import evaluate_split, headline
 
     folder = Path(options.run)

@@ -12,7 +12,8 @@ import io
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TextIO
 
@@ -36,7 +37,6 @@ VERBS = {
     "translate": "text with a model",
     "analyze": "attention and feed-forward memories of a model",
     "convert": "a MarianMT checkpoint to a ReLUFormer",
-    "study": "the tables and figures of the paper",
     "card": "the model card of a run",
     "publish": "a run on the Hub",
     "kernel": "the attention as a folder for the Hub",
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
         argv: arguments after the program's name; None takes the process' own, and ends the process where a launcher of several
-            has started it (`reluformer.training.launch.end_worker`).
+            has started it (`reluformer.training.run.launch.end_worker`).
 
     Returns:
         Exit status: 0, 2 for what a person must change (one line on stderr), 74 when another process of the training was
@@ -57,23 +57,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         SIGTERM and has saved a checkpoint.
     """
     try:
-        status = _run(list(sys.argv[1:] if argv is None else argv))
+        status = exit_status(partial(_run, list(sys.argv[1:] if argv is None else argv)))
         sys.stdout.flush()  # what a help text left; a closed pipe is found here, not when Python ends
     except BrokenPipeError:
         if not _leave_closed_pipes():
             raise
         status = EXIT_BROKEN_PIPE
     if argv is None:
-        from reluformer.training.launch import end_worker
+        from reluformer.training.run.launch import end_worker
 
         end_worker(status)
     return status
 
 
 def _run(arguments: list[str]) -> int:
+    chosen = _main_parser().parse_args(arguments[:1])
+    return import_module(f"reluformer.commands.{chosen.command}").run(arguments[1:])
+
+
+def exit_status(run: Callable[[], int]) -> int:
+    """What `run` returns; for an error that the user can mend, one line on stderr and the status of its kind (see [`main`])."""
     try:
-        chosen = _main_parser().parse_args(arguments[:1])
-        status = import_module(f"reluformer.commands.{chosen.command}").run(arguments[1:])
+        status = run()
         sys.stdout.flush()
         return status
     except UserError as error:
@@ -91,7 +96,7 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as stop:  # argparse: --help, --version and --print_config
         return stop.code if isinstance(stop.code, int) else EXIT_OK
     except RuntimeError as error:
-        from reluformer.attention_compiled import CompiledAttentionError
+        from reluformer.compiled.loop import CompiledAttentionError
 
         if not isinstance(error, CompiledAttentionError):
             raise

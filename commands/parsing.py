@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.long_sources import LONG_SOURCES
+from reluformer.training.scoring.long_sources import LONG_SOURCES
 
 # What `Translator` takes where nothing is said, for help texts: importing it takes seconds.
 DECODING = {"num_beams": "5", "length_penalty": "1.0", "batch_tokens": "4096"}

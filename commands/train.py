@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> int:
         raise UserError("train: give a recipe with --config; see `reluformer train --help`")
     options = parse_namespace(parser, arguments)
 
-    from reluformer.training.launch import check_environment, joining, leaving
+    from reluformer.training.run.launch import check_environment, joining, leaving
 
     check_environment(options.expected_world_size)
     with joining():  # the training arguments join the process group as soon as they are made
@@ -87,8 +87,8 @@ def document(run: FinishedRun) -> None:
 def _draw_attention(run: FinishedRun, path: Path) -> None:
     """Of the first pair that the model has positions for; nothing where all are too long."""
     from reluformer.analysis.attention_maps import plot_attention_map
-    from reluformer.training.data import load_split
-    from reluformer.training.encoding import first_encoded_pairs
+    from reluformer.training.data.encoding import first_encoded_pairs
+    from reluformer.training.data.splits import load_split
 
     data, splits, positions = run.recipe.data, run.recipe.evaluation.splits, run.model.config.max_position_embeddings
     pairs, _ = load_split(data, splits[0] if splits else "train")

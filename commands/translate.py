@@ -6,7 +6,7 @@ import sys
 
 from reluformer.commands.parsing import DECODING, Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
-from reluformer.training.text_lines import check_output, output, read_lines, texts_of_arguments, write_lines
+from reluformer.training.data.text_lines import check_output, output, read_lines, texts_of_arguments, write_lines
 
 
 def run(arguments: list[str]) -> int:

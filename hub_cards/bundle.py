@@ -20,10 +20,10 @@ from reluformer.hub_cards.card import render_card
 from reluformer.hub_cards.card_contents import PICTURES
 from reluformer.hub_cards.measurements import RunFolder
 from reluformer.hub_cards.weights import check_weights, weight_files
-from reluformer.training.initialization import load_config
 from reluformer.training.loading import load_tokenizer
-from reluformer.training.redaction import is_secret, without_secrets
-from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, is_finished
+from reluformer.training.run.initialization import load_config
+from reluformer.training.run.redaction import is_secret, without_secrets
+from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, is_finished
 
 # Beside those that the tokenizer's class names.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")

@@ -15,7 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.card_contents import PICTURES, contents, measured_metrics
 from reluformer.hub_cards.measurements import RunFolder
-from reluformer.training.run_folder import CARD_FILE
+from reluformer.training.run.run_folder import CARD_FILE
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 

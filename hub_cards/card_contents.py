@@ -8,7 +8,7 @@ from typing import Any
 from reluformer.hub_cards.formula import attention_formula, attention_notes, regularization_formula
 from reluformer.hub_cards.measurements import RunFolder, is_number
 from reluformer.hub_cards.public_names import public_name
-from reluformer.training.redaction import last_part, public_command, public_values
+from reluformer.training.run.redaction import last_part, public_command, public_values
 
 PICTURES = ("training_curve.png", "attention_map.png")
 # Key in evaluation.<split>.json, type of the metric on the Hub, name.
@@ -78,7 +78,7 @@ def _origin(run: RunFolder) -> str | None:
         details = [str(dataset[key]) for key in ("name", "revision") if dataset.get(key)]
         return f"data set `{dataset['path']}`" + (f" ({', '.join(details)})" if details else "")
     if data.get("demo"):
-        return "a generated corpus of number words (`reluformer.training.demo_corpus`)"
+        return "a generated corpus of number words (`reluformer.training.data.demo_corpus`)"
     if files := data.get("train"):
         return f"parallel files `{last_part(files['source'])}` and `{last_part(files['target'])}`"
     return None

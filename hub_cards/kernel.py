@@ -24,7 +24,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from reluformer.attention_triton import ACTIVATIONS, MAX_HEAD_DIM
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.kernel_sources import ENTRY_FUNCTION, ENTRY_MODULE, kernel_sources
-from reluformer.training.own_files import require_own
+from reluformer.training.run.own_files import require_own
 
 DEFAULT_REPO_ID = "your-name/relu-attention"
 # The major version, which the branch on the Hub is named after. 0 means, by the convention of `kernels`: not for production yet.

@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from reluformer import ReLUFormerConfig
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.public_names import is_hub_id, public_name, run_name
-from reluformer.training.redaction import last_part, public_text, public_values, without_secrets
+from reluformer.training.run.redaction import last_part, public_text, public_values, without_secrets
 
 # Key in the Trainer's log, name in the card, format.
 ATTENTION_FIGURES = (

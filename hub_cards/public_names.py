@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from reluformer.training.redaction import last_part
+from reluformer.training.run.redaction import last_part
 
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 

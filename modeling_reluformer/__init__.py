@@ -6,13 +6,17 @@ it with `trust_remote_code=True`. It also makes `attn_implementation="reluformer
 `use_relu_attention`.
 """
 
+import sys
+
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
-from .attention_foreign import register_relu_attention
 from .attention_fused import relu_attention
+from .compiled import register_compiled_loop
 from .configuration_reluformer import ReLUFormerConfig
 from .modeling_reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel, ReLUFormerPreTrainedModel
-from .settings_foreign import use_relu_attention
+from .other_models import settings
+from .other_models.attention import register_relu_attention
+from .other_models.settings import use_relu_attention
 
 AutoConfig.register(ReLUFormerConfig.model_type, ReLUFormerConfig)
 AutoModel.register(ReLUFormerConfig, ReLUFormerModel)
@@ -23,6 +27,10 @@ ReLUFormerModel.register_for_auto_class("AutoModel")
 ReLUFormerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 register_relu_attention()
+register_compiled_loop()
+
+# the name of `reluformer.other_models.settings` in the documentation of 0.1
+sys.modules[f"{__name__}.settings_foreign"] = settings
 
 __version__ = "0.1.0"
 

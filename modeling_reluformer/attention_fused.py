@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
 from .attention_blockwise import STATISTICS, scales_first, wide
-from .attention_compiled import serves
-from .attention_operator import pointwise_attention
+from .attention_operator import pointwise_attention, serves
 from .attention_reference import POINTWISE
 
 # Weights that are never negative: only they have a row sum and a row entropy (Eq. 7).

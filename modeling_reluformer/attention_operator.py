@@ -9,13 +9,15 @@ gradients of S and T:
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from .attention_blockwise import Settings, blockwise_backward, blockwise_forward, empty_like_heads, wide
-from .attention_compiled import compiled_backward, compiled_forward, serves
 from .attention_triton import triton_backward, triton_forward
 
 # A copy of this package that came from the Hub lives in a module of another name, and must not replace these operators.
@@ -26,6 +28,42 @@ _TENSORS = (
 )
 _OPTIONS = "str activation, float scale, bool causal, SymInt query_offset, float dropout_p, str statistics"
 _TENSOR_COUNT = 9
+
+logger = logging.get_logger(__name__)
+
+
+class CpuLoop(NamedTuple):
+    """What may compute on a CPU instead of `blockwise_forward` and `blockwise_backward`, which have the same arguments.
+
+    serves: of a query and an activation, whether the call is this loop's.
+    """
+
+    serves: Callable[[Tensor, str], bool]
+    forward: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+_PYTHON_LOOP = CpuLoop(lambda query, activation: True, blockwise_forward, blockwise_backward)
+_registered: list[CpuLoop] = []
+
+
+def register_cpu_loop(loop: CpuLoop) -> None:
+    """Calls that `loop` serves are computed by it from now on; the last one that is registered comes first."""
+    _registered.insert(0, loop)
+
+
+def serves(query: Tensor, activation: str) -> bool:
+    """Whether a registered loop computes a call, rather than the Python loop."""
+    return _cpu_loop(query, activation) is not _PYTHON_LOOP
+
+
+def _cpu_loop(query: Tensor, activation: str) -> CpuLoop:
+    if not _registered and os.environ.get("RELUFORMER_COMPILED") == "1":
+        logger.warning_once(
+            "RELUFORMER_COMPILED=1: the compiled attention comes with the package `reluformer`, not with the code of a model on "
+            "the Hub; the Python loop computes instead. Install the package and load the model with it."
+        )
+    return next((loop for loop in _registered if loop.serves(query, activation)), _PYTHON_LOOP)
 
 
 def _forward(
@@ -42,7 +80,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     tensors = (query, key, value, row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k)
     settings = _settings(query, offset, seed, *options)
-    compute = compiled_forward if serves(query, settings.activation) else blockwise_forward
+    compute = _cpu_loop(query, settings.activation).forward
     with torch.autocast(query.device.type, enabled=False):
         return _filled(*compute(*tensors, settings))
 
@@ -68,7 +106,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
     settings = _settings(query, offset, seed, *arguments[_TENSOR_COUNT - 1 :])
-    compute = compiled_backward if serves(query, settings.activation) else blockwise_backward
+    compute = _cpu_loop(query, settings.activation).backward
     with torch.autocast(query.device.type, enabled=False):
         return compute(grad_output, grad_sum, grad_sum_log, query, *tensors, settings)
 

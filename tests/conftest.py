@@ -17,7 +17,7 @@ from packaging.version import Version
 from transformers import PreTrainedTokenizerBase
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformer.training.demo_corpus import demo_pairs
+from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.tokenization import train_tokenizer
 
 atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)

@@ -14,16 +14,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from .mutation.run import package_folders
+
 ROOT = Path(__file__).parent.parent
-PACKAGE_FOLDERS = {
-    "modeling_reluformer": "reluformer",
-    "configuration": "reluformer/configuration",
-    "training": "reluformer/training",
-    "analysis": "reluformer/analysis",
-    "hub_cards": "reluformer/hub_cards",
-    "hub_cards/space": "reluformer/hub_cards/space",
-    "commands": "reluformer/commands",
-}
+# Folder of the repository → where it is installed, as setup.py says.
+PACKAGE_FOLDERS = {folder: package.replace(".", "/") for package, folder in package_folders(ROOT / "setup.py").items()}
 # Extras that do not go with the oldest versions: Gradio and kernels want a newer huggingface-hub than the package does.
 NEW_ONLY = ("docs", "kernels", "space", "browser")
 GENERIC_NAMES = [
@@ -51,12 +46,11 @@ print(json.dumps(found))
 
 def installed_files() -> dict[str, Path]:
     """Where each file of the package is installed, and where it is in the repository."""
-    data = ["recipes/*.yaml", "accelerate/*.yaml", "studies/*.yaml", "studies/bases/*.yaml", "studies/smoke_corpus/*"]
-    patterns = ["*.py", *data, "*.md", "*.cpp", "*.h", "*.txt", "*.css", "*.js", "templates/*.html"]
+    data = ["recipes/*.yaml", "accelerate/*.yaml", "*.md", "*.cpp", "*.h", "*.txt", "*.css", "*.js", "templates/*.html"]
     return {
         f"{target}/{path.relative_to(ROOT / folder).as_posix()}": path
         for folder, target in PACKAGE_FOLDERS.items()
-        for pattern in patterns
+        for pattern in ["*.py", *data]
         for path in (ROOT / folder).glob(pattern)
     }
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.checkpoints import MANIFEST_FILE, checkpoint_folders, fault_of
+from reluformer.training.run.checkpoints import MANIFEST_FILE, checkpoint_folders, fault_of
 
 logger = logging.getLogger(__name__)
 

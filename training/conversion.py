@@ -19,9 +19,9 @@ from transformers import MarianConfig, MarianMTModel
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration_reluformer import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, PRESETS
-from reluformer.training.initialization import changed_config, load_any_config, load_weights, model_with_weights
 from reluformer.training.loading import require_safetensors
-from reluformer.training.own_files import TOKENIZER_FILES, own_files_of_model, remove_files
+from reluformer.training.run.initialization import changed_config, load_any_config, load_weights, model_with_weights
+from reluformer.training.run.own_files import TOKENIZER_FILES, own_files_of_model, remove_files
 
 ATTENTIONS = tuple(dict.fromkeys((*PRESETS, *POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS)))
 

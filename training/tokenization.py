@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.arrow_cache import rows_by_file
+from reluformer.training.data.arrow_cache import rows_by_file
 
 logger = logging.getLogger(__name__)
 

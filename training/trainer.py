@@ -17,7 +17,10 @@ from transformers import Seq2SeqTrainer, TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, seed_worker
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.checkpoints import (
+from reluformer.training.data.encoding import token_lengths
+from reluformer.training.data.mapped_files import ReleasingCollator
+from reluformer.training.data.token_batches import TokenBatchSampler
+from reluformer.training.run.checkpoints import (
     begin_checkpoint,
     move_files,
     remove_older,
@@ -25,11 +28,8 @@ from reluformer.training.checkpoints import (
     saved_processes,
     seal_checkpoint,
 )
-from reluformer.training.encoding import token_lengths
-from reluformer.training.figures import FigureMeans
-from reluformer.training.interruptions import StopOnSigterm
-from reluformer.training.mapped_files import ReleasingCollator
-from reluformer.training.token_batches import TokenBatchSampler
+from reluformer.training.run.figures import FigureMeans
+from reluformer.training.run.interruptions import StopOnSigterm
 
 # Scores a model during training: (model, process index, number of processes) → figures, the same on every process.
 TranslationScorer = Callable[[torch.nn.Module, int, int], dict[str, float]]

@@ -19,28 +19,28 @@ from transformers.trainer_utils import TrainOutput
 from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 from reluformer.configuration.recipe import Recipe
 from reluformer.training.averaging import average_checkpoints
-from reluformer.training.corpora import CorpusReport
-from reluformer.training.data import has_split, load_split, pack_split
-from reluformer.training.divergence import DivergenceWatch
-from reluformer.training.documents import PackingReport
-from reluformer.training.encoding import encode_pairs, first_encoded_pairs
-from reluformer.training.evaluation import evaluate_run, print_samples, read_translations
-from reluformer.training.global_batch import change_of_processes
-from reluformer.training.interruptions import told_in_one_line, where_it_goes_on
-from reluformer.training.launch import check_launch, is_sharded
+from reluformer.training.data.corpora import CorpusReport
+from reluformer.training.data.documents import PackingReport
+from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs
+from reluformer.training.data.splits import has_split, load_split, pack_split
 from reluformer.training.loading import load_model_and_tokenizer
-from reluformer.training.long_sources import SourceEncoder
-from reluformer.training.metrics import describe_scores
-from reluformer.training.model_building import build_config, build_model
-from reluformer.training.needed_packages import check_packages
-from reluformer.training.overwriting import removed_unless_it_fails
-from reluformer.training.records import run_record, write_json
-from reluformer.training.resumption import require_same_tokenizer, write_training_files
-from reluformer.training.run_folder import RECORD_FILE, checkpoint_to_resume, write_recipe
+from reluformer.training.run.divergence import DivergenceWatch
+from reluformer.training.run.global_batch import change_of_processes
+from reluformer.training.run.interruptions import told_in_one_line, where_it_goes_on
+from reluformer.training.run.launch import check_launch, is_sharded
+from reluformer.training.run.model_building import build_config, build_model
+from reluformer.training.run.needed_packages import check_packages
+from reluformer.training.run.overwriting import removed_unless_it_fails
+from reluformer.training.run.records import run_record, write_json
+from reluformer.training.run.resumption import require_same_tokenizer, write_training_files
+from reluformer.training.run.run_folder import RECORD_FILE, checkpoint_to_resume, write_recipe
+from reluformer.training.scoring.evaluation import evaluate_run, print_samples, read_translations
+from reluformer.training.scoring.long_sources import SourceEncoder
+from reluformer.training.scoring.metrics import describe_scores
+from reluformer.training.scoring.validation import ValidationTranslation
 from reluformer.training.tokenization import MosesStep, train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.translation import Translator
-from reluformer.training.validation import ValidationTranslation
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.loading import device_of, load_model_and_tokenizer
-from reluformer.training.long_sources import LONG_SOURCES, LongSources, Pieces, SourceEncoder
+from reluformer.training.scoring.long_sources import LONG_SOURCES, LongSources, Pieces, SourceEncoder
 
 logger = logging.getLogger(__name__)
 

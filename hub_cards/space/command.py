@@ -9,7 +9,7 @@ from pathlib import Path
 
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.space.observation import DEFAULT_MAP_TOKENS, ObservedTranslator
-from reluformer.training.evaluation import read_translations
+from reluformer.training.scoring.evaluation import read_translations
 
 _EXAMPLES = 5
 # No longer ones among a run's own sentences: a map of it would be too wide to begin with.

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from reluformer.analysis.curves import plot_training_curve
 from reluformer.configuration.errors import UserError
-from reluformer.training.run_folder import read_log_history
+from reluformer.training.run.run_folder import read_log_history
 
 PNG = b"\x89PNG\r\n\x1a\n"
 LOG = [

@@ -1,15 +1,11 @@
-"""Benchmark programs import each other by bare name, as Python does when it runs one of their files."""
+"""The programs of benchmarks/, which are not installed."""
 
 import importlib
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def program(monkeypatch):
-    """Name of a file in benchmarks/ → its module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
+def program():
+    """Name of a module in benchmarks/, for example "speed.attention" → the module."""
+    return lambda name: importlib.import_module(f"benchmarks.{name}")

@@ -10,7 +10,7 @@ import torch
 @pytest.fixture
 def attention(program):
     pytest.importorskip("entmax", reason="two of the rivals need the optional package entmax")
-    return program("attention")
+    return program("speed.attention")
 
 
 def test_a_quick_run_writes_every_cell_twice(attention, tmp_path, monkeypatch, capsys):
@@ -36,7 +36,7 @@ def test_a_quick_run_writes_every_cell_twice(attention, tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("broken", ["output", "gradient", "T"])
 def test_a_wrong_fast_path_is_not_timed(attention, program, tmp_path, monkeypatch, capsys, broken):
-    contenders = program("contenders")
+    contenders = program("speed.contenders")
     original = contenders.relu_attention
 
     def wrong(query, key, value, *, statistics, **kwargs):
@@ -61,7 +61,7 @@ def test_the_cells_are_those_of_the_plan(attention):
 
 
 def test_what_is_too_slow_at_one_length_is_not_tried_at_the_next(attention, program, monkeypatch):
-    contenders, timing = program("contenders"), program("timing")
+    contenders, timing = program("speed.contenders"), program("speed.timing")
     case = contenders.AttentionCase(1, 1, 16, 8, torch.float32, False, False)
     longer = contenders.AttentionCase(1, 1, 32, 8, torch.float32, False, False)
     tried = []
@@ -81,7 +81,7 @@ def test_what_is_too_slow_at_one_length_is_not_tried_at_the_next(attention, prog
 
 
 def test_gradients_of_the_statistics_are_those_of_the_regulariser(program):
-    contenders = program("contenders")
+    contenders = program("speed.contenders")
     case = contenders.AttentionCase(2, 2, 20, 8, torch.float32, True, True)
     inputs = contenders.random_inputs(case, seed=0)
     of_sum, of_sum_log = contenders.statistics_gradients(case, inputs, "sum+entropy")

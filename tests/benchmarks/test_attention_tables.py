@@ -28,11 +28,11 @@ RECORD = {
 
 @pytest.fixture
 def tables(program):
-    return program("attention_tables")
+    return program("speed.attention_tables")
 
 
 def attention_result(program, sdpa_seconds=1.1):
-    attention, timing = program("attention"), program("timing")
+    attention, timing = program("speed.attention"), program("speed.timing")
     seconds = {"fused": 1.0, "fused+S": 1.05, "fused+S+T": 1.25, "sdpa softmax": sdpa_seconds, "eager relu": 2.0}
     seconds |= {"products only": 0.97, "sparsemax": 5.0}
     cells = []
@@ -79,7 +79,9 @@ def test_goals_are_judged_by_the_files(tables, program, tmp_path):
     assert "`fused` at n = 1,024: none." in page
     assert "2026-01-02, commit 0123456789ab, with local changes, 1.5 min on a CPU (2 threads" in page
     assert "MALLOC_MMAP_MAX_=0" in page
-    assert "Not measured: `python benchmarks/gpu.py`" in page and "`python benchmarks/end_to_end.py`" in page
+    assert (
+        "Not measured: `python -m benchmarks.speed.gpu`" in page and "`python -m benchmarks.speed.end_to_end`" in page
+    )
     assert "![Attention alone, on a CPU](attention-cpu.png)" in page
     assert (tmp_path / "attention-cpu.png").stat().st_size > 10_000
     assert (tmp_path / "memory-cpu.png").stat().st_size > 5_000
@@ -96,20 +98,20 @@ def test_what_the_compiled_loop_does_stands_on_a_page_of_its_own(tables, program
         "](results/attention-cpu-compiled.json)" in page
         and "![Attention alone, on a CPU](attention-cpu-compiled.png)" in page
     )
-    assert "Not measured: `RELUFORMER_COMPILED=1 python benchmarks/end_to_end.py` measures it." in page
+    assert "Not measured: `RELUFORMER_COMPILED=1 python -m benchmarks.speed.end_to_end` measures it." in page
     assert "3.30 (3.30–3.30) met" in page and "3.30 (3.30–3.30)" not in (tmp_path / "ATTENTION.md").read_text(
         encoding="utf-8"
     )
 
 
 def test_slower_than_the_rival_is_missed(tables, program):
-    goals = program("goals")
+    goals = program("speed.goals")
     rows = list(goals.speed_rows(attention_result(program, sdpa_seconds=0.9), goals.AGAINST_SDPA, (512,)))
     assert all("**missed**" in row[-1] for row in rows)
 
 
 def test_quick_files_say_so_and_end_to_end_is_compared_with_marian(tables, program, tmp_path):
-    names = program("translation_models")
+    names = program("speed.translation_models")
     cell = {
         "task": "training",
         "shape": "tiny",
@@ -136,7 +138,7 @@ def test_quick_files_say_so_and_end_to_end_is_compared_with_marian(tables, progr
 
 
 def test_a_gpu_file_gives_teraflops_and_goals(tables, program, tmp_path):
-    gpu, contenders, timing = program("gpu"), program("contenders"), program("timing")
+    gpu, contenders, timing = program("speed.gpu"), program("speed.contenders"), program("speed.timing")
     case = contenders.AttentionCase(1, 32, 16384, 64, torch.bfloat16, False, True, "cuda")
     seconds = {"fused": 5e-3, "fused+S": 5.2e-3, "fused+S+T": 6.5e-3, gpu.FLASH: 8e-3}
     rounds = timing.Timing({name: {0: value} for name, value in seconds.items()}, dict.fromkeys(seconds, 1))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from reluformer.training.evaluation import write_translations
+from reluformer.training.scoring.evaluation import write_translations
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "collect_runs.py"
 

@@ -8,13 +8,13 @@ import torch
 
 @pytest.fixture
 def models(program):
-    return program("translation_models")
+    return program("speed.translation_models")
 
 
 def test_a_quick_run_times_training_and_generation(program, models, tmp_path):
     pytest.importorskip("entmax", reason="two of the baselines need the optional package entmax")
     output = tmp_path / "steps.json"
-    assert program("end_to_end").main(["--quick", "--output", str(output)]) == 0
+    assert program("speed.end_to_end").main(["--quick", "--output", str(output)]) == 0
     result = json.loads(output.read_text(encoding="utf-8"))
     assert [cell["task"] for cell in result["cells"]] == ["training", "training", "generation"] * 2
     for cell in result["cells"]:
@@ -52,7 +52,7 @@ def test_batches_are_full_and_padded(models, kind):
 
 
 def test_sequences_of_another_length_stop_the_comparison(program, models, monkeypatch):
-    end_to_end = program("end_to_end")
+    end_to_end = program("speed.end_to_end")
     model = models.build(models.MARIAN, models.SHAPES["quick"], 0.0, 0)
     batch = models.padded_batch(models.INPUTS["quick"], 60, 32, seed=0)
     del batch["labels"]
@@ -63,5 +63,5 @@ def test_sequences_of_another_length_stop_the_comparison(program, models, monkey
 
 
 def test_the_plan_has_both_shapes_inputs_and_dtypes(program):
-    cells = list(program("end_to_end").all_cells())
+    cells = list(program("speed.end_to_end").all_cells())
     assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 3

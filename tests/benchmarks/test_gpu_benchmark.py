@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture
 def gpu(program):
-    return program("gpu")
+    return program("speed.gpu")
 
 
 def test_without_a_cuda_device_nothing_is_written(gpu, tmp_path, monkeypatch, capsys):
@@ -25,7 +25,7 @@ def test_operations_are_counted_as_in_the_literature(gpu):
 
 
 def test_each_pass_is_timed_and_what_cannot_run_is_left_out_with_the_reason(gpu, program, monkeypatch, tmp_path):
-    contenders = program("contenders")
+    contenders = program("speed.contenders")
     # the compiler is not needed to see that all contenders are called alike
     monkeypatch.setattr(gpu, "_flex", lambda case: contenders.sdpa(case))
     case = contenders.AttentionCase(1, 2, 32, 8, torch.float32, True, True, "cpu")

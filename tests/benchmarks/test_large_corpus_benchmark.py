@@ -12,11 +12,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 
 @pytest.fixture
 def large_corpus(program):
-    return program("large_corpus")
+    return program("text.large_corpus")
 
 
 def test_the_text_is_the_same_for_a_seed_and_looks_like_text(tmp_path, program):
-    synthetic_text = program("synthetic_text")
+    synthetic_text = program("text.synthetic_text")
     facts, texts = {}, {}
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
         (tmp_path / name).mkdir()

@@ -9,11 +9,11 @@ import torch
 
 @pytest.fixture
 def floors(program):
-    return program("matrix_products")
+    return program("speed.matrix_products")
 
 
 def case_and_inputs(program, causal, backward=True, length=37):
-    contenders = program("contenders")
+    contenders = program("speed.contenders")
     case = contenders.AttentionCase(1, 2, length, 8, torch.float32, causal, backward)
     return case, contenders.random_inputs(case, seed=0)
 

@@ -11,7 +11,7 @@ import torch
 
 @pytest.fixture
 def memory(program):
-    return program("memory")
+    return program("memory.peak")
 
 
 def test_needs_are_a_linear_and_a_quadratic_part(memory):
@@ -74,7 +74,7 @@ LENGTH = 400
 
 
 def test_masks_of_queries_by_keys_are_seen_in_a_model(program):
-    step = program("memory_step")
+    step = program("memory.peak_step")
     seen = {}
     for contender in ("fused", "sdpa"):
         run = step.model_step(contender, seed=0)(LENGTH)
@@ -86,7 +86,7 @@ def test_masks_of_queries_by_keys_are_seen_in_a_model(program):
 
 
 def test_attention_alone_has_the_gradients_of_all_inputs(program, monkeypatch):
-    step = program("memory_step")
+    step = program("memory.peak_step")
     for contender in step.CONTENDERS:
         calls = []
         monkeypatch.setattr(torch.autograd, "grad", lambda *args, calls=calls: calls.append(args))

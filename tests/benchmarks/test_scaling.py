@@ -7,21 +7,21 @@ import pytest
 
 @pytest.fixture
 def estimate(program):
-    return program("scaling_estimate")
+    return program("scaling.estimate")
 
 
 @pytest.fixture
 def tables(program):
-    return program("scaling_tables")
+    return program("scaling.tables")
 
 
 def test_a_quick_run_times_all_contenders_and_counts_what_is_sent(program, tables, tmp_path):
     output = tmp_path / "scaling.json"
-    assert program("scaling").main(["--quick", "--output", str(output)]) == 0
+    assert program("scaling.processes").main(["--quick", "--output", str(output)]) == 0
     result = json.loads(output.read_text(encoding="utf-8"))
     (cell,) = result["cells"]
-    assert list(cell["seconds_per_update"]) == list(program("scaling").CONTENDERS)
-    assert len(cell["batches"]) == program("scaling_step").MICRO_BATCHES
+    assert list(cell["seconds_per_update"]) == list(program("scaling.processes").CONTENDERS)
+    assert len(cell["batches"]) == program("scaling.step").MICRO_BATCHES
     assert cell["target_tokens_per_update"] == sum(batch["target_tokens"] for batch in cell["batches"])
     sent = cell["all_reduce"]
     assert sent["bytes"] == 4 * cell["parameters"] == sum(bucket["bytes"] for bucket in sent["buckets"])

@@ -17,7 +17,7 @@ class Clock:
 
 @pytest.fixture
 def timing(program):
-    return program("timing")
+    return program("speed.timing")
 
 
 @pytest.fixture

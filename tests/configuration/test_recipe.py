@@ -18,7 +18,7 @@ from reluformer.configuration.recipe_parser import (
     recipe_to_dict,
     save_recipe,
 )
-from reluformer.training.model_building import build_config
+from reluformer.training.run.model_building import build_config
 
 SMALL = {
     "name": "small",

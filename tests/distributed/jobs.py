@@ -22,12 +22,12 @@ from torch.distributed.tensor import DTensor
 from transformers import Seq2SeqTrainingArguments, set_seed
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformer.training.demo_corpus import demo_pairs
-from reluformer.training.launch import end_worker, leaving
+from reluformer.training.data.demo_corpus import demo_pairs
+from reluformer.training.run.launch import end_worker, leaving
+from reluformer.training.scoring.validation import ValidationTranslation
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.translation import Translator
-from reluformer.training.validation import ValidationTranslation
 
 from ..training.tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer
 

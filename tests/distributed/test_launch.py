@@ -23,7 +23,7 @@ from reluformer.commands.main import main
 from reluformer.configuration.errors import TrainingStopped, UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training import training as training_module
-from reluformer.training.launch import check_environment, check_launch, is_sharded, joining, leaving
+from reluformer.training.run.launch import check_environment, check_launch, is_sharded, joining, leaving
 
 from ..training.tiny_run import tiny_model
 

@@ -7,7 +7,7 @@ import torch
 import transformers
 from packaging.version import Version
 
-from reluformer.training.token_batches import TokenBatchSampler
+from reluformer.training.data.token_batches import TokenBatchSampler
 
 from ..training.tiny_run import TOKENS_PER_BATCH, tiny_pairs
 from .jobs import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from reluformer.training.checkpoints import MANIFEST_FILE
+from reluformer.training.run.checkpoints import MANIFEST_FILE
 
 from ..robustness.provoked_faults import write_recipe
 

@@ -10,7 +10,7 @@ import pytest
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.commands import main as cli
 from reluformer.commands.parsing import Parser
-from reluformer.training.demo_corpus import demo_pairs
+from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.tokenization import train_tokenizer
 
 from .pages import ROOT, code_blocks

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformer.training.demo_corpus import demo_pairs
+from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.tokenization import train_tokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "finetune_seq2seq.py"

@@ -5,8 +5,8 @@ import json
 import yaml
 
 from reluformer import ReLUFormerConfig
-from reluformer.training.metrics import score_translations
-from reluformer.training.records import run_record, write_json
+from reluformer.training.run.records import run_record, write_json
+from reluformer.training.scoring.metrics import score_translations
 
 TINY = {"vocab_size": 1234, "d_model": 16, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 2}
 TINY |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 77}

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 import yaml
 
-from reluformer.training.metrics import score_translations
-from reluformer.training.records import run_record, write_json
+from reluformer.training.run.records import run_record, write_json
+from reluformer.training.scoring.metrics import score_translations
 
 from ..conftest import demo_tokenizer, tiny_model
 

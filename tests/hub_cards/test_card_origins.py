@@ -5,7 +5,7 @@ from huggingface_hub import ModelCard
 
 from reluformer.hub_cards.card import render_card
 from reluformer.hub_cards.public_names import public_name, run_name
-from reluformer.training.records import write_json
+from reluformer.training.run.records import write_json
 
 from .documented_run import change, change_recipe, write_documented_run
 

@@ -20,7 +20,7 @@ from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.hub_cards.hub_faults import with_retries
 
-from ..training.kill_harness import RECIPE
+from ..training.run.kill_harness import RECIPE
 from .conftest import HubOfTest
 from .hub_routes import READ_TOKEN, WRITE_TOKEN
 from .loopback_hub import COMMIT, CREATE, LARGE_OBJECT, PREUPLOAD, Cut

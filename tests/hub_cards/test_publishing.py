@@ -14,7 +14,7 @@ from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.bundle import PublishedFile, collect_files
 from reluformer.hub_cards.publishing import changed_files, publish
-from reluformer.training.records import write_json
+from reluformer.training.run.records import write_json
 
 from .finished_run import LEFT_BEHIND, write_finished_run
 

@@ -12,7 +12,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.hub_cards.hub_faults import with_retries
 
-from ..training.kill_harness import RECIPE
+from ..training.run.kill_harness import RECIPE
 from .hub_routes import WRITE_TOKEN
 from .loopback_hub import COMMIT, CREATE
 

@@ -16,7 +16,7 @@ from reluformer.hub_cards.space import command
 from reluformer.hub_cards.space.observation import ObservedTranslator, Place
 from reluformer.hub_cards.space.pictures import draw_map
 from reluformer.hub_cards.space.views import heading_html, result_html
-from reluformer.training.evaluation import write_translations
+from reluformer.training.scoring.evaluation import write_translations
 from reluformer.training.translation import Translator
 
 from ..analysis.small_models import HEADS, LAYERS, POSITIONS, make_model, make_tokenizer, save_model

@@ -18,7 +18,7 @@ for program in ("chromium", "chromedriver"):
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed (Debian: chromium, chromium-driver)", allow_module_level=True)
 page_module = import_module("reluformer.hub_cards.space.page")
-shots = import_module("reluformer.hub_cards.space.screenshot")
+shots = import_module("docs.screenshot")
 By, Keys = shots.By, shots.Keys
 
 TEXT = "ein hund im schnee"

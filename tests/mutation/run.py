@@ -226,7 +226,7 @@ def main() -> int:
 
 def _write(path: Path, result: dict[str, Any], seed: int) -> None:
     # Only now: what is imported in this process is not imported anew after a fork.
-    from reluformer.training.records import run_record, write_json
+    from reluformer.training.run.records import run_record, write_json
 
     write_json(path, {**run_record(None, None, seed), **result})
 

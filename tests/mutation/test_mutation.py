@@ -110,7 +110,7 @@ def test_the_plan_names_every_file_of_the_model_and_tests_that_exist():
     plan = yaml.safe_load((Path(__file__).parent / "plan.yaml").read_text())
     tests = plan_tests(plan)
     assert {*tests, *plan["left_out"]} >= {
-        f"modeling_reluformer/{path.name}" for path in (ROOT / "modeling_reluformer").glob("*.py")
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "modeling_reluformer").rglob("*.py")
     }
     folders = (ROOT / "tests" / name.split("::")[0] for group in plan["files"] for name in group["tests"])
     assert all(path.is_file() for path in (*folders, *(ROOT / name for name in (*tests, *plan["left_out"]))))

@@ -81,13 +81,9 @@ an unknown attention
 convert --from model --to converted --attention tanh
 attention: 'tanh' is unknown; choose one of reluformer, vanilla, …
 
-an unknown study
-study --study t99
---study: no study 't99'; choose one of …
-
-no row at once
-study --jobs 0
---jobs: 0 must be at least 1
+a verb that does not exist
+study --list
+command: invalid choice: 'study' …
 """),
 ]
 

@@ -40,7 +40,7 @@ class Fault:
     kept: str
     again: str = ""
     same_end: bool = False
-    test: str = "tests/training/test_interruptions.py"
+    test: str = "tests/training/run/test_interruptions.py"
     slow: bool = False
 
     def is_said_in(self, text: str) -> bool:
@@ -124,7 +124,7 @@ DAMAGES = [
         "runs/tiny/checkpoint-4: not used: optimizer.pt has … bytes, not the … that were written",
         _DAMAGED,
         same_end=True,
-        test="tests/training/test_checkpoints.py",
+        test="tests/training/run/test_checkpoints.py",
     ),
     Fault(
         "a bit of a checkpoint flips",
@@ -134,7 +134,7 @@ DAMAGES = [
         "runs/tiny/checkpoint-4: not used: the content of model.safetensors is not what was written",
         _DAMAGED,
         same_end=True,
-        test="tests/training/test_checkpoints.py",
+        test="tests/training/run/test_checkpoints.py",
     ),
     Fault(
         "a file of a checkpoint is lost",
@@ -144,7 +144,7 @@ DAMAGES = [
         "runs/tiny/checkpoint-4: not used: rng_state.pth is missing",
         _DAMAGED,
         same_end=True,
-        test="tests/training/test_checkpoints.py",
+        test="tests/training/run/test_checkpoints.py",
     ),
     Fault(
         "every checkpoint is damaged",
@@ -154,7 +154,7 @@ DAMAGES = [
         "runs/tiny: no checkpoint can be used; training starts anew",
         "none",
         same_end=True,
-        test="tests/training/test_checkpoints.py",
+        test="tests/training/run/test_checkpoints.py",
     ),
     Fault(
         "a damaged checkpoint that was asked for by name",
@@ -164,7 +164,7 @@ DAMAGES = [
         "reluformer: error: training.resume_from_checkpoint: 'runs/tiny/checkpoint-4' cannot be used: the content of "
         "model.safetensors is not what was written; give another one",
         "checkpoint-2",
-        test="tests/training/test_checkpoints.py",
+        test="tests/training/run/test_checkpoints.py",
     ),
 ]
 DIVERGENCE = [
@@ -177,7 +177,7 @@ DIVERGENCE = [
         "training.warmup_steps, or, with point-wise attention, raise model.attention_gamma (on_divergence: record keeps "
         "such a run as a result)",
         "the checkpoints before it was seen, at most 50 updates later",
-        test="tests/training/test_divergence.py",
+        test="tests/training/run/test_divergence.py",
     ),
     Fault(
         "the same, where the recipe wants it recorded",
@@ -186,7 +186,7 @@ DIVERGENCE = [
         "exit 0",
         "training diverged: the loss is not finite since update 2; recorded in runs/tiny/training_record.json",
         "the record, no model",
-        test="tests/training/test_divergence.py",
+        test="tests/training/run/test_divergence.py",
     ),
     Fault(
         "all rows of an attention module are dead",
@@ -197,7 +197,7 @@ DIVERGENCE = [
         "weight) since update 1 or before; raise model.regularization_weight or model.attention_gamma, or lower "
         "training.learning_rate (on_divergence: record goes on and keeps such a run as a result)",
         "the checkpoints before it was seen, at most 50 updates later",
-        test="tests/training/test_divergence.py",
+        test="tests/training/run/test_divergence.py",
     ),
 ]
 CHANGES = [
@@ -220,7 +220,7 @@ CHANGES = [
         "would make updates of 1 (1 process × 1 accumulation); set training.gradient_accumulation_steps to 2 to go on, or "
         "train anew",
         "checkpoint-2, checkpoint-4",
-        test="tests/training/test_global_batch.py",
+        test="tests/training/run/test_global_batch.py",
     ),
     Fault(
         "the run has ended already",
@@ -258,7 +258,7 @@ PROCESSES = [
         "exit 0",
         "going on at runs/tiny/checkpoint-…",
         "all before, as many as save_total_limit says",
-        test="tests/training/test_elastic.py",
+        test="tests/training/run/test_elastic.py",
         slow=True,
     ),
     Fault(
@@ -279,7 +279,7 @@ PROCESSES = [
         _LOST,
         "all before, as many as save_total_limit says",
         _ONE_GOES_ON,
-        test="tests/training/test_elastic.py",
+        test="tests/training/run/test_elastic.py",
         slow=True,
     ),
     Fault(

@@ -19,14 +19,14 @@ import pytest
 import torch
 import yaml
 
+from benchmarks.studies import process as study_process
 from reluformer.commands import main as cli
-from reluformer.training import study_process
 from reluformer.training import training as training_module
-from reluformer.training.checkpoints import MANIFEST_FILE
+from reluformer.training.run.checkpoints import MANIFEST_FILE
 
-from ..training.kill_harness import RECIPE, begun, wait_for_a_checkpoint_being_written
-from ..training.test_checkpoints import cut, flip, remove
-from ..training.test_elastic import worker
+from ..training.run.kill_harness import RECIPE, begun, wait_for_a_checkpoint_being_written
+from ..training.run.test_checkpoints import cut, flip, remove
+from ..training.run.test_elastic import worker
 
 RUN = Path("runs/tiny")
 COMMAND = ["train", "--config", "tiny.yaml"]

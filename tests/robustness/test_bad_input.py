@@ -11,12 +11,12 @@ import datasets
 import pytest
 import torch
 
-import reluformer.attention_compiled as compiled
 from reluformer import ReLUFormerConfig, relu_attention
 from reluformer.commands import main as cli
+from reluformer.compiled import loop as compiled
 from reluformer.configuration.errors import UserError
-from reluformer.training.corpora import read_parallel_files
-from reluformer.training.text_lines import read_lines
+from reluformer.training.data.corpora import read_parallel_files
+from reluformer.training.data.text_lines import read_lines
 from reluformer.training.translation import Translator
 
 from ..conftest import random_tokens, tiny_model
@@ -113,9 +113,9 @@ def test_a_byte_order_mark_is_no_part_of_the_text_to_translate(here, tmp_path):
     assert read_lines(str(tmp_path / "marked")) == ["eins", "zwei"]
 
 
-@pytest.mark.parametrize("arguments", [["study", "--list"], ["--help"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["card", "--help"], ["--help"]], ids=" ".join)
 def test_a_pipe_that_is_closed_early_ends_the_command_quietly(arguments, monkeypatch, capfd):
-    """`reluformer study --list | head`."""
+    """`reluformer card --help | head`."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     with contextlib.closing(os.fdopen(write_end, "w")) as closed_pipe:
@@ -129,9 +129,9 @@ def test_another_broken_pipe_is_no_closed_output(monkeypatch, capsys):
     def broken(arguments):
         raise BrokenPipeError("a worker's")
 
-    monkeypatch.setattr("reluformer.commands.study.run", broken)
+    monkeypatch.setattr("reluformer.commands.card.run", broken)
     with pytest.raises(BrokenPipeError, match="a worker's"):
-        cli.main(["study"])
+        cli.main(["card"])
 
 
 @pytest.mark.parametrize("value", ["1", "yes"])
@@ -179,8 +179,8 @@ def test_a_full_disk_is_one_line(monkeypatch, capsys):
             full.write("x" * 100_000)
         return 0
 
-    monkeypatch.setattr("reluformer.commands.study.run", fill)
-    assert cli.main(["study"]) == 2
+    monkeypatch.setattr("reluformer.commands.card.run", fill)
+    assert cli.main(["card"]) == 2
     assert capsys.readouterr().err == "reluformer: error: No space left on device\n"
 
 
@@ -188,9 +188,9 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
     def missing(arguments):
         raise FileNotFoundError(2, "No such file or directory", "package_file")
 
-    monkeypatch.setattr("reluformer.commands.study.run", missing)
+    monkeypatch.setattr("reluformer.commands.card.run", missing)
     with pytest.raises(FileNotFoundError):
-        cli.main(["study"])
+        cli.main(["card"])
 
 
 def test_user_errors_are_value_errors():

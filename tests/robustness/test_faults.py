@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from reluformer.training.checkpoints import checkpoint_folders, fault_of
+from reluformer.training.run.checkpoints import checkpoint_folders, fault_of
 
 from . import provoked_faults
 from .fault_cases import GROUPS

@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reluformer.commands import main as cli
-from reluformer.commands import study
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_text import read_recipe_text
 from reluformer.training import training as training_module
-from reluformer.training.corpora import read_parallel_files
+from reluformer.training.data.corpora import read_parallel_files
 
 from ..conftest import VOCABULARY, tiny_model
 
@@ -127,7 +126,7 @@ def test_random_recipes_are_one_line(tmp_path, document, monkeypatch):
 
 WORDS = st.sampled_from(
     [
-        *("train", "evaluate", "translate", "analyze", "convert", "study"),
+        *("train", "evaluate", "translate", "analyze", "convert", "card"),
         *("--config", "--run", "--model", "--input", "--output", "--what", "--from", "--to", "--size", "--jobs", "--seed"),
         *("--num_beams", "--device", "--text", "--split", "--only", "--list", "--help", "--version", "--samples"),
         *("--training.max_steps", "--model.d_model", "--data.demo.train", "--name", "--print_config", "--overwrite"),
@@ -141,7 +140,6 @@ WORDS = st.sampled_from(
 def test_random_arguments_end_with_one_line_or_well(tmp_path, arguments, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training_module, "train", lambda *arguments, **options: None)
-    monkeypatch.setattr(study, "run_tasks", lambda *arguments, **options: [])
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"eins\n")))
     assert_quiet(arguments)
 

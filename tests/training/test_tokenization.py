@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.encoding import encode_pairs
+from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.tokenization import MosesStep, train_tokenizer
 
 GERMAN = ["Ein Mann fährt (schnell) Fahrrad.", "Zwei Hunde, drei Katzen!", "Das kostet 12,50 €.", "Sie sagt: „Ja“."]

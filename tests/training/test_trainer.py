@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from transformers import TrainerState
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.figures import FigureMeans
-from reluformer.training.token_batches import TokenBatchSampler
+from reluformer.training.data.token_batches import TokenBatchSampler
+from reluformer.training.run.figures import FigureMeans
 from reluformer.training.trainer import ReLUFormerTrainer, _EpochOfTheBatches
 
 from .tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer

@@ -15,11 +15,11 @@ from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DatasetConfig, ParallelFiles
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe, recipe_parser, save_recipe
 from reluformer.training import training as training_module
-from reluformer.training.checkpoints import MANIFEST_FILE, seal_checkpoint
-from reluformer.training.overwriting import removed_unless_it_fails
-from reluformer.training.own_files import own_files_of_run
-from reluformer.training.resumption import require_same_recipe, write_training_files
-from reluformer.training.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, checkpoint_to_resume, write_recipe
+from reluformer.training.run.checkpoints import MANIFEST_FILE, seal_checkpoint
+from reluformer.training.run.overwriting import removed_unless_it_fails
+from reluformer.training.run.own_files import own_files_of_run
+from reluformer.training.run.resumption import require_same_recipe, write_training_files
+from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, checkpoint_to_resume, write_recipe
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.training import headline
 
@@ -530,7 +530,7 @@ def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, monkeypatch):
 
 
 def test_pairs_come_from_files_and_from_datasets_alike(recipe_file, tmp_path):
-    from reluformer.training.data import has_split, load_split
+    from reluformer.training.data.splits import has_split, load_split
 
     pairs = [("ein hund", "a dog"), ("zwei", "two")]
     for side, language in ((0, "de"), (1, "en")):

@@ -56,7 +56,7 @@ def train_sentencepiece(folder: Path, pieces: int = 60) -> int:
     """
     import sentencepiece
 
-    from reluformer.training.demo_corpus import demo_pairs
+    from reluformer.training.data.demo_corpus import demo_pairs
 
     pairs = demo_pairs(400, split="train", seed=0)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,172 @@
+"""Whether the figures of a study bear out what the paper claims."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.studies.bootstrap import comparable, paired_bootstrap
+from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, value
+from benchmarks.studies.study import Claim, Figure, Study
+from benchmarks.studies.tasks import spent
+from reluformer.configuration.errors import UserError
+
+AGREES, DISAGREES, NOT_COMPARABLE, PENDING = "agrees", "disagrees", "not comparable", "pending"
+SIGNIFICANT = 0.05
+BLEU = "bleu.score"  # the path of a figure that is compared by a paired bootstrap
+# "Does not converge": a loss that is not finite, or a BLEU below the first while the softmax twin's is above the second.
+LEARNED_NOTHING, TWIN_LEARNED = 1.0, 10.0
+_NAMES = ("higher", "lower", "diverges", "twin", "row")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`verdict` is one of the four words; `text` the claim; `why` the figures behind it."""
+
+    text: str
+    verdict: str
+    why: str
+
+
+def judge(study: Study, outcomes: Mapping[str, Outcome]) -> list[Verdict]:
+    """One verdict for each claim, and for each row of the family that a claim is made of."""
+    return [_judge(claim, study, outcomes) for claim in study.claims for claim in _expanded(claim, outcomes)]
+
+
+def _expanded(claim: Claim, outcomes: Mapping[str, Outcome]) -> list[Claim]:
+    names = [name for name in (*(getattr(claim, name) for name in _NAMES), *(claim.equal or ())) if name]
+    template = next((name for name in names if "{" in name), None)
+    if template is None:
+        return [claim]
+    family = [outcome.entry.row for outcome in outcomes.values() if outcome.entry.row is not None]
+    return [_filled(claim, row.values) for row in family if row.family == template] or [claim]
+
+
+def _filled(claim: Claim, values: Mapping[str, Any]) -> Claim:
+    filled = {name: text.format(**values) for name in _NAMES if (text := getattr(claim, name)) is not None}
+    if claim.equal is not None:
+        filled["equal"] = [name.format(**values) for name in claim.equal]
+    of = ", ".join(f"{name} {number}" for name, number in values.items())
+    return dataclasses.replace(claim, text=f"{claim.text} ({of})", **filled)
+
+
+def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Verdict:
+    names = _rows_of(claim)
+    for name in names:
+        if name not in outcomes:
+            return Verdict(claim.text, NOT_COMPARABLE, f"{name} is no row of this size")
+    chosen = [outcomes[name] for name in names]
+    if not claim.diverges and _figure(claim, study).file is not None:
+        return Verdict(claim.text, *_judge_file(claim, study, chosen))
+    for name, outcome in zip(names, chosen, strict=True):
+        if outcome.status != RUN:
+            word = NOT_COMPARABLE if outcome.status == NOT_HERE else PENDING
+            return Verdict(claim.text, word, f"{name}: {outcome.why}")
+    seeds = [seed for seed in chosen[0].results if all(seed in outcome.results for outcome in chosen)]
+    if not seeds:
+        return Verdict(claim.text, PENDING, f"{' and '.join(names)} have no seed in common")
+    single = [_judge_seed(claim, study, chosen, seed) for seed in seeds]
+    words = {word for word, _ in single}
+    verdict = words.pop() if len(words) == 1 else NOT_COMPARABLE
+    why = "; ".join(
+        f"seed {seed}: {text}" if len(seeds) > 1 else text for seed, (_, text) in zip(seeds, single, strict=True)
+    )
+    if len(seeds) == 1 and chosen[0].entry.row.recipe is not None:
+        why += " (one seed)"
+    return Verdict(claim.text, verdict, why)
+
+
+def _figure(claim: Claim, study: Study) -> Figure:
+    if claim.figure not in study.figures:
+        raise UserError(f"claim {claim.text!r}: no figure {claim.figure!r}; the study has {', '.join(study.figures)}")
+    return study.figures[claim.figure]
+
+
+def _judge_file(claim: Claim, study: Study, chosen: list[Outcome]) -> tuple[str, str]:
+    """A claim of a figure that another benchmark has measured, without any training."""
+    figure = _figure(claim, study)
+    values = [value(figure, outcome.entry, {}) for outcome in chosen]
+    return (PENDING, f"{figure.file} does not hold it") if None in values else _compare(claim, values, figure.digits)
+
+
+def _rows_of(claim: Claim) -> list[str]:
+    kinds = {
+        "higher and lower": [claim.higher, claim.lower] if claim.higher and claim.lower else None,
+        "equal": claim.equal,
+        "diverges and twin": [claim.diverges, claim.twin] if claim.diverges and claim.twin else None,
+        "row with above or below": [claim.row] if claim.row and (claim.above, claim.below) != (None, None) else None,
+    }
+    given = [rows for rows in kinds.values() if rows]
+    if len(given) != 1 or (claim.equal and len(claim.equal) != 2):
+        raise UserError(f"claim {claim.text!r}: give exactly one of {'; '.join(kinds)}")
+    return given[0]
+
+
+def _judge_seed(claim: Claim, study: Study, chosen: list[Outcome], seed: int) -> tuple[str, str]:
+    results = [outcome.results[seed] for outcome in chosen]
+    if claim.diverges:
+        return _convergence(*results)
+    figure = _figure(claim, study)
+    diverged = [bool((result.get("training") or {}).get("diverged")) for result in results]
+    if any(diverged):
+        return _with_diverged(claim, diverged, is_bleu=figure.path == BLEU)
+    values = [value(figure, outcome.entry, result) for outcome, result in zip(chosen, results, strict=True)]
+    if None in values:
+        return PENDING, f"{figure.label} was not measured"
+    updates = [spent(result)[0] for result in results if "training" in result]
+    if len(set(updates)) > 1:
+        return NOT_COMPARABLE, f"trained for {' and '.join(f'{number:,}' for number in updates)} updates"
+    if figure.path == BLEU and not claim.row:
+        return _compare_bleu(claim, *results)
+    return _compare(claim, values, figure.digits)
+
+
+def _convergence(result: Mapping[str, Any], twin: Mapping[str, Any]) -> tuple[str, str]:
+    if reason := result["training"].get("diverged"):
+        return AGREES, reason["reason"]
+    ours, softmax = result["bleu"]["score"], (twin["bleu"] or {"score": 0.0})["score"]
+    figures = f"BLEU {ours:.2f}, softmax {softmax:.2f}"
+    if ours >= LEARNED_NOTHING:
+        return DISAGREES, figures
+    if softmax > TWIN_LEARNED:
+        return AGREES, figures
+    return NOT_COMPARABLE, f"{figures}: neither has learned the task"
+
+
+def _with_diverged(claim: Claim, diverged: list[bool], is_bleu: bool) -> tuple[str, str]:
+    """A row that does not converge is below any other in BLEU, and the equal of none; of its other figures it says nothing."""
+    names = _rows_of(claim)
+    text = " and ".join(name for name, gone in zip(names, diverged, strict=True) if gone) + " does not converge"
+    if not is_bleu or all(diverged):
+        return NOT_COMPARABLE, text
+    return (AGREES if claim.lower and diverged[1] else DISAGREES), text
+
+
+def _compare_bleu(claim: Claim, first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, str]:
+    if not comparable(first["bleu"], second["bleu"]):
+        return NOT_COMPARABLE, "not scored on the same references"
+    test = paired_bootstrap(first["bleu"], second["bleu"])
+    figures = f"{test.difference:+.2f} BLEU, p = {test.p_value:.3f}"
+    significant = test.p_value < SIGNIFICANT
+    if claim.equal:
+        if abs(test.difference) <= claim.margin:
+            return AGREES, f"{figures}, within ± {claim.margin:g}"
+        return (DISAGREES if significant else NOT_COMPARABLE), f"{figures}, not within ± {claim.margin:g}"
+    if not significant:
+        return NOT_COMPARABLE, f"{figures}: within the noise of the test set"
+    return (AGREES if test.difference > claim.margin else DISAGREES), figures
+
+
+def _compare(claim: Claim, values: list[float], digits: int) -> tuple[str, str]:
+    if claim.row:
+        inside = (claim.above is None or values[0] > claim.above) and (claim.below is None or values[0] < claim.below)
+        return (AGREES if inside else DISAGREES), f"{values[0]:.{digits}f}"
+    difference = values[0] - values[1]
+    figures = f"{values[0]:.{digits}f} against {values[1]:.{digits}f}"
+    if claim.equal:
+        return (AGREES if abs(difference) <= claim.margin else DISAGREES), figures
+    if 0 < difference <= claim.margin:
+        return NOT_COMPARABLE, f"{figures}: a smaller difference than {claim.margin:g}"
+    return (AGREES if difference > 0 else DISAGREES), figures

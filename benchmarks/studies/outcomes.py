@@ -1,0 +1,159 @@
+"""What the rows of a study gave: the figures of each seed, and whether they count as evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.studies.collection import last_figure, read_json
+from benchmarks.studies.parser import Catalogue, TableRow, table_of
+from benchmarks.studies.study import Budget, Figure, Study
+from benchmarks.studies.tasks import Places, Task, is_stale, read_result, spent, state_of
+from reluformer.configuration.errors import UserError
+
+RUN, PENDING, NOT_HERE = "run", "pending", "not possible here"
+_STEP = re.compile(r"([\w-]+)(?:\[([^\]]*)\])?(?:\.|$)")
+
+
+@dataclass
+class Outcome:
+    """A row of a study's table with its results.
+
+    Args:
+        entry: the row.
+        status: `RUN`, `PENDING` or `NOT_HERE`.
+        why: in words, where it is not `RUN`, or where a seed is missing.
+        results: by seed, those that count as evidence.
+        below: by seed, those that are below the budget.
+        tasks: by seed.
+    """
+
+    entry: TableRow
+    status: str
+    why: str
+    results: dict[int, dict[str, Any]] = field(default_factory=dict)
+    below: dict[int, dict[str, Any]] = field(default_factory=dict)
+    tasks: dict[int, Task] = field(default_factory=dict)
+
+
+def at_size(study: Study, size: str) -> Study:
+    """The study without the figures that this size does not show, and without the claims that are made of them."""
+    figures = {name: figure for name, figure in study.figures.items() if size in figure.sizes}
+    gone = study.figures.keys() - figures.keys()
+    return dataclasses.replace(
+        study, figures=figures, claims=[claim for claim in study.claims if claim.figure not in gone]
+    )
+
+
+def outcomes_of(study: Study, catalogue: Catalogue, places: Places) -> dict[str, Outcome]:
+    """Every row of the study's table, by the name the study uses."""
+    budget = study.budget.get(catalogue.size)
+    return {
+        entry.name: _outcome(entry, study.seeds.get(catalogue.size, [1]), budget, places)
+        for entry in table_of(study, catalogue)
+    }
+
+
+def _outcome(entry: TableRow, seeds: Iterable[int], budget: Budget | None, places: Places) -> Outcome:
+    if entry.row is None:
+        reason = entry.not_here or "no row at this size"
+        return Outcome(entry, NOT_HERE, reason)
+    outcome = Outcome(entry, PENDING, "")
+    missing = []
+    for seed in seeds:
+        task = outcome.tasks[seed] = Task(entry.row, seed, places)
+        result = read_result(task)
+        if result is None:
+            missing.append(f"seed {seed}: {_state(task)}")
+        elif reason := _below(result, budget):
+            outcome.below[seed] = result
+            missing.append(f"seed {seed}: {reason}")
+        else:
+            outcome.results[seed] = result
+    outcome.status = RUN if outcome.results else PENDING
+    outcome.why = "; ".join(missing)
+    return outcome
+
+
+def _state(task: Task) -> str:
+    if is_stale(task):
+        return "its result is of an earlier recipe"
+    return {"trained": "not collected", "begun": "interrupted"}.get(state_of(task), "not run")
+
+
+def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:
+    """Why a result is no evidence yet; None if it is. A run that diverged has shown what it would show.
+
+    What it started from counts as its training.
+    """
+    if budget is None:
+        return "this size is no evidence"
+    training = result.get("training")
+    if training is None or training.get("diverged"):
+        return None
+    updates, seconds = spent(result)
+    if updates < budget.updates:
+        return f"{updates:,} of {budget.updates:,} updates"
+    if seconds < budget.seconds:
+        return f"{seconds / 60:.0f} of {budget.seconds / 60:.0f} min of training and validation"
+    return None
+
+
+def value(figure: Figure, entry: TableRow, result: Mapping[str, Any]) -> float | None:
+    """A figure of a row's result, or of the file that holds it instead of results; None where there is none.
+
+    Raises:
+        UserError: a path that is none.
+    """
+    content: Any = result
+    if figure.file is not None:
+        file = Path(figure.file)
+        content = read_json(file) if file.is_file() else {}
+    path = figure.path.replace("{row}", figure.names.get(entry.name, entry.name))
+    if path.startswith("log."):
+        found = last_figure(content.get("log_history", []), path.removeprefix("log."))
+    else:
+        found = select(content, path)
+    return found * figure.factor if isinstance(found, (int, float)) else None
+
+
+def select(content: Any, path: str) -> Any:
+    """What a path leads to: `a.b[layer=all,p=0.2].c`; None where it ends early, the list of rows where it ends with one.
+
+    Raises:
+        UserError: text that is no path.
+    """
+    position = 0
+    while position < len(path):
+        step = _STEP.match(path, position)
+        if step is None:
+            raise UserError(
+                f"{path!r} is no path: expected names joined by points, with [column=value,…] after a table"
+            )
+        position = step.end()
+        content = content.get(step[1]) if isinstance(content, Mapping) else None
+        if step[2] is not None:
+            rows = [row for row in content or [] if _fits(row, step[2])]
+            content = rows if position >= len(path) else (rows[0] if rows else None)
+    return content
+
+
+def _fits(row: Mapping[str, Any], conditions: str) -> bool:
+    """Whether a row of a table has all the values, `layer=all,p_percent=0.2`; numbers are compared as numbers."""
+    for condition in conditions.split(","):
+        name, _, wanted = condition.partition("=")
+        found = row.get(name)
+        if found is None or not _same(str(found), wanted):
+            return False
+    return True
+
+
+def _same(first: str, second: str) -> bool:
+    try:
+        return float(first) == float(second)
+    except ValueError:
+        return first == second

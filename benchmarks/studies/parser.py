@@ -1,0 +1,325 @@
+"""Study files → rows: families expanded, layers merged, and a key for each row that says what it trains.
+
+Two rows that merge to the same recipe have the same key, whatever they are called: they are trained once.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+
+from benchmarks.studies.study import SIZES, Analysis, AtSize, RowFamily, Study, StudyRow
+from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.recipe_parser import RECIPES_FOLDER, readable, recipe_layers
+
+STUDIES_FOLDER = Path(__file__).parent / "catalogue"
+ROWS_FILE = "rows.yaml"
+BASES = "bases"
+# What a row's figures do not depend on, or what its seed says.
+_NOT_IN_THE_KEY = (
+    ("name",),
+    ("description",),
+    ("model", "attn_implementation"),  # the same function, to rounding
+    ("training", "output_dir"),
+    ("training", "seed"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row at one size, without its seed.
+
+    Args:
+        name: as results and run folders are called.
+        key: of what it trains or measures.
+        recipe: merged, as in a recipe file; None for a row that a command measures.
+        command: arguments of `reluformer`; empty for a row with a recipe.
+        values: of its family's `each`.
+        family: what it was expanded from.
+        start: the row whose trained model it starts from; None for new weights.
+    """
+
+    name: str
+    key: str
+    recipe: dict[str, Any] | None
+    command: tuple[str, ...]
+    values: dict[str, Any]
+    analyses: tuple[Analysis, ...]
+    family: str
+    start: Row | None = None
+
+
+def study_names(folder: Path = STUDIES_FOLDER) -> list[str]:
+    """Names of the studies in a folder; default those of the package."""
+    return sorted(path.stem for path in folder.glob("*.yaml") if path.name != ROWS_FILE)
+
+
+def load_study(name: str, folder: Path = STUDIES_FOLDER) -> Study:
+    """The study of a name.
+
+    Raises:
+        UserError: no such study, or a file that does not say what a study says; one line.
+    """
+    if name not in study_names(folder):
+        raise UserError(f"--study: no study {name!r}; choose one of {', '.join(study_names(folder))}")
+    path = folder / f"{name}.yaml"
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Study)
+    return Study(**vars(_parsed(parser, _read_mapping(path), path)))
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The rows that exist at one size, by every name they have, and the names of all families of any size."""
+
+    size: str
+    rows: dict[str, Row]
+    families: frozenset[str]
+
+
+def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
+    """All rows at a size. Where several have one key, all of them are the first one, with the analyses of all.
+
+    Raises:
+        UserError: see [`load_study`].
+    """
+    if size not in SIZES:
+        raise UserError(f"--size: {size!r} is not a size; choose one of {', '.join(SIZES)}")
+    path = folder / ROWS_FILE
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--rows", type=dict[str, RowFamily])
+    families: dict[str, RowFamily] = _parsed(parser, {"rows": _read_mapping(path)}, path).rows
+    rows: dict[str, Row] = {}
+    for name, family in families.items():
+        for row in _expand(name, family, size, folder):
+            if row.name in rows:
+                raise UserError(f"{path}: {name} names the row {row.name}, which another one does already")
+            start = family.starts_from.get(size)
+            rows[row.name] = row if start is None else _started(row, _filled(start, row.values), rows, path)
+    return Catalogue(size, _joined(rows), frozenset(families))
+
+
+def _started(row: Row, name: str, above: Mapping[str, Row], path: Path) -> Row:
+    """A row that starts from another's model, and so is another one as soon as that model would be."""
+    start = above.get(name)
+    if start is None or start.recipe is None or row.recipe is None:
+        raise UserError(f"{path}: {row.name} starts from {name}, which no row with a recipe further up is called")
+    return dataclasses.replace(row, start=start, key=_key({**row.recipe, "initialize_from": start.key}))
+
+
+def _joined(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """The rows with the first name and all analyses of those that have the same key."""
+    names: dict[str, str] = {}
+    analyses: dict[str, dict[str, Analysis]] = {}
+    for name, row in rows.items():
+        names.setdefault(row.key, name)
+        for analysis in row.analyses:
+            analyses.setdefault(row.key, {}).setdefault(analysis.what, analysis)
+    joined: dict[str, Row] = {}
+    for name, row in rows.items():
+        start = row.start and joined[row.start.name]
+        of_all = tuple(analyses.get(row.key, {}).values())
+        joined[name] = dataclasses.replace(row, name=names[row.key], analyses=of_all, start=start)
+    return joined
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row in the table of a study: `name` is the one the study uses, `row` None where it does not exist at this size."""
+
+    name: str
+    label: str
+    row: Row | None
+    paper: dict[str, Any]
+    not_here: str | None
+
+
+def table_of(study: Study, catalogue: Catalogue) -> list[TableRow]:
+    """The rows of a study's table, in its order.
+
+    Raises:
+        UserError: a name that is neither a row nor a family; figures by row's name for what is no family.
+    """
+    table = []
+    for entry in study.rows:
+        if entry.row not in catalogue.families and entry.row not in catalogue.rows:
+            raise UserError(f"{study.title}: {ROWS_FILE} has no row {entry.row!r}")
+        for column, value in entry.paper.items():
+            if isinstance(value, Mapping) and "{" not in entry.row:
+                raise UserError(f"{study.title}: {entry.row} is one row, its {column} in the paper is not: {value}")
+        found = {name: row for name, row in catalogue.rows.items() if entry.row in (name, row.family)}
+        if not found:
+            table.append(_row_elsewhere(entry))
+        for name, row in found.items():
+            paper = {
+                column: value.get(name) if isinstance(value, Mapping) else value
+                for column, value in entry.paper.items()
+            }
+            table.append(TableRow(name, _filled(entry.label, row.values), row, paper, entry.not_here))
+    return table
+
+
+def _row_elsewhere(entry: StudyRow) -> TableRow:
+    """A row, or one for a whole family, that does not exist at this size: the paper's figures stand there all the same."""
+    paper = {
+        column: " · ".join(map(str, value.values())) if isinstance(value, Mapping) else value
+        for column, value in entry.paper.items()
+    }
+    label = re.sub(r"\{(\w+)\}", r"every \1", entry.label)
+    return TableRow(entry.row, label, None, paper, entry.not_here)
+
+
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings laid over each other; anything else is replaced by the later one."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+            result[key] = merged(result[key], value) if both else copy.deepcopy(value)
+    return result
+
+
+def recipe_of(
+    row: Row, seed: int, output_dir: Path, start_dir: Path | None = None, folder: Path = STUDIES_FOLDER
+) -> dict[str, Any]:
+    """The recipe of one training of a row, as in a recipe file; `{studies}/` in a path is the folder of the studies.
+
+    Args:
+        row: with a recipe.
+        seed: of the training.
+        output_dir: its run folder.
+        start_dir: the run folder of what the row starts from, if it does; the tokenizer comes from there, too.
+        folder: of the studies.
+    """
+    own: dict[str, Any] = {"name": row.name, "training": {"seed": seed, "output_dir": str(output_dir)}}
+    recipe = _located(row.recipe or {}, folder)
+    if start_dir is not None:
+        own["initialize_from"] = str(start_dir)
+        recipe.pop("tokenizer", None)
+    # `name` first: a person reads the file.
+    return merged({"name": row.name}, recipe, own)
+
+
+def _located(value: Any, folder: Path) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _located(inner, folder) for key, inner in value.items()}
+    return value.replace("{studies}", str(folder)) if isinstance(value, str) else value
+
+
+def _expand(name: str, family: RowFamily, size: str, folder: Path) -> Iterator[Row]:
+    if size not in family.sizes:
+        return
+    axes = {axis: _values(values, size) for axis, values in family.each.items()}
+    for combination in itertools.product(*axes.values()):
+        values: dict[str, Any] = {}
+        for axis, value in zip(axes, combination, strict=True):
+            values |= value if isinstance(value, Mapping) else {axis: value}
+        yield _row(name, family, size, values, folder)
+
+
+def _values(values: Any, size: str) -> list[Any]:
+    """The values of one `each` at a size; none where it gives none."""
+    return list(values.get(size, ()) if isinstance(values, Mapping) else values)
+
+
+def _row(name: str, family: RowFamily, size: str, values: dict[str, Any], folder: Path) -> Row:
+    here = family.at.get(size, AtSize())
+    command = tuple(_filled([*family.command, *here.command], values)) if family.command else ()
+    recipe = None
+    if not command:
+        layers = family.layers if here.layers is None else here.layers
+        files = [_layer(_filled(layer, {**values, "size": size}), folder) for layer in layers]
+        recipe = merged(*files, *(_filled(fragment, values) for fragment in (family.recipe, here.recipe)))
+    return Row(
+        name=_filled(name, values),
+        key=_key({"command": command} if recipe is None else recipe),
+        recipe=recipe,
+        command=command,
+        values=values,
+        analyses=tuple(family.analyses),
+        family=name,
+    )
+
+
+def _filled(template: Any, values: Mapping[str, Any]) -> Any:
+    """`template` with `{name}` replaced; a text that is nothing but `{name}` becomes the value itself, with its type."""
+    if isinstance(template, Mapping):
+        return {key: _filled(value, values) for key, value in template.items()}
+    if isinstance(template, list):
+        return [_filled(value, values) for value in template]
+    if not isinstance(template, str) or "{" not in template:
+        return template
+    if template[1:-1] in values and template == f"{{{template[1:-1]}}}":
+        return values[template[1:-1]]
+    try:
+        return template.format(**values)
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(f"{template!r}: no value for {error}; there are {', '.join(values) or 'none'}") from error
+
+
+def _layer(name: str, folder: Path) -> dict[str, Any]:
+    """A file of the studies' bases or a recipe of the package, with what it stands on."""
+    candidates = (folder / BASES / f"{name}.yaml", RECIPES_FOLDER / f"{name}.yaml")
+    for path in candidates:
+        if path.is_file():
+            parts = recipe_layers(path)
+            return merged(*(_mapping(at, Path(at).read_text("utf-8") if text is None else text) for at, text in parts))
+    raise UserError(f"{folder / ROWS_FILE}: no layer {name!r}; expected {' or '.join(map(str, candidates))}")
+
+
+def _key(content: Mapping[str, Any]) -> str:
+    """Ten hexadecimal digits of what is trained; independent of the order in which it is written."""
+    content = copy.deepcopy(dict(content))
+    for *sections, name in _NOT_IN_THE_KEY:
+        inner = content
+        for section in sections:
+            inner = inner.get(section) or {}
+        inner.pop(name, None)
+    text = json.dumps(_numbers_alike(content), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _numbers_alike(value: Any) -> Any:
+    """8 and 8.0 are one value of a recipe."""
+    if isinstance(value, Mapping):
+        return {str(key): _numbers_alike(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_numbers_alike(inner) for inner in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return value
+
+
+def _parsed(parser: ArgumentParser, content: dict[str, Any], path: Path) -> Any:
+    try:
+        return parser.instantiate(parser.parse_object(content))
+    except (ArgumentError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: {readable(error)}") from error
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        return _mapping(path, path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _mapping(path: str | Path, text: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: is not YAML: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected names with values, found {type(content).__name__}")
+    return content

@@ -1,0 +1,1 @@
+"""ReLU attention for other models of Transformers, which a repository on the Hub does not carry."""

@@ -1,0 +1,193 @@
+"""ReLU attention for other people's models: `attn_implementation="reluformer"`.
+
+`register_relu_attention` adds the name to Transformers' own registries; `import reluformer` calls it, and nothing that a Hub
+repository carries imports this file. Models that do not ask for the name are not touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.utils import is_torchdynamo_compiling, logging
+
+from ..attention_blockwise import wide
+from ..attention_fused import relu_attention
+from ..attention_reference import reference_attention
+from ..visibility_reluformer import Visibility
+from .masks import VisibilityMask, relu_attention_mask
+from .saving import watch_construction
+from .settings import ATTENTION_NAME, ForeignSettings, settings_of
+from .support import REFUSED, refusal
+
+logger = logging.get_logger(__name__)
+
+
+def relu_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    output_attentions: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention as Transformers' models call it, with the settings that `module.config.reluformer` holds.
+
+    Args:
+        query: (batch, heads, queries, head_dim). key, value: (batch, key_heads, keys, head_dim); heads share keys in groups.
+        attention_mask: what `relu_attention_mask` gave, or a boolean mask that broadcasts to (batch, heads, queries, keys).
+        scaling: of the scores; default 1/sqrt(head_dim). dropout: of the weights.
+        is_causal, sliding_window: read only where there is no mask.
+        output_attentions: whether weights are wanted: setting `implementation` "auto" then takes the reference.
+
+    Returns:
+        The output (batch, queries, heads, head_dim) and the weights before dropout (batch, heads, queries, keys), or None.
+
+    Raises:
+        ValueError: something that cannot be honoured: `REFUSED`, an additive mask, a mask of another shape, a bad setting.
+    """
+    _refuse(module, kwargs)
+    settings = settings_of(module)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if attention_mask is None:
+        attention_mask = _without_mask(module, query, key, is_causal, sliding_window)
+    visibility, visible_keys = _read_mask(attention_mask, query, key)
+    if visibility.given_mask is None and _sequences(kwargs) > 1:
+        raise ValueError(
+            "cu_seq_lens_q packs several sequences into a row, but the mask does not keep them apart: give position_ids that "
+            "start at 0 in each sequence, and no attention_mask."
+        )
+    arguments = {
+        "row_scale": _row_scale(settings, visible_keys, query),
+        "activation": settings.activation,
+        "scale": scaling,
+        "dropout_p": dropout,
+    }
+    if _needs_reference(settings, visibility, bool(output_attentions)):
+        return _reference(query, key, value, visibility, arguments)
+    output = relu_attention(
+        query,
+        key,
+        value,
+        causal=visibility.causal,
+        key_padding_mask=visibility.key_padding_mask,
+        query_offset=visibility.query_offset,
+        **arguments,
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+def register_relu_attention() -> None:
+    """Makes `attn_implementation="reluformer"` known to every Transformers model of this process, and saved by those that ask."""
+    AttentionInterface.register(ATTENTION_NAME, relu_attention_forward)
+    AttentionMaskInterface.register(ATTENTION_NAME, relu_attention_mask)
+    watch_construction()
+
+
+def _refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    for name in REFUSED:
+        if kwargs.get(name) is not None:
+            raise ValueError(refusal(module, name))
+
+
+def _sequences(kwargs: dict[str, Any]) -> int:
+    ends = kwargs.get("cu_seq_lens_q")
+    return 1 if ends is None else ends.shape[0] - 1
+
+
+def _without_mask(
+    module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None, sliding_window: int | None
+) -> Tensor:
+    """The mask of a model that made none: by the library's rule, causal where the module says so, else all visible."""
+    queries, keys = query.shape[2], key.shape[2]
+    causal = queries > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if causal and queries != keys:
+        raise ValueError(
+            f"{type(module).__name__} is causal and gives no mask for {queries} queries and {keys} keys: which keys come "
+            "before which query is not known."
+        )
+    if sliding_window is not None and keys > sliding_window:
+        raise ValueError(
+            f"{type(module).__name__} has a sliding window of {sliding_window} for {keys} keys and gives no mask that shows it."
+        )
+    visibility = Visibility(causal=causal)
+    count = visibility.count(query.shape[0], queries, keys, query.device)
+    return VisibilityMask(visibility, count, (query.shape[0], 1, queries, keys), query.device)
+
+
+def _read_mask(mask: Tensor, query: Tensor, key: Tensor) -> tuple[Visibility, Tensor]:
+    """What a mask makes visible, and n_i, (batch or 1, heads or 1, queries or 1)."""
+    batch, heads, queries, keys = *query.shape[:3], key.shape[2]
+    fits = mask.ndim == 4 and all(
+        found in allowed
+        for found, allowed in zip(mask.shape, ({1, batch}, {1, heads}, {1, queries}, {keys}), strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"The attention mask must broadcast to (batch, heads, queries, keys) = ({batch}, {heads}, {queries}, {keys}); "
+            f"got {tuple(mask.shape)}."
+        )
+    if isinstance(mask, VisibilityMask):
+        return mask.visibility, mask.visible_keys.unsqueeze(1)
+    if mask.dtype != torch.bool:
+        raise ValueError(
+            f"attn_implementation={ATTENTION_NAME!r} needs a boolean mask, True where the key is visible; got {mask.dtype}. "
+            "Additive masks do not work with point-wise activations."
+        )
+    visible_keys = mask.sum(-1).clamp_min(1).float()
+    if mask.shape[1:3] == (1, 1):
+        return Visibility(mask[:, 0, 0].expand(batch, keys)), visible_keys
+    return Visibility(given_mask=mask), visible_keys
+
+
+def _row_scale(settings: ForeignSettings, visible_keys: Tensor, query: Tensor) -> Tensor | None:
+    """r_i, (batch, 1 or heads, queries)."""
+    if settings.scaling == "none":
+        return None
+    visible_keys = visible_keys.to(wide(query.dtype))
+    if settings.scaling == "variance":
+        scale = torch.rsqrt(visible_keys / 2) / settings.gamma
+    else:
+        scale = visible_keys.pow(-settings.alpha)
+    return scale.expand(query.shape[0], -1, query.shape[2])
+
+
+def _needs_reference(settings: ForeignSettings, visibility: Visibility, weights_wanted: bool) -> bool:
+    if settings.implementation == "eager":
+        return True
+    whole_mask = visibility.given_mask is not None
+    if settings.implementation == "fused" and (whole_mask or weights_wanted):
+        asked = (
+            "a mask of its own for every query (a sliding window, packed sequences)" if whole_mask else "the weights"
+        )
+        raise ValueError(
+            f"reluformer: implementation='fused' keeps no queries × keys tensor, and this call needs {asked}; "
+            "use 'auto' or 'eager'."
+        )
+    if whole_mask and not is_torchdynamo_compiling():
+        logger.warning_once(
+            "This mask differs from query to query in a way that has no compact form (a sliding window shorter than the text, "
+            f"packed sequences, a mask of the model's own): attn_implementation={ATTENTION_NAME!r} computes it by the reference, "
+            "with all weights in memory."
+        )
+    return whole_mask or weights_wanted
+
+
+def _reference(
+    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, arguments: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    group = query.shape[1] // key.shape[1]
+    if group > 1:
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    found = reference_attention(
+        query, key, value, mask=visibility.dense(query.shape[2], key.shape[2], query.device), **arguments
+    )
+    return found.output.transpose(1, 2).contiguous(), found.weights

@@ -1,0 +1,169 @@
+"""Settings of ReLU attention in other people's models: the key `reluformer` of their config, checked at every use.
+
+They are `ReLUFormerConfig`'s `attention_*` fields without the prefix. Not part of what a Hub repository carries: only
+`import reluformer` brings the name `reluformer` to other models.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import is_torchdynamo_compiling, logging
+
+from ..configuration_reluformer import (
+    ATTENTION_SCALINGS,
+    DEFAULT_GAMMA,
+    NORMALIZED_ACTIVATIONS,
+    POINTWISE_ACTIVATIONS,
+    ReLUFormerConfig,
+)
+from .saving import remember
+from .softmax import refuse_softmax_layers, refuse_without_attention
+from .support import ATTENTION_NAME, CONFIG_KEY, refuse_unsupported
+
+logger = logging.get_logger(__name__)
+
+IMPLEMENTATIONS = ("auto", "fused", "eager")
+
+
+@dataclass(frozen=True)
+class ForeignSettings:
+    """What `attn_implementation="reluformer"` computes in a model that is not a ReLUFormer.
+
+    activation: relu, relu2, relu6, gelu, softplus, identity or sigmoid.
+    scaling: row scale over the n_i keys that query i sees: variance, 1 / (gamma sqrt(n_i / 2)) (Eq. 6); length,
+        n_i ** -alpha; none, 1.
+    gamma: of the variance scaling. alpha: of the length scaling, in [0, 1].
+    implementation: "auto", fused where the mask has a compact form and no weights are asked for, else the reference;
+        "fused", which refuses what "auto" gives to the reference; "eager", the reference always, which returns the weights.
+
+    Raises:
+        ValueError: a bad value, with the choices.
+    """
+
+    activation: str = "relu"
+    scaling: str = "variance"
+    gamma: float = DEFAULT_GAMMA
+    alpha: float = 1.0
+    implementation: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.activation in NORMALIZED_ACTIVATIONS:
+            raise ValueError(
+                f"{CONFIG_KEY}: activation={self.activation!r} is not point-wise; choose one of "
+                f"{', '.join(POINTWISE_ACTIVATIONS)}. For softmax, load the model with attn_implementation='sdpa'."
+            )
+        choices = {
+            "activation": POINTWISE_ACTIVATIONS,
+            "scaling": ATTENTION_SCALINGS,
+            "implementation": IMPLEMENTATIONS,
+        }
+        for name, valid in choices.items():
+            if getattr(self, name) not in valid:
+                raise ValueError(
+                    f"{CONFIG_KEY}: {name}={getattr(self, name)!r} is not supported; choose one of {', '.join(valid)}."
+                )
+        for name in ("gamma", "alpha"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{CONFIG_KEY}: {name}={value!r} must be a number.")
+        if not 0 < self.gamma < float("inf"):
+            raise ValueError(f"{CONFIG_KEY}: gamma={self.gamma} must be a finite number above 0.")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"{CONFIG_KEY}: alpha={self.alpha} must lie in [0, 1].")
+
+    @classmethod
+    def from_mapping(cls, settings: Any) -> ForeignSettings:
+        """The settings of a config, where some may be missing.
+
+        Raises:
+            ValueError: no mapping, an unknown key, a bad value, or one that the scaling does not use.
+        """
+        known = [field.name for field in fields(cls)]
+        if not isinstance(settings, Mapping):
+            raise ValueError(
+                f"The config's {CONFIG_KEY!r} must be a dictionary with keys out of {', '.join(known)}; got {settings!r}."
+            )
+        for name in settings:
+            if name not in known:
+                close = difflib.get_close_matches(str(name).removeprefix("attention_"), known, n=1)
+                hint = f"; did you mean {close[0]}?" if close else f"; choose out of {', '.join(known)}."
+                raise ValueError(f"{CONFIG_KEY}: {name!r} is not a setting{hint}")
+        found = cls(**settings)
+        for name, scaling in (("gamma", "variance"), ("alpha", "length")):
+            if name in settings and found.scaling != scaling:
+                raise ValueError(
+                    f"{CONFIG_KEY}: {name} belongs to scaling={scaling!r}; scaling is {found.scaling!r}. Leave {name} out."
+                )
+        return found
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As it stands in a config: every setting that has a meaning beside the others, defaults included."""
+        unused = {"variance": {"alpha"}, "length": {"gamma"}, "none": {"gamma", "alpha"}}[self.scaling]
+        return {name: value for name, value in asdict(self).items() if name not in unused}
+
+
+DEFAULT_SETTINGS = ForeignSettings()
+
+
+def settings_of(module: nn.Module) -> ForeignSettings:
+    """The settings in the config of an attention module; the defaults, said once for a kind of config, where there are none.
+
+    Raises:
+        ValueError: see `ForeignSettings.from_mapping`.
+    """
+    config = getattr(module, "config", None)
+    settings = getattr(config, CONFIG_KEY, None)
+    if settings is not None:
+        return ForeignSettings.from_mapping(settings)
+    if not is_torchdynamo_compiling():
+        logger.warning_once(
+            f"{type(module if config is None else config).__name__} holds no settings under the key {CONFIG_KEY!r}: "
+            f"attn_implementation={ATTENTION_NAME!r} computes the defaults, {DEFAULT_SETTINGS.to_mapping()}. "
+            "`use_relu_attention` writes them, and saves them with the model."
+        )
+    return DEFAULT_SETTINGS
+
+
+def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedModel:
+    """Gives a model ReLU attention: checks and writes the settings into its config, and sets `attn_implementation`.
+
+    The same as `config.reluformer = {...}` and `model.set_attn_implementation("reluformer")`, with the mistakes found now
+    (wrong settings, a model that cannot compute ReLU attention), and the name is saved: `from_pretrained` then gives ReLU
+    attention back after `import reluformer`, and raises without it.
+
+    Args:
+        model: any Transformers model but a ReLUFormer. The weights stay as they are: the model has to be trained on.
+        settings: `activation`, `scaling`, `gamma`, `alpha`, `implementation`, see `ForeignSettings`; what is left out has its
+            default. Written in full to the config of the model and of all its parts.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        ValueError: a bad setting, a ReLUFormer, or a model that cannot compute ReLU attention, see `refuse_unsupported`,
+            `refuse_without_attention` and `refuse_softmax_layers`.
+    """
+    if model.config.model_type == ReLUFormerConfig.model_type:
+        raise ValueError(
+            "A ReLUFormer has ReLU attention already: set attention_activation, attention_scaling, … in its config."
+        )
+    found = ForeignSettings.from_mapping(settings).to_mapping()
+    with_config = [
+        module for module in model.modules() if isinstance(getattr(module, "config", None), PreTrainedConfig)
+    ]
+    for module in with_config:
+        refuse_unsupported(module)
+    refuse_without_attention(model)
+    refuse_softmax_layers(model, type(model).__name__)
+    for module in with_config:
+        setattr(module.config, CONFIG_KEY, dict(found))
+    model.set_attn_implementation(ATTENTION_NAME)
+    for module in with_config:
+        remember(module.config)
+    return model

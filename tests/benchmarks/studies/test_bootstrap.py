@@ -1,0 +1,54 @@
+"""The bootstrap from statistics is sacreBLEU's from texts."""
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
+
+from benchmarks.studies.bootstrap import METRICS, bleu_statistics, comparable, paired_bootstrap
+from reluformer.training.scoring.evaluation import write_translations
+
+WORDS = ["a", "the", "small", "house", "dog", "runs", "stands", "wet", "grass", "two", "men", "play", "cards", ",", "."]
+
+
+def translations(folder, name, noise, seed=0, count=60):
+    """A file of references with some of their words exchanged; some sentences are empty or very short."""
+    generator, noisy = np.random.default_rng(0), np.random.default_rng(seed)
+    references = [" ".join(generator.choice(WORDS, generator.integers(1, 12))) for _ in range(count)]
+    hypotheses = [
+        " ".join(str(noisy.choice(WORDS)) if noisy.random() < noise else word.title() for word in reference.split())
+        for reference in references
+    ]
+    hypotheses[3] = ""
+    write_translations(folder / f"{name}.tsv", references, hypotheses, references)
+    return folder / f"{name}.tsv", hypotheses, references
+
+
+@pytest.mark.parametrize("headline", list(METRICS))
+def test_score_and_p_value_are_those_of_sacrebleu(tmp_path, monkeypatch, headline):
+    recipe = {"evaluation": {"headline": headline}}
+    first, first_texts, references = translations(tmp_path, "first", 0.25, seed=1)
+    second, second_texts, _ = translations(tmp_path, "second", 0.3, seed=2)
+    metric = BLEU(**METRICS[headline])
+    named = [("second", second_texts), ("first", first_texts)]
+    monkeypatch.setenv("SACREBLEU_SEED", "12345")
+    test = PairedTest(named, {"BLEU": metric}, references=[references], test_type="bs", n_samples=200)
+    baseline, system = test()[1]["BLEU"]
+    statistics = [bleu_statistics(path, recipe) for path in (first, second)]
+    assert statistics[0]["metric"] == headline
+    assert statistics[0]["score"] == pytest.approx(system.score)
+    comparison = paired_bootstrap(*statistics, samples=200)
+    assert comparison.difference == pytest.approx(system.score - baseline.score)
+    assert comparison.p_value == pytest.approx(system.p_value)
+    assert 0.005 < comparison.p_value < 1, "a test of nothing"
+
+
+def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_path):
+    first = bleu_statistics(translations(tmp_path, "first", 0.2)[0], {})
+    fewer = bleu_statistics(translations(tmp_path, "fewer", 0.2, count=50)[0], {})
+    lower = bleu_statistics(tmp_path / "first.tsv", {"evaluation": {"headline": "tokenized_lowercase_bleu"}})
+    assert comparable(first, first) and not comparable(first, None)
+    for other in (fewer, lower):
+        assert not comparable(first, other)
+        with pytest.raises(ValueError, match="same references"):
+            paired_bootstrap(first, other)

@@ -1,0 +1,279 @@
+"""Studies are data: every file parses at every size, and rows that train the same are one row."""
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.studies.parser import (
+    ROWS_FILE,
+    load_rows,
+    load_study,
+    merged,
+    recipe_of,
+    study_names,
+    table_of,
+)
+from benchmarks.studies.plots import row_of_line
+from benchmarks.studies.study import SIZES, Study, StudyRow
+from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe_parser import load_recipe
+from reluformer.training.run.model_building import build_config
+
+BASE = {
+    "data": {"source_language": "de", "target_language": "en", "demo": {"train": 100}},
+    "model": {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32},
+    "training": {"max_steps": 10},
+}
+
+
+@pytest.fixture
+def studies(tmp_path):
+    """A folder of studies; called with families, and studies by name, it writes them."""
+
+    def write(rows, base=BASE, **named):
+        (tmp_path / "bases").mkdir(exist_ok=True)
+        (tmp_path / "bases" / "base.yaml").write_text(yaml.safe_dump(base), encoding="utf-8")
+        (tmp_path / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
+        for name, study in named.items():
+            (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def catalogues():
+    return {size: load_rows(size) for size in SIZES}
+
+
+def map_of_gamma(catalogue) -> set[str]:
+    """Names of the rows that only the map of gamma needs: on a CPU they are short."""
+    return {entry.row.name for entry in table_of(load_study("gamma"), catalogue) if entry.row is not None}
+
+
+def starts(catalogue) -> set[str]:
+    """Names of the rows that others start from, and no table shows."""
+    tables = [table_of(load_study(name), catalogue) for name in study_names()]
+    shown = {entry.row.name for table in tables for entry in table if entry.row is not None}
+    return {row.start.name for row in catalogue.rows.values() if row.start is not None} - shown
+
+
+def updates(row) -> int:
+    """Of a row and of all that went before it."""
+    return row.recipe["training"]["max_steps"] + (0 if row.start is None else updates(row.start))
+
+
+def test_every_table_and_figure_has_its_study():
+    wanted = {"t1", "t2", "t3", "t4", "t5", "t6", "f1", "f2", "f3", "f4", "f5", "th4_1", "s3_4", "s4_2", "gamma"}
+    assert wanted <= set(study_names())
+    positions = [load_study(name).position for name in study_names()]
+    assert len(set(positions)) == len(positions)
+
+
+@pytest.mark.parametrize("name", study_names())
+@pytest.mark.parametrize("size", SIZES)
+def test_every_study_has_rows_at_every_size(name, size, catalogues):
+    study, catalogue = load_study(name), catalogues[size]
+    table = table_of(study, catalogue)
+    assert any(entry.row is not None for entry in table)
+    assert study.seeds[size]
+    assert (size in study.budget) == (size != "smoke")
+    shown = {name for plot in study.plots if plot.table is None for name in (plot.y,)} | {
+        c.figure for c in study.claims
+    }
+    assert shown <= set(study.figures)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_claim_is_made_of_rows_that_exist_at_some_size(name, catalogues):
+    known = {row for catalogue in catalogues.values() for row in (*catalogue.rows, *catalogue.families)}
+    for claim in load_study(name).claims:
+        named = [claim.higher, claim.lower, claim.diverges, claim.twin, claim.row, *(claim.equal or ())]
+        assert {row for row in named if row} <= known, claim.text
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_line_and_level_of_a_plot_is_of_rows_of_its_table(name, catalogues):
+    study = load_study(name)
+    rows = [entry for entry in table_of(study, catalogues["cpu"]) if entry.row is not None]
+    for plot in study.plots:
+        for line in plot.lines.values():
+            assert any(entry.name == row_of_line(line, entry.row.values) for entry in rows), line
+        assert set(plot.levels.values()) <= {entry.name for entry in rows}
+        assert not (plot.levels and plot.table), "a table has no single figure"
+
+
+def test_figures_of_the_paper_by_row_are_a_familys(studies):
+    folder = studies({"plain": {"layers": ["base"]}})
+    entry = {"row": "plain", "label": "plain", "paper": {"bleu": {"3.45 (Table 5": "0.08)"}}}
+    study = Study(title="t", position=1, source="", rows=[StudyRow(**entry)], figures={})
+    with pytest.raises(UserError, match="plain is one row, its bleu in the paper is not"):
+        table_of(study, load_rows("cpu", folder))
+
+
+def test_a_temperature_is_compared_at_one_width(catalogues):
+    for size, width in (("cpu", 512), ("paper", 1024)):
+        rows = catalogues[size].rows
+        assert rows["ffn_softmax"].key == rows[f"ffn_softmax_{width}"].key
+        assert "encoder_ffn_dim" not in rows["ffn_softmax_temperature_2"].recipe["model"] or (
+            rows["ffn_softmax_temperature_2"].recipe["model"]["encoder_ffn_dim"] == width
+        )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_row_is_a_recipe_of_a_model_that_exists(size, catalogues, tmp_path):
+    for row in {row.key: row for row in catalogues[size].rows.values() if row.recipe is not None}.values():
+        path = tmp_path / f"{row.name}.yaml"
+        content = recipe_of(row, 3, tmp_path / "run")
+        if size == "paper":  # for a GPU, which this machine need not have
+            content["training"]["bf16"] = False
+        path.write_text(yaml.safe_dump(content), encoding="utf-8")
+        recipe = load_recipe(path)
+        config = build_config(recipe)
+        assert (recipe.name, recipe.training.seed, recipe.on_divergence) == (row.name, 3, "record")
+        translated = row.name not in map_of_gamma(catalogues[size]) | starts(catalogues[size])
+        assert "test" in recipe.evaluation.splits or not translated
+        if config.attention_activation == "relu" and row.recipe["model"]["preset"] == "reluformer":
+            assert "regularization_weight" in row.recipe["model"], "a default would decide what the row is"
+            assert config.attention_scaling != "variance" or "attention_gamma" in row.recipe["model"]
+
+
+def test_the_cpu_rows_have_the_budget_that_was_asked_for(catalogues):
+    short = map_of_gamma(catalogues["cpu"])
+    rows = [row for row in catalogues["cpu"].rows.values() if row.recipe is not None]
+    assert all(updates(row) >= (600 if row.name in short else 2400) for row in rows)
+    others = [table_of(load_study(name), catalogues["cpu"]) for name in study_names() if name != "gamma"]
+    assert not short & {entry.row.name for table in others for entry in table if entry.row is not None}
+    lengths = {row.values["length"] for row in rows if row.family == "documents_relu_{length}"}
+    assert lengths == {128, 512, 1024}
+    for row in rows:
+        if row.family == "documents_relu_{length}":
+            assert row.values["gamma"] == pytest.approx(math.sqrt(2 * row.values["length"]), rel=0.01)
+
+
+def test_rows_of_one_recipe_are_one_row_with_all_analyses(studies):
+    folder = studies(
+        {
+            "plain": {"layers": ["base"], "recipe": {"model": {"preset": "vanilla"}}},
+            "wide_{ffn}": {
+                "layers": ["base"],
+                "each": {"ffn": [32, 64.0]},
+                "recipe": {"model": {"preset": "vanilla", "encoder_ffn_dim": "{ffn}"}},
+                "analyses": [{"what": "entropy"}],
+            },
+            "named": {"layers": ["base"], "recipe": {"name": "x", "description": "y", "model": {"preset": "vanilla"}}},
+        }
+    )
+    rows = load_rows("cpu", folder).rows
+    assert [rows[name].name for name in ("plain", "wide_32", "wide_64.0", "named")] == [
+        "plain",
+        "plain",
+        "wide_64.0",
+        "plain",
+    ]
+    assert [analysis.what for analysis in rows["plain"].analyses] == ["entropy"]
+    assert rows["wide_32"].values == {"ffn": 32}
+
+
+def test_the_key_is_of_what_is_trained(studies):
+    def key(**training):
+        families = {"row": {"layers": ["base"], "recipe": {"training": training}}}
+        return load_rows("cpu", studies(families)).rows["row"].key
+
+    assert key() == key(seed=5) == key(output_dir="elsewhere") == key(max_steps=10.0)
+    assert len({key(), key(learning_rate=0.1), key(learning_rate=0.2)}) == 3
+
+
+def test_how_attention_is_computed_is_not_in_the_key(studies):
+    def key(**model):
+        families = {"row": {"layers": ["base"], "recipe": {"model": model}}}
+        return load_rows("cpu", studies(families)).rows["row"].key
+
+    assert key(preset="vanilla") == key(preset="vanilla", attn_implementation="eager") != key(preset="rela")
+
+
+def test_a_row_that_starts_from_another_is_another_row_when_that_one_changes(studies):
+    def rows(rate, **start):
+        families = {
+            "base": {"layers": ["base"]},
+            "start": {"layers": ["base"], "recipe": {"training": {"learning_rate": rate}}},
+            "row": {"layers": ["base"], "recipe": {"training": {"max_steps": 5}}, **start},
+        }
+        return load_rows("cpu", studies(families)).rows
+
+    plain, first, second = rows(0.1)["row"], *(rows(rate, starts_from={"cpu": "start"})["row"] for rate in (0.1, 0.2))
+    assert len({plain.key, first.key, second.key}) == 3 and plain.start is None
+    assert (first.start.name, first.start.recipe["training"]["learning_rate"]) == ("start", 0.1)
+    assert rows(0.1, starts_from={"paper": "start"})["row"].key == plain.key
+    recipe = recipe_of(first, 3, Path("runs/row"), Path("runs/start"))
+    assert recipe["initialize_from"] == str(Path("runs/start")) and "tokenizer" not in recipe
+    assert "initialize_from" not in recipe_of(plain, 3, Path("runs/row"))
+
+
+def test_sizes_change_layers_values_and_existence(studies):
+    folder = studies(
+        {
+            "a_{n}": {
+                "layers": ["base"],
+                "each": {"n": {"smoke": [1], "cpu": [{"n": 2, "gamma": 4.0}, {"n": 3, "gamma": 6.0}]}},
+                "recipe": {"model": {"attention_gamma": "{gamma}"}},
+                "at": {
+                    "cpu": {"recipe": {"training": {"max_steps": 20}}},
+                    "smoke": {"recipe": {"model": {"attention_gamma": 1}}},
+                },
+                "sizes": ["cpu"],
+            }
+        },
+        study={
+            "title": "t",
+            "position": 1,
+            "source": "s",
+            "rows": [{"row": "a_{n}", "label": "n = {n}"}],
+            "figures": {},
+        },
+    )
+    rows = load_rows("cpu", folder).rows
+    assert {name: row.recipe["model"]["attention_gamma"] for name, row in rows.items()} == {"a_2": 4.0, "a_3": 6.0}
+    assert rows["a_2"].recipe["training"]["max_steps"] == 20
+    study = load_study("study", folder)
+    assert [entry.label for entry in table_of(study, load_rows("cpu", folder))] == ["n = 2", "n = 3"]
+    assert load_rows("paper", folder).rows == {}
+    (elsewhere,) = table_of(study, load_rows("paper", folder))
+    assert (elsewhere.row, elsewhere.label) == (None, "n = every n")
+
+
+def test_layers_are_merged_section_by_section():
+    assert merged({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": 3}, "d": [2]}) == {"a": {"b": 1, "c": 3}, "d": [2]}
+    assert merged({"a": {"b": 1}}, {"a": None}) == {"a": None}
+
+
+@pytest.mark.parametrize(
+    ("families", "named"),
+    [
+        ({"row": {"layrs": ["base"]}}, "layrs"),
+        (
+            {"row": {"layers": ["base"], "starts_from": {"cpu": "late"}}, "late": {"layers": ["base"]}},
+            "starts from late",
+        ),
+        ({"row": {"layers": ["bse"]}}, "no layer 'bse'"),
+        ({"row": {"layers": ["base"], "recipe": {"name": "{ffn}"}}}, "no value for 'ffn'"),
+        ({"a_1": {"layers": ["base"]}, "a_{n}": {"layers": ["base"], "each": {"n": [1]}}}, "a_1"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(studies, families, named):
+    with pytest.raises(UserError, match=named) as caught:
+        load_rows("cpu", studies(families))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_study_size_or_row_is_refused(studies):
+    with pytest.raises(UserError, match=r"no study 't99'; choose one of .*t2"):
+        load_study("t99")
+    with pytest.raises(UserError, match="'huge' is not a size"):
+        load_rows("huge")
+    study = {"title": "t", "position": 1, "source": "s", "rows": [{"row": "nothing", "label": "x"}], "figures": {}}
+    folder = studies({"row": {"layers": ["base"]}}, study=study)
+    with pytest.raises(UserError, match="no row 'nothing'"):
+        table_of(load_study("study", folder), load_rows("cpu", folder))

@@ -1,0 +1,234 @@
+"""`attn_implementation="reluformer"` in models of other families: the formula, masks, caches, gradients, training."""
+
+import pytest
+import torch
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+
+from reluformer.other_models import attention as attention_foreign
+from reluformer.other_models.masks import VisibilityMask
+
+from ..test_plain_trainer import trainer
+from .foreign_cases import build, oracle, padding, real, tokens
+
+SIDES = ["none", "left", "right"]
+
+
+def assert_same(found, expected, **tolerance) -> None:
+    assert expected.abs().max() > 0.1, "a comparison of zeros says nothing"
+    torch.testing.assert_close(found, expected, **{"rtol": 1e-5, "atol": 1e-6, **tolerance})
+
+
+def compare(model, reference, inputs: dict, mask=None) -> None:
+    """Outputs of real tokens, and the gradients of all parameters."""
+    results = []
+    for each in (model, reference):
+        output = each(**inputs)[0]
+        rows = real(output, mask)
+        each.zero_grad()
+        rows.square().mean().backward()
+        results.append((rows.detach(), {name: p.grad for name, p in each.named_parameters() if p.grad is not None}))
+    (found, gradients), (expected, expected_gradients) = results
+    assert_same(found, expected)
+    assert gradients.keys() == expected_gradients.keys()
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(
+            gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.fixture
+def compact(monkeypatch):
+    """Fails where weights of queries × keys, or a mask of that size, are made."""
+
+    def refuse(*arguments, **keywords):
+        raise AssertionError("a queries × keys tensor was asked for")
+
+    monkeypatch.setattr(attention_foreign, "reference_attention", refuse)
+    monkeypatch.setattr(VisibilityMask, "dense", refuse)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_is_the_formula(family, side, monkeypatch, compact):
+    mask = padding(side)
+    inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
+    compare(build(family), oracle(family, monkeypatch), inputs, mask)
+
+
+def test_is_the_formula_for_images(monkeypatch, compact):
+    model, images = build("vit"), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    compare(model, oracle("vit", monkeypatch), {"pixel_values": images})
+    pooled = model(images).pooler_output
+    assert pooled.shape == (2, 16) and pooled.isfinite().all()
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_is_the_formula_in_encoder_decoder_and_between(side, monkeypatch, compact):
+    target_mask = padding("right", length=5)
+    inputs = {
+        "input_ids": tokens(3, 7),
+        "attention_mask": padding(side),
+        "decoder_input_ids": tokens(3, 5, seed=1),
+        "decoder_attention_mask": target_mask,
+    }
+    compare(build("marian"), oracle("marian", monkeypatch), inputs, target_mask)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scaling": "length", "alpha": 0.5},
+        {"scaling": "none"},
+        {"activation": "gelu", "gamma": 0.6},
+        {"activation": "sigmoid", "scaling": "length"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("implementation", ["fused", "eager"])
+def test_other_settings(settings, implementation, monkeypatch):
+    mask = padding("left")
+    inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
+    model = build("llama", reluformer={**settings, "implementation": implementation})
+    compare(model, oracle("llama", monkeypatch, reluformer=settings), inputs, mask)
+
+
+@pytest.mark.parametrize("family", ["mistral", "modernbert"])
+@pytest.mark.parametrize("side", SIDES)
+def test_sliding_windows_go_to_the_reference(family, side, monkeypatch):
+    mask = padding(side)
+    inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
+    compare(build(family), oracle(family, monkeypatch), inputs, mask)
+
+
+@pytest.mark.parametrize("family", ["mistral", "modernbert"])
+def test_a_window_longer_than_the_text_needs_no_whole_mask(family, monkeypatch, compact):
+    window = {"mistral": {"sliding_window": 7}, "modernbert": {"local_attention": 14}}[family]
+    mask = padding("right")
+    inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
+    compare(build(family, **window), oracle(family, monkeypatch, **window), inputs, mask)
+
+
+def test_packed_sequences_do_not_see_each_other():
+    model, sequences = build("llama"), [tokens(1, length, seed=length) for length in (3, 5, 2)]
+    packed = model(
+        input_ids=torch.cat(sequences, 1),
+        position_ids=torch.cat([torch.arange(each.shape[1]) for each in sequences]).unsqueeze(0),
+        use_cache=False,
+    ).logits
+    assert_same(packed, torch.cat([model(each).logits for each in sequences], 1))
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(family, side):
+    model, sentence, mask = build(family), tokens(1, 4), torch.tensor([[1, 1, 1, 1, 0, 0, 0]])
+    mask = mask.flip(1) if side == "left" else mask
+    padded = torch.full((1, 7), 9)
+    padded[mask.bool()] = sentence[0]
+    positions = (mask.cumsum(1) - 1).clamp_min(0)  # padding on the left shifts the positions of neither model here
+    found = model(padded, attention_mask=mask, position_ids=positions)[0]
+    assert_same(real(found, mask), model(sentence)[0][0])
+
+
+def test_later_tokens_change_nothing():
+    model, first, second = build("llama"), tokens(1, 8), tokens(1, 8)
+    second[:, 5:] = tokens(1, 3, seed=5)
+    assert not torch.equal(first, second)
+    found, expected = model(first).logits, model(second).logits
+    assert_same(found[:, :5], expected[:, :5], atol=0, rtol=0)
+    assert (found[:, 5:] - expected[:, 5:]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_cached_steps_equal_the_whole(family, kind, side):
+    """Four tokens, then three at once, then one by one."""
+    model, source = build(family), tokens(3, 9)
+    mask = torch.ones(3, 9, dtype=torch.long) if side == "none" else padding("left", length=9)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    cache = DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(model.config, max_cache_len=12)
+    parts = []
+    for start, end in ((0, 4), (4, 7), (7, 8), (8, 9)):
+        step = {"attention_mask": mask[:, :end], "position_ids": positions[:, start:end], "past_key_values": cache}
+        parts.append(model(source[:, start:end], **step).logits)
+    whole = model(source, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    assert_same(real(torch.cat(parts, 1), mask), real(whole, mask))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("cache", ["dynamic", "static", None])
+@pytest.mark.parametrize("family", ["llama", "marian"])
+def test_generates_what_the_formula_generates(family, cache, beams, monkeypatch, compact):
+    source, mask = tokens(3, 7), padding("left" if family == "llama" else "right")
+    options = {"attention_mask": mask, "max_new_tokens": 6, "min_new_tokens": 6, "num_beams": beams, "do_sample": False}
+    how = {"use_cache": False} if cache is None else {"cache_implementation": cache}
+    found = build(family).generate(source, **options, **how)
+    expected = oracle(family, monkeypatch).generate(source, **options)
+    assert found.tolist() == expected.tolist()
+    assert len({tuple(row) for row in expected.tolist()}) == 3
+
+
+def test_a_decoder_step_sees_all_of_its_source():
+    """Cross-attention with a cache: one query, all keys."""
+    model = build("marian")
+    inputs = {"input_ids": tokens(3, 7), "attention_mask": padding("right")}
+    target = tokens(3, 4, seed=1)
+    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+    steps = [
+        model(**inputs, decoder_input_ids=target[:, i : i + 1], past_key_values=cache, use_cache=True).logits
+        for i in range(4)
+    ]
+    assert_same(torch.cat(steps, 1), model(**inputs, decoder_input_ids=target).logits)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing(reentrant):
+    gradients = []
+    for checkpointing in (False, True):
+        model = build("llama").train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        ids = tokens(3, 7)
+        model(ids, attention_mask=padding("right"), labels=ids, use_cache=False).loss.backward()
+        gradients.append(model.model.layers[0].self_attn.q_proj.weight.grad)
+    assert_same(gradients[1], gradients[0], atol=1e-7, rtol=1e-6)
+
+
+def test_half_precision():
+    mask = padding("left")
+    inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
+    expected = real(build("llama")(**inputs).logits, mask).float()
+    found = real(build("llama").to(torch.bfloat16)(**inputs).logits, mask)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("implementation", ["fused", "eager"])
+def test_weights_are_dropped_in_training(implementation):
+    """With the identity as values the output is the weights: after dropout zero, or twice what they were."""
+    attention = (
+        build("bert", reluformer={"gamma": 0.6, "implementation": implementation}).encoder.layer[0].attention.self
+    )
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 4, 32, 4), torch.randn(2, 4, 32, 4), torch.eye(32).expand(2, 4, 32, 32)
+
+    def weights(rate: float) -> torch.Tensor:
+        return attention_foreign.relu_attention_forward(attention, query, key, value, None, dropout=rate)[0].transpose(
+            1, 2
+        )
+
+    whole, dropped = weights(0.0), weights(0.5)
+    kept = dropped > 0
+    torch.testing.assert_close(dropped[kept], 2 * whole[kept])
+    assert 0.4 < kept.sum() / (whole > 0).sum() < 0.6
+
+
+def test_the_trainer_trains(tmp_path):
+    run = trainer(
+        build("marian").float(), tmp_path, 64, max_steps=40, per_device_train_batch_size=16, learning_rate=5e-3
+    )
+    before = run.evaluate()["eval_loss"]
+    run.train()
+    after = run.evaluate()["eval_loss"]
+    assert after < before - 0.5, (before, after)

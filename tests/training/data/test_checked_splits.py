@@ -1,0 +1,82 @@
+"""Every split is checked before the first update; what encoding skips there is neither evaluated nor translated."""
+
+import json
+import logging
+
+import pytest
+
+from reluformer.commands.train import train_and_document as train
+from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe_parser import parse_recipe
+from reluformer.training import training as training_module
+from reluformer.training.data.demo_corpus import demo_pairs
+from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs
+from reluformer.training.scoring.evaluation import read_translations
+from reluformer.training.scoring.validation import ValidationTranslation
+
+from ...conftest import demo_tokenizer
+from ..test_training import recipe_file  # noqa: F401  (a fixture)
+
+LONG = ("eins " * 200, "one")
+
+
+@pytest.fixture
+def arguments(recipe_file, tmp_path):  # noqa: F811
+    """A recipe of files, whose validation and test splits begin with a source longer than the model has positions."""
+    given = ["--config", str(recipe_file), "--data.demo", "null"]
+    for split, count in (("train", 40), ("validation", 5), ("test", 4)):
+        pairs = demo_pairs(count, split=split, seed=0)
+        for side, name in enumerate(("source", "target")):
+            texts = [*([] if split == "train" else [LONG[side]]), *pairs[name]]
+            (tmp_path / f"{split}.{name}").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+            given += [f"--data.{split}.{name}", str(tmp_path / f"{split}.{name}")]
+    return given
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ([], r"test split: 1 of 5 sources have more tokens than the 160 positions of the model: number 1 \("),
+        (["--data.test.source", "nowhere.de"], r"test: file not found: nowhere\.de"),
+        (["--evaluation.splits", "[validation]"], r"validation split: 1 of 6 sources have more tokens"),
+    ],
+    ids=["too long", "missing", "validation is evaluated too"],
+)
+def test_faults_of_an_evaluated_split_are_found_before_the_first_update(arguments, change, message, monkeypatch):
+    monkeypatch.setattr(training_module, "_trainer", lambda *_: pytest.fail("training began"))
+    with pytest.raises(UserError, match=message):
+        train(parse_recipe([*arguments, *change]))
+
+
+def test_what_encoding_skips_is_not_translated_in_validation(arguments, monkeypatch, caplog):
+    translated = []
+    score = ValidationTranslation.__call__
+
+    def recording(self, *args, **kwargs):
+        translated.append((self.sources, self.references))
+        return score(self, *args, **kwargs)
+
+    monkeypatch.setattr(ValidationTranslation, "__call__", recording)
+    with caplog.at_level(logging.WARNING):
+        folder = train(parse_recipe([*arguments, "--evaluation.long_sources", "split"]))
+    expected = demo_pairs(5, split="validation", seed=0)[:3]
+    assert len(translated) == 2 and translated[0] == (expected["source"], expected["target"])
+    reports = {row["name"]: row for row in json.loads((folder / "corpus_report.json").read_text(encoding="utf-8"))}
+    assert reports["validation tokens"]["skipped"] == {"longer than 64 tokens": 1}
+    assert reports["test"]["kept"] == 5
+    evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
+    assert evaluation["shortened_sources"] == [1] and "are split: number 1 (" in caplog.text
+    assert len(read_translations(folder / "translations.test.tsv")) == evaluation["sentences"] == 5
+    assert (folder / "attention_map.png").is_file()
+
+
+def test_the_first_encoded_pairs_are_those_that_encoding_keeps(monkeypatch):
+    monkeypatch.setattr("reluformer.training.data.encoding.ROWS_PER_RECORD_BATCH", 4)
+    tokenizer, pairs = demo_tokenizer(100), demo_pairs(30, split="train", seed=1)
+    lengths = [max(len(tokenizer(text)["input_ids"]) for text in pair.values()) for pair in pairs]
+    limit = sorted(lengths)[15]  # some pairs are longer, some are not
+    encoded, report = encode_pairs(pairs, tokenizer, max_length=limit, name="train")
+    assert 5 < len(encoded) < 30
+    first = first_encoded_pairs(pairs, tokenizer, max_length=limit, at_most=5)
+    assert tokenizer(list(first["source"]))["input_ids"] == encoded["input_ids"][:5]
+    assert len(first_encoded_pairs(pairs, tokenizer, max_length=limit, at_most=99)) == report.kept

@@ -1,0 +1,82 @@
+"""The demo corpus: a function from German to English, in splits that share no number."""
+
+import pytest
+
+from reluformer.configuration.errors import UserError
+from reluformer.training.data.demo_corpus import BASIC_NUMBERS, _words, demo_pairs, split_of_number
+
+
+@pytest.fixture(scope="module")
+def splits():
+    counts = {"train": 3_000, "validation": 300, "test": 300}
+    return {split: demo_pairs(count, split=split, seed=5) for split, count in counts.items()}
+
+
+def test_counts_columns_and_determinism(splits):
+    assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 3_000, "validation": 300, "test": 300}
+    assert splits["test"].column_names == ["source", "target"]
+    assert demo_pairs(300, split="test", seed=5)[:] == splits["test"][:]
+    assert demo_pairs(300, split="test", seed=6)[:] != splits["test"][:]
+
+
+def test_a_source_has_one_target(splits):
+    targets = {}
+    for pairs in splits.values():
+        for row in pairs:
+            assert targets.setdefault(row["source"], row["target"]) == row["target"]
+    years = {_words("year", year, 0) for year in range(1100, 2000)}
+    assert len({source for source, _ in years}) == 900
+    assert not {source for source, _ in years} & {_words("number", year, 0)[0] for year in range(1100, 2000)}
+
+
+def test_splits_share_no_source_and_held_out_pairs_differ(splits):
+    sources = {split: set(pairs["source"]) for split, pairs in splits.items()}
+    assert len(sources["test"]) == len(sources["validation"]) == 300
+    assert not sources["train"] & sources["test"] and not sources["validation"] & (sources["train"] | sources["test"])
+
+
+def test_every_kind_of_a_number_is_in_its_split_and_basic_words_in_training(splits):
+    assert {split_of_number(number) for number in BASIC_NUMBERS} == {"train"}
+    held_out = {split: [n for n in range(101, 3000) if split_of_number(n) == split] for split in ("validation", "test")}
+    assert all(0.03 < len(numbers) / 2900 < 0.07 for numbers in held_out.values())
+    training = set(splits["train"]["source"]) | set(splits["validation"]["source"])
+    for number in held_out["test"]:
+        assert _words("number", number, 0)[0] not in training and _words("ordinal", number, 0)[0] not in training
+    euros = {source.split(" euro")[0] for source in training if " euro" in source}
+    assert not euros & {_words("amount", number, 50)[0].split(" euro")[0] for number in held_out["test"]}
+
+
+def test_lengths_and_kinds_are_mixed(splits):
+    lengths = sorted(len(target) for target in splits["train"]["target"])
+    assert lengths[300] < 20 and lengths[-300] > 60
+    sources = splits["train"]["source"]
+    for mark, low, high in ((" euro", 0.25, 0.35), ("te", 0.25, 0.35)):
+        assert low < sum(mark in text if mark == " euro" else text.endswith(mark) for text in sources) / 3_000 < high
+
+
+@pytest.mark.parametrize(
+    ("item", "german", "english"),
+    [
+        (("number", 21, 0), "einundzwanzig", "twenty-one"),
+        (("number", 101_000, 0), "einhunderteintausend", "one hundred and one thousand"),
+        (("number", 201_001, 0), "zweihunderteintausendeins", "two hundred and one thousand and one"),
+        (("ordinal", 107, 0), "einhundertsiebte", "one hundred and seventh"),
+        (("year", 1984, 0), "neunzehnhundertvierundachtzig", "nineteen eighty-four"),
+        (("amount", 1, 1), "ein euro und ein cent", "one euro, one cent"),
+        (
+            ("amount", 101, 29),
+            "einhundertein euro und neunundzwanzig cent",
+            "one hundred and one euro, twenty-nine cents",
+        ),
+    ],
+)
+def test_words(item, german, english):
+    assert _words(*item) == (german, english)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(UserError, match=r"no split 'dev'; there are: train, validation, test"):
+        demo_pairs(5, split="dev", seed=0)
+    for count in (0, 20_001):
+        with pytest.raises(UserError, match="expected 1 to 20000"):
+            demo_pairs(count, split="test", seed=0)

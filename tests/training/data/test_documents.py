@@ -1,0 +1,369 @@
+"""Packing of documents: nothing lost, nothing mixed, nothing too long, nothing that would still have fitted."""
+
+import json
+
+import datasets
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reluformer.commands import main as cli
+from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe_parser import load_recipe
+from reluformer.training.data.corpora import read_dataset, read_parallel_files
+from reluformer.training.data.documents import greedy_spans, pack_documents
+from reluformer.training.data.encoding import encode_pairs
+from reluformer.training.data.splits import load_split, pack_split
+from reluformer.training.scoring.evaluation import evaluate_run, read_translations
+from reluformer.training.scoring.metrics import score_documents
+from reluformer.training.tokenization import train_tokenizer
+from reluformer.training.translation import Translator
+
+LANGUAGES = {"source_language": "it", "target_language": "en"}
+WORDS = [("uno", "one"), ("due", "two"), ("tre", "three"), ("quattro", "four"), ("cinque", "five"), ("sei", "six")]
+
+
+def corpus(documents: int = 3, sentences: int = 12, seed: int = 0) -> datasets.Dataset:
+    """Documents of sentences of one to five number words and a full stop."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for document in range(documents):
+        for _ in range(sentences):
+            words = [WORDS[i] for i in generator.integers(0, len(WORDS), generator.integers(1, 6))]
+            source, target = (" ".join([*side, "."]) for side in zip(*words, strict=True))
+            rows.append({"source": source, "target": target, "document": f"d{document}"})
+    return datasets.Dataset.from_list(rows)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(corpus(), vocab_size=330, lowercase=False, moses=False, max_length=64, **LANGUAGES)
+
+
+lengths = st.sampled_from([0, 1, 1, 2, 2, 3, 9])
+seldom = st.sampled_from([False] * 5 + [True])
+sentence = st.tuples(lengths, lengths, seldom, seldom)  # source, target, left out, begins a document
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(sentence, min_size=1, max_size=30), st.integers(2, 9))
+def test_greedy_packing(rows, limit):
+    source, target, left_out, begins = (list(column) for column in zip(*rows, strict=True))
+    documents = np.cumsum(begins).tolist()
+    spans = greedy_spans(source, target, documents, left_out, max_tokens=limit)
+    packed = [index for start, stop in spans for index in range(start, stop)]
+    assert packed == [index for index in range(len(rows)) if not left_out[index]]  # once each, in order
+    for start, stop in spans:
+        assert len(set(documents[start:stop])) == 1
+        longest = max(sum(source[start:stop]), sum(target[start:stop])) + 1
+        assert longest <= limit or stop == start + 1  # longer only where one sentence alone is
+        if stop < len(rows) and not left_out[stop] and documents[stop] == documents[start]:
+            assert max(sum(source[start : stop + 1]), sum(target[start : stop + 1])) + 1 > limit  # no more fitted
+
+
+@pytest.mark.parametrize("limit", [8, 16, 33, 400])
+def test_packed_texts_and_ids_are_those_of_their_sentences(tokenizer, limit):
+    sentences = corpus()
+    packed = pack_documents(sentences, tokenizer, max_tokens=limit, too_long="keep", name="train")
+    position = 0
+    for row, ids in zip(packed.pairs, packed.encoded, strict=True):
+        rows = sentences.select(range(position, position + row["sentences"]))
+        position += row["sentences"]
+        assert set(rows["document"]) == {row["document"]}
+        for side, column in (("source", "input_ids"), ("target", "labels")):
+            assert row[side] == " ".join(rows[side])
+            assert ids[column] == tokenizer(row[side])["input_ids"]
+            assert tokenizer.decode(ids[column], skip_special_tokens=True) == row[side]
+        assert ids["attention_mask"] == [1] * len(ids["input_ids"])
+    assert position == len(sentences)
+    whole, _ = encode_pairs(packed.pairs, tokenizer, max_length=4_000, name="train")
+    assert whole.features == packed.encoded.features and whole.to_list() == packed.encoded.to_list()
+
+
+def test_every_count_is_reported(tokenizer):
+    packed = pack_documents(corpus(), tokenizer, max_tokens=24, too_long="skip", name="train")
+    report = packed.report
+    longest = {name: max(map(len, packed.encoded[name])) for name in ("input_ids", "labels")}
+    assert (report.name, report.documents, report.read, report.sentences) == ("train", 3, 36, 36)
+    assert (report.packed, report.sentences_per_packed) == (len(packed.pairs), 36 / len(packed.pairs))
+    assert (report.longest_source, report.longest_target) == (longest["input_ids"], longest["labels"])
+    assert report.source_tokens == sum(map(len, packed.encoded["input_ids"]))
+    assert report.target_tokens == sum(map(len, packed.encoded["labels"]))
+    assert (report.too_long, report.kept_too_long, report.skipped) == (0, 0, {})
+    assert f"36 of 36 sentences of 3 documents in {report.packed} packed documents" in report.summary()
+
+
+def with_a_long_sentence() -> datasets.Dataset:
+    """Six sentences; the third alone is longer than 8 tokens on its target side."""
+    source = ["uno .", "due .", "tre .", "sei .", "uno .", "due ."]
+    target = ["one .", "two .", "three " * 9 + ".", "six .", "one .", "two ."]
+    return datasets.Dataset.from_dict({"source": source, "target": target, "document": ["a"] * 6})
+
+
+def test_a_sentence_that_alone_is_too_long_is_refused_left_out_or_kept(tokenizer):
+    options = {"tokenizer": tokenizer, "max_tokens": 8, "name": "test"}
+    with pytest.raises(UserError, match=r"test: 1 sentences alone .* pair 2 of document a with \d+ source and \d+"):
+        pack_documents(with_a_long_sentence(), too_long="error", **options)
+    skipped = pack_documents(with_a_long_sentence(), too_long="skip", **options)
+    kept = pack_documents(with_a_long_sentence(), too_long="keep", **options)
+    # What stands before and after the sentence is never put together.
+    assert list(skipped.pairs["source"]) == ["uno . due .", "sei . uno . due ."]
+    assert list(kept.pairs["source"]) == ["uno . due .", "tre .", "sei . uno . due ."]
+    assert skipped.report.skipped == {"longer than 8 tokens": 1} and skipped.report.sentences == 5
+    assert skipped.report.first["longer than 8 tokens"].startswith("pair 2 of document a")
+    assert (kept.report.too_long, kept.report.kept_too_long, kept.report.sentences) == (1, 1, 6)
+    assert max(map(len, skipped.encoded["labels"])) <= 8 < kept.report.longest_target
+    assert "kept alone: 1" in kept.report.summary() and "skipped 1" in skipped.report.summary()
+    assert skipped.references == kept.references == {"a": " ".join(with_a_long_sentence()["target"])}
+    with pytest.raises(UserError, match=r"is to be kept, but the model has 9 positions"):
+        pack_documents(with_a_long_sentence(), too_long="keep", positions=9, **options)
+
+
+def test_a_sentence_without_tokens_is_counted(tokenizer):
+    rows = {"source": ["uno .", "\u2581", "due ."], "target": ["one .", "two .", "two ."], "document": ["a"] * 3}
+    packed = pack_documents(datasets.Dataset.from_dict(rows), tokenizer, max_tokens=40, too_long="keep", name="train")
+    assert packed.report.skipped == {"without any token": 1} and packed.report.kept_too_long == 0
+    assert list(packed.pairs["source"]) == ["uno .", "due ."]
+
+
+def test_what_cannot_be_packed_is_refused(tokenizer):
+    sentences = corpus()
+    options = {"max_tokens": 20, "too_long": "skip", "name": "train"}
+    with pytest.raises(UserError, match="no column 'document'"):
+        pack_documents(sentences.remove_columns("document"), tokenizer, **options)
+    with pytest.raises(UserError, match=r"nothing to pack: .*36 × longer than 2 tokens"):
+        pack_documents(sentences, tokenizer, **{**options, "max_tokens": 2})
+    moses = train_tokenizer(sentences, vocab_size=330, lowercase=False, moses=True, max_length=64, **LANGUAGES)
+    with pytest.raises(UserError, match="Moses"):
+        pack_documents(sentences, moses, **options)
+
+
+def test_a_tokenizer_that_joins_sentences_otherwise_is_refused(tokenizer, monkeypatch):
+    original = type(tokenizer).__call__
+
+    def knows_the_place(self, text=None, text_target=None, **options):
+        encoded = original(self, text=text, text_target=text_target, **options)
+        if isinstance(text, list):
+            encoded["input_ids"] = [[3, *ids] for ids in encoded["input_ids"]]
+        return encoded
+
+    monkeypatch.setattr(type(tokenizer), "__call__", knows_the_place)
+    with pytest.raises(UserError, match="source tokens of packed document 0"):
+        pack_documents(corpus(), tokenizer, max_tokens=40, too_long="skip", name="train")
+
+
+class Perfect(Translator):
+    """Knows the references."""
+
+    def __init__(self, packed):
+        self.known = dict(zip(packed.pairs["source"], packed.pairs["target"], strict=True))
+        self.model, self.num_beams, self.length_penalty, self.max_new_tokens, self.batch_tokens = self, 1, 1.0, None, 9
+        self.device, self.long_sources, self.shortened = "cpu", "error", []
+
+    def finished(self, texts, progress=False):
+        return enumerate(self.known[text] for text in texts)
+
+
+def test_the_common_unit_is_the_same_at_every_length(tokenizer, tmp_path):
+    sentences = corpus(documents=4, sentences=30)
+    units, packed_documents = set(), set()
+    for limit in (16, 32, 64, 300):
+        packed = pack_documents(sentences, tokenizer, max_tokens=limit, too_long="keep", name="test documents")
+        result = evaluate_run(Perfect(packed), packed, folder=tmp_path)
+        assert result["document_bleu"] == pytest.approx(100) and result["bleu"] == pytest.approx(100)
+        assert result["document_chrf"] == pytest.approx(100)
+        assert "|tok:13a|" in result["document_bleu_signature"]
+        assert result["packing"]["max_tokens"] == limit and "original document" in result["scoring_unit"]
+        assert json.loads((tmp_path / "evaluation.test.json").read_text(encoding="utf-8")) == result
+        units.add((result["documents"], tuple(packed.references.items())))
+        packed_documents.add(result["sentences"])
+    assert len(units) == 1 and len(packed_documents) == 4
+    assert next(iter(units))[0] == 4
+
+
+def test_the_common_unit_counts_what_was_not_translated():
+    references = {"a": "one two three four five . six seven eight nine ten .", "b": "four three two one zero ."}
+    perfect = ["one two three four five .", "six seven eight nine ten .", "four three two one zero ."]
+    assert score_documents(perfect, ["a", "a", "b"], references)["document_bleu"] == pytest.approx(100)
+    without = score_documents([perfect[0], perfect[2]], ["a", "b"], references)
+    assert without["document_bleu"] < 75 and without["documents"] == 2
+    without_b = score_documents(perfect[:2], ["a", "a"], references)
+    assert without_b["document_bleu"] < 75 and without_b["documents"] == 2
+    with pytest.raises(UserError, match="'c' has no reference; there are: a, b"):
+        score_documents(["one"], ["c"], references)
+    with pytest.raises(UserError, match="2 hypotheses but 1 names"):
+        score_documents(["one", "two"], ["a"], references)
+
+
+def write_files(folder, split: str, sentences: datasets.Dataset) -> dict[str, str]:
+    paths = {}
+    for key, column in (("source", "source"), ("target", "target"), ("documents", "document")):
+        paths[key] = str(folder / f"{split}.{column}")
+        (folder / f"{split}.{column}").write_text("".join(f"{text}\n" for text in sentences[column]), encoding="utf-8")
+    return paths
+
+
+def test_document_files_are_read_in_step_with_the_pairs(tmp_path):
+    paths = write_files(tmp_path, "train", corpus())
+    lines = (tmp_path / "train.target").read_text(encoding="utf-8").split("\n")
+    lines[3] = ""
+    (tmp_path / "train.target").write_text("\n".join(lines), encoding="utf-8")
+    pairs, report = read_parallel_files(**paths, name="train")
+    expected = [row for number, row in enumerate(corpus()) if number != 3]
+    assert pairs.to_list() == expected and report.skipped == {"target empty": 1}
+
+
+@pytest.mark.parametrize("longer", ["documents", "source"])
+def test_document_files_of_another_length_are_refused_with_the_line(tmp_path, longer):
+    paths = write_files(tmp_path, "train", corpus())
+    with open(paths[longer], "a", encoding="utf-8") as stream:
+        stream.write("d2\n")
+    with pytest.raises(UserError) as caught:
+        read_parallel_files(**paths, name="train")
+    for text in (f"37 in {paths[longer]}", f"36 in {paths['target']}", ":37 is missing"):
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "named"), [(5, "", "names no document"), (20, "d0", "'d0' begins again after 'd1'")]
+)
+def test_a_bad_line_of_document_names_is_refused_with_its_place(tmp_path, line, text, named):
+    paths = write_files(tmp_path, "train", corpus())
+    names = list(corpus()["document"])
+    names[line - 1] = text
+    (tmp_path / "train.document").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"train\.document:{line}: .*{named}"):
+        read_parallel_files(**paths, name="train")
+
+
+def test_documents_from_a_column_of_a_data_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [{"it": row["source"], "en": row["target"], "session": int(row["document"][1])} for row in corpus()]
+    rows[2]["en"] = None
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(str(tmp_path / "set"))
+    options = {"translation_column": None, **LANGUAGES}
+    pairs, report = read_dataset(str(tmp_path / "set"), None, "train", document_column="session", **options)
+    assert list(pairs["document"]) == ["0"] * 11 + ["1"] * 12 + ["2"] * 12 and report.kept == 35
+    with pytest.raises(UserError, match="no document column 'chapter'; there are: it, en, session"):
+        read_dataset(str(tmp_path / "set"), None, "train", document_column="chapter", **options)
+    rows[30]["session"] = 0
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(str(tmp_path / "other"))
+    with pytest.raises(UserError, match="row 30: document '0' begins again after '2'"):
+        read_dataset(str(tmp_path / "other"), None, "train", document_column="session", **options)
+
+
+@pytest.fixture
+def recipe_file(tmp_path):
+    """Path of a recipe that trains on packed documents in a second or two."""
+    train = write_files(tmp_path, "train", corpus(documents=6))
+    held_out = write_files(tmp_path, "held_out", corpus(documents=4, seed=1))
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    recipe = {
+        "name": "documents",
+        "data": {
+            **LANGUAGES,
+            "max_length": 32,
+            "packing": {},
+            "train": train,
+            "validation": {**held_out, "only": ["d0", "d1"]},
+            "test": {**held_out, "only": ["d2", "d3"]},
+        },
+        "tokenizer": {"vocab_size": 330},
+        "model": {**sizes, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32},
+        "batching": {"tokens_per_batch": 200},
+        "evaluation": {"num_beams": 2, "at_most": 2, "samples": 1, "headline": "document_bleu"},
+        "training": {
+            "output_dir": str(tmp_path / "run"),
+            "max_steps": 4,
+            "logging_steps": 2,
+            "eval_strategy": "steps",
+            "eval_steps": 4,
+            "save_strategy": "no",
+            "use_cpu": True,
+            "disable_tqdm": True,
+        },
+    }
+    path = tmp_path / "documents.yaml"
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return path
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    status = cli.main([str(argument) for argument in arguments])
+    return status, *capsys.readouterr()
+
+
+def test_training_and_evaluation_of_documents(recipe_file, tmp_path, capsys):
+    status, out, _ = run(capsys, "train", "--config", recipe_file)
+    assert status == 0
+    assert "of 6 documents in" in out and "BLEU over 2 whole documents" in out
+    assert out.strip().splitlines()[-1].endswith("on 2 held-out whole documents (test)")
+    folder = tmp_path / "run"
+    packings = json.loads((folder / "packing_report.json").read_text(encoding="utf-8"))
+    assert [(report["name"], report["max_tokens"]) for report in packings] == [
+        ("train documents", 32), ("validation documents", 32), ("test documents", 32),
+    ]  # fmt: skip
+    assert [report["documents"] for report in packings] == [6, 2, 2]
+    result = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
+    assert result["packing"] == packings[2]
+    assert (result["documents"], result["sentences"]) == (2, packings[2]["packed"])
+    assert {"bleu_signature", "document_bleu_signature"} <= result.keys()
+    rows = read_translations(folder / "translations.test.tsv")
+    assert " ".join(row[2] for row in rows) == " ".join(list(corpus(documents=4, seed=1)["target"])[24:])
+    assert f"{len(rows)} packed documents of at most 32 tokens from 2 whole ones" in (folder / "README.md").read_text()
+    before = (result["bleu"], result["document_bleu"])
+    status, out, _ = run(capsys, "evaluate", "--run", folder, "--device", "cpu")
+    assert status == 0 and "BLEU over 2 whole documents" in out
+    again = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
+    assert (again["bleu"], again["document_bleu"]) == before
+
+
+def test_the_tokenizer_is_the_same_at_every_length(recipe_file, tmp_path, capsys):
+    vocabularies = []
+    for length in (16, 32):
+        limits = ["--data.max_length", length, "--model.max_position_embeddings", 64, "--training.max_steps", 1]
+        output = ["--training.output_dir", tmp_path / f"L{length}", "--evaluation.splits", "[]"]
+        assert run(capsys, "train", "--config", recipe_file, *limits, *output)[0] == 0
+        vocabularies.append((tmp_path / f"L{length}" / "tokenizer.json").read_bytes())
+    assert vocabularies[0] == vocabularies[1]
+
+
+def test_mistakes_are_found_before_training(recipe_file, capsys):
+    config = ["train", "--config", recipe_file]
+
+    def mistake(*arguments):
+        status, _, err = run(capsys, *config, *arguments)
+        assert status == 2 and "Traceback" not in err
+        return err.strip().splitlines()[-1]
+
+    assert "data.train.documents" in mistake("--data.train.documents", "null")
+    assert "data.test.documents names no file" in mistake("--data.test.documents", "null")
+    assert "data.test.only: no document 'd7'; there are: d0, d1, d2, d3" in mistake("--data.test.only", "[d7]")
+    assert "at least one" in mistake("--data.test.only", "[]")
+    assert "tokenizer.moses" in mistake("--tokenizer.moses", "true")
+    assert "document_bleu" in mistake("--data.packing", "null")
+    assert "too_long" in mistake("--data.packing.too_long", "cut")
+    assert "positions; raise model.max_position_embeddings" in mistake(
+        "--data.max_length", 4, "--model.max_position_embeddings", 5, "--data.packing.too_long", "keep"
+    )
+    nowhere = ["--data.train", "null", "--data.validation", "null", "--data.test", "null"]
+    assert "document_column" in mistake(*nowhere, "--data.dataset.path", "x")
+    assert "no documents" in mistake(*nowhere, "--data.demo", "{}")
+
+
+def test_sentences_of_chosen_documents_without_packing(recipe_file):
+    data = load_recipe(recipe_file).data
+    data.packing = None
+    pairs, report = load_split(data, "test")
+    assert set(pairs["document"]) == {"d2", "d3"} and (report.read, report.kept, len(pairs)) == (48, 24, 24)
+    assert sum(report.skipped.values()) == 24 and "data.test.only" in report.summary()
+
+
+def test_training_and_evaluation_may_treat_long_sentences_differently(recipe_file, tokenizer):
+    data = load_recipe(recipe_file).data
+    data.max_length = 6
+    train, test = (pack_split(data, split, load_split(data, split)[0], tokenizer) for split in ("train", "test"))
+    assert train.report.skipped and train.report.too_long and not train.report.kept_too_long
+    assert test.report.kept_too_long and not test.report.skipped

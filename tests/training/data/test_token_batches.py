@@ -1,0 +1,172 @@
+"""Token batches: the budget, the cover of each epoch, and what accelerate and the Trainer do with them."""
+
+import numpy as np
+import pytest
+from accelerate import skip_first_batches
+from accelerate.data_loader import BatchSamplerShard, prepare_data_loader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from reluformer.configuration.errors import UserError
+from reluformer.training.data.token_batches import TokenBatchSampler
+
+
+def realistic_lengths(count=30_000, seed=0):
+    generator = np.random.default_rng(seed)
+    source = np.clip(generator.lognormal(2.8, 0.5, count), 2, 120).astype(int)
+    target = np.clip(source * generator.lognormal(0, 0.2, count), 2, 120).astype(int)
+    return source, target
+
+
+def sampler(budget=2048, **kwargs):
+    return TokenBatchSampler(*realistic_lengths(), tokens_per_batch=budget, **{"seed": 3, **kwargs})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=200),
+    st.integers(60, 400),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_budget_cover_and_constant_length(lengths, budget, epoch, shuffle):
+    source, target = map(np.array, zip(*lengths, strict=True))
+    batches = TokenBatchSampler(source, target, tokens_per_batch=budget, seed=1, shuffle=shuffle)
+    size = len(batches)
+    batches.set_epoch(epoch)
+    plan = list(batches)
+    assert len(plan) == len(batches) == size
+    assert sorted(index for batch in plan for index in batch) == list(range(len(lengths)))
+    assert all(batch and len(batch) * max(source[batch].max(), target[batch].max()) <= budget for batch in plan)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=60), st.integers(60, 200), st.integers(1, 8))
+def test_an_epoch_is_a_whole_number_of_updates(lengths, budget, per_update):
+    batches = TokenBatchSampler(lengths, lengths, tokens_per_batch=budget, seed=1, batches_per_update=per_update)
+    plan = list(batches)
+    assert len(plan) == len(batches)
+    assert len(plan) % per_update == 0
+    assert all(len(batch) * max(lengths[index] for index in batch) <= budget for batch in plan)
+    pairs = sorted(index for batch in plan for index in batch)
+    if len(pairs) == len(lengths):
+        assert pairs == list(range(len(lengths)))
+    else:  # single pairs, which nothing can be cut from: the first ones again
+        assert {len(batch) for batch in plan} == {1}
+        assert len(pairs) - len(lengths) < per_update
+        assert set(pairs) == set(range(len(lengths)))
+
+
+@pytest.mark.parametrize("budget", [1024, 4096, 8192])
+def test_little_padding_and_full_batches(budget):
+    source, target = realistic_lengths()
+    plan = list(sampler(budget))
+    padded = sum(len(batch) * (source[batch].max() + target[batch].max()) for batch in plan)
+    assert 1 - (source.sum() + target.sum()) / padded < 0.10
+    used = sum(len(batch) * max(source[batch].max(), target[batch].max()) for batch in plan)
+    assert used / (budget * len(plan)) > 0.9
+
+
+def test_epochs_differ_and_repeat():
+    batches = sampler()
+    first, again = list(batches), list(batches)
+    batches.set_epoch(1)
+    second = list(batches)
+    assert first == again != second
+    same = {frozenset(batch) for batch in first} & {frozenset(batch) for batch in second}
+    assert len(same) < 0.1 * len(first)
+    assert list(sampler(seed=4)) != first
+    batches.set_epoch(0)
+    assert list(batches) == first == list(sampler())
+
+
+def test_without_shuffling_every_epoch_is_the_same():
+    batches = sampler(shuffle=False)
+    plan = list(batches)
+    batches.set_epoch(5)
+    assert list(batches) == plan
+
+
+def test_pairs_of_equal_lengths_stay_in_their_order():
+    """Their order is the plan of all processes, whatever sorting numpy has on their machines."""
+    lengths = np.arange(300) % 3 + 1
+    plan = list(TokenBatchSampler(lengths, lengths, tokens_per_batch=30, seed=0, shuffle=False))
+    in_order = [index for length in (3, 2, 1) for index in range(300) if lengths[index] == length]
+    assert [index for batch in plan for index in batch] == in_order
+
+
+def test_batches_that_come_once_more_are_told_and_only_they(caplog):
+    list(TokenBatchSampler([4] * 6, [4] * 6, tokens_per_batch=8, seed=0, batches_per_update=3))
+    assert caplog.messages == []
+    batches = TokenBatchSampler([4] * 2, [4] * 2, tokens_per_batch=4, seed=0, batches_per_update=3)
+    plan = list(batches)
+    assert plan == [*plan[:2], plan[0]]
+    (message,) = caplog.messages
+    assert message.startswith("2 batches of one pair each") and "the first 1 of an epoch" in message
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(UserError, match=r"pair 1 has 70 tokens.*tokens_per_batch 64"):
+        TokenBatchSampler([3, 5, 4], [3, 70, 4], tokens_per_batch=64, seed=0)
+    with pytest.raises(UserError, match="empty"):
+        TokenBatchSampler([], [], tokens_per_batch=64, seed=0)
+    with pytest.raises(UserError, match="one length"):
+        TokenBatchSampler([1, 2], [1], tokens_per_batch=64, seed=0)
+
+
+def test_no_batch_size_attribute():
+    assert not hasattr(sampler(), "batch_size") and not hasattr(sampler(), "drop_last")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_shards_are_equal_and_cover_the_epoch(processes, epoch):
+    shards, plan = [], sampler()
+    plan.set_epoch(epoch)
+    for process in range(processes):
+        own = sampler()
+        own.set_epoch(epoch)
+        shard = BatchSamplerShard(own, num_processes=processes, process_index=process, even_batches=True)
+        shards.append(list(shard))
+        assert len(shards[-1]) == len(shard) == -(-len(plan) // processes)
+    dealt = [batch for step in zip(*shards, strict=True) for batch in step]
+    plan = list(plan)
+    # An uneven rest is filled with the epoch's first batches.
+    assert dealt == plan + plan[: len(dealt) - len(plan)]
+
+
+def test_fewer_batches_than_processes():
+    shards = [
+        list(BatchSamplerShard(TokenBatchSampler([3], [4], tokens_per_batch=8, seed=0), 3, process))
+        for process in range(3)
+    ]
+    assert shards == [[[0]], [[0]], [[0]]]
+
+
+def loader(processes, process):
+    """What `Accelerator.prepare` makes of a loader in one of several processes, and the sampler within."""
+    batches = sampler()
+    plain = DataLoader(list(range(30_000)), batch_sampler=batches, collate_fn=list)
+    return prepare_data_loader(plain, num_processes=processes, process_index=process, even_batches=True), batches
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_resuming_skips_exactly_what_was_seen(processes):
+    for process in range(processes):
+        whole, batches = loader(processes, process)
+        batches.set_epoch(1)
+        whole.set_epoch(1)
+        expected = list(whole)
+        resumed, batches = loader(processes, process)
+        rest = skip_first_batches(resumed, 4)
+        rest.set_epoch(1)
+        # Skipping puts the sampler out of the loader's reach; the Trainer, or its callback, sets it directly.
+        batches.set_epoch(1)
+        assert list(rest) == expected[4:] and len(rest) == len(expected) - 4
+
+
+def test_prepared_loader_of_one_process_sets_the_epoch_itself():
+    prepared, batches = loader(1, 0)
+    first, second = list(prepared), list(prepared)
+    assert batches.epoch == 1 and first != second

@@ -1,0 +1,186 @@
+"""A recipe that starts from an existing model: its weights, tokenizer and settings, with the fields that may change."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM
+
+from reluformer.commands.train import train_and_document as train
+from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
+from reluformer.training.conversion import convert
+from reluformer.training.run.initialization import changed_config, load_config, load_weights
+from reluformer.training.run.model_building import build_config, build_model
+
+from ..test_training import recipe_file  # noqa: F401  (a fixture)
+from ..tiny_marian import marian_model, save_marian, train_sentencepiece
+
+
+@pytest.fixture
+def marian_recipe(tmp_path):
+    """finetune_from_marian.yaml as it is, over a tiny converted Marian and a few sentences; its path, to be layered."""
+    pytest.importorskip("sentencepiece", reason="Marian's tokenizer needs sentencepiece, of the dev extra")
+    size = train_sentencepiece(tmp_path / "tokenizer")
+    save_marian(tmp_path / "marian", tokenizer=tmp_path / "tokenizer", vocab_size=size, max_position_embeddings=130)
+    convert(tmp_path / "marian", tmp_path / "start")
+    settings = tmp_path / "start" / "generation_config.json"  # Helsinki-NLP's have a length limit of their own
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "max_length": 30}), encoding="utf-8")
+    layer = {
+        "initialize_from": str(tmp_path / "start"),
+        "data": {
+            "source_language": "de",
+            "target_language": "en",
+            "train": None,
+            "validation": None,
+            "test": None,
+            "demo": {"train": 60, "validation": 4, "test": 4},
+        },
+        "evaluation": {"num_beams": 2, "splits": ["test"], "at_most": 2},
+        "training": {
+            "output_dir": str(tmp_path / "run"),
+            "max_steps": 4,
+            "eval_steps": 2,
+            "save_steps": 2,
+            "logging_steps": 2,
+            "learning_rate": 0.01,
+            "warmup_steps": 1,
+            "use_cpu": True,
+            "disable_tqdm": True,
+        },
+    }
+    path = tmp_path / "layer.yaml"
+    path.write_text(yaml.safe_dump(layer), encoding="utf-8")
+    return path
+
+
+def test_the_recipe_adapts_a_converted_marian(marian_recipe, tmp_path):
+    recipe = load_recipe(RECIPES_FOLDER / "finetune_from_marian.yaml", marian_recipe)
+    folder = train(recipe)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    config, start = model.config, AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "start")
+    assert (config.attention_activation, config.attention_scaling) == ("relu", "variance")
+    assert (config.regularization_weight, config.label_smoothing) == (0.01, 0.1)
+    assert (config.decoder_start_token_id, config.eos_token_id) == (start.config.pad_token_id, 0)
+    settings = model.generation_config
+    assert (settings.num_beams, settings.max_new_tokens, settings.max_length) == (2, 128, None)
+    assert settings.bad_words_ids == start.generation_config.bad_words_ids
+    assert settings.forced_eos_token_id == 0
+    assert (folder / "source.spm").is_file()
+    assert (folder / "README.md").is_file()
+    moved = model.model.encoder.layers[0].fc1.weight - start.model.encoder.layers[0].fc1.weight
+    assert 0 < moved.abs().max() < 0.2, "four small steps away from the checkpoint, not drawn anew"
+
+
+def test_training_starts_with_the_weights_of_the_checkpoint(marian_recipe, tmp_path):
+    from transformers import AutoTokenizer
+
+    recipe = load_recipe(RECIPES_FOLDER / "finetune_from_marian.yaml", marian_recipe)
+    model = build_model(recipe, AutoTokenizer.from_pretrained(tmp_path / "start"))
+    start = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "start").state_dict()
+    assert all(torch.equal(tensor, start[name]) for name, tensor in model.state_dict().items())
+    recipe.model["attention_output_norm"] = "layer_norm"
+    model = build_model(recipe, AutoTokenizer.from_pretrained(tmp_path / "start"))
+    assert torch.equal(model.model.encoder.layers[0].self_attn.output_norm.weight, torch.ones(16))
+
+
+def test_a_run_of_ours_is_swapped_and_goes_on(recipe_file, tmp_path):  # noqa: F811
+    """As in the study: a softmax model trained by us, its attention exchanged by the preset of the second recipe."""
+    softmax = load_recipe(recipe_file)
+    softmax.model["preset"] = "vanilla"
+    first = train(softmax)
+    second = load_recipe(recipe_file)
+    second.name, second.initialize_from = "second", str(first)
+    second.training.output_dir = str(tmp_path / "second")
+    second.tokenizer = type(second.tokenizer)()
+    second.model = {"preset": "reluformer", "attention_gamma": 4.0}
+    folder = train(second)
+    config = AutoModelForSeq2SeqLM.from_pretrained(folder).config
+    assert (config.attention_activation, config.attention_gamma, config.d_model) == ("relu", 4.0, 16)
+    assert config.regularization_weight == 0.01
+    assert (folder / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
+
+
+def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, tmp_path):  # noqa: F811
+    def refusal(**changes) -> str:
+        recipe = load_recipe(recipe_file)
+        recipe.initialize_from = str(tmp_path / "start")
+        recipe.tokenizer, recipe.model = type(recipe.tokenizer)(), {}
+        recipe.data.max_length = 30
+        for name, value in changes.items():
+            setattr(recipe, name, value)
+        with pytest.raises(UserError) as caught:
+            train(recipe)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "runs").exists()
+        return str(caught.value)
+
+    assert refusal().startswith("initialize_from: ")
+    save_marian(tmp_path / "start")
+    assert "reluformer convert --from" in refusal()
+    convert(tmp_path / "start", tmp_path / "converted")
+    started = {"initialize_from": str(tmp_path / "converted")}
+    assert "model: d_model: 32 does not fit the weights, made for 16" in refusal(**started, model={"d_model": 32})
+    assert "did you mean" in refusal(**started, model={"droput": 0.2})
+    assert "follows from the tokenizer" in refusal(**started, model={"vocab_size": 50})
+    assert 'attn_implementation="fused"' in refusal(**started, model={"attn_implementation": "fused"})
+    wanted = load_recipe(recipe_file).tokenizer
+    assert "tokenizer: comes with the model" in refusal(**started, tokenizer=wanted)
+    # the conversion had no tokenizer to copy
+    recipe = load_recipe(recipe_file)
+    recipe.initialize_from, recipe.tokenizer, recipe.model = started["initialize_from"], type(wanted)(), {}
+    recipe.data.max_length = 30
+    with pytest.raises(UserError, match="initialize_from: the tokenizer of"):
+        train(recipe)
+
+
+def test_a_tokenizer_of_another_model_is_refused(recipe_file, tmp_path):  # noqa: F811
+    first = train(load_recipe(recipe_file))
+    recipe = load_recipe(recipe_file)
+    recipe.initialize_from, recipe.tokenizer, recipe.model = str(first), type(recipe.tokenizer)(), {}
+    build_config(recipe)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(first)
+    tokenizer.add_tokens(["<new>"])
+    with pytest.raises(UserError, match="do not belong together"):
+        build_config(recipe, tokenizer)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    save_marian(tmp_path / "marian")
+    convert(tmp_path / "marian", tmp_path / "start")
+    path, config = tmp_path / "start" / "model.safetensors", load_config(tmp_path / "start")
+    weights, name = load_file(path), "model.decoder.layers.0.fc1.bias"
+    without = {key: tensor for key, tensor in weights.items() if key != name}
+    others = {"lack 1": without, "no place for 1": {**weights, "model.gate": torch.ones(1)}}
+    for message, tensors in {**others, "shapes differ of 1": {**weights, name: torch.ones(7)}}.items():
+        save_file(tensors, path, metadata={"format": "pt"})
+        with pytest.raises(UserError, match=message):
+            load_weights(tmp_path / "start", config, dtype=torch.float32)
+
+
+def test_an_activation_brings_its_own_scaling_and_regularisation():
+    from reluformer import ReLUFormerConfig
+
+    softmax = ReLUFormerConfig.from_preset("vanilla", d_model=16, encoder_attention_heads=2, decoder_attention_heads=2)
+    assert changed_config(softmax, {"attention_activation": "relu"}).regularization_weight == 0.01
+    given = changed_config(softmax, {"attention_activation": "relu", "attention_scaling": "length"})
+    assert (given.attention_scaling, given.regularization_weight) == ("length", 0.0)
+    relu = changed_config(softmax, {"preset": "reluformer", "regularization_weight": 0.5})
+    assert changed_config(relu, {"dropout": 0.3}).regularization_weight == 0.5
+    assert changed_config(relu, {"attention_activation": "relu"}).regularization_weight == 0.5
+    assert changed_config(relu, {"preset": "vanilla"}) == changed_config(softmax, {})
+    assert changed_config(softmax, {"d_model": 16}).d_model == 16
+    with pytest.raises(UserError, match="preset='bloomformer' is unknown"):
+        changed_config(softmax, {"preset": "bloomformer"})
+
+
+def test_marian_and_the_swapped_model_have_the_same_number_of_parameters():
+    from reluformer.training.conversion import convert_marian_model
+
+    marian = marian_model()
+    tables = 2 * marian.model.encoder.embed_positions.weight.numel()
+    assert convert_marian_model(marian, attention="relu").num_parameters() == marian.num_parameters() - tables

@@ -1,0 +1,131 @@
+"""Records: reproducible commands, git states, JSON that is valid and never half written."""
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from reluformer.training.run import records
+from reluformer.training.run.records import (
+    command_line,
+    git_state,
+    machine_facts,
+    package_versions,
+    run_record,
+    write_json,
+)
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    folder = tmp_path / "checkout"
+    (folder / "source").mkdir(parents=True)
+    git(folder, "init")
+    (folder / "source" / "file.py").write_text("1\n")
+    (folder / ".gitignore").write_text(".venv/\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "first")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["/somewhere/.venv/bin/reluformer", "train", "--config", "a b.yaml"], "reluformer train --config 'a b.yaml'"),
+        (["/somewhere/experiment.py", "--steps", "3"], "experiment.py --steps 3"),
+    ],
+)
+def test_command_line_has_no_path_of_the_program(argv, expected):
+    assert command_line(argv) == expected
+
+
+def test_git_state_of_a_clean_and_a_changed_checkout(checkout):
+    state = git_state(checkout / "source")
+    assert re.fullmatch(r"[0-9a-f]{40}", state["commit"])
+    assert state["dirty"] is False
+    (checkout / "source" / "file.py").write_text("2\n")
+    assert git_state(checkout / "source") == {"commit": state["commit"], "dirty": True}
+
+
+def test_results_that_a_measurement_has_written_are_no_change(checkout):
+    results = checkout / "benchmarks" / "results" / "a.json"
+    results.parent.mkdir(parents=True)
+    results.write_text("{}")
+    git(checkout, "add", "benchmarks")
+    git(checkout, "commit", "-m", "results")
+    results.write_text("{1}")
+    assert git_state(checkout / "source")["dirty"] is False
+    (checkout / "source" / "file.py").write_text("2\n")
+    assert git_state(checkout / "source")["dirty"] is True
+
+
+def test_a_package_installed_inside_a_foreign_checkout_has_no_commit(checkout):
+    installed = checkout / ".venv" / "package"
+    installed.mkdir(parents=True)
+    (installed / "records.py").write_text("")
+    assert git_state(installed) == {"commit": None, "dirty": None}
+
+
+def test_git_state_outside_a_checkout_and_without_git(tmp_path, monkeypatch):
+    assert git_state(tmp_path) == {"commit": None, "dirty": None}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(Path(records.__file__).parent) == {"commit": None, "dirty": None}
+
+
+def test_run_record_is_complete():
+    record = run_record("reluformer train --config a.yaml", "demo", 7)
+    assert record["command"] == "reluformer train --config a.yaml"
+    assert (record["recipe"], record["seed"]) == ("demo", 7)
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00$", record["date"])
+    assert {"git_commit", "git_dirty"} <= record.keys()
+    assert record["versions"]["torch"] == package_versions()["torch"] is not None
+    assert {"cpu", "cores", "torch_threads", "platform", "python"} <= machine_facts().keys()
+    json.dumps(record)
+
+
+def test_write_json_takes_what_training_produces(tmp_path):
+    @dataclass
+    class Point:
+        x: float
+
+    path = write_json(
+        tmp_path / "new" / "a.json",
+        {
+            "path": Path("a/b"),
+            "numpy": numpy.float32(0.5),
+            "tensor": torch.tensor([1, 2]),
+            "point": Point(1.0),
+            "bad": [float("nan"), -float("inf")],
+            "text": "größer",
+            3: True,
+        },
+    )
+    text = path.read_text(encoding="utf-8")
+    assert "größer" in text and text.endswith("}\n")
+    assert json.loads(text) == {
+        "path": "a/b",
+        "numpy": 0.5,
+        "tensor": [1, 2],
+        "point": {"x": 1.0},
+        "bad": ["nan", "-inf"],
+        "text": "größer",
+        "3": True,
+    }
+
+
+def test_write_json_leaves_the_old_file_if_it_fails(tmp_path):
+    path = write_json(tmp_path / "a.json", {"old": 1})
+    with pytest.raises(TypeError, match="object"):
+        write_json(path, {"new": object()})
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]

@@ -1,0 +1,114 @@
+"""Scores against figures computed by hand, and the `evaluate` module without a network."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from sacrebleu.metrics import BLEU
+
+from reluformer.configuration.errors import UserError
+from reluformer.training.scoring.metrics import describe_scores, load_metric, score_translations
+
+REFERENCES = ["A man is riding a red bicycle.", "Two dogs play in the snow, again.", "It 's done ."]
+HYPOTHESES = ["a man is riding a red bicycle.", "Two dogs play in the snow, again.", "It 's over ."]
+
+
+def test_perfect_translations_score_100():
+    scores = score_translations(REFERENCES, REFERENCES, tokenized_lowercase_language="en")
+    for name in ("bleu", "chrf", "tokenized_lowercase_bleu", "moses_lowercase_bleu", "exact_match"):
+        assert scores[name] == pytest.approx(100.0), name
+    assert scores["sentences"] == 3
+
+
+def test_only_the_lower_cased_scores_forgive_case():
+    scores = score_translations(["a man is riding a red bicycle."], REFERENCES[:1])
+    assert scores["bleu"] < 100
+    assert scores["tokenized_lowercase_bleu"] == pytest.approx(100.0)
+    assert scores["exact_match"] == 0
+
+
+def test_exact_match_is_a_percentage_and_ignores_outer_space():
+    assert score_translations(["one ", "three", "\tfour", "5"], ["one", "two", "four", "6"])["exact_match"] == 50.0
+
+
+def test_signatures_name_case_tokenisation_and_version():
+    scores = score_translations(HYPOTHESES, REFERENCES, tokenized_lowercase_language="en")
+    assert "case:mixed" in scores["bleu_signature"] and "tok:13a" in scores["bleu_signature"]
+    assert "version:" in scores["bleu_signature"] and "version:" in scores["chrf_signature"]
+    assert "case:lc" in scores["tokenized_lowercase_bleu_signature"]
+    assert "tok:13a" in scores["tokenized_lowercase_bleu_signature"]
+    assert "tok:none" in scores["moses_lowercase_bleu_signature"]
+    assert "moses:en" in scores["moses_lowercase_bleu_signature"]
+
+
+def test_moses_score_is_bleu_over_moses_tokens():
+    pytest.importorskip("sacremoses")
+    scores = score_translations(
+        ["Well, he can't go today now"], ["well , he ca n't"], tokenized_lowercase_language="en"
+    )
+    expected = BLEU(tokenize="none", force=True).corpus_score(
+        ["well , he can 't go today now"], [["well , he ca n 't"]]
+    )
+    assert scores["moses_lowercase_bleu"] == pytest.approx(expected.score)
+
+
+def test_without_a_language_there_is_no_moses_score():
+    assert not any(name.startswith("moses") for name in score_translations(HYPOTHESES, REFERENCES))
+
+
+def test_without_sacremoses_a_warning_says_so(monkeypatch, caplog):
+    for module in [name for name in sys.modules if name.split(".")[0] == "sacremoses"] + ["sacremoses"]:
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    with caplog.at_level(logging.WARNING):
+        scores = score_translations(HYPOTHESES, REFERENCES, tokenized_lowercase_language="en")
+    assert not any(name.startswith("moses") for name in scores)
+    assert "sacremoses" in caplog.text
+
+
+def test_for_a_language_without_moses_rules_a_warning_says_so(caplog):
+    pytest.importorskip("sacremoses")
+    with caplog.at_level(logging.WARNING):
+        scores = score_translations(HYPOTHESES, REFERENCES, tokenized_lowercase_language="xx")
+    assert not any(name.startswith("moses") for name in scores)
+    assert "'xx'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references", "message"),
+    [
+        (["a"], ["a", "b"], "1 hypotheses but 2 references"),
+        ([], [], "no translations"),
+        ("a", ["a"], "one string"),
+        (["a", None], ["a", "b"], r"hypotheses\[1\].*NoneType"),
+    ],
+)
+def test_bad_input_is_refused(hypotheses, references, message):
+    with pytest.raises(UserError, match=message):
+        score_translations(hypotheses, references)
+
+
+def test_scores_are_described_in_one_line():
+    line = describe_scores(score_translations(HYPOTHESES, REFERENCES))
+    assert "exact match 33.33 %" in line and "Moses" not in line and "\n" not in line
+
+
+def test_the_evaluate_module_gives_the_same_scores(monkeypatch, tmp_path):
+    monkeypatch.setattr("evaluate.config.HF_MODULES_CACHE", str(tmp_path))
+    found = load_metric().compute(predictions=HYPOTHESES, references=REFERENCES, language="en")
+    assert found == score_translations(HYPOTHESES, REFERENCES, tokenized_lowercase_language="en")
+
+
+def test_the_evaluate_module_needs_no_network(tmp_path):
+    """In a process of its own, where opening a connection is an error."""
+    code = """
+import socket
+def refuse(*args, **kwargs): raise AssertionError("a connection was opened")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+from reluformer.training.scoring.metrics import load_metric
+print(load_metric().compute(predictions=["one"], references=["one"])["exact_match"])
+"""
+    environment = {"HF_HOME": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "100.0"

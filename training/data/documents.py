@@ -1,0 +1,335 @@
+"""Documents: consecutive sentences of one document packed to texts of at most L tokens (paper, appendix B).
+
+Greedy: sentences are put together as long as both sides stay within L tokens, `</s>` included; the next packed document
+starts with the next sentence, and never crosses the end of a document. Only the counts of tokens decide, so the same
+corpus packed with the same tokenizer gives the same pieces everywhere. A packed document is one text, its sentences
+joined by a space, and is trained on, translated and scored like a sentence.
+
+The paper scores packed documents. Those of two L are different texts, so such figures of different L cannot be
+compared. `PackedDocuments.references` is the unit for that: the whole original document, in which the packed documents
+of every L nest, with all its sentences, those too that were left out of packing.
+
+Packing keeps the corpus in memory, in every process: its token ids as 32-bit numbers and, for a while, one side of its text
+as Python strings. That is bounded by what corpora with documents hold, some millions of sentences. Those of single sentences
+may be larger: they are not packed, and stay on disk (see `arrow_cache`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Literal
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from reluformer.configuration.errors import UserError
+from reluformer.training.data.encoding import ENCODED_FEATURES, check_end_of_sentence
+from reluformer.training.tokenization import MosesStep
+
+logger = logging.getLogger(__name__)
+
+TooLong = Literal["error", "skip", "keep"]
+# How many packed documents are tokenised whole, to see that their sentences' tokens are what is found there.
+CHECKED_TEXTS = 20
+_SIDES = ("source", "target")
+
+
+@dataclass
+class PackingReport:
+    """What became of the sentences of one corpus: `read == sentences + sum(skipped.values())`.
+
+    Args:
+        name: of the corpus.
+        max_tokens: L, `</s>` included.
+        documents: original documents.
+        read: sentences given.
+        sentences: sentences in packed documents.
+        packed: packed documents.
+        sentences_per_packed: their mean number of sentences.
+        source_tokens: of all packed documents, each with its `</s>`.
+        target_tokens: likewise.
+        longest_source: tokens of the longest packed document.
+        longest_target: likewise.
+        too_long: sentences that alone are longer than L on a side.
+        kept_too_long: those of them that are packed documents of their own.
+        skipped: sentences left out, by reason.
+        first: place of the first sentence of each reason.
+    """
+
+    name: str
+    max_tokens: int
+    documents: int = 0
+    read: int = 0
+    sentences: int = 0
+    packed: int = 0
+    sentences_per_packed: float = 0.0
+    source_tokens: int = 0
+    target_tokens: int = 0
+    longest_source: int = 0
+    longest_target: int = 0
+    too_long: int = 0
+    kept_too_long: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def count(self, starts: np.ndarray, stops: np.ndarray, source: np.ndarray, target: np.ndarray) -> None:
+        """Fill in the packed documents: their ranges of sentences and their tokens, each (packed documents,)."""
+        self.packed, self.sentences = len(starts), int((stops - starts).sum())
+        self.sentences_per_packed = self.sentences / self.packed
+        self.source_tokens, self.longest_source = int(source.sum()), int(source.max())
+        self.target_tokens, self.longest_target = int(target.sum()), int(target.max())
+        if self.skipped:
+            logger.warning(self.summary())
+
+    def summary(self) -> str:
+        """One line for a log or an error message."""
+        parts = [
+            f"{self.name}: {self.sentences:,} of {self.read:,} sentences of {self.documents:,} documents in "
+            f"{self.packed:,} packed documents of at most {self.max_tokens:,} tokens, {self.sentences_per_packed:.1f} "
+            f"sentences each; {self.source_tokens:,} source and {self.target_tokens:,} target tokens, longest "
+            f"{self.longest_source:,} and {self.longest_target:,}"
+        ]
+        if self.kept_too_long:
+            parts.append(f"kept alone: {self.kept_too_long:,} × longer than {self.max_tokens} tokens")
+        reasons = [f"{count:,} × {reason} (first: {self.first[reason]})" for reason, count in self.skipped.items()]
+        return "; ".join([*parts, f"skipped {'; '.join(reasons)}"] if reasons else parts)
+
+
+@dataclass(frozen=True)
+class PackedDocuments:
+    """A packed corpus.
+
+    Args:
+        pairs: one row a packed document: "source", "target" (plain text), "document" (the original one's name),
+            "sentences" (their number).
+        encoded: the token ids of the rows of `pairs`, columns as of `encode_pairs`.
+        sentences: what was packed: "source", "target", "document".
+        report: the counts.
+    """
+
+    pairs: datasets.Dataset
+    encoded: datasets.Dataset
+    sentences: datasets.Dataset
+    report: PackingReport
+
+    @cached_property
+    def references(self) -> dict[str, str]:
+        """Target text of each original document, by name, in order: the scoring unit common to all L."""
+        texts: dict[str, list[str]] = {}
+        for name, text in zip(self.sentences["document"], self.sentences["target"], strict=True):
+            texts.setdefault(name, []).append(text)
+        return {name: " ".join(parts) for name, parts in texts.items()}
+
+
+def greedy_spans(
+    source_tokens: Sequence[int],
+    target_tokens: Sequence[int],
+    documents: Sequence[str],
+    left_out: Sequence[bool],
+    *,
+    max_tokens: int,
+) -> list[tuple[int, int]]:
+    """Packed documents as half-open ranges of sentences, in order.
+
+    A sentence that alone is longer than `max_tokens` is a range of its own unless it is left out.
+
+    Args:
+        source_tokens: of each sentence, without `</s>`.
+        target_tokens: likewise.
+        documents: the document of each sentence.
+        left_out: whether a sentence is in no range. It ends the packed document before it, since what stands on its two
+            sides is not consecutive.
+        max_tokens: L, the `</s>` of the packed document included.
+    """
+    room = max_tokens - 1
+    spans: list[tuple[int, int]] = []
+    start: int | None = None
+    source_sum = target_sum = 0
+    rows = zip(source_tokens, target_tokens, documents, left_out, strict=True)
+    for index, (source, target, document, is_left_out) in enumerate(rows):
+        if start is not None:
+            full = source_sum + source > room or target_sum + target > room
+            if full or is_left_out or document != documents[start]:
+                spans.append((start, index))
+                start = None
+        if is_left_out:
+            continue
+        if start is None:
+            start, source_sum, target_sum = index, 0, 0
+        source_sum, target_sum = source_sum + source, target_sum + target
+    return spans if start is None else [*spans, (start, len(documents))]
+
+
+def pack_documents(
+    sentences: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_tokens: int,
+    too_long: TooLong,
+    name: str,
+    positions: int | None = None,
+) -> PackedDocuments:
+    """Pack consecutive sentences of each document, greedily.
+
+    A sentence without any token on a side is left out and counted, and ends the packed document before it.
+
+    Args:
+        sentences: columns "source", "target", "document"; the sentences of a document stand together.
+        tokenizer: each text it encodes ends in `</s>`.
+        max_tokens: L: most tokens of a packed document on either side, `</s>` included.
+        too_long: what becomes of a sentence that alone is longer: "error" refuses the corpus, "skip" leaves it out,
+            "keep" makes it a packed document of its own, the only kind longer than L. Counted in the report.
+        name: of the corpus, for the report.
+        positions: tokens that the model has positions for; a kept sentence may not have more.
+
+    Raises:
+        UserError: no "document" column; a sentence too long, by "error" or for `positions`; a tokenizer with a Moses
+            step, or one that splits a sentence in another way when a sentence stands before it; nothing left.
+    """
+    if "document" not in sentences.column_names:
+        raise UserError(f"{name}: the pairs have no column 'document', so it is not known which belong together")
+    _check_tokenizer(tokenizer)
+    ids = {side: _SentenceIds.of(sentences, side, tokenizer, name) for side in _SIDES}
+    documents = sentences.with_format("arrow")["document"].to_pylist()
+    report = PackingReport(name, max_tokens, documents=len(set(documents)), read=len(documents))
+    lengths = {side: ids[side].lengths for side in _SIDES}
+    left_out = _left_out(lengths, documents, report, too_long, positions)
+    counts = (lengths[side].tolist() for side in _SIDES)
+    spans = greedy_spans(*counts, documents, left_out.tolist(), max_tokens=max_tokens)
+    if not spans:
+        raise UserError(f"{name}: nothing to pack: {report.summary()}; raise the limit or give longer documents")
+    starts, stops = np.array(spans).T
+    report.count(starts, stops, *(ids[side].tokens(starts, stops) for side in _SIDES))
+    columns = {side: _joined_texts(sentences, side, spans) for side in _SIDES}
+    columns |= {"document": pa.array([documents[start] for start, _ in spans]), "sentences": pa.array(stops - starts)}
+    encoded = {side: ids.pop(side).joined(starts, stops, tokenizer.eos_token_id) for side in _SIDES}
+    _check_joined(columns, encoded, tokenizer, name)
+    pairs = datasets.Dataset(datasets.table.InMemoryTable(pa.table(columns)))
+    return PackedDocuments(pairs, _encoded(encoded), sentences, report)
+
+
+def _joined_texts(sentences: datasets.Dataset, side: str, spans: list[tuple[int, int]]) -> pa.Array:
+    texts = sentences.with_format("arrow")[side].to_pylist()
+    return pa.array([" ".join(texts[start:stop]) for start, stop in spans])
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    check_end_of_sentence(tokenizer)
+    if MosesStep.from_tokenizer(tokenizer) is not None:
+        raise UserError(
+            "documents: the tokenizer has a Moses step, which splits a full stop at the end of a text only, so that joined "
+            "sentences are other tokens than single ones; tokenise the corpus beforehand, or set tokenizer.moses to false"
+        )
+
+
+@dataclass(frozen=True)
+class _SentenceIds:
+    """Token ids of all sentences of a side, without `</s>`, in one array; sentence n is values[offsets[n] : offsets[n + 1]]."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, sentences: datasets.Dataset, side: str, tokenizer: PreTrainedTokenizerBase, name: str) -> _SentenceIds:
+        parts, lengths = [], []
+        for texts in _batches(sentences, side, name):
+            encoded = _token_ids(texts, side, tokenizer)
+            parts.append(np.fromiter(chain.from_iterable(ids[:-1] for ids in encoded), dtype=np.int32))
+            lengths += [len(ids) - 1 for ids in encoded]
+        return cls(np.concatenate(parts), np.concatenate(([0], np.cumsum(lengths))))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def tokens(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """How many ids sentences start to stop have together, with one `</s>`; one number a range."""
+        return self.offsets[stops] - self.offsets[starts] + 1
+
+    def joined(self, starts: np.ndarray, stops: np.ndarray, end: int) -> pa.ListArray:
+        """The ids of sentences start to stop, one list a range, each with `</s>`."""
+        bounds = list(zip(self.offsets[starts], self.offsets[stops], strict=True))
+        last = np.array([end], dtype=np.int32)
+        values = np.concatenate([part for first, after in bounds for part in (self.values[first:after], last)])
+        offsets = np.concatenate(([0], np.cumsum(self.tokens(starts, stops))))
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, pa.int32()))
+
+
+def _token_ids(texts: list[str], side: str, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    given = {"text": texts} if side == "source" else {"text_target": texts}
+    return tokenizer(**given, verbose=False, return_attention_mask=False)["input_ids"]
+
+
+def _batches(sentences: datasets.Dataset, side: str, name: str) -> Iterator[list[str]]:
+    with tqdm(total=len(sentences), desc=f"tokenising {name}, {side}", unit=" sentences", delay=2) as bar:
+        for batch in sentences.select_columns(side).iter(batch_size=1_000):
+            yield batch[side]
+            bar.update(len(batch[side]))
+
+
+def _left_out(
+    lengths: dict[str, np.ndarray],
+    documents: list[str],
+    report: PackingReport,
+    too_long: TooLong,
+    positions: int | None,
+) -> np.ndarray:
+    """Whether each sentence is left out (sentences,); those left out and those too long are counted, or refused."""
+
+    def place(index: int) -> str:
+        counts = f"{lengths['source'][index] + 1:,} source and {lengths['target'][index] + 1:,} target tokens"
+        return f"pair {index} of document {documents[index]} with {counts}"
+
+    limit, name = report.max_tokens, report.name
+    longest = np.maximum(lengths["source"], lengths["target"]) + 1
+    empty = np.minimum(lengths["source"], lengths["target"]) == 0
+    long = (longest > limit) & ~empty
+    report.too_long = int(long.sum())
+    if report.too_long and too_long == "error":
+        raise UserError(
+            f"{name}: {report.too_long:,} sentences alone are longer than {limit} tokens (first: "
+            f"{place(int(long.argmax()))}); raise the limit, or choose skip or keep"
+        )
+    if too_long == "keep":
+        report.kept_too_long = report.too_long
+        if report.too_long and positions is not None and longest.max() > positions:
+            raise UserError(
+                f"{name}: {place(int(longest.argmax()))} is to be kept, but the model has {positions} positions; raise "
+                "model.max_position_embeddings, or choose skip"
+            )
+    reasons = {"without any token": empty}
+    if too_long == "skip":
+        reasons[f"longer than {limit} tokens"] = long
+    for reason, mask in reasons.items():
+        if mask.any():
+            report.skipped[reason], report.first[reason] = int(mask.sum()), place(int(mask.argmax()))
+    return np.any(list(reasons.values()), axis=0)
+
+
+def _check_joined(
+    columns: dict[str, pa.Array], encoded: dict[str, pa.ListArray], tokenizer: PreTrainedTokenizerBase, name: str
+) -> None:
+    """The first texts, tokenised whole as in translation, must give the ids that are trained on."""
+    for side in _SIDES:
+        for index, expected in enumerate(_token_ids(columns[side][:CHECKED_TEXTS].to_pylist(), side, tokenizer)):
+            if encoded[side][index].as_py() != expected:
+                raise UserError(
+                    f"{name}: the {side} tokens of packed document {index} are not those of its sentences one after the "
+                    "other; packing needs a tokenizer that splits a sentence alike wherever it stands"
+                )
+
+
+def _encoded(encoded: dict[str, pa.ListArray]) -> datasets.Dataset:
+    """The columns of `encode_pairs`."""
+    source, target = encoded["source"], encoded["target"]
+    ones = pa.array(np.ones(len(source.values), dtype=np.int8))
+    mask = pa.ListArray.from_arrays(source.offsets, ones)
+    table = pa.table({"input_ids": source, "attention_mask": mask, "labels": target})
+    return datasets.Dataset(datasets.table.InMemoryTable(table), info=datasets.DatasetInfo(features=ENCODED_FEATURES))

@@ -1,0 +1,190 @@
+"""What makes a figure traceable: command, seed, date, commit, machine and versions; and JSON files that hold it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reluformer.training.run.redaction import command_without_secrets
+
+# In the checkout: results and the pages and pictures generated from them.
+WRITTEN_BY_MEASUREMENTS = (
+    "benchmarks/results",
+    "benchmarks/ATTENTION*.md",
+    "benchmarks/MUTANTS.md",
+    "docs/reproduction*",
+    "docs/scaling.md",
+)
+PACKAGES = (
+    "reluformer",
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "evaluate",
+    "tokenizers",
+    "safetensors",
+    "sacrebleu",
+    "sacremoses",
+    "entmax",
+    "numpy",
+)
+# What the program is called when Python runs one of its files instead of the installed command.
+_OWN_PROGRAMS = {"reluformer", "reluformer-script", "__main__"}
+
+
+def command_line(argv: Sequence[str] | None = None) -> str:
+    """The command that repeats this run, quoted for a shell, without the path of the program.
+
+    Args:
+        argv: program and arguments; default `sys.argv`.
+    """
+    program, *arguments = argv if argv is not None else sys.argv
+    path = Path(program)
+    name = "reluformer" if path.stem in _OWN_PROGRAMS else path.name
+    return shlex.join([name, *arguments])
+
+
+def machine_facts() -> dict[str, Any]:
+    """Processor, cores (of the machine, and those this process may use), threads, platform, Python and accelerators."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    facts: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "usable_cores": usable,
+        "torch_threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
+    if torch.cuda.is_available():
+        facts["accelerators"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return facts
+
+
+def package_versions() -> dict[str, str | None]:
+    """Installed version of everything that can change a figure; None where a package is not installed."""
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def git_state(folder: Path | None = None) -> dict[str, Any]:
+    """`commit` of the checkout this code runs from, and `dirty`: whether tracked files differ from it, other than those that
+    measurements write, of which one run may write several.
+
+    Both are None where the code does not run from a checkout: installed from a wheel (even into an environment that
+    lies inside somebody's repository), before the first commit, or on a machine without git.
+
+    Args:
+        folder: of the source; default this package's.
+    """
+    unknown = {"commit": None, "dirty": None}
+    source = Path(__file__).resolve() if folder is None else folder.resolve()
+    base = source.parent if folder is None else source
+    if _git(base, "ls-files", "--error-unmatch", str(source)) is None:
+        return unknown
+    commit = _git(base, "rev-parse", "HEAD")
+    if commit is None:
+        return unknown
+    written = [f":(top,exclude){path}" for path in WRITTEN_BY_MEASUREMENTS]
+    changes = _git(base, "status", "--porcelain", "--untracked-files=no", "--", ":/", *written)
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def run_record(command: str | None, recipe_name: str | None, seed: int | None) -> dict[str, Any]:
+    """What has to stand beside any measured figure.
+
+    Args:
+        command: the command line that was given; None takes `command_line()`. Secrets in it are replaced by ….
+        recipe_name: name of the recipe, None without one.
+        seed: of the run, None where nothing is random.
+
+    Returns:
+        `command`, `recipe`, `seed`, `date` (ISO 8601, UTC), `git_commit`, `git_dirty`, `machine`, `versions`.
+    """
+    state = git_state()
+    return {
+        "command": command_without_secrets(command_line() if command is None else command),
+        "recipe": recipe_name,
+        "seed": seed,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_commit": state["commit"],
+        "git_dirty": state["dirty"],
+        "machine": machine_facts(),
+        "versions": package_versions(),
+    }
+
+
+def write_json(path: str | Path, obj: Any) -> Path:
+    """Writes `obj` as indented JSON, whole or not at all: an interruption leaves an older file as it was.
+
+    JSON has no NaN or infinity; such numbers are written as the strings "nan", "inf" and "-inf".
+
+    Returns:
+        The path.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def _plain(obj: Any) -> Any:
+    """`obj` in JSON's own types."""
+    if isinstance(obj, Mapping):
+        return {str(key): _plain(value) for key, value in obj.items()}
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        return _plain({field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)})
+    if isinstance(obj, (list, tuple)):
+        return [_plain(value) for value in obj]
+    if isinstance(obj, Path):
+        return str(obj)
+    if hasattr(obj, "tolist"):  # numbers and arrays of numpy and torch
+        return _plain(obj.tolist())
+    if isinstance(obj, float) and not math.isfinite(obj):
+        return str(obj)
+    if obj is None or isinstance(obj, (str, bool, int, float)):
+        return obj
+    raise TypeError(f"cannot write {type(obj).__name__} as JSON: {obj!r}")
+
+
+def _cpu_name() -> str | None:
+    """The processor's model; None where the system does not tell."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine() or None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, or None where it fails or does not exist: a record must never stop a run."""
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None

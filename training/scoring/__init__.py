@@ -1,0 +1,1 @@
+"""What a model's translations are worth: evaluation, metrics, validation."""

@@ -1,0 +1,40 @@
+"""`score_translations` as a metric of the `evaluate` library: `evaluate.load` takes the path of this file, offline.
+
+`reluformer.training.scoring.metrics.load_metric()` does that.
+"""
+
+from typing import Any
+
+import datasets
+import evaluate
+
+from reluformer.training.scoring.metrics import score_translations
+
+_DESCRIPTION = "sacreBLEU, chrF, tokenised lower-cased BLEU and exact match of translations, with their signatures."
+_INPUTS = (
+    "predictions: list of translations (str). references: list of as many references (str). language: ISO 639-1 code "
+    "of the target language, for the additional Moses-tokenised lower-cased BLEU (needs sacremoses)."
+)
+_CITATION = """@inproceedings{post-2018-call,
+  title = {A Call for Clarity in Reporting {BLEU} Scores},
+  author = {Post, Matt},
+  booktitle = {Proceedings of the Third Conference on Machine Translation: Research Papers},
+  year = {2018},
+  url = {https://aclanthology.org/W18-6319},
+}"""
+
+
+class TranslationMetric(evaluate.Metric):
+    """`compute(predictions=…, references=…, language=None)`; results as of `score_translations`."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        text = datasets.Value("string")
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation=_CITATION,
+            inputs_description=_INPUTS,
+            features=datasets.Features({"predictions": text, "references": text}),
+        )
+
+    def _compute(self, predictions: list[str], references: list[str], language: str | None = None) -> dict[str, Any]:
+        return score_translations(predictions, references, tokenized_lowercase_language=language)

@@ -1,0 +1,52 @@
+"""Translating validation pairs in the middle of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accelerate.utils import gather_object
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from reluformer.training.scoring.metrics import score_translations
+from reluformer.training.translation import Translator
+
+LOGGED_SCORES = ("bleu", "tokenized_lowercase_bleu", "chrf", "exact_match")
+
+
+@dataclass(frozen=True)
+class ValidationTranslation:
+    """Translates and scores a fixed set of pairs, each process its share.
+
+    Args:
+        tokenizer: of the model.
+        sources: plain text.
+        references: plain text, as many.
+        num_beams: width of the beam.
+        length_penalty: see `Translator`.
+        batch_tokens: see `Translator`.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    sources: Sequence[str]
+    references: Sequence[str]
+    num_beams: int
+    length_penalty: float
+    batch_tokens: int
+
+    def __call__(self, model: PreTrainedModel, process_index: int = 0, processes: int = 1) -> dict[str, float]:
+        """Scores of `model`, from 0 to 100, the same on every process; every process must call this."""
+        translator = Translator(
+            model,
+            self.tokenizer,
+            num_beams=self.num_beams,
+            length_penalty=self.length_penalty,
+            batch_tokens=self.batch_tokens,
+        )
+        mine = range(process_index, len(self.sources), processes)
+        translations = translator([self.sources[index] for index in mine], progress=process_index == 0)
+        if processes > 1:
+            gathered = dict(gather_object(list(zip(mine, translations, strict=True))))
+            translations = [gathered[index] for index in range(len(self.sources))]
+        scores = score_translations(translations, self.references)
+        return {name: scores[name] for name in LOGGED_SCORES}
