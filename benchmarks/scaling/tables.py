@@ -2,7 +2,7 @@
 
     python -m benchmarks.scaling.tables
 
-No figure is typed: measured ones are from the file, the others are computed by scaling_estimate.py from the assumptions that
+No figure is typed: measured ones are from the file, the others are computed by scaling/estimate.py from the assumptions that
 stand beside them and from the shape of the recipe's model.
 """
 
@@ -156,7 +156,7 @@ def _estimated() -> Iterator[str]:
     gradients = gradients_of(recipe)
     tokens = recipe.batching.tokens_per_batch
     yield (
-        "No GPU was measured. What follows is computed by [scaling_estimate.py](../benchmarks/scaling_estimate.py) from these "
+        "No GPU was measured. What follows is computed by [estimate.py](../benchmarks/scaling/estimate.py) from these "
         "assumptions, and says from which time of a batch on communication does not matter, not how many tokens a second "
         "there are:"
     )
