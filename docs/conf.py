@@ -17,7 +17,7 @@ project = "reluformer"
 copyright = "the authors of reluformer"
 release = version = installed_version("reluformer")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "markdown_docstrings", "start_page"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "markdown_docstrings"]
 
 # Only these are pages; naming all else keeps Sphinx from walking through corpora, runs and environments.
 PAGES = {"README.md", "benchmarks", "docs"}
@@ -35,6 +35,7 @@ myst_dmath_allow_space = False
 html_theme = "furo"
 html_title = f"reluformer {release}"
 html_math_renderer = "mathml"
+html_extra_path = ["top"]  # an index.html that leads to docs/index.html, the start page
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}

@@ -1,4 +1,8 @@
-"""Formulas as MathML, which browsers draw by themselves: no script, no font and no request when a page is read."""
+"""Formulas as MathML, which browsers draw by themselves: no script, no font and no request when a page is read.
+
+Why this is not a library's: Sphinx's own renderers need a script (mathjax, from the network unless a copy is kept here) or an
+installation of LaTeX (imgmath). MyST only finds the formulas; latex2mathml converts them; this extension joins the two.
+"""
 
 from __future__ import annotations
 

@@ -117,6 +117,7 @@ def test_faults_stop_the_build(tmp_path):
     shutil.copytree(
         CONFIGURATION / "sphinx_extensions", docs / "sphinx_extensions", ignore=shutil.ignore_patterns("__pycache__")
     )
+    shutil.copytree(CONFIGURATION / "top", docs / "top")
     shutil.copy(CONFIGURATION / "conf.py", docs)
     docs.joinpath("index.md").write_text(
         "# Start\n\n[page](no_such_page.md) [place](other.md#no-such-place) [file](../no_such_file.py) [good](other.md#there)\n\n"
