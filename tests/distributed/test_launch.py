@@ -1,4 +1,4 @@
-"""How processes are started: what fails with one line, and the command lines that the README gives."""
+"""How processes are started: what fails with one line, and the command lines that docs/distributed.md gives."""
 
 import os
 import shlex
@@ -295,7 +295,7 @@ def test_accelerate_launch_trains_in_two_processes(recipe_file, tmp_path, name):
 
 @pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
 def test_two_launchers_train_one_model(recipe_file, tmp_path, launcher):
-    """As on two machines, with the commands of the README and of two_nodes.yaml, one process each."""
+    """As on two machines, with the commands of docs/distributed.md and of two_nodes.yaml, one process each."""
     accelerate = ["accelerate.commands.launch", "--config_file", str(ACCELERATE_FILES / "two_nodes.yaml")]
     accelerate += ["--main_process_ip", "127.0.0.1", "--main_process_port", "{port}", "--machine_rank", "{rank}"]
     torchrun = ["torch.distributed.run", "--nnodes", "2", "--node_rank", "{rank}", "--nproc_per_node", "1"]
@@ -327,12 +327,12 @@ def test_fsdp2_on_a_cpu_fails_with_one_line(recipe_file, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_line_of_the_readme_for_two_processes_on_a_cpu(tmp_path):
+def test_the_documented_line_for_two_processes_on_a_cpu(tmp_path):
     """As printed, with fewer pairs and updates."""
-    readme = Path(__file__).parents[2] / "README.md"
+    page = Path(__file__).parents[2] / "docs" / "distributed.md"
     (line,) = [
         line
-        for line in readme.read_text(encoding="utf-8").splitlines()
+        for line in page.read_text(encoding="utf-8").splitlines()
         if "--training.use_cpu true" in line and line.startswith("torchrun")
     ]
     words = shlex.split(line, comments=True)[1:]

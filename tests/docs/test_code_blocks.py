@@ -20,9 +20,11 @@ RUN = {
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("index", "formula", "fine_tuning", "recipes", "converting", "distributed", "analysis")
+        for name in (
+            *("analysis", "converting", "distributed", "fine_tuning", "formula", "index", "recipes"),
+            *("reproducing", "start", "translating", "troubleshooting"),
+        )
     ),
-    "docs/troubleshooting.md",
 }
 PYTHON = code_blocks("python")
 COMMANDS = [

@@ -1,5 +1,6 @@
 """The pages build without a warning, load nothing from the network, and a link that leads nowhere stops the build."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -67,7 +68,18 @@ def test_every_page_is_built(site):
         path.relative_to(ROOT).with_suffix(".html") for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"))
     }
     assert {page for page in expected if not (site / page).is_file()} == set()
-    assert (site / "README.html").is_file()
+
+
+def test_the_start_page_is_the_readme(site):
+    """All of it, with links and pictures that lead from where the page stands."""
+    start = (site / "docs" / "index.html").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", readme, re.MULTILINE)
+    assert headings and [heading for heading in headings if f"<h2>{heading}<" not in start] == []
+    targets = re.findall(r"\]\(\./([\w/]+)\.md\)", readme)
+    missing = [target for target in targets if f'href="{os.path.relpath(target, "docs")}.html"' not in start]
+    assert len(targets) > 15 and missing == []
+    assert 'src="../_images/space.png"' in start
 
 
 def test_the_top_leads_to_the_start_page(site, pages):
@@ -86,7 +98,7 @@ def test_nothing_is_loaded_from_the_network(site, pages):
 
 
 def test_every_link_leads_to_a_page_and_a_place_in_it(site, pages):
-    """Sphinx has checked those that authors wrote; this sees what came out, README.md and benchmarks/*.md included."""
+    """Sphinx has checked those that authors wrote; this sees what came out, the included README.md and benchmarks/*.md too."""
     broken = []
     for path, page in pages.items():
         for link in page.links:
