@@ -9,13 +9,14 @@ gradients of S and T:
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.utils import logging
 
 from .attention_blockwise import Settings, blockwise_backward, blockwise_forward, empty_like_heads, wide
 from .attention_triton import triton_backward, triton_forward
@@ -29,7 +30,8 @@ _TENSORS = (
 _OPTIONS = "str activation, float scale, bool causal, SymInt query_offset, float dropout_p, str statistics"
 _TENSOR_COUNT = 9
 
-logger = logging.get_logger(__name__)
+# Not the logger of Transformers: a Hub kernel with these files may import torch and Triton alone.
+logger = logging.getLogger(__name__)
 
 
 class CpuLoop(NamedTuple):
@@ -59,11 +61,17 @@ def serves(query: Tensor, activation: str) -> bool:
 
 def _cpu_loop(query: Tensor, activation: str) -> CpuLoop:
     if not _registered and os.environ.get("RELUFORMER_COMPILED") == "1":
-        logger.warning_once(
-            "RELUFORMER_COMPILED=1: the compiled attention comes with the package `reluformer`, not with the code of a model on "
-            "the Hub; the Python loop computes instead. Install the package and load the model with it."
-        )
+        _warn_about_missing_loop()
     return next((loop for loop in _registered if loop.serves(query, activation)), _PYTHON_LOOP)
+
+
+@functools.cache
+def _warn_about_missing_loop() -> None:
+    """Once in a process."""
+    logger.warning(
+        "RELUFORMER_COMPILED=1: the compiled attention comes with the package `reluformer`, not with the code of a model on "
+        "the Hub; the Python loop computes instead. Install the package and load the model with it."
+    )
 
 
 def _forward(
