@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from reluformer import ReLUFormerConfig
-
-_POINTWISE = {
-    "relu": r"\mathrm{ReLU}(x_{ij})",
-    "relu2": r"\mathrm{ReLU}(x_{ij})^2",
-    "relu6": r"\mathrm{ReLU6}(x_{ij})",
-    "gelu": r"\mathrm{GELU}(x_{ij})",
-    "softplus": r"\mathrm{softplus}(x_{ij})",
-    "identity": r"x_{ij}",
-    "sigmoid": r"\sigma(x_{ij})",
-}
-_NORMALIZED = {
-    "softmax": r"\mathrm{softmax}_j(x_{ij})",
-    "sparsemax": r"\mathrm{sparsemax}_j(x_{ij})",
-    "entmax15": r"1.5\text{-}\mathrm{entmax}_j(x_{ij})",
-}
+from reluformer.attention_activations import ACTIVATIONS
 
 
 def attention_formula(config: ReLUFormerConfig) -> str:
     """The weight of key j for query i, in LaTeX, with the configuration's figures put in."""
     score = r"x_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}}"
-    if config.attention_activation in _NORMALIZED:
-        return rf"{score}, \qquad s_{{ij}} = {_NORMALIZED[config.attention_activation]}"
-    weight = _POINTWISE[config.attention_activation]
+    weight = ACTIVATIONS[config.attention_activation].latex
     if config.attention_scaling == "variance":
         weight = rf"\frac{{{weight}}}{{\gamma \sqrt{{n_i / 2}}}}"
     elif config.attention_scaling == "length":

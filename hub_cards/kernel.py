@@ -21,7 +21,8 @@ from typing import NamedTuple
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from reluformer.attention_triton import ACTIVATIONS, MAX_HEAD_DIM
+from reluformer.attention_activations import POINTWISE
+from reluformer.attention_triton import MAX_HEAD_DIM
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.kernel_sources import ENTRY_FUNCTION, ENTRY_MODULE, kernel_sources
 from reluformer.training.run.own_files import require_own
@@ -236,7 +237,7 @@ def _card(name: str, written: KernelFolder) -> str:
         version=VERSION,
         build=written.build,
         variants=written.variants,
-        activations=ACTIVATIONS,
+        activations=POINTWISE,
         max_head_dim=MAX_HEAD_DIM,
         capability=CAPABILITY,
         compiled_for=COMPILED_FOR,

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .attention_activations import CLOSED_AT_ZERO, activate, differentiate
-from .attention_products import are_finite, product, steady_allocator, uses_onednn
+from .attention_activations import POINTWISE
+from .attention_products import activate, are_finite, differentiate, product, steady_allocator, uses_onednn
 from .attention_workers import for_each
 
 STATISTICS = ("none", "sum", "sum+entropy")
@@ -265,7 +265,7 @@ def _columns(
     the processors that the workers need, which cost half of their speed (benchmarks/NOTES.md).
     """
     keys, values, visible = _real_keys(piece, key, value, key_padding_mask)
-    if settings.activation in CLOSED_AT_ZERO:
+    if POINTWISE[settings.activation].closed_at_zero:
         visible = None  # keys of zeros have scores of zero
     finite = True
     if settings.activation == "relu" and uses_onednn(query):

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
+from .attention_activations import NON_NEGATIVE, POINTWISE
 from .attention_blockwise import STATISTICS, scales_first, wide
 from .attention_operator import pointwise_attention, serves
-from .attention_reference import POINTWISE
 
-# Weights that are never negative: only they have a row sum and a row entropy (Eq. 7).
-NON_NEGATIVE = ("relu", "relu2", "relu6", "sigmoid", "softplus")
 # Where plain products are faster than blocks (benchmarks/NOTES.md): very few scores in each head, or few in each head and not
 # many bytes of them in all, by the size of a score. The memory that they take is bounded, whatever the length.
 PLAIN_QUERIES = 16
@@ -55,7 +53,7 @@ def relu_attention(
         row_scale: r_i > 0, (batch, 1 or heads, queries); ReLUFormer's is 1 / (gamma sqrt(n_i / 2)). None is 1. Gets a gradient.
         causal: key j is visible to query i only if j <= i + query_offset.
         key_padding_mask: boolean (batch, keys), True for real tokens; padding may stand anywhere.
-        activation: h: relu, relu2, relu6, sigmoid, softplus, gelu or identity.
+        activation: h, the name of a point-wise activation, see `attention_activations.POINTWISE`.
         scale: default 1/sqrt(head_dim).
         dropout_p: dropout of the weights, after the statistics.
         statistics: "none", "sum" (S) or "sum+entropy" (S and T).
@@ -239,7 +237,7 @@ def _plain(
     group = query.shape[1] // key.shape[1]
     if group > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    weights = _hide(POINTWISE[activation](torch.matmul(query * scale, key.transpose(-1, -2))), *visible)
+    weights = _hide(POINTWISE[activation].function(torch.matmul(query * scale, key.transpose(-1, -2))), *visible)
     row_sum, row_sum_log = _plain_statistics(weights, row_scale, statistics)
     if dropout_p > 0:
         weights = nn.functional.dropout(weights, p=dropout_p)

@@ -1,9 +1,11 @@
-"""Matrix products of the blockwise path: `x @ w.T`, with ReLU inside the product where the library can."""
+"""Matrix products of the blockwise path, and the activation of their results. ReLU is a part of the product where oneDNN can."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from .attention_activations import POINTWISE
 
 # oneDNN's product of two plain tensors. For float32 `torch.mm` takes MKL instead, which on a processor that is not Intel's
 # runs at less than half of oneDNN's rate for the shapes of attention (benchmarks/NOTES.md). Inductor calls the same operator.
@@ -55,3 +57,22 @@ def product(first: Tensor, second: Tensor, relu: bool = False) -> Tensor:
         return _ONEDNN_LINEAR(first, second, None, "relu" if relu else "none", [], "")
     result = torch.mm(first, second.t())
     return result.relu_() if relu else result
+
+
+def activate(activation: str, queries: Tensor, keys: Tensor, finite: bool) -> tuple[Tensor, Tensor | None]:
+    """h(queries @ keys.T), and the scores themselves where `differentiate` needs them.
+
+    finite: no NaN is to be expected. The ReLU inside oneDNN's product turns it into zero; torch's own keeps it.
+    """
+    if activation == "relu":
+        return product(queries, keys, relu=True) if finite else product(queries, keys).relu_(), None
+    scores = product(queries, keys)
+    weights = POINTWISE[activation].function(scores)
+    return weights.clone() if weights is scores else weights, scores  # the caller writes to the weights
+
+
+def differentiate(activation: str, gradient: Tensor, weights: Tensor, scores: Tensor | None) -> Tensor:
+    """gradient · h'(scores); `gradient` is overwritten where that saves a copy. For ReLU the weights tell the gate."""
+    if activation == "relu":
+        return torch.ops.aten.threshold_backward.grad_input(gradient, weights, 0, grad_input=gradient)
+    return gradient.mul_(POINTWISE[activation].derivative(scores))

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .attention_activations import POINTWISE
+
 try:
     import triton
 
@@ -26,11 +28,7 @@ try:
 except ImportError:  # CPU, macOS, Windows: asking for it says how to install it
     triton = None
 
-ACTIVATIONS = ("relu", "relu2", "relu6", "sigmoid", "gelu", "softplus", "identity")
 STATISTICS = ("none", "sum", "sum+entropy")
-# h(c x) = c h(x): the scale can wait until after the sum
-HOMOGENEOUS = ("relu", "identity")
-NONZERO_AT_ZERO = ("sigmoid", "softplus")
 MAX_HEAD_DIM = 256
 
 
@@ -93,7 +91,7 @@ def triton_forward(
         key_padding_mask: (batch, keys), True for real keys; None: all are.
         cu_seqlens_q, cu_seqlens_k: (sequences + 1,), int32, ends of packed sequences, with batch 1; None: not packed.
             Positions for `causal` then count from the start of each sequence.
-        activation: h, one of relu, relu2, relu6, sigmoid, gelu, softplus, identity.
+        activation: h, the name of a point-wise activation, see `attention_activations.POINTWISE`.
         scale: c, by which q·k is multiplied.
         causal: key j is visible to query i only if j <= i + query_offset.
         query_offset: an int, or an integer tensor of one element on the device.
@@ -135,7 +133,7 @@ def triton_forward(
         row_sum_log=row_sum_log,
         tiles=table,
         tile_count=tile_count,
-        MASK_WEIGHTS=activation in NONZERO_AT_ZERO,
+        MASK_WEIGHTS=not POINTWISE[activation].zero_at_zero,
     )
     return output, row_sum, row_sum_log
 
@@ -242,10 +240,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, activation: str, dropout_p
             f"Fused attention on CUDA tensors takes heads of 1 to {MAX_HEAD_DIM}, not {query.shape[-1]};"
             " use more heads, or attn_implementation='eager'."
         )
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"attention activation {activation!r} is unknown here; choose one of {', '.join(ACTIVATIONS)}."
-        )
+    if activation not in POINTWISE:
+        raise ValueError(f"attention activation {activation!r} is unknown here; choose one of {', '.join(POINTWISE)}.")
     if statistics not in STATISTICS:
         raise ValueError(f"statistics={statistics!r} is unknown; choose one of {', '.join(STATISTICS)}.")
     if not 0.0 <= dropout_p < 1.0:
@@ -297,7 +293,7 @@ def _arguments(
         "head_offset": head_offset,
         "ACTIVATION": activation,
         # float16 would overflow for scores that are 1/c times larger
-        "FOLD_SCALE": activation in HOMOGENEOUS and scale > 0 and query.dtype != torch.float16,
+        "FOLD_SCALE": POINTWISE[activation].homogeneous and scale > 0 and query.dtype != torch.float16,
         "STATISTICS": STATISTICS.index(statistics),
         "CAUSAL": causal,
         "DROPOUT": dropout_p > 0,

@@ -8,12 +8,14 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from .attention_activations import NON_NEGATIVE, NORMALIZED, POINTWISE
+
 # Each weight depends on its own score alone; the row is then scaled by `attention_scaling`.
-POINTWISE_ACTIVATIONS = ("relu", "relu2", "relu6", "gelu", "softplus", "identity", "sigmoid")
+POINTWISE_ACTIVATIONS = tuple(POINTWISE)
 # Each row of weights sums to one; tokens compete.
-NORMALIZED_ACTIVATIONS = ("softmax", "sparsemax", "entmax15")
+NORMALIZED_ACTIVATIONS = tuple(NORMALIZED)
 # Point-wise weights that can be read as an unnormalised distribution: S, H and L_reg (Eq. 7) are defined for these alone.
-NON_NEGATIVE_ACTIVATIONS = ("relu", "relu2", "relu6", "softplus", "sigmoid")
+NON_NEGATIVE_ACTIVATIONS = NON_NEGATIVE
 
 ATTENTION_SCALINGS = ("variance", "length", "none")
 ATTENTION_OUTPUT_NORMS = ("none", "layer_norm", "gated_rms")
@@ -95,9 +97,9 @@ class ReLUFormerConfig(PreTrainedConfig):
 
     Args:
         attention_activation (`str`, defaults to `"relu"`):
-            What turns a score `q·k/sqrt(head_dim)` into a weight: `relu`, `relu2`, `relu6`, `gelu`, `softplus`,
-            `identity`, `sigmoid` (point-wise) or `softmax`, `sparsemax`, `entmax15` (rows that sum to one; the last two
-            need the package `entmax`).
+            What turns a score `q·k/sqrt(head_dim)` into a weight: a point-wise activation, one of `POINTWISE_ACTIVATIONS`
+            of this module, or `softmax`, `sparsemax`, `entmax15`, whose rows sum to one (the last two need the package
+            `entmax`).
         attention_scaling (`str`, *optional*):
             Row scale of point-wise weights over the `n_i` keys that query `i` can see: `variance` is
             `1 / (gamma * sqrt(n_i / 2))` (Eq. 6), `length` is `n_i ** -alpha` (arXiv 2309.08586), `none` is 1.

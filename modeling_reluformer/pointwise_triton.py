@@ -76,6 +76,8 @@ def activation_gradient(x, u, gradient, ACTIVATION: tl.constexpr):
         gradient = (0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density) * gradient
     elif ACTIVATION == "softplus":
         gradient = gradient / (1.0 + tl.exp(-x))
+    else:
+        tl.static_assert(ACTIVATION == "identity")
     return gradient
 
 

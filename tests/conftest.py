@@ -17,22 +17,21 @@ from packaging.version import Version
 from transformers import PreTrainedTokenizerBase
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.attention_activations import POINTWISE
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.tokenization import train_tokenizer
 
 atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 VOCABULARY = 40
 
-# One of each kind of model: every activation, scaling, norm, gate and preset is in here at least once.
+# One of each kind of model: every activation, scaling, norm, gate and preset is in here at least once. Activations that none
+# of these combines with another option follow below.
 VARIANTS = {
     "reluformer": {"preset": "reluformer"},
     "relu-learnable-gamma": {"preset": "reluformer", "attention_gamma_learnable": True},
-    "relu2": {"preset": "reluformer", "attention_activation": "relu2"},
     "relu6-length": {"preset": "relu_vit", "attention_activation": "relu6", "attention_alpha": 0.5},
-    "softplus": {"preset": "reluformer", "attention_activation": "softplus"},
     "sigmoid-gate": {"preset": "reluformer", "attention_activation": "sigmoid", "attention_gate": True},
     "gelu-layer-norm": {"preset": "reluformer", "attention_activation": "gelu", "attention_output_norm": "layer_norm"},
-    "identity": {"preset": "reluformer", "attention_activation": "identity"},
     "rela": {"preset": "rela"},
     "relu_vit": {"preset": "relu_vit"},
     "vanilla": {"preset": "vanilla"},
@@ -45,6 +44,10 @@ VARIANTS = {
     },
     "sparsemax": {"preset": "sparsemax"},
     "entmax15": {"preset": "entmax15"},
+}
+_combined = {fields.get("attention_activation", "relu") for fields in VARIANTS.values()}
+VARIANTS |= {
+    name: {"preset": "reluformer", "attention_activation": name} for name in POINTWISE if name not in _combined
 }
 TINY = {
     "vocab_size": VOCABULARY,

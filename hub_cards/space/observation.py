@@ -15,12 +15,12 @@ from reluformer.analysis.head_sums import ALL
 from reluformer.analysis.model_maps import PairMaps, pair_maps
 from reluformer.analysis.row_statistics import RowStatistics
 from reluformer.analysis.texts import make_batch
+from reluformer.attention_activations import ACTIVATIONS
 from reluformer.configuration.errors import UserError
 from reluformer.training.translation import Translator
 
 DEFAULT_MAP_TOKENS = 40
 _DEFAULT_MARGIN = 0.7  # of Eq. 7, for models whose configuration has none; no figure of the page depends on it
-_ACTIVATION_NAMES = {"relu": "ReLU", "relu2": "ReLU²", "relu6": "ReLU6", "gelu": "GELU", "entmax15": "1.5-entmax"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class ObservedTranslator:
     def attention(self) -> str:
         """The name of the model's attention, as a reader knows it."""
         activation = getattr(self.translator.model.config, "attention_activation", "softmax")
-        return f"{_ACTIVATION_NAMES.get(activation, activation)} attention"
+        return f"{ACTIVATIONS[activation].title} attention"
 
     @property
     def description(self) -> str:

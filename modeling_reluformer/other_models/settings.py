@@ -35,7 +35,7 @@ IMPLEMENTATIONS = ("auto", "fused", "eager")
 class ForeignSettings:
     """What `attn_implementation="reluformer"` computes in a model that is not a ReLUFormer.
 
-    activation: relu, relu2, relu6, gelu, softplus, identity or sigmoid.
+    activation: one of `POINTWISE_ACTIVATIONS` of the configuration.
     scaling: row scale over the n_i keys that query i sees: variance, 1 / (gamma sqrt(n_i / 2)) (Eq. 6); length,
         n_i ** -alpha; none, 1.
     gamma: of the variance scaling. alpha: of the length scaling, in [0, 1].

@@ -9,6 +9,7 @@ from huggingface_hub import ModelCard, metadata_load
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 
 from reluformer import ReLUFormerConfig
+from reluformer.attention_activations import POINTWISE
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.card import render_card, write_card
@@ -268,7 +269,7 @@ def test_every_preset_has_a_formula(preset):
     assert (regularization_formula(config) is None) == (preset != "reluformer")
 
 
-@pytest.mark.parametrize("activation", ["relu2", "relu6", "gelu", "softplus", "identity", "sigmoid"])
+@pytest.mark.parametrize("activation", POINTWISE)
 def test_every_activation_has_a_formula(activation):
     config = ReLUFormerConfig(attention_activation=activation, attention_scaling="length", attention_alpha=0.5, **TINY)
     assert "n_i^{-0.5}" in attention_formula(config)

@@ -5,19 +5,12 @@ import math
 import pytest
 import torch
 
-from reluformer.attention_reference import POINTWISE, reference_attention
+from reluformer.attention_activations import NON_NEGATIVE, POINTWISE
+from reluformer.attention_reference import reference_attention
 from reluformer.regularization_reluformer import row_entropy
 from reluformer.visibility_reluformer import Visibility, positions_from_padding, positions_from_segments
 
-SCALAR = {
-    "relu": lambda x: max(x, 0.0),
-    "relu2": lambda x: max(x, 0.0) ** 2,
-    "relu6": lambda x: min(max(x, 0.0), 6.0),
-    "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
-    "softplus": lambda x: math.log1p(math.exp(x)),
-    "identity": lambda x: x,
-    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
-}
+from . import paper_formulas
 
 
 def inputs(batch=2, heads=3, queries=5, keys=7, head_dim=4, dtype=torch.float64):
@@ -37,11 +30,13 @@ def test_reference_is_equation_6_written_out(activation):
         weights = []
         for j in range(7):
             score = float(query[b, h, i] @ key[b, h, j]) / math.sqrt(4)
-            weights.append(float(row_scale[b, h, i]) * SCALAR[activation](score) if mask[b, 0, i, j] else 0.0)
+            weights.append(
+                float(row_scale[b, h, i]) * paper_formulas.POINTWISE[activation](score) if mask[b, 0, i, j] else 0.0
+            )
         expected = sum(weight * value[b, h, j] for j, weight in enumerate(weights))
         torch.testing.assert_close(result.weights[b, h, i], torch.tensor(weights, dtype=torch.float64))
         torch.testing.assert_close(result.output[b, h, i], expected)
-        if activation not in ("gelu", "identity"):
+        if activation in NON_NEGATIVE:
             total = sum(weights)
             assert float(result.row_sum[b, h, i]) == pytest.approx(total)
             entropy = -sum(w / total * math.log(w / total) for w in weights if w > 0) if total > 0 else 0.0

@@ -10,8 +10,8 @@ from torch.autograd import forward_ad
 import reluformer.attention_blockwise as blockwise
 import reluformer.attention_fused as fused
 from reluformer import relu_attention
+from reluformer.attention_activations import NON_NEGATIVE, POINTWISE
 from reluformer.attention_products import uses_onednn
-from reluformer.attention_reference import POINTWISE
 from reluformer.visibility_reluformer import Visibility
 
 from .attention_cases import (
@@ -49,7 +49,7 @@ def use_path(monkeypatch, path: str) -> None:
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (15, 15), (57, 57), (33, 65), (40, 9), (1, 20)])
 def test_equals_reference(path, activation, queries, keys):
     torch.manual_seed(queries)
-    statistics = "none" if activation in ("gelu", "identity") else "sum+entropy"
+    statistics = "sum+entropy" if activation in NON_NEGATIVE else "none"
     for mask in masks(2, queries, keys):
         assert_equals_reference(random_inputs(queries=queries, keys=keys), mask, activation, statistics)
 

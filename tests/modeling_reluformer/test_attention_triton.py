@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from reluformer import attention_triton
+from reluformer.attention_activations import POINTWISE
 from reluformer.attention_triton import TILES, triton_backward, triton_forward
 
 NUMERICS = Path(__file__).with_name("triton_numerics.py")
@@ -189,7 +190,7 @@ def test_kernels_compile_everywhere(compiled, dtype, head_dim, capability):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", ["relu", "relu2", "relu6", "sigmoid", "gelu", "softplus", "identity"])
+@pytest.mark.parametrize("activation", POINTWISE)
 def test_every_activation_compiles(compiled, activation):
     assert_compiled(compiled(arguments(512, 64, torch.bfloat16), 90, activation=activation), 90)
 

@@ -41,7 +41,7 @@ def test_whole_model(variant, name, monkeypatch):
         model = exact_model(attn_implementation=use_path(monkeypatch, path), **fields)
         output = assert_equals_the_paper(model, BATCHES[name](), None if name in ("right", "packed") else 29)
         assert (output.regularization is None) == (
-            path == "sdpa" or fields.get("attention_activation") in ("gelu", "identity")
+            path == "sdpa" or fields.get("attention_activation", "relu") not in NON_NEGATIVE_ACTIVATIONS
         )
 
 

@@ -10,11 +10,11 @@ pytest.importorskip("triton", reason="the CUDA kernels need Triton")
 import triton
 
 from reluformer import attention_triton
+from reluformer.attention_activations import NON_NEGATIVE, POINTWISE
 from reluformer.attention_reference import reference_attention
 from reluformer.attention_triton import Tiles, triton_backward, triton_forward
 
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
-ACTIVATIONS = ["relu", "relu2", "relu6", "sigmoid", "gelu", "softplus", "identity"]
 HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16  # the interpreter has no bfloat16 product
 HALF_TOLERANCE = 0.005 if DEVICE == "cpu" else 0.01
 
@@ -100,7 +100,7 @@ def by_kernels(inputs, gradients, padding=None, cu_q=None, cu_k=None, **options)
 def check(inputs, gradients, activation="relu", statistics=None, scale=None, dropped=None, **options):
     """Kernels against the float64 reference, within 1e-5 or twice what the same-precision reference makes of it."""
     if statistics is None:
-        statistics = "none" if activation in ("gelu", "identity") else "sum+entropy"
+        statistics = "sum+entropy" if activation in NON_NEGATIVE else "none"
     query, key = inputs[:2]
     common = {
         "activation": activation,
@@ -146,7 +146,7 @@ def test_widths(head_dim, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", POINTWISE)
 def test_activations_where_some_keys_are_padding_and_some_lie_ahead(activation, dtype):
     padding = torch.ones(2, 70, dtype=torch.bool, device=DEVICE)
     padding[0, :9] = padding[1, 50:] = False
@@ -213,10 +213,10 @@ def test_hidden_rubbish_changes_nothing():
     """What padding holds, NaN too, reaches neither results nor gradients; the gradients of padding itself are 0."""
     padding = torch.ones(1, 70, dtype=torch.bool, device=DEVICE)
     padding[:, 40:] = False
-    for activation in ACTIVATIONS:
+    for activation in POINTWISE:
         inputs, gradients = tensors(queries=30, keys=70)
         inputs[1][:, :, 40:] = inputs[2][:, :, 40:] = float("nan")
-        statistics = "none" if activation in ("gelu", "identity") else "sum+entropy"
+        statistics = "sum+entropy" if activation in NON_NEGATIVE else "none"
         options = {"activation": activation, "scale": 0.2, "statistics": statistics}
         found, grads = by_kernels(inputs, gradients, padding=padding, **options)
         short = [inputs[0], inputs[1][:, :, :40], inputs[2][:, :, :40], inputs[3]]
@@ -228,10 +228,10 @@ def test_hidden_rubbish_changes_nothing():
             assert (first[:, :, 40:] == 0).all()
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", POINTWISE)
 @pytest.mark.parametrize("where", [0, 1, 2])
 def test_nan_stays_nan(where, activation):
-    statistics = "none" if activation in ("gelu", "identity") else "sum+entropy"
+    statistics = "sum+entropy" if activation in NON_NEGATIVE else "none"
     inputs, gradients = tensors(queries=20, head_dim=16)
     inputs[where][:, :, 4, 2] = float("nan")
     options = {"activation": activation, "scale": 0.25, "statistics": statistics}
