@@ -1,7 +1,6 @@
-"""The modules that `relu_attention` needs, as sources that import each other, torch, Triton and the standard library alone.
+"""The modules that `relu_attention` needs. They import each other, torch, Triton and the standard library, and nothing else.
 
-They are read from this package, so that there is no second copy of the kernels to keep. A Hub kernel may import no other
-library: a module that does is cut down to the definitions that the others take from it.
+They are read from this package, so that there is no second copy of the kernels to keep.
 """
 
 from __future__ import annotations
@@ -17,27 +16,21 @@ ALLOWED_PACKAGES = frozenset({"torch", "triton"}) | sys.stdlib_module_names
 
 
 def kernel_sources() -> dict[str, str]:
-    """Name of each module of this package that `relu_attention` needs → its source.
-
-    A module that imports allowed packages only is returned as it is, character by character.
+    """Name of each module of this package that `relu_attention` needs → its source, character by character.
 
     Raises:
-        ValueError: a definition that is needed uses a package that a kernel may not import.
+        ValueError: a module imports a package that a kernel may not import.
     """
-    sources, wanted = {}, {ENTRY_MODULE: {ENTRY_FUNCTION}}
-    while unread := wanted.keys() - sources.keys():
-        for name in unread:
-            sources[name] = _read(name)
-            for module, names in _relative_imports(sources[name]).items():
-                wanted.setdefault(module, set()).update(names)
+    sources: dict[str, str] = {}
+    unread = {ENTRY_MODULE}
+    while unread:
+        sources |= {name: _read(name) for name in unread}
+        unread = {module for name in unread for module in _relative_imports(sources[name])} - sources.keys()
     for name, source in sources.items():
-        if imported_packages(source) <= ALLOWED_PACKAGES:
-            continue
-        sources[name] = _cut(name, source, wanted[name])
-        if foreign := imported_packages(sources[name]) - ALLOWED_PACKAGES:
+        if foreign := imported_packages(source) - ALLOWED_PACKAGES:
             raise ValueError(
-                f"{name}: what the kernel takes from it ({', '.join(sorted(wanted[name]))}) imports "
-                f"{', '.join(sorted(foreign))}; a Hub kernel may import torch, triton and the standard library only."
+                f"{name}: the kernel needs this module, which imports {', '.join(sorted(foreign))}; "
+                "a Hub kernel may import torch, triton and the standard library only."
             )
     return dict(sorted(sources.items()))
 
@@ -57,39 +50,10 @@ def _read(name: str) -> str:
     return (Path(reluformer.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
 
 
-def _relative_imports(source: str) -> dict[str, set[str]]:
-    """Module → names, of every `from .module import names`, the form that this package imports itself in."""
-    found: dict[str, set[str]] = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
-            found.setdefault(node.module, set()).update(alias.name for alias in node.names)
-    return found
-
-
-def _cut(name: str, source: str, wanted: set[str]) -> str:
-    """The definitions of `wanted`, with the imports and definitions of the module that they use in turn."""
-    body, lines = ast.parse(source).body, source.splitlines()
-    kept = {
-        index for index, node in enumerate(body) if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+def _relative_imports(source: str) -> set[str]:
+    """The module of every `from .module import names`, the form in which this package imports itself."""
+    return {
+        node.module
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
     }
-    needed = set(wanted)
-    while more := {index for index, node in enumerate(body) if index not in kept and _bound(node) & needed}:
-        kept |= more
-        needed |= {part.id for index in more for part in ast.walk(body[index]) if isinstance(part, ast.Name)}
-    imports, definitions = [], []
-    for index in sorted(kept):
-        first = min([body[index].lineno, *(node.lineno for node in getattr(body[index], "decorator_list", []))])
-        text = "\n".join(lines[first - 1 : body[index].end_lineno])
-        (imports if isinstance(body[index], ast.Import | ast.ImportFrom) else definitions).append(text)
-    docstring = f'"""What the kernel takes from `{name}` of the package reluformer, unchanged."""'
-    # the first import is that of annotations from __future__, which every module here has
-    return "\n\n".join([docstring, imports[0], "\n".join(imports[1:]), *definitions]) + "\n"
-
-
-def _bound(node: ast.stmt) -> set[str]:
-    """The names that a statement of a module gives a value."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {node.name}
-    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-    aliases = (part for part in ast.walk(node) if isinstance(part, ast.alias))
-    return names | {alias.asname or alias.name.partition(".")[0] for alias in aliases}

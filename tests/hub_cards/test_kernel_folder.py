@@ -18,7 +18,6 @@ from huggingface_hub import ModelCard
 
 import reluformer
 from reluformer import attention_operator, relu_attention
-from reluformer.attention_reference import POINTWISE
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards import kernel_sources
 from reluformer.hub_cards.kernel import BACKENDS, VERSION, kernel_command, write_kernel
@@ -30,8 +29,7 @@ from ..modeling_reluformer.test_attention_triton import SHARED_MEMORY
 REPO_ID = "somebody/relu-attention"
 PROCESS = Path(__file__).with_name("kernel_process.py")
 VARIANTS = {"torch-cpu", "torch-cuda"}
-CUT = "attention_reference.py"  # the rest of it needs entmax
-GENERATED = {"__init__.py", "metadata.json", CUT}
+GENERATED = {"__init__.py", "metadata.json"}
 NAMES = ("output", "S", "T", "dq", "dk", "dv", "dr")
 
 
@@ -131,17 +129,7 @@ def test_every_module_is_this_package_s_own(folder):
         copied = sorted(names - GENERATED)
         assert filecmp.cmpfiles(package, variant, copied, shallow=False)[0] == copied
         assert not names & {"modeling_reluformer.py", "configuration_reluformer.py", "layers_reluformer.py"}
-        assert (variant / CUT).read_text() != (package / CUT).read_text()
-
-
-def test_what_is_cut_from_the_reference_is_unchanged(folder):
-    spec = importlib.util.spec_from_file_location("cut", folder / "build/torch-cpu" / CUT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert list(module.POINTWISE) == list(POINTWISE)
-    scores = torch.linspace(-8, 8, 33)
-    assert all(torch.equal(module.POINTWISE[name](scores), POINTWISE[name](scores)) for name in POINTWISE)
-    assert not hasattr(module, "reference_attention")
+        assert "attention_reference.py" not in names, "it needs entmax"
 
 
 def test_imports_are_relative_or_of_torch_triton_and_the_standard_library(folder):
@@ -159,9 +147,8 @@ def test_imports_are_relative_or_of_torch_triton_and_the_standard_library(folder
                     assert top_level in {"torch", "triton"} | sys.stdlib_module_names, f"{path}: {name}"
 
 
-def test_a_definition_that_needs_another_library_is_refused(monkeypatch):
+def test_a_module_that_needs_another_library_is_refused(monkeypatch):
     monkeypatch.setattr(kernel_sources, "ENTRY_MODULE", "attention_reference")
-    monkeypatch.setattr(kernel_sources, "ENTRY_FUNCTION", "reference_attention")
     with pytest.raises(ValueError, match=r"attention_reference: .* imports entmax; a Hub kernel may import torch"):
         kernel_sources.kernel_sources()
 
