@@ -1,5 +1,6 @@
 """What `save_pretrained` writes loads with `trust_remote_code=True` where the package does not exist."""
 
+import ast
 import json
 import shutil
 import subprocess
@@ -10,9 +11,13 @@ from pathlib import Path
 import pytest
 
 import reluformer
+from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
 
-from ..conftest import random_tokens, tiny_model
+from ..conftest import random_tokens, tiny_config, tiny_model
 
+PACKAGE = Path(reluformer.__file__).parent
+DOOR = {"__init__.py", "__main__.py"}
+KINDS = (ReLUFormerModel, ReLUFormerForConditionalGeneration)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # A process in which neither the package nor Triton can be imported.
 LOAD = """
@@ -86,8 +91,26 @@ def test_the_directory_holds_the_code_and_says_where(saved):
     assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"}
     for target in config["auto_map"].values():
         assert (saved / f"{target.split('.')[0]}.py").is_file()
-    flat = {path.name for path in Path(reluformer.__file__).parent.glob("*.py")}
-    assert {path.name for path in saved.glob("*.py")} < flat, "only files of the model's own folder go to the Hub"
+
+
+def test_the_flat_files_of_the_model_are_what_all_kinds_of_models_carry_together(tmp_path):
+    """What a Hub copy cannot run stands in folders of its own; the door of the package stays at home."""
+    carried = set()
+    for kind in KINDS:
+        kind(tiny_config()).save_pretrained(tmp_path / kind.__name__)
+        carried |= {path.name for path in (tmp_path / kind.__name__).glob("*.py")}
+    assert carried == {path.name for path in PACKAGE.glob("*.py")} - DOOR
+
+
+def test_what_is_carried_imports_its_neighbours_and_nothing_else_of_the_package():
+    flat = {path.stem: path for path in PACKAGE.glob("*.py") if path.name not in DOOR}
+    for path in flat.values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level == 1 and node.module in flat, f"{path.name}: {ast.unparse(node)}"
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
+                assert "reluformer" not in {name.partition(".")[0] for name in names}, f"{path.name}: {ast.unparse(node)}"
 
 
 def test_loading_a_hub_copy_leaves_the_installed_functions_alone(saved):
