@@ -110,7 +110,9 @@ def test_what_is_carried_imports_its_neighbours_and_nothing_else_of_the_package(
                 assert node.level == 1 and node.module in flat, f"{path.name}: {ast.unparse(node)}"
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
-                assert "reluformer" not in {name.partition(".")[0] for name in names}, f"{path.name}: {ast.unparse(node)}"
+                assert "reluformer" not in {name.partition(".")[0] for name in names}, (
+                    f"{path.name}: {ast.unparse(node)}"
+                )
 
 
 def test_loading_a_hub_copy_leaves_the_installed_functions_alone(saved):
