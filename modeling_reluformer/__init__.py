@@ -1,9 +1,8 @@
 """ReLUFormer (arXiv 2302.06461) as a Hugging Face Transformers model.
 
 Importing this package registers the model with `AutoConfig`, `AutoModel` and `AutoModelForSeq2SeqLM`, and makes
-`save_pretrained` and `push_to_hub` write the model's code beside its weights, so that who has only Transformers can load
-it with `trust_remote_code=True`. It also makes `attn_implementation="reluformer"` known to other models, see
-`use_relu_attention`.
+`save_pretrained` and `push_to_hub` write the model's code beside its weights, so that it loads with Transformers alone, by
+`trust_remote_code=True`. It also makes `attn_implementation="reluformer"` known to other models, see `use_relu_attention`.
 """
 
 import sys
@@ -29,7 +28,7 @@ ReLUFormerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqL
 register_relu_attention()
 register_compiled_loop()
 
-# the name of `reluformer.other_models.settings` in the documentation of 0.1
+# The documentation of 0.1 calls `reluformer.other_models.settings` by this name.
 sys.modules[f"{__name__}.settings_foreign"] = settings
 
 __version__ = "0.1.0"

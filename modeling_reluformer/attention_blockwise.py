@@ -71,7 +71,7 @@ class _Block(NamedTuple):
 class _Columns(NamedTuple):
     """Keys and values of one piece, (keys, head_dim) each.
 
-    visible: (keys,), where the activation does not see to it that others get no weight.
+    visible: (keys,), which keys are real; None where the others get no weight anyway.
     finite: no NaN can get lost in the ReLU inside a product.
     """
 
@@ -174,9 +174,9 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def scales_first(dtype: torch.dtype) -> bool:
-    """Whether the row scale comes before the sum over the keys, which beyond 65,504 float16 cannot hold.
+    """Whether the row scale comes before the sum over the keys: float16 cannot hold a sum above 65,504.
 
-    Elsewhere it comes after: once a row, not once a weight.
+    Elsewhere the row scale comes after the sum, once a row instead of once a weight.
     """
     return dtype == torch.float16
 
@@ -228,8 +228,11 @@ def _pieces(query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_
 
 
 def _work(pieces: list[_Piece], query: Tensor, settings: Settings, products: int) -> int:
-    """Multiplications and additions of so many products of all pieces, about: a logarithm costs as much as a product, and is
-    taken once for two or three of them; a causal product counts half; padding is not known."""
+    """About how many multiplications and additions so many products of all pieces take.
+
+    A logarithm costs as much as a product and is taken once for two or three of them. A causal product counts half. Padding
+    is not known here and counts in full.
+    """
     if settings.statistics == "sum+entropy":
         products += products // 2
     scores = sum(
@@ -240,7 +243,7 @@ def _work(pieces: list[_Piece], query: Tensor, settings: Settings, products: int
 
 
 def _blocks(piece: _Piece, keys: int, settings: Settings) -> list[_Block]:
-    """`keys` is what is left of the sequence without padding at its end."""
+    """`keys` is the length of the sequence without the padding at its end."""
     start, stop = piece.queries.start, piece.queries.stop
     size = block_size(keys, settings.bytes_per_score)
     blocks = []
@@ -261,8 +264,8 @@ def _columns(
 ) -> _Columns:
     """Keys and values of one piece, side by side in memory.
 
-    NaN is looked for here, in a worker: sums over all heads in the caller's thread would leave OpenMP's threads spinning on
-    the processors that the workers need, which cost half of their speed (benchmarks/NOTES.md).
+    The worker itself looks for NaN. Sums over all heads in the caller's thread would leave OpenMP's threads spinning on the
+    processors that the workers need, which halves the workers' speed (benchmarks/NOTES.md).
     """
     keys, values, visible = _real_keys(piece, key, value, key_padding_mask)
     if POINTWISE[settings.activation].closed_at_zero:
@@ -277,7 +280,7 @@ def _columns(
 def _real_keys(
     piece: _Piece, key: Tensor, value: Tensor, key_padding_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Without the padding behind the last real key; which keys are real, where some are not: these are zeros."""
+    """Keys and values up to the last real key, and which keys are real where some are not. Those that are not become zeros."""
     keys, values = key[piece.batch, piece.key_head, piece.keys], value[piece.batch, piece.key_head, piece.keys]
     if key_padding_mask is None:
         return keys.contiguous(), values.contiguous(), None
@@ -310,7 +313,7 @@ def _hide(scores: Tensor, visible: Tensor | None, block: _Block, settings: Setti
     if visible is not None:
         scores.masked_fill_(~visible[: block.seen], 0.0)
     if settings.causal:
-        # row i of the block sees the keys up to first + i + offset: what lies left of `start` every row sees
+        # row i of the block sees the keys up to first + i + offset, so every row sees what lies left of `start`
         start = max(0, block.first + settings.query_offset)
         scores[:, start:].tril_(block.first + settings.query_offset - start)
 

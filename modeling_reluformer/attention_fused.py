@@ -1,8 +1,8 @@
 """Point-wise attention without a queries × keys tensor: one function for every device.
 
 `relu_attention` is one operator of torch.library, `reluformer::pointwise_attention`, so that `torch.compile` and activation
-checkpointing take it as it is. On CUDA it runs the Triton kernels, elsewhere the blockwise path. Problems of a single small
-block run as plain differentiable products instead, which are faster there.
+checkpointing work with it as it is. On CUDA it runs the Triton kernels, elsewhere the blockwise path. Problems of a single small
+block run as plain differentiable products instead, which are faster for them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .attention_activations import NON_NEGATIVE, POINTWISE
 from .attention_blockwise import STATISTICS, scales_first, wide
 from .attention_operator import pointwise_attention, serves
 
-# Where plain products are faster than blocks (benchmarks/NOTES.md): very few scores in each head, or few in each head and not
-# many bytes of them in all, by the size of a score. The memory that they take is bounded, whatever the length.
+# Where plain products are faster than blocks (benchmarks/NOTES.md): with very few scores in each head, or with few scores in each
+# head and few bytes of scores in all, by the size of a score. Their memory is bounded, whatever the length.
 PLAIN_QUERIES = 16
 PLAIN_SCORES, PLAIN_SCORES_AT_MOST = 2**14, 2**18
 PLAIN_BYTES = {2: 32 * 2**20, 4: 6 * 2**20, 8: 6 * 2**20}
-# Beside the compiled loop, for bfloat16 whose weights meet neither logarithms nor dropout: there the loop's gain is small.
+# Beside the compiled loop, for bfloat16 without logarithms or dropout of the weights, where the loop gains little.
 PLAIN_SCORES_BESIDE_COMPILED = 2**16
 
 
@@ -69,7 +69,7 @@ def relu_attention(
 
     Raises:
         ValueError: a combination that is not supported; the message says which and what to do.
-        NotImplementedError: forward-mode differentiation (`torch.func.jvp`, dual tensors), which only small problems have.
+        NotImplementedError: forward-mode differentiation (`torch.func.jvp`, dual tensors), which works for small problems only.
     """
     _check_options(activation, statistics, dropout_p)
     _check_shapes(query, key, value, row_scale, key_padding_mask)
@@ -107,7 +107,7 @@ def relu_attention(
 
 
 def _refuse_dual(*tensors: Tensor | None) -> None:
-    """An operator with a backward pass of its own has no forward one, and torch would take its tangents for zeros."""
+    """An operator with a backward pass of its own has no forward mode; torch would silently take its tangents as zero."""
     if any(tensor is not None and unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise NotImplementedError(
             "relu_attention was given a dual tensor; its operator has no forward-mode derivative. Use reverse mode "
@@ -199,7 +199,7 @@ def _check_packing(query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_s
             f"Packed sequences (cu_seqlens) follow each other in one row: batch must be 1, it is {query.shape[0]}."
         )
     if torch.compiler.is_compiling() or cu_seqlens_q.device.type != "cpu":
-        return  # looking at the numbers would stop the compiler, or wait for the device
+        return  # reading the numbers would break the compiled graph, or wait for the device
     for name, ends, length in (
         ("cu_seqlens_q", cu_seqlens_q, query.shape[2]),
         ("cu_seqlens_k", cu_seqlens_k, key.shape[2]),

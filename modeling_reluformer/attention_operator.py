@@ -1,6 +1,6 @@
 """The operator behind `relu_attention`: `reluformer::pointwise_attention`, its device kernels, shapes and gradient.
 
-Saved for the backward pass are the inputs, and output, S and T only where the row scale wants a gradient. With gS and gT, the
+The inputs are saved for the backward pass; output, S and T only where the row scale needs a gradient. With gS and gT, the
 gradients of S and T:
 
     d r_i = [ dO_i·O_i + gS_i S_i + gT_i (T_i + S_i) ] / r_i
@@ -21,7 +21,7 @@ from torch import Tensor
 from .attention_blockwise import Settings, blockwise_backward, blockwise_forward, empty_like_heads, wide
 from .attention_triton import triton_backward, triton_forward
 
-# A copy of this package that came from the Hub lives in a module of another name, and must not replace these operators.
+# A copy of this package from the Hub is a module of another name. It must not replace these operators.
 NAMESPACE = (__package__ or "reluformer").replace(".", "_").replace("-", "_")
 _TENSORS = (
     "Tensor query, Tensor key, Tensor value, Tensor? row_scale, Tensor? key_padding_mask, Tensor? cu_seqlens_q, "
@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 class CpuLoop(NamedTuple):
-    """What may compute on a CPU instead of `blockwise_forward` and `blockwise_backward`, which have the same arguments.
+    """A replacement of `blockwise_forward` and `blockwise_backward` on a CPU, with the same arguments.
 
-    serves: of a query and an activation, whether the call is this loop's.
+    serves: takes a query and an activation, and says whether this loop computes the call.
     """
 
     serves: Callable[[Tensor, str], bool]
@@ -50,7 +50,7 @@ _registered: list[CpuLoop] = []
 
 
 def register_cpu_loop(loop: CpuLoop) -> None:
-    """Calls that `loop` serves are computed by it from now on; the last one that is registered comes first."""
+    """From now on, `loop` computes the calls that it serves. The loop that was registered last comes first."""
     _registered.insert(0, loop)
 
 
@@ -164,7 +164,7 @@ def _keywords(
 
 
 def _filled(output: Tensor, row_sum: Tensor | None, row_sum_log: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """An operator returns tensors: those not asked for are empty."""
+    """An operator has to return tensors, so those that were not asked for are empty."""
     missing = [
         output.new_empty(0, dtype=wide(output.dtype)) if item is None else item for item in (row_sum, row_sum_log)
     ]
@@ -179,7 +179,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _differentiate(ctx: Any, grad_output: Tensor, grad_sum: Tensor, grad_sum_log: Tensor) -> tuple:
-    saved = ctx.saved_tensors  # asked for once: a checkpoint computes them anew for each question
+    saved = ctx.saved_tensors  # read once: a checkpoint computes them again at every access
     tensors, outputs = saved[:_TENSOR_COUNT], saved[_TENSOR_COUNT:]
     row_scale, statistics = tensors[3], ctx.options[-1]
     grad_sum = None if statistics == "none" else grad_sum

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from .attention_activations import POINTWISE
 
-# oneDNN's product of two plain tensors. For float32 `torch.mm` takes MKL instead, which on a processor that is not Intel's
-# runs at less than half of oneDNN's rate for the shapes of attention (benchmarks/NOTES.md). Inductor calls the same operator.
+# oneDNN's product of two plain tensors. For float32, `torch.mm` uses MKL instead. On a processor that is not Intel's, MKL runs
+# at less than half of oneDNN's speed for the shapes of attention (benchmarks/NOTES.md). Inductor calls the same operator.
 _ONEDNN_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -24,11 +24,11 @@ _allocator_is_steady = False
 
 
 def steady_allocator() -> None:
-    """Lets the C library keep freed blocks of scores, once per process.
+    """Makes the C library keep freed blocks of scores. Acts once per process.
 
     glibc returns blocks of this size to the system and faults their pages in again at each use, which costs half of the
-    time (benchmarks/NOTES.md), until it has once seen a larger block freed: its threshold then rises to that size, 32 MiB
-    at most. Elsewhere this is one allocation without effect.
+    time (benchmarks/NOTES.md). Once a larger block has been freed, its threshold rises to that size, 32 MiB at most. With
+    another C library this is one allocation without effect.
     """
     global _allocator_is_steady
     if not _allocator_is_steady:
@@ -47,7 +47,7 @@ def uses_onednn(tensor: Tensor) -> bool:
 
 
 def are_finite(*tensors: Tensor) -> bool:
-    """Whether all numbers are; finite ones whose sum is not count as none."""
+    """Whether all numbers are finite. Finite numbers whose sum overflows count as not finite."""
     return bool(sum(tensor.sum() for tensor in tensors).isfinite())
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 try:
     from entmax import entmax15, sparsemax
-except ImportError:  # an optional extra; asking for it says how to install it
+except ImportError:  # an optional extra; an error says how to install it where it is asked for
     entmax15 = sparsemax = None
 
 POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,7 +34,7 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class AttentionResult(NamedTuple):
-    """What an attention function of this package returns; what was not asked for is None.
+    """What an attention function of this package returns. A field that was not asked for is None.
 
     output: (batch, heads, queries, head_dim), in the value's dtype.
     weights: (batch, heads, queries, keys), before dropout.
@@ -80,7 +80,7 @@ def reference_attention(
     if activation in POINTWISE:
         weights = POINTWISE[activation](scores)
         if mask is not None:
-            # `where`, not an additive mask: gelu(-inf) and identity(-inf) are no zeros
+            # `where`, not an additive mask: gelu(-inf) and identity(-inf) are not zero
             weights = torch.where(mask, weights, weights.new_zeros(()))
         if row_scale is not None:
             weights = weights * row_scale.unsqueeze(-1).to(weights.dtype)
@@ -108,8 +108,9 @@ def _normalized_weights(scores: Tensor, activation: str, mask: Tensor | None) ->
         raise ImportError(f"attention activation {activation!r} needs the package entmax: pip install entmax.")
     else:
         normalize = sparsemax if activation == "sparsemax" else entmax15
-        # Their threshold search sums scores and squares of scores: half precision would lose it, and so would a mask of
-        # huge negative numbers. A score 2 below the highest gets no weight from either, so 4 below hides a key exactly.
+        # Both search a threshold by sums of scores and of their squares. Half precision is too coarse for that, and so are
+        # sums with the huge negative numbers of a mask. A score 2 below the highest gets no weight from either, so 4 below
+        # hides a key exactly.
         wide = scores.float() if scores.dtype.itemsize < 4 else scores
         if mask is not None:
             highest = wide.masked_fill(~mask, torch.finfo(wide.dtype).min).amax(dim=-1, keepdim=True)

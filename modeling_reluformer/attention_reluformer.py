@@ -1,4 +1,4 @@
-"""The switch: how attention is computed. Names, the masks each of them needs, and one call for all.
+"""The switch: how attention is computed. It holds the names, the masks that each of them needs, and one call for all.
 
 `ALL_ATTENTION_FUNCTIONS` is an instance of its own: it adds `eager` and `fused` for this model alone and leaves the
 library's global registry as it is. Which names a model may use depends on its activation: see
@@ -38,7 +38,7 @@ def eager_attention_forward(
     statistics: str = "none",
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The reference, every activation. Returns the output (batch, queries, heads, head_dim), the weights, S and T."""
+    """The reference, for every activation. Returns the output (batch, queries, heads, head_dim), the weights, S and T."""
     result = reference_attention(
         query,
         key,
@@ -67,7 +67,7 @@ def fused_attention_forward(
     statistics: str = "none",
     **kwargs: Any,
 ) -> tuple[Tensor, None, Tensor | None, Tensor | None]:
-    """`relu_attention`: point-wise activations without a queries × keys tensor. As `eager_attention_forward`, but no weights.
+    """`relu_attention`: point-wise activations without a queries × keys tensor. As `eager_attention_forward`, without weights.
 
     Raises:
         ValueError: a whole mask was given, or packed sequences are not numbered in the order in which they stand.
@@ -176,11 +176,11 @@ def attention_visibility(
 
     Args:
         attention_mask: None, (batch, keys) with 1 for real tokens, or a whole boolean (batch, 1, queries, keys).
-            A causal (batch, seen) mask may be shorter than a static cache: what was not written is not visible.
+            A causal (batch, seen) mask may be shorter than a static cache; keys that were not written yet are not visible.
 
     Raises:
-        ValueError: another shape, a four-dimensional mask that is not boolean or comes with segments, a floating one with
-            values other than 0 and 1; segments that do not fit queries and keys, as behind a cache.
+        ValueError: a mask of another shape; a four-dimensional mask that is not boolean or comes with segments; a mask with
+            values other than 0 and 1; segments that do not fit queries and keys, as with a cache.
     """
     _check_segments(query_segments, key_segments, (batch, queries), (batch, keys))
     if attention_mask is None:
@@ -228,9 +228,10 @@ def _wrong_shape(mask: Tensor, batch: int, queries: int, keys: int) -> ValueErro
 
 
 def _check_values(mask: Tensor) -> None:
-    """Additive masks, 0 where the key is visible, would be read the wrong way round.
+    """Refuses additive masks, which are 0 where the key is visible and would be read the wrong way round.
 
-    Most of them are floating ones. Masks of integers, which tokenizers give, are looked at where no device must be waited for.
+    Most additive masks are floating-point. Masks of integers, which tokenizers give, are checked only on a CPU: the check
+    would have to wait for another device.
     """
     if mask.dtype == torch.bool or is_torchdynamo_compiling():
         return

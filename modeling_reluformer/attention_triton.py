@@ -1,12 +1,12 @@
-"""Point-wise attention on CUDA: what the Triton kernels need to be launched; neither validation nor autograd.
+"""Point-wise attention on CUDA: launches the Triton kernels. Validation of shapes and autograd are elsewhere.
 
-float16, bfloat16 and float32, sums in float32; memory grows with the length. Backward recomputes the scores and sums in a
-fixed order, without atomics: it repeats to the bit. float32 products follow `torch.set_float32_matmul_precision`: IEEE
-float32 at "highest", else TF32.
+It takes float16, bfloat16 and float32, sums in float32, and its memory grows with the length. The backward pass recomputes the
+scores and sums in a fixed order, without atomics, so it repeats to the bit. float32 products follow
+`torch.set_float32_matmul_precision`: IEEE float32 at "highest", else TF32.
 
 Tensor-parallel heads: dropout is drawn at (batch, head, query, key) of the seed, so give every rank the same seed and
-`head_offset`, the number of query heads on the ranks before it; the result is then that of one device. Data-parallel ranks
-need a seed each.
+`head_offset`, the number of query heads on the ranks before it. The result is then that of one device. Each data-parallel
+rank needs a seed of its own.
 
 The tile sizes were chosen by what the compiler reports: they fit the shared memory of every GPU from Ampere on and spill
 few registers, if any. They were not measured on a GPU.
@@ -25,7 +25,7 @@ try:
     import triton
 
     from .kernels_triton import forward_kernel, key_value_gradient_kernel, query_gradient_kernel
-except ImportError:  # CPU, macOS, Windows: asking for it says how to install it
+except ImportError:  # CPU, macOS, Windows: `_check` says how to install it
     triton = None
 
 STATISTICS = ("none", "sum", "sum+entropy")
@@ -41,7 +41,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# By kernel, bytes of an element and width of a head. 4-byte products may not use tensor cores: they live in registers.
+# By kernel, bytes of an element and width of a head. 4-byte products may not use tensor cores; their tiles live in registers.
 TILES = {
     "forward": {
         2: {64: Tiles(128, 128, 8, 3), 128: Tiles(128, 64, 8, 3), 256: Tiles(64, 32, 4, 2)},
@@ -164,8 +164,8 @@ def triton_backward(
     Args:
         grad_output: dO, shape of the query, any strides (0 too).
         row_gain: rho, (batch, heads, queries), float32; None for statistics "none".
-        row_log_gain: tau, as rho; None but for statistics "sum+entropy".
-        The others: as given to `triton_forward`, the same seed above all.
+        row_log_gain: tau, as rho; None unless statistics is "sum+entropy".
+        The others: as given to `triton_forward`. The seed must be the same.
 
     Returns:
         dq, dk and dv, with the shapes and dtypes of query, key and value, laid out as the output of `triton_forward`.

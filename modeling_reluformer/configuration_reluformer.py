@@ -21,7 +21,7 @@ ATTENTION_SCALINGS = ("variance", "length", "none")
 ATTENTION_OUTPUT_NORMS = ("none", "layer_norm", "gated_rms")
 FFN_OUTPUT_NORMS = ("none", "layer_norm")
 
-# The paper gives no value for either. 8 and 16 are the best on sentences of about 15 tokens, by the study `gamma`.
+# The paper gives no value for either. In the study `gamma`, 8 and 16 are the best on sentences of about 15 tokens.
 DEFAULT_GAMMA = 8.0
 DEFAULT_REGULARIZATION_WEIGHT = 0.01
 
@@ -112,11 +112,11 @@ class ReLUFormerConfig(PreTrainedConfig):
             `RMSNorm(z) * g * sigmoid(w * z)` (arXiv 2104.07012).
         attention_qk_norm (`bool`, defaults to `False`): LayerNorm over each head's queries and keys.
         attention_gate (`bool`, defaults to `False`):
-            A projection of the layer's input, multiplied into the merged heads before the output projection.
+            Multiply the merged heads by a projection of the layer's input, before the output projection.
         ffn_output_norm (`str`, defaults to `"none"`): `none`, or `layer_norm` on the result of the FFN (Table 1).
         ffn_temperature (`float`, defaults to 1.0): divides the scores of a softmax FFN (§3.4).
         activation_function (`str`, defaults to `"relu"`): any name of `ACT2FN`, or `softmax` (FFN as key-value memory, Eq. 2).
-        label_smoothing (`float`, defaults to 0.1): inside the model, so that the regulariser is not lost with it.
+        label_smoothing (`float`, defaults to 0.1): of the model's own loss, which holds the regulariser too.
         regularization_weight (`float`, *optional*):
             `lambda`, the weight of `L_reg` (Eq. 7). Default: 0.01 for `relu` with variance scaling, else 0.
         entropy_margin (`float`, defaults to 0.7): `C_i = entropy_margin * log(n_i)` in Eq. 7.
@@ -187,12 +187,12 @@ class ReLUFormerConfig(PreTrainedConfig):
 
     @classmethod
     def from_preset(cls, preset: str, **config_fields: Any) -> "ReLUFormerConfig":
-        """One of the papers' systems: `reluformer`, `vanilla`, `sparsemax`, `entmax15`, `rela` or `relu_vit`.
+        """The configuration of a system of the papers: `reluformer`, `vanilla`, `sparsemax`, `entmax15`, `rela` or `relu_vit`.
 
         Args:
             preset: the system's name.
-            config_fields: fields that replace the preset's. Unlike the constructor, which keeps unknown names as
-                attributes because old and new checkpoints need that, this refuses them.
+            config_fields: fields that replace the preset's. Unknown names are refused. The constructor keeps them as
+                attributes, because old and new checkpoints need that.
 
         Raises:
             ValueError: unknown preset or field, or a bad value.

@@ -52,14 +52,14 @@ def load_rows(pointer, first, inside, stride, ROWS: tl.constexpr, HEAD_DIM: tl.c
 
 @triton.jit
 def store_rows(pointer, first, inside, stride, rows, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
-    """Writes them, in the precision of the destination."""
+    """Writes those rows, in the precision of the destination."""
     offsets, mask = places(first, inside, stride, ROWS, HEAD_DIM, DIM)
     tl.store(pointer + offsets, rows.to(pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def real_keys(key_padding_mask, batch, stride, first_key, columns, keys):
-    """Whether each key of the tile exists and is no padding, (columns,)."""
+    """Whether each key of the tile exists and is not padding, (columns,)."""
     real = columns < keys
     if key_padding_mask is not None:
         real = tl.load(key_padding_mask + batch * stride + first_key + columns, mask=real, other=0) != 0

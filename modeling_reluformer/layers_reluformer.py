@@ -28,7 +28,7 @@ class SinusoidalPositions(nn.Module):
         self.weight.copy_(self.table())
 
     def table(self) -> Tensor:
-        """The table in float64, computed anew: a buffer that is not saved comes back from loading without its values."""
+        """The table in float64, computed anew. A buffer that is not saved has lost its values after loading."""
         positions, features = self.weight.shape
         rates = 10000.0 ** (-torch.arange(0, features, 2, dtype=torch.float64, device="cpu") / features)
         angles = torch.arange(positions, dtype=torch.float64, device="cpu").unsqueeze(1) * rates

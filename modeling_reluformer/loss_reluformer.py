@@ -28,7 +28,7 @@ class SentenceRows(NamedTuple):
 
 
 class TranslationLoss(NamedTuple):
-    """Scalars; `regularization` and what follows None where undefined. loss = cross_entropy + weight · regularization."""
+    """Scalars: loss = cross_entropy + weight · regularization. The fields from `regularization` on are None where undefined."""
 
     loss: Tensor
     cross_entropy: Tensor
@@ -39,12 +39,12 @@ class TranslationLoss(NamedTuple):
 
 
 def check_labels(labels: Tensor, vocab_size: int) -> None:
-    """Refuses labels that are no integers of the shape (batch, target), or on a CPU one outside the vocabulary.
+    """Refuses labels that are not integers of the shape (batch, target) and, on a CPU, labels outside the vocabulary.
 
-    A GPU would have to be waited for; its own assertion stops such a batch.
+    On a GPU this check would have to wait for the device, whose own assertion stops such a batch.
 
     Raises:
-        ValueError: another shape or dtype, or none at all.
+        ValueError: labels of another shape or dtype, or empty ones.
         IndexError: an id that is neither in the vocabulary nor -100.
     """
     if labels.ndim != 2 or labels.dtype != torch.int64:
@@ -88,7 +88,7 @@ def sentence_rows(
     target_sentence = (labels != IGNORED_LABEL).long()
     if source_mask is not None and source_mask.ndim == 4:
         source_mask = source_mask.any(dim=(1, 2)).expand(labels.shape[0], -1)
-    # A mask of another shape is the encoder's to refuse.
+    # The encoder refuses a mask of another shape.
     if source_mask is not None and source_mask.shape == (labels.shape[0], source_length):
         source_sentence = source_mask.bool().long()
     else:

@@ -252,7 +252,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
         Raises:
             ValueError: labels padded on the left without decoder_input_ids; sequences beyond max_position_embeddings; ids,
                 embeddings, masks or labels of a wrong shape or dtype; an empty batch.
-            IndexError: on a CPU, a token id or label outside the vocabulary; a GPU reports a device-side assertion instead.
+            IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
         """
         rows = None
         if labels is not None:
@@ -357,7 +357,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
     def _statistics(self) -> str:
-        """Which row statistics a pass with labels needs: what the loss takes, and in evaluation all that can be reported."""
+        """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be reported."""
         config = self.config
         if (getattr(self, "_tp_size", None) or 1) > 1:
             if config.regularization_weight > 0:
@@ -378,7 +378,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
             logger.warning_once(
                 "labels were given with encoder_outputs that hold no figures of the encoder's attention: the regulariser of "
                 f"this loss (regularization_weight={self.config.regularization_weight}) is that of the decoder alone. Give "
-                "input_ids in place of encoder_outputs to have all of it."
+                "input_ids instead of encoder_outputs for the whole regulariser."
             )
 
     def _warn_about_missing_labels(self) -> None:

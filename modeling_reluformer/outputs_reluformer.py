@@ -35,7 +35,7 @@ class ReLUFormerModelOutput(Seq2SeqModelOutput):
 
 @dataclass
 class ReLUFormerSeq2SeqLMOutput(Seq2SeqLMOutput):
-    """With `labels`, beside the loss, its parts per target token and what the attention did. All scalars, None where undefined.
+    """With `labels`, the loss, its parts per target token and figures of the attention. All are scalars, None where undefined.
 
     cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7).
     attention_sum, attention_entropy, dead_row_fraction: means of S, of H (nats) and of rows without any positive weight

@@ -1,4 +1,4 @@
-"""What every ReLUFormer model is made of: the base class with its initialisation and its switch, the encoder, the decoder."""
+"""The parts of every ReLUFormer model: the base class with its initialisation and its switch, the encoder, the decoder."""
 
 import math
 import os
@@ -29,7 +29,7 @@ from .layers_reluformer import (
 from .outputs_reluformer import ReLUFormerDecoderOutput, ReLUFormerEncoderOutput, join_figures
 from .visibility_reluformer import positions_from_padding, positions_from_segments
 
-# The library writes only the class that is saved; a checkpoint of either model serves both.
+# The library names only the class that is saved, but a checkpoint of either model serves both.
 AUTO_MAP = {
     "AutoConfig": "configuration_reluformer.ReLUFormerConfig",
     "AutoModel": "modeling_reluformer.ReLUFormerModel",
@@ -47,7 +47,7 @@ def require_token_ids(input_ids: Tensor, name: str) -> None:
 
 
 def require_same_batch(source: Tensor, target: Tensor) -> None:
-    """Raises a `ValueError` unless source and target, whatever they hold, are of as many sequences."""
+    """Raises a `ValueError` unless source and target have the same number of sequences."""
     if source.shape[0] != target.shape[0]:
         raise ValueError(
             f"Source and target must have the same number of sequences; got {source.shape[0]} and {target.shape[0]}."
@@ -55,7 +55,7 @@ def require_same_batch(source: Tensor, target: Tensor) -> None:
 
 
 def with_cross_attention_cache(cache: Cache, config: ReLUFormerConfig) -> EncoderDecoderCache:
-    """`cache` for self-attention, beside a new one for cross-attention, whose keys it must not get among its own."""
+    """`cache` for self-attention and a new one for cross-attention, whose keys must not mix with those of `cache`."""
     if isinstance(cache, EncoderDecoderCache):
         return cache
     return EncoderDecoderCache(cache, DynamicCache(config=config))
@@ -92,7 +92,7 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
             init.constant_(module.log_gamma, math.log(self.config.attention_gamma))
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """As in Transformers; of a class registered for the Auto classes, with its code and where to find it."""
+        """As in Transformers. A class that is registered for the Auto classes is saved with its code and the place of it."""
         if self._auto_class is not None:
             self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(save_directory, **kwargs)
@@ -115,7 +115,7 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, is_init_check: bool = False, allow_all_kernels: bool = False
     ) -> str:
-        # before the library looks: it would accept any name registered globally and any kernel of the Hub
+        # Checked before the library does, which would accept any name registered globally and any kernel of the Hub.
         checked = self.get_correct_attn_implementation(attn_implementation, is_init_check)
         if checked in OWN_IMPLEMENTATIONS:
             return checked
@@ -154,7 +154,7 @@ class ReLUFormerStack(ReLUFormerPreTrainedModel):
 
     def init_parallel_plans(self) -> None:
         super().init_parallel_plans()
-        # the plan of the configuration names modules of the whole model, for which this class would take itself
+        # The plan of the configuration names modules of the whole model; this class would read it as its own.
         self._tp_plan = {}
 
     def _refuse_output_attentions(self, kwargs: dict[str, Any]) -> None:
@@ -182,7 +182,7 @@ class ReLUFormerStack(ReLUFormerPreTrainedModel):
         return inputs_embeds * self.embed_scale
 
     def _look_up(self, input_ids: Tensor, name: str) -> Tensor:
-        """The embeddings of the ids. On a CPU the lookup itself finds a wrong id; looking beforehand would cost time."""
+        """The embeddings of the ids. On a CPU the lookup itself finds a wrong id; a check before it would cost time."""
         require_token_ids(input_ids, name)
         if is_torchdynamo_compiling():
             return self.embed_tokens(input_ids)

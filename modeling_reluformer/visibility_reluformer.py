@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Visibility:
-    """What every attention function needs in order to mask, in compact form.
+    """What every attention function needs to know for its mask, in compact form.
 
     key_padding_mask: boolean (batch, keys), True for real tokens; None: all are real.
     causal: whether key j is visible to query i only if j <= i + query_offset.
@@ -48,7 +48,7 @@ class Visibility:
         return mask
 
     def last_visible_key(self, end_query: int, keys: int) -> int:
-        """One past the last key that any query before `end_query` can see: what lies behind need not be computed."""
+        """One past the last key that any query before `end_query` can see. Keys behind it need not be computed."""
         if self.causal and self.given_mask is None and isinstance(self.query_offset, int):
             return min(keys, end_query + self.query_offset)
         return keys

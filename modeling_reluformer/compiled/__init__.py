@@ -5,5 +5,5 @@ from .loop import compiled_backward, compiled_forward, serves
 
 
 def register_compiled_loop() -> None:
-    """Attention on a CPU is computed by the extension from now on, where it serves."""
+    """From now on, the extension computes attention on a CPU where it can."""
     register_cpu_loop(CpuLoop(serves, compiled_forward, compiled_backward))

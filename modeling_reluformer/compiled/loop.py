@@ -1,9 +1,9 @@
-"""The loop of `attention_blockwise` as a compiled extension, for those who ask for it: RELUFORMER_COMPILED=1.
+"""The loop of `attention_blockwise` as a compiled extension, for those who set RELUFORMER_COMPILED=1.
 
-torch's own loader builds it at the first use, with the machine's C++ compiler, and keeps it (about a minute, once;
-TORCH_EXTENSIONS_DIR says where). Without the variable nothing is built and nothing changes. It serves ReLU in float32 and
-bfloat16 on a CPU whose torch has oneDNN; other activations and dtypes take the Python loop, which has the same results to
-rounding. Dropout draws other masks than there.
+torch's own loader builds it at the first use with the machine's C++ compiler, which takes about a minute, and keeps it in
+TORCH_EXTENSIONS_DIR. Without the variable nothing is built and nothing changes. The extension computes ReLU in float32 and
+bfloat16 on a CPU whose torch has oneDNN. The Python loop computes the other activations and dtypes; both have the same results
+to rounding. Their dropout masks differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..attention_products import are_finite, uses_onednn
 
 VARIABLE = "RELUFORMER_COMPILED"
 SOURCES = ("attention.cpp", "rows.h")
-# Vector instructions of this machine; nobody looks at traps or errno. Sums keep their order, and NaN stays NaN.
+# Vector instructions of this machine. Traps and errno are not used. Sums keep their order, and NaN stays NaN.
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 
 
@@ -46,7 +46,7 @@ def is_wanted() -> bool:
 
 
 def serves(query: Tensor, activation: str) -> bool:
-    """Whether a call is the extension's: it is wanted, and knows the activation, the dtype and the device."""
+    """Whether the extension computes a call: it is wanted, and it knows the activation, the dtype and the device."""
     return activation == "relu" and uses_onednn(query) and is_wanted()
 
 
@@ -103,10 +103,10 @@ def _edges(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> tuple[li
 
 @functools.cache
 def _operators() -> Any:
-    """Builds the extension unless it is there, and loads it.
+    """Builds the extension unless it exists, and loads it.
 
     Raises:
-        CompiledAttentionError: no compiler that works.
+        CompiledAttentionError: there is no compiler that works.
     """
     folder = Path(__file__).parent
     from torch.utils import cpp_extension
@@ -128,7 +128,7 @@ def _operators() -> Any:
 
 
 def _name(folder: Path) -> str:
-    """One for each state of the sources, version of torch and kind of processor, which may share a folder of builds."""
+    """A name for each state of the sources, version of torch and kind of processor, since these may share a folder of builds."""
     cpu = Path("/proc/cpuinfo")
     flags = (
         next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.is_file() else ""

@@ -1,7 +1,7 @@
-"""ReLU attention for other people's models: `attn_implementation="reluformer"`.
+"""ReLU attention for other models: `attn_implementation="reluformer"`.
 
-`register_relu_attention` adds the name to Transformers' own registries; `import reluformer` calls it, and nothing that a Hub
-repository carries imports this file. Models that do not ask for the name are not touched.
+`register_relu_attention` adds the name to Transformers' own registries. `import reluformer` calls it; nothing that a Hub
+repository carries imports this file. Models that do not ask for the name stay as they are.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def relu_attention_forward(
         attention_mask: what `relu_attention_mask` gave, or a boolean mask that broadcasts to (batch, heads, queries, keys).
         scaling: of the scores; default 1/sqrt(head_dim). dropout: of the weights.
         is_causal, sliding_window: read only where there is no mask.
-        output_attentions: whether weights are wanted: setting `implementation` "auto" then takes the reference.
+        output_attentions: whether weights are wanted. With `implementation` "auto", the reference then computes them.
 
     Returns:
         The output (batch, queries, heads, head_dim) and the weights before dropout (batch, heads, queries, keys), or None.
 
     Raises:
-        ValueError: something that cannot be honoured: `REFUSED`, an additive mask, a mask of another shape, a bad setting.
+        ValueError: an argument of `REFUSED`, an additive mask, a mask of another shape, a bad setting.
     """
     _refuse(module, kwargs)
     settings = settings_of(module)

@@ -113,7 +113,7 @@ def relu_attention_mask(
 
     Returns:
         A `VisibilityMask`; a boolean tensor (batch, 1, queries, keys) where the mask has no compact form, for a single query,
-        whose mask is but a line, and under `torch.compile`.
+        whose mask is only a line, and under `torch.compile`.
     """
     # a window or a chunk as long as all that there is hides nothing
     whole = local_size is not None and kv_offset == 0 and isinstance(q_offset, int)

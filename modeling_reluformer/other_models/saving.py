@@ -1,8 +1,8 @@
-"""That a model saved with ReLU attention is loaded with ReLU attention, and is never softmax without a word.
+"""A model that was saved with ReLU attention is loaded with ReLU attention. It never becomes softmax silently.
 
 Transformers reads `attn_implementation` from config.json, refuses a name that is not registered, and leaves the name out when it
-saves. `remember` makes a config write it. What is loaded must remember again, and nothing of Transformers asks us while it loads:
-`watch_construction` lets torch tell when a module becomes part of a model.
+saves. `remember` makes a config write it. A loaded model must remember again, but Transformers calls none of our code
+while it loads: `watch_construction` has torch call us when a module becomes part of a model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def remember(config: PreTrainedConfig) -> None:
 
 
 def watch_construction() -> None:
-    """Lets torch call `_meet` whenever a module of this process becomes part of another."""
+    """Has torch call `_meet` whenever a module of this process becomes part of another."""
     register_module_module_registration_hook(_meet)
 
 

@@ -1,6 +1,6 @@
-"""Settings of ReLU attention in other people's models: the key `reluformer` of their config, checked at every use.
+"""Settings of ReLU attention in other models: the key `reluformer` of their config, checked at every use.
 
-They are `ReLUFormerConfig`'s `attention_*` fields without the prefix. Not part of what a Hub repository carries: only
+They are `ReLUFormerConfig`'s `attention_*` fields without the prefix. A Hub repository does not carry this file: only
 `import reluformer` brings the name `reluformer` to other models.
 """
 
@@ -82,7 +82,7 @@ class ForeignSettings:
         """The settings of a config, where some may be missing.
 
         Raises:
-            ValueError: no mapping, an unknown key, a bad value, or one that the scaling does not use.
+            ValueError: settings that are not a mapping, an unknown key, a bad value, or one that the scaling does not use.
         """
         known = [field.name for field in fields(cls)]
         if not isinstance(settings, Mapping):
@@ -103,7 +103,7 @@ class ForeignSettings:
         return found
 
     def to_mapping(self) -> dict[str, Any]:
-        """As it stands in a config: every setting that has a meaning beside the others, defaults included."""
+        """The settings as a config holds them: all that the scaling uses, defaults included."""
         unused = {"variance": {"alpha"}, "length": {"gamma"}, "none": {"gamma", "alpha"}}[self.scaling]
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
@@ -112,7 +112,7 @@ DEFAULT_SETTINGS = ForeignSettings()
 
 
 def settings_of(module: nn.Module) -> ForeignSettings:
-    """The settings in the config of an attention module; the defaults, said once for a kind of config, where there are none.
+    """The settings in the config of an attention module. Without settings the defaults, with one warning for a kind of config.
 
     Raises:
         ValueError: see `ForeignSettings.from_mapping`.
@@ -133,14 +133,14 @@ def settings_of(module: nn.Module) -> ForeignSettings:
 def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedModel:
     """Gives a model ReLU attention: checks and writes the settings into its config, and sets `attn_implementation`.
 
-    The same as `config.reluformer = {...}` and `model.set_attn_implementation("reluformer")`, with the mistakes found now
-    (wrong settings, a model that cannot compute ReLU attention), and the name is saved: `from_pretrained` then gives ReLU
-    attention back after `import reluformer`, and raises without it.
+    This does the same as `config.reluformer = {...}` and `model.set_attn_implementation("reluformer")`, but finds mistakes now
+    (wrong settings, a model that cannot compute ReLU attention), and saves the name: after `import reluformer`,
+    `from_pretrained` restores ReLU attention; without it, `from_pretrained` raises an error.
 
     Args:
-        model: any Transformers model but a ReLUFormer. The weights stay as they are: the model has to be trained on.
-        settings: `activation`, `scaling`, `gamma`, `alpha`, `implementation`, see `ForeignSettings`; what is left out has its
-            default. Written in full to the config of the model and of all its parts.
+        model: any Transformers model except a ReLUFormer. Its weights stay as they are, so it has to be trained further.
+        settings: `activation`, `scaling`, `gamma`, `alpha`, `implementation`, see `ForeignSettings`. Those that are left out
+            have their defaults. All are written to the config of the model and of all its parts.
 
     Returns:
         The model itself.

@@ -1,4 +1,4 @@
-"""What in a model of other people would stay softmax: Transformers asks its class, and one module with the interface is enough.
+"""Finds what would stay softmax in another model. Transformers asks its class, and one module with the interface satisfies it.
 
 A model may have several kinds of attention, or none. They are told apart by the source of the modules that the model is made of.
 """
@@ -24,7 +24,7 @@ INTERFACE = {"ALL_ATTENTION_FUNCTIONS", ATTENTION_CALL}
 
 
 def refuse_without_attention(model: nn.Module) -> None:
-    """Raises for a whole model in which nothing calls Transformers' attention interface: it would stay what it is.
+    """Refuses a whole model in which nothing calls Transformers' attention interface: nothing in it would change.
 
     Raises:
         ValueError: see above.
@@ -37,7 +37,7 @@ def refuse_without_attention(model: nn.Module) -> None:
 
 
 def refuse_softmax_layers(model: nn.Module, owner: str, path: str = "") -> None:
-    """Raises for layers that compute softmax attention themselves; warns of such modules elsewhere (heads that pool or project).
+    """Refuses layers that compute softmax attention themselves, and warns of such modules elsewhere (heads that pool or project).
 
     A layer stands in an `nn.ModuleList` and weighs products of queries and keys.
 
@@ -82,7 +82,7 @@ def _multiplies(module: nn.Module) -> bool:
 
 @cache
 def _used(kind: type[nn.Module]) -> frozenset[str]:
-    """The names that the methods of a class use, "@" for a product; none for torch's classes and without source."""
+    """The names that the methods of a class use, "@" for a product. Empty for torch's classes and where there is no source."""
     names: set[str] = set()
     seen = {"__init__"}
     for base in kind.__mro__:

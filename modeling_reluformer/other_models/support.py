@@ -1,7 +1,7 @@
-"""Which models of other people can compute ReLU attention: asked of their classes, before anything is computed.
+"""Which other models can compute ReLU attention. Their classes tell, before anything is computed.
 
-Transformers itself takes every registered name for every model. What a class hands to its attention stands in its source alone,
-which is where Transformers too finds whether a model uses its attention interface.
+Transformers itself accepts every registered name for every model. Only the source of a class shows what it hands to its
+attention; Transformers, too, reads there whether a model uses its attention interface.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MASK_POSITION = 4  # after the module, query, key and value
 
 
 def refuse_unsupported(module: nn.Module) -> None:
-    """Raises for a model or an attention module whose class shows that it cannot compute ReLU attention.
+    """Refuses a model or an attention module whose class shows that it cannot compute ReLU attention.
 
     What depends on the values of a call is refused by `relu_attention_forward`.
 
@@ -102,12 +102,12 @@ def _additive_mask(kind: type[nn.Module]) -> str | None:
 
 
 def tree_of(function: Callable[..., object]) -> ast.Module:
-    """The source of a function or method; nothing where it is not to be had (written in an interpreter)."""
+    """The source of a function or method; empty where there is none (one written in an interpreter)."""
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError):
         return ast.Module(body=[], type_ignores=[])
-    return ast.parse(f"if True:\n{source}" if source[0].isspace() else source)  # a text in it may be indented less
+    return ast.parse(f"if True:\n{source}" if source[0].isspace() else source)  # a string in it may be indented less
 
 
 def _always_given(forward: ast.Module, value: ast.expr) -> str | None:
