@@ -19,12 +19,12 @@ from reluformer.analysis.feed_forward import feed_forward_blocks, require_post_n
 from reluformer.analysis.result_files import model_facts, write_csv, write_result
 from reluformer.analysis.texts import AnalysisText, batches, encode_text, read_lines, require_sizes
 from reluformer.configuration.errors import UserError
+from reluformer.configuration_reluformer import DEFAULT_ENTROPY_MARGIN
 from reluformer.training.loading import device_of, load_model_and_tokenizer
 
 ON_TEXT = ("entropy", "variance-ratio", "top-p", "attention-maps")
 ON_MODEL = (*ON_TEXT, "anisotropy")
 ANALYSES = (*ON_MODEL, "variance-simulation")
-_DEFAULT_MARGIN = 0.7  # of Eq. 7, for models whose configuration has none
 
 
 @dataclass
@@ -175,7 +175,7 @@ class _Session:
 
     def _statistics(self, on_text: list[str], model: PreTrainedModel, text: AnalysisText) -> None:
         """One pass over the text for every figure but the maps."""
-        entropy = row_statistics.RowStatistics(getattr(model.config, "entropy_margin", _DEFAULT_MARGIN))
+        entropy = row_statistics.RowStatistics(getattr(model.config, "entropy_margin", DEFAULT_ENTROPY_MARGIN))
         sums, ratios = top_p.TopPSums(self.options.top_p), variance_ratio.VarianceRatios()
         wanted = {"entropy": entropy, "top-p": sums}
         attention = [statistic for name, statistic in wanted.items() if name in on_text]

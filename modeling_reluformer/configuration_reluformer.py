@@ -24,6 +24,7 @@ FFN_OUTPUT_NORMS = ("none", "layer_norm")
 # The paper gives no value for either. In the study `gamma`, 8 and 16 are the best on sentences of about 15 tokens.
 DEFAULT_GAMMA = 8.0
 DEFAULT_REGULARIZATION_WEIGHT = 0.01
+DEFAULT_ENTROPY_MARGIN = 0.7  # of Eq. 7
 
 PRESETS: dict[str, dict[str, Any]] = {
     "reluformer": {"attention_activation": "relu", "attention_scaling": "variance"},
@@ -172,7 +173,7 @@ class ReLUFormerConfig(PreTrainedConfig):
 
     label_smoothing: float | int = 0.1
     regularization_weight: float | int | None = None
-    entropy_margin: float | int = 0.7
+    entropy_margin: float | int = DEFAULT_ENTROPY_MARGIN
 
     scale_embedding: bool = True
     share_encoder_decoder_embeddings: bool = True

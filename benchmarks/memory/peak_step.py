@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration, relu_attention
 from reluformer.attention_reference import reference_attention
-from reluformer.configuration_reluformer import DEFAULT_GAMMA
+from reluformer.configuration_reluformer import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
 from reluformer.regularization_reluformer import module_figures
 
 # long enough that the fused path takes its blocks and starts its threads
@@ -118,7 +118,7 @@ def attention_step(contender: str, seed: int) -> Callable[[int], Callable[[], No
                 output, sums = result.output, (result.row_sum, result.row_sum_log)
                 del result  # with the weights that it holds
             row_weight = torch.full_like(visible_keys, 1 / length)
-            penalty = module_figures(*sums, visible_keys, row_weight, entropy_margin=0.7)[0]
+            penalty = module_figures(*sums, visible_keys, row_weight, entropy_margin=DEFAULT_ENTROPY_MARGIN)[0]
             torch.autograd.grad([output, penalty], leaves, [gradient, torch.ones(())])
 
         return run

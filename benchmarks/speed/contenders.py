@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from reluformer import relu_attention
 from reluformer.attention_reference import reference_attention
-from reluformer.configuration_reluformer import DEFAULT_GAMMA, ReLUFormerConfig
+from reluformer.configuration_reluformer import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
 from reluformer.layers_reluformer import GatedRMSNorm
 from reluformer.regularization_reluformer import module_figures, row_penalty
 
@@ -25,7 +25,6 @@ from reluformer.regularization_reluformer import module_figures, row_penalty
 OURS = {"fused": "none", "fused+S": "sum", "fused+S+T": "sum+entropy"}
 SDPA = "sdpa softmax"
 EAGER = ("eager softmax", "eager relu", "sparsemax", "entmax15", "rela")
-ENTROPY_MARGIN = ReLUFormerConfig().entropy_margin
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
@@ -171,9 +170,9 @@ def statistics_gradients(case: AttentionCase, inputs: AttentionInputs, statistic
     row_weight = torch.full_like(inputs.visible_keys, 1 / case.length)
     if statistics == "sum":
         no_entropy = torch.zeros_like(sums[0])
-        penalty = row_penalty(sums[0], no_entropy, inputs.visible_keys, ENTROPY_MARGIN).sum() / case.length
+        penalty = row_penalty(sums[0], no_entropy, inputs.visible_keys, DEFAULT_ENTROPY_MARGIN).sum() / case.length
     else:
-        penalty = module_figures(*sums, inputs.visible_keys, row_weight, entropy_margin=ENTROPY_MARGIN)[0]
+        penalty = module_figures(*sums, inputs.visible_keys, row_weight, entropy_margin=DEFAULT_ENTROPY_MARGIN)[0]
     return torch.autograd.grad(penalty, sums)
 
 

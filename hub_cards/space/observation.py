@@ -17,10 +17,10 @@ from reluformer.analysis.row_statistics import RowStatistics
 from reluformer.analysis.texts import make_batch
 from reluformer.attention_activations import ACTIVATIONS
 from reluformer.configuration.errors import UserError
+from reluformer.configuration_reluformer import DEFAULT_ENTROPY_MARGIN
 from reluformer.training.translation import Translator
 
 DEFAULT_MAP_TOKENS = 40
-_DEFAULT_MARGIN = 0.7  # of Eq. 7, for models whose configuration has none; no figure of the page depends on it
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,8 @@ class ObservedTranslator:
     def _figures(self, source: list[int], target: list[int]) -> tuple[dict[Any, Any], str | None]:
         """Rows of the table by their place, or none and why: the maps are worth seeing without them."""
         model = self.translator.model
-        statistics = RowStatistics(getattr(model.config, "entropy_margin", _DEFAULT_MARGIN))
+        # No figure of the page depends on the margin.
+        statistics = RowStatistics(getattr(model.config, "entropy_margin", DEFAULT_ENTROPY_MARGIN))
         try:
             observe(model, [make_batch([(source, target)], model.device)], attention=[statistics])
         except UserError as error:
