@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
+from reluformer.configuration.whole_files import whole_file
 from reluformer.training.run.records import run_record, write_json
 
 # What of a configuration decides the figures; a model has only some of these.
@@ -67,14 +67,11 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
     The rows may come from a generator; they are not kept.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with temporary.open("w", encoding="utf-8", newline="") as stream:
+    with whole_file(path) as stream:
         writer = None
         for row in rows:
             if writer is None:
                 writer = csv.DictWriter(stream, list(row), lineterminator="\n")
                 writer.writeheader()
             writer.writerow(row)
-    os.replace(temporary, path)
     return path

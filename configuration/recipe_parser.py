@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from reluformer.configuration import recipe as recipe_sections
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_text import read_recipe_text
+from reluformer.configuration.whole_files import write_whole
 
 RECIPES_FOLDER = Path(__file__).parent / "recipes"
 
@@ -206,11 +206,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 
 def save_recipe(recipe: Recipe, path: str | Path) -> None:
     """Writes the resolved recipe as YAML, whole or not at all; folders on the way are created."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(_saved_text(recipe_to_dict(recipe)), encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, _saved_text(recipe_to_dict(recipe)))
 
 
 def is_saved_recipe(text: str) -> bool:

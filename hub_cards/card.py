@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load
 
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.whole_files import write_whole
 from reluformer.hub_cards.card_contents import PICTURES, contents, measured_metrics
 from reluformer.hub_cards.measurements import RunFolder
 from reluformer.training.run.run_folder import CARD_FILE
@@ -65,16 +65,13 @@ def write_card(
     is_elsewhere = path.parent.resolve() != folder.resolve()
     prefix = f"{beside.name}/" if is_elsewhere else ""
     text = render_card(folder, license=license, repo_id=repo_id, pictures=prefix)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if is_elsewhere:
         for name in PICTURES:
             if (folder / name).is_file():
-                beside.mkdir(exist_ok=True)
+                beside.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(folder / name, beside / name)
     # Whole or not at all: a run is finished when its card is there.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, text)
     return path
 
 

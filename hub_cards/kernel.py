@@ -11,9 +11,7 @@ import argparse
 import base64
 import hashlib
 import json
-import os
 import re
-import shutil
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +22,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from reluformer.attention_activations import POINTWISE
 from reluformer.attention_triton import MAX_HEAD_DIM
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.whole_files import whole_folder, write_whole
 from reluformer.hub_cards.kernel_sources import ENTRY_FUNCTION, ENTRY_MODULE, kernel_sources
 from reluformer.training.run.own_files import require_own
 
@@ -118,7 +117,9 @@ def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID, overwrit
     for backend in BACKENDS:
         for path, text in _variant(name, backend, build, modules).items():
             files[f"build/torch-{backend}/{path}"] = text
-    _replace_folder(folder, files)
+    with whole_folder(folder) as inside:
+        for path, text in files.items():
+            write_whole(inside / path, text)
     return written
 
 
@@ -260,16 +261,3 @@ def _license_text() -> str:
     raise UserError(
         "the installed package reluformer lacks its file LICENSE, which the kernel must carry; install it again"
     )
-
-
-def _replace_folder(folder: Path, files: dict[str, str]) -> None:
-    partial = folder.absolute().with_name(f".{folder.absolute().name}.{os.getpid()}.partial")
-    try:
-        for path, text in files.items():
-            (partial / path).parent.mkdir(parents=True, exist_ok=True)
-            (partial / path).write_text(text, encoding="utf-8", newline="\n")
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.whole_files import whole_folder
 from reluformer.configuration_reluformer import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, PRESETS
 from reluformer.training.loading import require_safetensors
 from reluformer.training.run.initialization import changed_config, load_any_config, load_weights, model_with_weights
@@ -101,17 +101,9 @@ def convert(
         )
     notes += _change_notes(new)
 
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        partial.mkdir(parents=True)
-        notes += _copy_tokenizer(source, partial)
-        model.save_pretrained(partial)
-        if target.exists():
-            remove_files(target, own_files_of_model(target))
-            target.rmdir()
-        os.replace(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with whole_folder(target, _remove_model) as folder:
+        notes += _copy_tokenizer(source, folder)
+        model.save_pretrained(folder)
     return Conversion(target, model, tuple(notes))
 
 
@@ -234,6 +226,11 @@ def _check_target(source: str | Path, target: Path, overwrite: bool) -> None:
     if not overwrite:
         raise UserError(f"{target}: holds a model already; give another folder, or --overwrite to replace it")
     own_files_of_model(target)
+
+
+def _remove_model(folder: Path) -> None:
+    remove_files(folder, own_files_of_model(folder))
+    folder.rmdir()
 
 
 def _copy_tokenizer(source: str | Path, folder: Path) -> list[str]:

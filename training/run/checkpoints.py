@@ -16,6 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.whole_files import sync
 
 MANIFEST_FILE = "checkpoint_manifest.json"
 # In a folder from before its first file until after its manifest: a process that is killed in between leaves it behind.
@@ -43,7 +44,7 @@ def begin_checkpoint(folder: Path) -> None:
         remove_checkpoint(folder)
     folder.mkdir(parents=True)
     (folder / UNSEALED_FILE).touch()
-    _sync(folder)
+    sync(folder)
 
 
 def seal_checkpoint(
@@ -66,9 +67,9 @@ def seal_checkpoint(
     files = {}
     for path in _contents(folder):
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
-        _sync(path)
+        sync(path)
     for inner in [path for path in folder.rglob("*") if path.is_dir()]:
-        _sync(inner)
+        sync(inner)
     manifest = {
         "processes": processes,
         "gradient_accumulation_steps": accumulation_steps,
@@ -78,11 +79,11 @@ def seal_checkpoint(
     }
     partial = folder / f".{MANIFEST_FILE}.partial"
     partial.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    _sync(partial)
+    sync(partial)
     os.replace(partial, folder / MANIFEST_FILE)
     (folder / UNSEALED_FILE).unlink(missing_ok=True)
-    _sync(folder)
-    _sync(folder.parent)
+    sync(folder)
+    sync(folder.parent)
 
 
 @contextlib.contextmanager
@@ -187,10 +188,10 @@ def move_files(source: Path, target: Path, *, last: str) -> None:
     """Moves all files of a folder into another on the same disk, each in one step, those that match `last` at the end."""
     paths = sorted(source.rglob("*"), key=lambda path: (path.match(last), path))
     for path in filter(Path.is_file, paths):
-        _sync(path)
+        sync(path)
         (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, target / path.relative_to(source))
-    _sync(target)
+    sync(target)
     shutil.rmtree(source)
 
 
@@ -244,12 +245,3 @@ def _missing_part(folder: Path) -> str | None:
 def _digest(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

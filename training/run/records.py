@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from reluformer.configuration.whole_files import write_whole
 from reluformer.training.run.redaction import command_without_secrets
 
 # In the checkout: results and the pages and pictures generated from them.
@@ -140,13 +141,8 @@ def write_json(path: str | Path, obj: Any) -> Path:
     Returns:
         The path.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-    return path
+    write_whole(path, json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return Path(path)
 
 
 def _plain(obj: Any) -> Any:

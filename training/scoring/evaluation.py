@@ -15,6 +15,7 @@ import datasets
 from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.whole_files import write_whole
 from reluformer.training.data.documents import PackedDocuments
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.scoring.metrics import score_documents, score_translations
@@ -128,11 +129,9 @@ def write_translations(
 
     Tab, line feed, carriage return and backslash inside a text are written as `\t`, `\n`, `\r` and `\\`.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     rows = [_COLUMNS, *zip(sources, hypotheses, references, strict=True)]
-    path.write_text("".join(map(_row, rows)), encoding="utf-8", newline="\n")
-    return path
+    write_whole(path, "".join(map(_row, rows)))
+    return Path(path)
 
 
 def read_translations(path: str | Path) -> list[tuple[str, str, str]]:
