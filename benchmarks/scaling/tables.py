@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS
 from benchmarks.scaling.estimate import (
     BACKWARD_SHARE,
@@ -69,12 +70,6 @@ def render(result: Result | None) -> str:
     lines += ["Not measured: `make scaling` measures it."] if result is None else _measured(result)
     lines += ["", "## Estimated: 8 GPUs, and 8 machines of 8", "", *_estimated()]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def table(header: Iterator[str] | tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    header = tuple(header)
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
 def _measured(result: Result) -> Iterator[str]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.markdown import table
 from benchmarks.measurement_file import PAGES, RESULTS, file_name
 from benchmarks.speed.attention_pictures import plot_memory, plot_speedups
 from benchmarks.speed.contenders import EAGER, OURS, SDPA
@@ -105,15 +106,6 @@ def render(results: Mapping[str, Result | None], pictures: Mapping[str, Path], c
             lines += [f"![{title}]({pictures[name].as_posix()})", ""]
         lines += section(result)
     return "\n".join(lines).rstrip() + "\n"
-
-
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    header = list(header)
-    return [
-        "| " + " | ".join(header) + " |",
-        "|" + "---|" * len(header),
-        *("| " + " | ".join(row) + " |" for row in rows),
-    ]
 
 
 def _goal_section(results: Mapping[str, Result | None]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.markdown import table
 from benchmarks.studies.claims import BLEU, PENDING, Verdict, judge
 from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, at_size, outcomes_of, value
 from benchmarks.studies.parser import STUDIES_FOLDER, load_rows, load_study, study_names
@@ -67,7 +68,7 @@ def write_reproduction(
         catalogue, places = load_rows(size, studies), Places.of(size, runs, results)
         found = {name: outcomes_of(study, catalogue, places) for name, study in loaded}
         lines += ["", f"## {SIZE_TITLES[size]}", ""]
-        if size != sizes[0] and not any(o.results or o.below for table in found.values() for o in table.values()):
+        if size != sizes[0] and not any(o.results or o.below for outcomes in found.values() for o in outcomes.values()):
             lines.append(
                 f"No row was run. `python -m benchmarks.studies --size {size}` trains them; the tests check their "
                 "recipes."
@@ -95,7 +96,7 @@ def _study(
     lines = [f"### {study.title}", "", f"{study.source.strip()} (`--study {name}`)", "", *_table(study, outcomes), ""]
     lines += [line for text in _scored_on(study, outcomes) for line in (text, "")]
     if verdicts:
-        lines += _markdown(
+        lines += table(
             ["our expectation" if study.ours else "the paper's claim", "verdict", "figures"],
             [[verdict.text, f"**{verdict.verdict}**", verdict.why] for verdict in verdicts],
         )
@@ -121,7 +122,7 @@ def _table(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
             paper = outcome.entry.paper.get(name)
             cells += ([_plain(paper)] if name in quoted else []) + [_ours(study, name, outcome)]
         rows.append([*cells, _status(outcome)])
-    return _markdown([*heading, "state"], rows)
+    return table([*heading, "state"], rows)
 
 
 def _scored_on(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
@@ -208,7 +209,7 @@ def _origins(found: Mapping[str, Mapping[str, Outcome]]) -> list[str]:
     """Which commits, machines and versions the figures are of."""
     counts: Counter[str] = Counter()
     seen = set()
-    for outcome in (outcome for table in found.values() for outcome in table.values()):
+    for outcome in (outcome for outcomes in found.values() for outcome in outcomes.values()):
         for seed, result in {**outcome.results, **outcome.below}.items():
             training = result.get("training")
             if training is None or (result["row"], seed) in seen:
@@ -228,11 +229,6 @@ def _origins(found: Mapping[str, Mapping[str, Outcome]]) -> list[str]:
         *(f"- {count} runs: {text}" for text, count in counts.most_common()),
         "",
     ]
-
-
-def _markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
-    return [*lines, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)]
 
 
 def _plain(paper: Any) -> str:

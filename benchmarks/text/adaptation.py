@@ -13,6 +13,7 @@ import argparse
 import sys
 from typing import Any
 
+from benchmarks.markdown import table
 from benchmarks.measurement_file import PAGES, RESULTS
 from benchmarks.studies.collection import read_json
 from reluformer.configuration.errors import UserError
@@ -71,12 +72,16 @@ def render(swapped: dict[str, Any], control: dict[str, Any]) -> str:
         f"[{swapped['file']}](results/{swapped['file']}) and [{control['file']}](results/{control['file']}).",
         f"BLEU (13a, lower-cased, decoding of the evaluations in training) on {_validated(swapped)}; one seed.",
         "",
-        f"| updates of about {swapped['training']['target_tokens_per_update']:,.0f} target tokens | ReLU attention put in "
-        "| control: softmax kept |",
-        "|---|---|---|",
-        *(
-            f"| {update:,} | {ours[update]:.2f} | {f'{theirs[update]:.2f}' if update in theirs else '–'} |"
-            for update in sorted(ours)
+        *table(
+            (
+                f"updates of about {swapped['training']['target_tokens_per_update']:,.0f} target tokens",
+                "ReLU attention put in",
+                "control: softmax kept",
+            ),
+            (
+                (f"{update:,}", f"{ours[update]:.2f}", f"{theirs[update]:.2f}" if update in theirs else "–")
+                for update in sorted(ours)
+            ),
         ),
         "",
         f"The softmax model itself: {start:.2f}. The model with ReLU attention reaches",

@@ -17,6 +17,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
+from benchmarks.markdown import table
 from benchmarks.measurement_file import PAGES, RESULTS
 from benchmarks.studies import collection
 from benchmarks.studies.collection import collect, read_json
@@ -107,9 +108,7 @@ def render(results: list[dict[str, Any]]) -> str:
         "seeds, versions, machines and curves. Scores are of the test split; H, dead rows and S are of the last evaluation on",
         "the validation split. One seed a row.",
         "",
-        "| " + " | ".join(columns) + " |",
-        "|" + "---|" * len(columns),
-        *("| " + " | ".join(row[name] or "–" for name in columns) + " |" for row in rows),
+        *table(columns, ([row[name] or "–" for name in columns] for row in rows)),
         "",
         *(line for result in results for line in _comparison_lines(result)),
         *(line for result in results for line in _origin_lines(result)),

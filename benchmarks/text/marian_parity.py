@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 from transformers.utils import logging
 
+from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS
 from reluformer.configuration.errors import UserError
 from reluformer.training.conversion import convert
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     bounds = {"logits": LOGIT_BOUND, "beam output": "identical"}
     settings = {"num_beams": NUM_BEAMS, "max_new_tokens": NEW_TOKENS, "sentences": SENTENCES}
     write_json(options.output, {**run_record(None, None, None), "bounds": bounds, "decoding": settings, "models": rows})
-    print(table(rows))
+    print(render(rows))
     return 0 if all(row["largest_logit_difference"] <= LOGIT_BOUND and row["beams_identical"] for row in rows) else 1
 
 
@@ -122,19 +123,29 @@ def random_batch(config: MarianConfig, seed: int) -> tuple[dict[str, torch.Tenso
     return {"input_ids": torch.where(mask == 1, input_ids, config.pad_token_id), "attention_mask": mask}, targets
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| Marian | seed | parameters | largest logit | logits differ by at most | loss differs by | all 5 beams |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        seed = "–" if row["seed"] is None else row["seed"]
-        beams = "identical" if row["beams_identical"] else "DIFFERENT"
-        lines.append(
-            f"| {row['model']} | {seed} | {row['parameters']:,} | {row['largest_logit']:.1f} | "
-            f"{row['largest_logit_difference']:.1e} | {row['loss_difference']:.1e} | {beams} |"
-        )
-    return "\n".join(lines)
+def render(rows: list[dict[str, Any]]) -> str:
+    header = (
+        "Marian",
+        "seed",
+        "parameters",
+        "largest logit",
+        "logits differ by at most",
+        "loss differs by",
+        "all 5 beams",
+    )
+    return "\n".join(table(header, map(_cells, rows)))
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["model"],
+        "–" if row["seed"] is None else str(row["seed"]),
+        f"{row['parameters']:,}",
+        f"{row['largest_logit']:.1f}",
+        f"{row['largest_logit_difference']:.1e}",
+        f"{row['loss_difference']:.1e}",
+        "identical" if row["beams_identical"] else "DIFFERENT",
+    )
 
 
 if __name__ == "__main__":

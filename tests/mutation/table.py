@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import markdown
+
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "mutants-cpu.json"
 TABLE = ROOT / "benchmarks" / "MUTANTS.md"
@@ -30,15 +32,14 @@ def table(result: dict[str, Any] | None) -> str:
 
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:
-    yield "| file | planted | killed | of these, by time | survived | explained |"
-    yield "|---|--:|--:|--:|--:|--:|"
-    total = [0] * 5
+    rows = []
     for file, counts in result["files"].items():
         killed = counts["killed"] + counts["timeout"]
-        row = [killed + counts["survived"], killed, counts["timeout"], counts["survived"], counts["explained"]]
-        total = [a + b for a, b in zip(total, row, strict=True)]
-        yield f"| {file} | {' | '.join(map(str, row))} |"
-    yield f"| together | {' | '.join(map(str, total))} |"
+        planted = killed + counts["survived"]
+        rows.append([file, planted, killed, counts["timeout"], counts["survived"], counts["explained"]])
+    total = [sum(column) for column in list(zip(*rows, strict=True))[1:]]
+    header = ("file", "planted", "killed", "of these, by time", "survived", "explained")
+    yield from markdown.table(header, [*rows, ["together", *total]], numbers=True)
     yield ""
     for file, reason in result["left_out"].items():
         yield f"- Left out: `{file}`: {reason}."

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.markdown import table
+
 from .cases import Case
 from .command_and_model_cases import GROUPS
 
@@ -36,18 +38,13 @@ def error_table() -> str:
     total = sum(map(len, GROUPS.values()))
     lines = [_BEGINNING, f"{total} cases.", ""]
     for title, cases in GROUPS.items():
-        lines += [f"## {title}", "", "| given | call | outcome | what the user sees |", "| --- | --- | --- | --- |"]
-        lines += map(_row, cases)
-        lines.append("")
+        header = ("given", "call", "outcome", "what the user sees")
+        lines += [f"## {title}", "", *table(header, map(_cells, cases)), ""]
     return "\n".join(lines)
 
 
-def _row(case: Case) -> str:
-    return f"| {' | '.join(_cells(case))} |"
-
-
 def _cells(case: Case) -> Iterator[str]:
-    yield case.given.replace("|", "\\|")
+    yield case.given
     yield code(case.call)
     yield case.outcome
     yield code(case.says) if case.says else "nothing"
@@ -56,7 +53,7 @@ def _cells(case: Case) -> Iterator[str]:
 def code(text: str) -> str:
     """Text as code in a cell of a table."""
     fence = "``" if "`" in text else "`"
-    return f"{fence}{text}{fence}".replace("|", "\\|")
+    return f"{fence}{text}{fence}"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.markdown import table
+
 from .error_table import code
 from .fault_cases import GROUPS, Fault
 
@@ -31,19 +33,23 @@ checkpoints are compared with what stands here. `…` stands for what differs be
 - A machine that vanishes without closing its connections is noticed by the others after `training.ddp_timeout` seconds (1,800
   unless the recipe says otherwise), with the line of a lost machine: `tests/distributed/test_two_nodes.py` cuts the link.
 """
+_HEADER = ("what happens", "command", "status", "what the user sees", "kept", "the same command, again", "shown by")
+# Key of the result, heading.
+_KILL_FIGURES = {
+    "kills": "kills",
+    "while_a_checkpoint_was_being_written": "while a checkpoint was being written",
+    "before_the_first_whole_checkpoint": "before the first checkpoint",
+    "after_the_last_update": "after the last",
+    "runs_ended_and_compared": "runs",
+    "runs_that_differ": "that differ",
+}
 
 
 def fault_table() -> str:
     """The text of docs/faults.md."""
     lines = [_BEGINNING]
     for title, faults in GROUPS.items():
-        lines += [f"## {title}", ""]
-        lines += [
-            "| what happens | command | status | what the user sees | kept | the same command, again | shown by |"
-        ]
-        lines += ["|---|---|---|---|---|---|---|"]
-        lines += [f"| {' | '.join(_cells(fault))} |" for fault in faults]
-        lines.append("")
+        lines += [f"## {title}", "", *table(_HEADER, map(_cells, faults)), ""]
     return "\n".join([*lines, *_kills()])
 
 
@@ -65,16 +71,7 @@ def _kills() -> Iterator[str]:
         return
     result = json.loads(KILLS.read_text(encoding="utf-8"))
     commit = (result["git_commit"] or "unknown")[:12] + (", with local changes" if result["git_dirty"] else "")
-    yield "| kills | while a checkpoint was being written | before the first checkpoint | after the last | runs | that differ |"
-    yield "|---|---|---|---|---|---|"
-    names = (
-        "kills",
-        "while_a_checkpoint_was_being_written",
-        "before_the_first_whole_checkpoint",
-        "after_the_last_update",
-    )
-    numbers = [result[name] for name in (*names, "runs_ended_and_compared", "runs_that_differ")]
-    yield f"| {' | '.join(f'{number:,}' for number in numbers)} |"
+    yield from table(_KILL_FIGURES.values(), [[f"{result[key]:,}" for key in _KILL_FIGURES]])
     yield ""
     yield (
         f"A tiny training, killed with SIGKILL at moments drawn with seed {result['seed']} and started again with the same "

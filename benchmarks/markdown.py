@@ -1,0 +1,20 @@
+"""Tables of Markdown. `tabulate` pads every cell to the width of its column, which no generated page here could be read with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[object]], *, numbers: bool = False) -> list[str]:
+    r"""The lines of a table.
+
+    Args:
+        header: of the columns.
+        rows: cells of any type; a `|` in them is written as `\|`.
+        numbers: all columns but the first are aligned to the right.
+    """
+    header = list(header)
+    below = ["---", *["--:" if numbers else "---"] * (len(header) - 1)]
+    cells = [header, *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    first, *others = (f"| {' | '.join(line)} |" for line in cells)
+    return [first, f"|{'|'.join(below)}|", *others]
