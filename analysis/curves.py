@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.scores import SCORES_IN_TRAINING
 
 LogHistory = Sequence[Mapping[str, Any]]
 
@@ -40,6 +42,7 @@ class Panel:
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#1f5fa8", "#e08214", "#2a8c4a", "#b2182b", "#666666"
 _PURPLE = "#7b3294"
+_SCORE_LOOKS = ((_BLUE, "s"), (_PURPLE, "^"), (_ORANGE, "D"), (_GREEN, "o"), (_RED, "v"), (_GREY, "P"))
 
 PANELS = (
     Panel(
@@ -55,11 +58,14 @@ PANELS = (
     Panel(
         "score, 0 to 100",
         2.4,
-        (
-            Line("eval_exact_match", "exact match (%)", _GREEN, marker="o"),
-            Line("eval_bleu", "BLEU", _BLUE, marker="s"),
-            Line("eval_tokenized_lowercase_bleu", "lower-cased BLEU", _PURPLE, marker="^"),
-            Line("eval_chrf", "chrF", _ORANGE, marker="D"),
+        tuple(
+            Line(
+                f"eval_{score.name}",
+                f"{score.label} ({score.unit})" if score.unit else score.label,
+                color,
+                marker=marker,
+            )
+            for score, (color, marker) in zip(SCORES_IN_TRAINING, cycle(_SCORE_LOOKS), strict=False)
         ),
         percent=True,
     ),

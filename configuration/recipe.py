@@ -10,6 +10,7 @@ from typing import Any, Literal
 from transformers import Seq2SeqTrainingArguments
 
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.scores import SCORES, Headline
 
 SPLITS = ("train", "validation", "test")
 
@@ -176,9 +177,7 @@ class EvaluationConfig:
     long_sources: Literal["error", "truncate", "split"] = "error"
     samples: int = 5
     splits: list[str] = field(default_factory=lambda: ["test"])
-    headline: Literal[
-        "bleu", "tokenized_lowercase_bleu", "moses_lowercase_bleu", "chrf", "exact_match", "document_bleu"
-    ] = "bleu"
+    headline: Headline = "bleu"
     at_most: int = 0
     attn_implementation: str | None = None
 
@@ -285,8 +284,9 @@ def _check_documents(recipe: Recipe) -> None:
         if not given.only:
             raise UserError(f"data.{split}.only: chooses no document; name at least one, or leave it out to take all")
     if data.packing is None:
-        if recipe.evaluation.headline == "document_bleu":
-            raise UserError("evaluation.headline: document_bleu is a score of packed documents; set data.packing")
+        name = recipe.evaluation.headline
+        if SCORES[name].of_documents:
+            raise UserError(f"evaluation.headline: {name} is a score of packed documents; set data.packing")
         return
     if data.demo is not None:
         raise UserError("data.packing: the generated corpus has no documents; give files or a data set that has them")

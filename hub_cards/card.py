@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load
 
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.whole_files import write_whole
-from reluformer.hub_cards.card_contents import PICTURES, contents, measured_metrics
+from reluformer.hub_cards.card_contents import PICTURES, contents, measured_scores
 from reluformer.hub_cards.measurements import RunFolder
 from reluformer.training.run.run_folder import CARD_FILE
 
@@ -116,8 +116,8 @@ def _metadata(run: RunFolder, license: str | None) -> ModelCardData:
 def _results(run: RunFolder, evaluation: dict[str, Any]) -> Iterator[EvalResult]:
     dataset = run.dataset
     name = run.evaluated_text(evaluation) or run.name
-    for key, metric_type, metric_name in measured_metrics(run, evaluation):
-        signature = evaluation.get(f"{key}_signature")
+    for score in measured_scores(run, evaluation):
+        signature = evaluation.get(f"{score.name}_signature")
         yield EvalResult(
             task_type="translation",
             task_name=f"Translation {'-'.join(run.languages)}".strip(),
@@ -126,9 +126,9 @@ def _results(run: RunFolder, evaluation: dict[str, Any]) -> Iterator[EvalResult]
             dataset_config=dataset.get("name"),
             dataset_split=evaluation["split"],
             dataset_revision=dataset.get("revision"),
-            metric_type=metric_type,
-            metric_name=metric_name,
-            metric_value=round(evaluation[key], 2),
+            metric_type=score.hub_type,
+            metric_name=score.title,
+            metric_value=round(evaluation[score.name], 2),
             metric_args={"signature": signature} if signature else None,
         )
 

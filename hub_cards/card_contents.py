@@ -5,25 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
 from reluformer.hub_cards.formula import attention_formula, attention_notes, regularization_formula
 from reluformer.hub_cards.measurements import RunFolder, is_number
 from reluformer.hub_cards.public_names import public_name
 from reluformer.training.run.redaction import last_part, public_command, public_values
 
 PICTURES = ("training_curve.png", "attention_map.png")
-# Key in evaluation.<split>.json, type of the metric on the Hub, name.
-METRICS = (
-    ("bleu", "bleu", "BLEU (sacreBLEU)"),
-    ("document_bleu", "bleu", "BLEU over whole documents"),
-    ("tokenized_lowercase_bleu", "bleu", "BLEU, lower-cased"),
-    ("moses_lowercase_bleu", "bleu", "BLEU, lower-cased, Moses-tokenised"),
-    ("chrf", "chrf", "chrF"),
-    ("exact_match", "exact_match", "Exact match (%)"),
-)
 # Of transformers.TrainingArguments: a saved recipe leaves out what is the library's default.
 ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.999}
-# They compare letters as they are, and say nothing of a model whose tokenizer has no capitals, on texts that do.
-_CASED = ("bleu", "document_bleu", "chrf", "exact_match")
 _MODULES = {"all": "all", "encoder_self": "encoder", "decoder_self": "decoder", "cross": "decoder to encoder"}
 # Column of analysis/entropy.json, name in the card, format.
 _ROW_FIGURES = (
@@ -121,23 +111,21 @@ def _training_record(run: RunFolder) -> dict[str, Any]:
     return {**run.training_record, **({"device": "cpu"} if on_cpu else {})}
 
 
-def measured_metrics(run: RunFolder, evaluation: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Those of METRICS that the card tells of an evaluation, the recipe's headline first.
+def measured_scores(run: RunFolder, evaluation: Mapping[str, Any]) -> list[Score]:
+    """The scores that the card tells of an evaluation, the recipe's headline first.
 
     Cased scores are left out where the tokenizer lower-cases, unless the headline is one of them.
     """
-    headline = run.section("evaluation").get("headline") or METRICS[0][0]
-    uncased = run.lowercases and headline not in _CASED
-    told = [
-        metric for metric in METRICS if is_number(evaluation.get(metric[0])) and not (uncased and metric[0] in _CASED)
-    ]
-    return sorted(told, key=lambda metric: metric[0] != headline)
+    headline = SCORES.get(run.section("evaluation").get("headline"), TOLD_SCORES[0])
+    uncased = run.lowercases and not headline.cased
+    told = [score for score in TOLD_SCORES if is_number(evaluation.get(score.name)) and not (uncased and score.cased)]
+    return sorted(told, key=lambda score: score is not headline)
 
 
 def _evaluation(run: RunFolder, evaluation: dict[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
     scores = [
-        (name, f"{evaluation[key]:.2f}", evaluation.get(f"{key}_signature"))
-        for key, _, name in measured_metrics(run, evaluation)
+        (score.title, f"{evaluation[score.name]:.2f}", evaluation.get(f"{score.name}_signature"))
+        for score in measured_scores(run, evaluation)
     ]
     # Said once where only the minute differs from that of the training.
     is_elsewhere = _measured_on({**evaluation, "date": None}) != _measured_on({**training, "date": None})

@@ -15,6 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from reluformer import ReLUFormerConfig
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.scores import TOLD_SCORES
 from reluformer.hub_cards.public_names import is_hub_id, public_name, run_name
 from reluformer.training.run.redaction import last_part, public_text, public_values, without_secrets
 
@@ -24,8 +25,6 @@ ATTENTION_FIGURES = (
     ("attention_entropy", "mean row entropy H (nats)", "{:.3f}"),
     ("dead_row_fraction", "dead rows (no positive weight)", "{:.2%}"),
 )
-# Keys in evaluation.<split>.json.
-SCORES = ("bleu", "document_bleu", "tokenized_lowercase_bleu", "moses_lowercase_bleu", "chrf", "exact_match")
 _ATTENTION_FIELDS = ("attention_activation", "attention_scaling", "attention_gamma")
 
 
@@ -92,7 +91,7 @@ class RunFolder:
     @property
     def is_evaluated(self) -> bool:
         """Whether there is a score of it."""
-        return any(is_number(evaluation.get(key)) for evaluation in self.evaluations for key in SCORES)
+        return any(is_number(evaluation.get(score.name)) for evaluation in self.evaluations for score in TOLD_SCORES)
 
     @property
     def dataset(self) -> dict[str, Any]:

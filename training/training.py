@@ -18,6 +18,7 @@ from transformers.trainer_utils import TrainOutput
 
 from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 from reluformer.configuration.recipe import Recipe
+from reluformer.configuration.scores import SCORES
 from reluformer.training.averaging import average_checkpoints
 from reluformer.training.data.corpora import CorpusReport
 from reluformer.training.data.documents import PackingReport
@@ -416,24 +417,14 @@ def evaluate_split(
     return scores
 
 
-_HEADLINES = {
-    "bleu": "BLEU: {:.2f}",
-    "tokenized_lowercase_bleu": "lower-cased BLEU: {:.2f}",
-    "moses_lowercase_bleu": "Moses-tokenised lower-cased BLEU: {:.2f}",
-    "chrf": "chrF: {:.2f}",
-    "exact_match": "exact match: {:.2f} %",
-    "document_bleu": "BLEU: {:.2f}",
-}
-
-
 def headline(recipe: Recipe, split: str, scores: dict[str, Any]) -> str:
     """The one score that the recipe is about: `exact match: 98.80 % on 1,000 held-out sentences (test)`."""
-    name = recipe.evaluation.headline
+    score = SCORES[recipe.evaluation.headline]
     held_out = "training" if split == "train" else "held-out"
     count, unit = scores["sentences"], "sentences" if recipe.data.packing is None else "packed documents"
-    if name == "document_bleu":
+    if score.of_documents:
         count, unit = scores["documents"], "whole documents"
-    return f"{_HEADLINES[name].format(scores[name])} on {count:,} {held_out} {unit} ({split})"
+    return f"{score.label}: {score.value(scores)} on {count:,} {held_out} {unit} ({split})"
 
 
 def _say(recipe: Recipe, line: str) -> None:

@@ -45,6 +45,8 @@ FILES = {
     "end_to_end": "end-to-end-cpu.json",
     "gpu": "attention-gpu.json",
 }
+# What writes each of them.
+PROGRAMS = {"attention": "speed.attention", "memory": "memory.peak", "end_to_end": "speed.end_to_end", "gpu": "speed.gpu"}
 Result = Mapping[str, Any]
 
 
@@ -99,7 +101,7 @@ def render(results: Mapping[str, Result | None], pictures: Mapping[str, Path], c
         lines += ["", f"## {title}", ""]
         result = results[name]
         if result is None:
-            lines += [f"Not measured: `{'RELUFORMER_COMPILED=1 ' * compiled}python benchmarks/{name}.py` measures it."]
+            lines += [f"Not measured: `{'RELUFORMER_COMPILED=1 ' * compiled}python -m benchmarks.{PROGRAMS[name]}` measures it."]
             continue
         lines += [*_origin(result, file_name(FILES[name], compiled)), ""]
         if name in pictures:

@@ -15,13 +15,18 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics import BLEU
 
+from reluformer.configuration.scores import SCORES
 from reluformer.training.scoring.evaluation import read_translations
 
 SAMPLES = 1000
 SEED = 12345  # sacreBLEU's
 ORDERS = 4
 # The scores that the statistics can stand for, as named in an evaluation.
-METRICS: dict[str, dict[str, Any]] = {"bleu": {}, "tokenized_lowercase_bleu": {"tokenize": "13a", "lowercase": True}}
+METRICS = {
+    score.name: score.options
+    for score in SCORES.values()
+    if score.metric == "BLEU" and not score.moses and not score.of_documents
+}
 
 
 @dataclass(frozen=True)

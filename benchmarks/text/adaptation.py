@@ -17,9 +17,11 @@ from benchmarks.markdown import table
 from benchmarks.measurement_file import PAGES, RESULTS
 from benchmarks.studies.collection import read_json
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.scores import SCORES
 
 TABLE = PAGES / "ADAPTATION.md"
-SCORE = "eval_tokenized_lowercase_bleu"
+SCORE = SCORES["tokenized_lowercase_bleu"]
+TEST_SCORE = SCORES["moses_lowercase_bleu"]
 SHARES = (0.9, 0.95, 0.98, 1.0)
 
 
@@ -51,7 +53,8 @@ def scores(result: dict[str, Any]) -> dict[int, float]:
     Raises:
         UserError: the run was not evaluated before its first update.
     """
-    found = {entry["step"]: entry[SCORE] for entry in result["log_history"] if entry.get(SCORE) is not None}
+    key = f"eval_{SCORE.name}"
+    found = {entry["step"]: entry[key] for entry in result["log_history"] if entry.get(key) is not None}
     if 0 not in found:
         raise UserError(f"{result['file']}: no score at update 0; train with --training.eval_on_start true")
     return found
@@ -104,7 +107,6 @@ def _validated(result: dict[str, Any]) -> str:
 
 def _run_lines(result: dict[str, Any]) -> list[str]:
     training, test = result["training"], result["evaluations"].get("test", {})
-    score = test.get("moses_lowercase_bleu")
     weights = "averaged" if training.get("averaged_checkpoints") else "the last"
     return [
         f"`{training['command']}`",
@@ -112,8 +114,8 @@ def _run_lines(result: dict[str, Any]) -> list[str]:
         f"{', with local changes' if training['git_dirty'] else ''}, seed {training['seed']}"
         + (
             ""
-            if score is None
-            else f"; test split, beam search, {weights} weights: {score:.2f} Moses-tokenised lower-cased BLEU"
+            if test.get(TEST_SCORE.name) is None
+            else f"; test split, beam search, {weights} weights: {TEST_SCORE.value(test)} {TEST_SCORE.label}"
         )
         + ".",
         "",

@@ -1,17 +1,12 @@
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "adaptation.py"
-
 
 @pytest.fixture
-def adaptation(monkeypatch, tmp_path):
-    specification = importlib.util.spec_from_file_location("adaptation", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+def adaptation(program, monkeypatch, tmp_path):
+    module = program("text.adaptation")
     monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setattr(module, "TABLE", tmp_path / "benchmarks" / "ADAPTATION.md")
     (tmp_path / "benchmarks").mkdir()

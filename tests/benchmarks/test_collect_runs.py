@@ -1,4 +1,3 @@
-import importlib.util
 import json
 from pathlib import Path
 
@@ -6,14 +5,10 @@ import pytest
 
 from reluformer.training.scoring.evaluation import write_translations
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "collect_runs.py"
-
 
 @pytest.fixture
-def collect_runs(monkeypatch, tmp_path):
-    specification = importlib.util.spec_from_file_location("collect_runs", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+def collect_runs(program, monkeypatch, tmp_path):
+    module = program("text.collect_runs")
     monkeypatch.setattr(module, "RESULTS", tmp_path / "benchmarks" / "results")
     monkeypatch.setattr(module, "TABLE", tmp_path / "benchmarks" / "RESULTS.md")
     return module

@@ -1,23 +1,16 @@
 """The parity table: what it measures, and that it fails where a model is out of bounds."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from ..conftest import skip_beams_of_two_vocabularies
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "marian_parity.py"
-
 
 @pytest.fixture
-def marian_parity():
-    specification = importlib.util.spec_from_file_location("marian_parity", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+def marian_parity(program):
+    return program("text.marian_parity")
 
 
 @pytest.mark.parametrize("random_one", ["one vocabulary, untied", "two vocabularies, untied"])

@@ -1,15 +1,7 @@
-"""Scores of translations: sacreBLEU, chrF, tokenised lower-cased BLEU, exact match. Every score names its recipe.
+"""Computing the scores of `reluformer.configuration.scores`. Each value stands beside the signature of how it was computed.
 
 `score_translations` takes what was translated, sentences or packed documents, as the segments of the corpus;
 `score_documents` takes whole original documents, and is the one to compare packed documents of different lengths by.
-
-Which BLEU is which, from the strictest comparison to the oldest:
-
-- `bleu`: sacreBLEU's default, case-sensitive, sacreBLEU's own 13a tokenisation of plain text. Figures of different
-  papers may be compared when their signatures agree.
-- `tokenized_lowercase_bleu`: the same with both sides lower-cased.
-- `moses_lowercase_bleu`: both sides lower-cased, tokenised by Moses (`sacremoses`), then split at spaces. This is what
-  older papers call "tokenised BLEU"; the published figures on lower-cased, Moses-tokenised Multi30k are of this kind.
 """
 
 from __future__ import annotations
@@ -20,9 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sacrebleu.metrics import BLEU, CHRF
+import sacrebleu.metrics
 
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
 
 logger = logging.getLogger(__name__)
 
@@ -39,24 +32,22 @@ def score_translations(
             added; where `sacremoses` is not installed or has no rules for the language, a warning says what is missing.
 
     Returns:
-        `bleu`, `chrf`, `tokenized_lowercase_bleu` and, where asked for, `moses_lowercase_bleu`, all from 0 to 100, each
-        with its `…_signature`; `exact_match`, percent of hypotheses equal to their reference but for space around them,
-        case-sensitive; `sentences`, their number.
+        The scores of `SCORES` that are not of documents, from 0 to 100, each of sacreBLEU's with its `…_signature`;
+        `moses_lowercase_bleu` only where asked for. `exact_match` is the percentage of hypotheses that are equal to their
+        reference but for space around them, case-sensitive. `sentences`: their number.
 
     Raises:
         UserError: no sentences, different numbers of them, or something that is no text.
     """
     _check(hypotheses, references)
     hypotheses, references = list(hypotheses), list(references)
-    scores = {
-        **_score("bleu", BLEU(), hypotheses, references),
-        **_score("chrf", CHRF(), hypotheses, references),
-        **_score("tokenized_lowercase_bleu", BLEU(tokenize="13a", lowercase=True), hypotheses, references),
-    }
-    if tokenized_lowercase_language is not None:
-        scores |= _moses_scores(hypotheses, references, tokenized_lowercase_language)
-    equal = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
-    return {**scores, "exact_match": 100.0 * equal / len(references), "sentences": len(references)}
+    scores: dict[str, Any] = {}
+    for score in SCORES.values():
+        if score.moses and tokenized_lowercase_language is not None:
+            scores |= _moses_score(score, hypotheses, references, tokenized_lowercase_language)
+        elif not score.moses and not score.of_documents:
+            scores |= _score(score, hypotheses, references)
+    return {**scores, "sentences": len(references)}
 
 
 SCORING_UNIT = (
@@ -94,24 +85,25 @@ def score_documents(
         parts[name].append(hypothesis)
     whole, wanted = [" ".join(texts) for texts in parts.values()], list(references.values())
     _check(whole, wanted)
-    scores = {**_score("document_bleu", BLEU(), whole, wanted), **_score("document_chrf", CHRF(), whole, wanted)}
+    scores: dict[str, Any] = {}
+    for score in SCORES.values():
+        if score.of_documents:
+            scores |= _score(score, whole, wanted)
     return {**scores, "documents": len(wanted), "scoring_unit": SCORING_UNIT}
 
 
 def describe_scores(scores: Mapping[str, Any]) -> str:
     """The scores in one line for a person, figures that are not there left out."""
-    names = {
-        "bleu": "BLEU {:.2f}",
-        "tokenized_lowercase_bleu": "lower-cased BLEU {:.2f}",
-        "moses_lowercase_bleu": "Moses-tokenised lower-cased BLEU {:.2f}",
-        "chrf": "chrF {:.2f}",
-        "exact_match": "exact match {:.2f} %",
-    }
-    parts = [text.format(scores[name]) for name, text in names.items() if name in scores]
-    if "document_bleu" not in scores:
-        return " · ".join([*parts, f"{scores['sentences']:,} sentences"])
-    whole = f"BLEU over {scores['documents']:,} whole documents {scores['document_bleu']:.2f}"
-    return " · ".join([*parts, f"{scores['sentences']:,} packed documents", whole])
+    told = [score for score in TOLD_SCORES if score.name in scores]
+    parts = [f"{score.label} {score.value(scores)}" for score in told if not score.of_documents]
+    unit = "packed documents" if "documents" in scores else "sentences"
+    parts.append(f"{scores['sentences']:,} {unit}")
+    parts += [
+        f"{score.label} over {scores['documents']:,} whole documents {score.value(scores)}"
+        for score in told
+        if score.of_documents
+    ]
+    return " · ".join(parts)
 
 
 def load_metric() -> Any:
@@ -131,27 +123,29 @@ def load_metric() -> Any:
     return evaluate.load(str(Path(__file__).with_name("translation_metric.py")))
 
 
-def _score(name: str, metric: BLEU | CHRF, hypotheses: list[str], references: list[str]) -> dict[str, Any]:
+def _score(score: Score, hypotheses: list[str], references: list[str]) -> dict[str, Any]:
+    if score.metric is None:
+        equal = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
+        return {score.name: 100.0 * equal / len(references)}
+    metric = getattr(sacrebleu.metrics, score.metric)(**score.options)
     value = metric.corpus_score(hypotheses, [references]).score
-    return {name: value, f"{name}_signature": str(metric.get_signature())}
+    return {score.name: value, f"{score.name}_signature": str(metric.get_signature())}
 
 
-def _moses_scores(hypotheses: list[str], references: list[str], language: str) -> dict[str, Any]:
+def _moses_score(score: Score, hypotheses: list[str], references: list[str], language: str) -> dict[str, Any]:
     from reluformer.training.tokenization import MosesStep
 
     try:
         moses = MosesStep(source_language=language, target_language=language)
     except UserError as error:  # sacremoses is optional, and has rules for few languages
-        logger.warning("moses_lowercase_bleu is left out: %s", error)
+        logger.warning("%s is left out: %s", score.name, error)
         return {}
 
     def tokenized(texts: list[str]) -> list[str]:
         return moses.apply([text.lower() for text in texts], side="target")
 
-    # force: sacreBLEU would warn that the text looks tokenised, which here it is on purpose.
-    metric = BLEU(tokenize="none", force=True)
-    scores = _score("moses_lowercase_bleu", metric, tokenized(hypotheses), tokenized(references))
-    scores["moses_lowercase_bleu_signature"] += f"|lowercased|moses:{language}|sacremoses:{version('sacremoses')}"
+    scores = _score(score, tokenized(hypotheses), tokenized(references))
+    scores[f"{score.name}_signature"] += f"|lowercased|moses:{language}|sacremoses:{version('sacremoses')}"
     return scores
 
 

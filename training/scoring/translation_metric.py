@@ -8,9 +8,12 @@ from typing import Any
 import datasets
 import evaluate
 
+from reluformer.configuration.scores import SCORES
 from reluformer.training.scoring.metrics import score_translations
 
-_DESCRIPTION = "sacreBLEU, chrF, tokenised lower-cased BLEU and exact match of translations, with their signatures."
+_DESCRIPTION = (
+    f"{', '.join(score.title for score in SCORES.values() if not score.of_documents)} of translations, with signatures."
+)
 _INPUTS = (
     "predictions: list of translations (str). references: list of as many references (str). language: ISO 639-1 code "
     "of the target language, for the additional Moses-tokenised lower-cased BLEU (needs sacremoses)."

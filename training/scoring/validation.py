@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from reluformer.configuration.scores import SCORES_IN_TRAINING
 from reluformer.training.scoring.metrics import score_translations
 from reluformer.training.translation import Translator
-
-LOGGED_SCORES = ("bleu", "tokenized_lowercase_bleu", "chrf", "exact_match")
 
 
 @dataclass(frozen=True)
@@ -49,4 +48,4 @@ class ValidationTranslation:
             gathered = dict(gather_object(list(zip(mine, translations, strict=True))))
             translations = [gathered[index] for index in range(len(self.sources))]
         scores = score_translations(translations, self.references)
-        return {name: scores[name] for name in LOGGED_SCORES}
+        return {score.name: scores[score.name] for score in SCORES_IN_TRAINING}
