@@ -1,13 +1,17 @@
-"""Anisotropy of the value slots of feed-forward memories: their mean pairwise cosine (Eq. 4, Figure 3)."""
+"""The figure `anisotropy`, of the value slots of feed-forward memories: their mean pairwise cosine (Eq. 4, Figure 3)."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reluformer.analysis.drawing import BLUE, draw_bars
 from reluformer.analysis.feed_forward import feed_forward_blocks
+from reluformer.analysis.figure import MODEL, Figure, Rows, Subject, Taken
 from reluformer.analysis.head_sums import ALL
 from reluformer.configuration.errors import UserError
 
@@ -73,3 +77,24 @@ def _mean(rows: list[dict[str, Any]], module: str) -> dict[str, Any]:
         "anisotropy": sum(row["anisotropy"] for row in rows) / len(rows),
         "zero_slots": sum(row["zero_slots"] for row in rows),
     }
+
+
+@dataclass
+class Anisotropy(Figure):
+    """Mean pairwise cosine of the value slots of every layer."""
+
+    name: ClassVar[str] = "anisotropy"
+    needs: ClassVar[str] = MODEL
+    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+
+    def take(self, subject: Subject) -> Taken:
+        table = anisotropy_table(subject.model)
+        layers = sum(row["layer"] != ALL for row in table)
+        return Taken(table, f"{table[0]['anisotropy']:.4f}, mean over {layers} layers")
+
+    def draw(self, rows: Rows, path: Path, title: str) -> Path:
+        """Mean pairwise cosine of the value slots of each layer."""
+        return draw_bars(rows, {"anisotropy": ("", BLUE)}, "anisotropy (mean cosine of value slots)", path, title)
+
+
+FIGURE = Anisotropy

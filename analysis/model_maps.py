@@ -1,19 +1,22 @@
-"""Attention maps of a whole model on one sentence pair: every head of every layer (Figure 5)."""
+"""The figure `attention-maps`, of a whole model on one sentence pair: every head of every layer (Figure 5)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, attention_weights, decoder_inputs, eager
+from reluformer.analysis.figure import TEXT, Analysed, Figure, Subject
 from reluformer.analysis.heat_maps import MapStyle, draw_heat_maps
+from reluformer.analysis.result_files import write_csv, write_result
 from reluformer.analysis.texts import make_batch
 
 DEFINITIONS = {
@@ -126,3 +129,44 @@ def _cut_note(maps: PairMaps) -> str:
     if shown == maps.lengths:
         return ""
     return f"\nfirst {shown[0]} of {maps.lengths[0]} source and {shown[1]} of {maps.lengths[1]} target tokens"
+
+
+@dataclass
+class AttentionMaps(Figure):
+    """A folder of pictures instead of one; the weights stand in the CSV file alone, as there are many."""
+
+    name: ClassVar[str] = "attention-maps"
+    needs: ClassVar[str] = TEXT
+    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+    maps: int = 1
+    map_tokens: int = 40
+
+    @property
+    def most_pairs(self) -> int:
+        return self.maps
+
+    def write(self, subject: Subject, folder: Path, title: str, facts: dict[str, Any]) -> Analysed:
+        path, pictures, described, tables = folder / self.name, [], [], []
+        for number, row in enumerate(subject.pairs.select(range(min(self.maps, len(subject.pairs)))), start=1):
+            maps = pair_maps(
+                subject.model,
+                subject.tokenizer,
+                row["input_ids"],
+                row["labels"],
+                sentence=number,
+                most_tokens=self.map_tokens,
+            )
+            paths = plot_pair_maps(maps, path)
+            pictures += paths
+            tables.append(maps_table(maps))
+            lengths = {"source_tokens": maps.lengths[0], "target_tokens": maps.lengths[1]}
+            described.append(
+                {"sentence": number, **lengths, "tokens": maps.tokens, "pictures": [p.name for p in paths]}
+            )
+        table = write_csv(path.with_suffix(".csv"), chain.from_iterable(tables))
+        facts = {**facts, "map_tokens": self.map_tokens, "maps": described}
+        result = write_result(path.with_suffix(".json"), self.name, definitions=DEFINITIONS, table=None, **facts)
+        return Analysed([result, table, *pictures], [f"{self.name}: {len(pictures)} pictures in {path}"])
+
+
+FIGURE = AttentionMaps

@@ -1,14 +1,24 @@
-"""How much of a row's scores its largest elements hold: top-p% score sums (§3.4, Figures 2 and 4)."""
+"""The figure `top-p`: how much of a row's scores its largest elements hold: top-p% score sums (§3.4, Figures 2 and 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from matplotlib import colormaps
+from matplotlib.ticker import NullLocator
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from reluformer.analysis.head_sums import HeadSums
+from reluformer.analysis.drawing import GREY, NAMES, finish, modules_of, new_figure, save
+from reluformer.analysis.feed_forward import feed_forward_blocks
+from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
+from reluformer.analysis.head_sums import ALL, HeadSums
+from reluformer.configuration.errors import UserError
 
 DEFAULT_PERCENTAGES = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 DEFINITIONS = {
@@ -94,3 +104,76 @@ class TopPSums:
                     }
                 )
         return rows
+
+
+@dataclass
+class TopP(Figure):
+    """Score sums of attention rows and, where they can be read, of feed-forward memories."""
+
+    name: ClassVar[str] = "top-p"
+    needs: ClassVar[str] = TEXT
+    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+    top_p: Sequence[float] = DEFAULT_PERCENTAGES
+
+    def watch(self, model: PreTrainedModel) -> Watch:
+        self._sums, self._no_memory = TopPSums(self.top_p), None
+        try:
+            feed_forward_blocks(model)
+        except UserError as error:  # attention alone is worth having too
+            self._no_memory = str(error)
+            return Watch(attention=self._sums)
+        return Watch(attention=self._sums, on_scores=self._add_memory)
+
+    def _add_memory(self, stack: str, layer: int, scores: Tensor) -> None:
+        self._sums.update(f"{stack}_ffn", layer, scores.unsqueeze(1))
+
+    def take(self, subject: Subject) -> Taken:
+        table = self._sums.table()
+        if not table:
+            raise UserError("top-p: every module of this model has negative scores, which are no distributions")
+        left_out = {name: f"negative scores, first in layer {at + 1}" for name, at in self._sums.negative.items()}
+        if self._no_memory is not None:
+            left_out["encoder_ffn, decoder_ffn"] = self._no_memory
+        p = 1.5 if 1.5 in self.top_p else self.top_p[0]
+        means = [row for row in table if row["layer"] == ALL and row["p_percent"] == p and row["rows"]]
+        summary = f"the top {p:g}% hold " + "; ".join(f"{row['module']} {row['score_sum']:.1%}" for row in means)
+        notes = [f"top-p leaves out {name}: {reason}" for name, reason in left_out.items()]
+        return Taken(table, summary, {"left_out": left_out or None}, notes)
+
+    def draw(self, rows: Rows, path: Path, title: str) -> Path:
+        """Score sums over p, a curve for each layer, a panel for each module; dashed: equal scores."""
+        modules = modules_of(rows)
+        columns = min(3, len(modules))
+        lines = -(-len(modules) // columns)
+        figure = new_figure(3.4 * columns + 0.5, 3.0 * lines + 0.5)
+        grid = figure.subplots(lines, columns, squeeze=False, sharey=True)
+        for module, axes in zip(modules, grid.flat, strict=False):
+            chosen = [row for row in rows if row["module"] == module and row["head"] == ALL and row["layer"] != ALL]
+            layers = sorted({row["layer"] for row in chosen})
+            percentages = sorted({row["p_percent"] for row in chosen})
+            for layer in layers:
+                curve = [(row["p_percent"], row["score_sum"]) for row in chosen if row["layer"] == layer]
+                if any(held is None for _, held in curve):
+                    continue  # a layer of which every row is dead has no curve; the table says so
+                color = colormaps["viridis"](0.9 * (layer - 1) / max(1, len(layers) - 1))
+                p, held = zip(*curve, strict=True)
+                axes.plot(p, [100 * share for share in held], "o-", markersize=3, color=color, label=f"layer {layer}")
+            even = np.geomspace(percentages[0], percentages[-1], 100)
+            axes.plot(even, even, "--", color=GREY, label="equal scores")
+            axes.set_xscale("log")
+            axes.set_xticks([p for p in percentages if p in (0.1, 1, 10, 100)] or percentages)
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_title(NAMES[module], fontsize=10)
+            axes.set_xlabel("top p% of the elements", fontsize=9)
+            finish(axes)
+            axes.set_ylim(0, 104)
+            axes.legend(frameon=False, fontsize=7)
+        for axes in grid.flat[len(modules) :]:
+            axes.set_visible(False)
+        for axes in grid[:, 0]:
+            axes.set_ylabel("sum of their scores (%)", fontsize=9)
+        return save(figure, path, title)
+
+
+FIGURE = TopP

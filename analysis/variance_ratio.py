@@ -1,13 +1,18 @@
-"""Var(FFN out) / Var(residual), Table 1: how much a feed-forward block adds to what passes it by."""
+"""The figure `variance-ratio`, Var(FFN out) / Var(residual), Table 1: how much a feed-forward block adds to what passes it by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from reluformer.analysis.drawing import BLUE, ORANGE, draw_bars
+from reluformer.analysis.feed_forward import require_post_norm
+from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
 from reluformer.analysis.head_sums import ALL
 
 DEFINITIONS = {
@@ -113,3 +118,31 @@ def _mean(rows: list[dict[str, Any]], module: str) -> dict[str, Any]:
         values = [row[name] for row in rows]
         mean[name] = None if None in values else torch.tensor(values, dtype=torch.float64).mean().item()
     return mean
+
+
+@dataclass
+class VarianceRatio(Figure):
+    """The ratio of every layer, over features and over tokens."""
+
+    name: ClassVar[str] = "variance-ratio"
+    needs: ClassVar[str] = TEXT
+    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+
+    def require(self, model: PreTrainedModel) -> None:
+        require_post_norm(model)
+
+    def watch(self, model: PreTrainedModel) -> Watch:
+        self._ratios = VarianceRatios()
+        return Watch(on_update=self._ratios.update)
+
+    def take(self, subject: Subject) -> Taken:
+        table = self._ratios.table()
+        return Taken(table, f"{table[0]['variance_ratio']:.4f}, mean over layers")
+
+    def draw(self, rows: Rows, path: Path, title: str) -> Path:
+        """Var(FFN out) / Var(residual) of each layer, over features and over tokens."""
+        columns = {"variance_ratio": ("over features", BLUE), "variance_ratio_over_tokens": ("over tokens", ORANGE)}
+        return draw_bars(rows, columns, "Var(FFN out) / Var(residual)", path, title)
+
+
+FIGURE = VarianceRatio

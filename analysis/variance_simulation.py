@@ -1,13 +1,19 @@
-"""Theorem 4.1 by simulation: y = sum_i ReLU(x_i) v_i over n pairs of standard normal numbers has variance n/2."""
+"""The figure `variance-simulation`, Theorem 4.1:
+
+y = sum_i ReLU(x_i) v_i over n pairs of standard normal numbers has variance n/2."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
+from reluformer.analysis.drawing import BLUE, GREY, new_figure, save
+from reluformer.analysis.figure import NOTHING, Figure, Rows, Subject, Taken
 from reluformer.configuration.errors import UserError
 
 DEFAULT_LENGTHS = tuple(2**power for power in range(11))
@@ -65,3 +71,47 @@ def _row(length: int, samples: int, seed: int) -> dict[str, Any]:
         "excess_kurtosis": fourth / variance**2 - 3,
         "expected_excess_kurtosis": 15 / length,
     }
+
+
+@dataclass
+class VarianceSimulation(Figure):
+    """The simulated variance over n beside n/2."""
+
+    name: ClassVar[str] = "variance-simulation"
+    needs: ClassVar[str] = NOTHING
+    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+    lengths: Sequence[int] = DEFAULT_LENGTHS
+    samples: int = DEFAULT_SAMPLES
+    seed: int = 0
+
+    def take(self, subject: Subject) -> Taken:
+        table = simulate_variance(self.lengths, samples=self.samples, seed=self.seed)
+        worst = max(abs(row["variance"] / row["expected_variance"] - 1) for row in table)
+        title = f"Theorem 4.1: y = sum of ReLU(x) v over n pairs, {self.samples:,} samples"
+        return Taken(table, f"variance within {worst:.1%} of n/2", {"seed": self.seed}, title=title)
+
+    def draw(self, rows: Rows, path: Path, title: str) -> Path:
+        """Measured variance over n beside n/2, and their ratio with two standard errors."""
+        lengths = [row["n"] for row in rows]
+        figure = new_figure(8.0, 3.4)
+        left, right = figure.subplots(1, 2)
+        left.plot(lengths, [row["expected_variance"] for row in rows], color=GREY, label="n/2 (Theorem 4.1)")
+        left.plot(lengths, [row["variance"] for row in rows], "o", color=BLUE, label="simulated")
+        left.set_yscale("log", base=2)
+        left.set_ylabel("variance of y", fontsize=9)
+        left.legend(frameon=False, fontsize=8)
+        ratios = [row["variance"] / row["expected_variance"] for row in rows]
+        errors = [2 * row["standard_error"] / row["expected_variance"] for row in rows]
+        right.axhline(1, color=GREY)
+        right.errorbar(lengths, ratios, yerr=errors, fmt="o", color=BLUE, capsize=3, label="± 2 standard errors")
+        right.set_ylabel("variance / (n/2)", fontsize=9)
+        right.legend(frameon=False, fontsize=8)
+        for axes in (left, right):
+            axes.set_xscale("log", base=2)
+            axes.set_xlabel("n", fontsize=9)
+            axes.grid(alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
+        return save(figure, path, title)
+
+
+FIGURE = VarianceSimulation

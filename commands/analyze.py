@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from reluformer.commands.parsing import Parser
+from reluformer.configuration.analyses import ANALYSES
 
 
 def run(arguments: list[str]) -> int:
@@ -20,7 +21,7 @@ def run(arguments: list[str]) -> int:
         required=True,
         nargs="+",
         metavar="NAME",
-        help="entropy, variance-ratio, top-p, anisotropy, attention-maps, variance-simulation; one or several",
+        help=f"{', '.join(ANALYSES)}; one or several",
     )
     parser.add_argument("--model", metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
     parser.add_argument("--text", metavar="FILE", help="source text, one sentence or document a line")

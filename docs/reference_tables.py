@@ -15,7 +15,8 @@ from pathlib import Path
 import yaml
 
 from reluformer import ReLUFormerConfig
-from reluformer.analysis import anisotropy, model_maps, row_statistics, top_p, variance_ratio, variance_simulation
+from reluformer.analysis.figure import figure_class
+from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.recipe import _REPLACED_ARGUMENTS
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, recipe_layers, recipe_names
 from reluformer.configuration_reluformer import (
@@ -122,18 +123,10 @@ def refused_arguments() -> str:
 
 def analysis_definitions() -> str:
     """What the columns of each analysis mean, as its files say it."""
-    modules = {
-        "entropy": row_statistics,
-        "top-p": top_p,
-        "variance-ratio": variance_ratio,
-        "anisotropy": anisotropy,
-        "attention-maps": model_maps,
-        "variance-simulation": variance_simulation,
-    }
     rows = [
         [f"`{what}`", f"`{name}`", meaning.replace("|", r"\|")]
-        for what, module in modules.items()
-        for name, meaning in module.DEFINITIONS.items()
+        for what in ANALYSES
+        for name, meaning in figure_class(what).definitions.items()
     ]
     return table(("`--what`", "column", "meaning"), rows)
 

@@ -46,7 +46,12 @@ FILES = {
     "gpu": "attention-gpu.json",
 }
 # What writes each of them.
-PROGRAMS = {"attention": "speed.attention", "memory": "memory.peak", "end_to_end": "speed.end_to_end", "gpu": "speed.gpu"}
+PROGRAMS = {
+    "attention": "speed.attention",
+    "memory": "memory.peak",
+    "end_to_end": "speed.end_to_end",
+    "gpu": "speed.gpu",
+}
 Result = Mapping[str, Any]
 
 
@@ -101,7 +106,9 @@ def render(results: Mapping[str, Result | None], pictures: Mapping[str, Path], c
         lines += ["", f"## {title}", ""]
         result = results[name]
         if result is None:
-            lines += [f"Not measured: `{'RELUFORMER_COMPILED=1 ' * compiled}python -m benchmarks.{PROGRAMS[name]}` measures it."]
+            lines += [
+                f"Not measured: `{'RELUFORMER_COMPILED=1 ' * compiled}python -m benchmarks.{PROGRAMS[name]}` measures it."
+            ]
             continue
         lines += [*_origin(result, file_name(FILES[name], compiled)), ""]
         if name in pictures:

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from reluformer.analysis.collection import observe
+from reluformer.analysis.entropy import RowStatistics
 from reluformer.analysis.head_sums import ALL
 from reluformer.analysis.model_maps import PairMaps, pair_maps
-from reluformer.analysis.row_statistics import RowStatistics
 from reluformer.analysis.texts import make_batch
 from reluformer.attention_activations import ACTIVATIONS
 from reluformer.configuration.errors import UserError

@@ -1,14 +1,17 @@
 """`reluformer analyze`: files, record, pictures without warnings, foreign models, and mistakes in one line."""
 
 import csv
+import dataclasses
 import json
 import warnings
 
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from reluformer.analysis.analyze import ANALYSES, AnalysisOptions, analyze
+from reluformer.analysis.analyze import AnalysisOptions, analyze
+from reluformer.analysis.figure import MODEL, NOTHING, TEXT, figure_class
 from reluformer.commands import main as cli
+from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.errors import UserError
 
 from .small_models import LAYERS, SOURCES, TARGETS, save_model
@@ -56,6 +59,14 @@ def refusal(capsys, *arguments):
 
 def result(folder, what):
     return json.loads((folder / f"{what}.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_every_figure_says_its_name_and_what_it_needs(name):
+    figure = figure_class(name)
+    assert figure.name == name
+    assert figure.needs in (NOTHING, MODEL, TEXT)
+    assert {field.name for field in dataclasses.fields(figure)} <= vars(AnalysisOptions(what=[name])).keys()
 
 
 def test_every_analysis_writes_its_files(capsys, folder, text, tmp_path):

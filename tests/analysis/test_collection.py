@@ -7,7 +7,7 @@ import torch
 
 from reluformer.analysis import collection
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, Batch, observe, visible_keys
-from reluformer.analysis.row_statistics import RowStatistics
+from reluformer.analysis.entropy import RowStatistics
 from reluformer.analysis.texts import make_batch
 from reluformer.analysis.top_p import TopPSums
 from reluformer.configuration.errors import UserError

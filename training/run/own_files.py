@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from transformers.dynamic_module_utils import get_relative_imports
 
+from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.errors import UserError
 from reluformer.training.run.checkpoints import (
     MANIFEST_FILE,
@@ -48,9 +49,8 @@ _CHECKPOINT_FILES = (
     *("optimizer.bin", "pytorch_model_fsdp.bin", "optimizer_[0-9]*/*", "pytorch_model_fsdp_[0-9]*/*"),
 )
 _PICTURES = ("training_curve.png", "attention_map.png")
-_ANALYSES = ("entropy", "variance-ratio", "top-p", "attention-maps", "anisotropy", "variance-simulation")
 _ANALYSIS_FILES = (
-    *(f"analysis/{what}.{ending}" for what in _ANALYSES for ending in ("json", "csv", "png")),
+    *(f"analysis/{what}.{ending}" for what in ANALYSES for ending in ("json", "csv", "png")),
     *("analysis/attention-maps/[0-9]*.*.layer[0-9]*.png", "analysis/text-*/source.txt", "analysis/text-*/target.txt"),
 )
 RUN_FILES = (

@@ -1,14 +1,20 @@
-"""Row statistics of attention: entropy, dead rows, exact zeros and row sums, summed over batches."""
+"""The figure `entropy`, row statistics of attention: entropy, dead rows, exact zeros and row sums, summed over batches."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from reluformer.analysis.drawing import BLUE, GREY, NAMES, finish, label_layers, modules_of, new_figure, save
+from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
 from reluformer.analysis.head_sums import ALL, HeadSums, Place
 from reluformer.configuration.errors import UserError
+from reluformer.configuration_reluformer import DEFAULT_ENTROPY_MARGIN
 
 DEFINITIONS = {
     "rows": "query rows of real tokens; one query of each head is one row",
@@ -21,6 +27,13 @@ DEFINITIONS = {
     "row_sum": "mean row sum S of the weights as the model uses them",
     "all": "over the rows of all heads, of all layers, or of all three kinds of attention, as in the logs of training",
 }
+# Column, label, factor.
+_PANELS = (
+    ("entropy", "entropy H (nats)", 1.0),
+    ("dead_row_fraction", "dead rows (%)", 100.0),
+    ("zero_fraction", "exact zeros (%)", 100.0),
+    ("row_sum", "row sum S", 1.0),
+)
 
 
 class RowStatistics:
@@ -88,3 +101,60 @@ def _row(place: Place, sums: Tensor) -> dict[str, Any]:
         "zero_fraction": zeros / visible,
         "row_sum": row_sum / count,
     }
+
+
+@dataclass
+class Entropy(Figure):
+    """Entropy, dead rows, exact zeros and row sums of every head."""
+
+    name: ClassVar[str] = "entropy"
+    needs: ClassVar[str] = TEXT
+    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+
+    def watch(self, model: PreTrainedModel) -> Watch:
+        # Models of other kinds have no margin in their configuration.
+        self._rows = RowStatistics(getattr(model.config, "entropy_margin", DEFAULT_ENTROPY_MARGIN))
+        return Watch(attention=self._rows)
+
+    def take(self, subject: Subject) -> Taken:
+        table = self._rows.table()
+        parts = [
+            f"{row['module']} H {row['entropy']:.3f}, dead rows {row['dead_row_fraction']:.1%}, "
+            f"zeros {row['zero_fraction']:.1%}"
+            for row in table
+            if row["layer"] == ALL
+        ]
+        return Taken(table, "; ".join(parts), {"entropy_margin": self._rows.entropy_margin})
+
+    def draw(self, rows: Rows, path: Path, title: str) -> Path:
+        """Entropy, dead rows, zeros and row sums: heads as dots, their layer's mean as a line, a column for each module."""
+        modules = modules_of(rows)
+        figure = new_figure(3.0 * len(modules) + 0.8, 1.9 * len(_PANELS) + 0.6)
+        grid = figure.subplots(len(_PANELS), len(modules), squeeze=False, sharex="col", sharey="row")
+        for (name, label, factor), line in zip(_PANELS, grid, strict=True):
+            line[0].set_ylabel(label, fontsize=9)
+            for module, axes in zip(modules, line, strict=True):
+                heads = [row for row in rows if row["module"] == module and row["head"] != ALL]
+                means = [row for row in rows if row["module"] == module and row["layer"] != ALL and row["head"] == ALL]
+                layers = [row["layer"] for row in means]
+                dots = [row[name] * factor for row in heads]
+                places = [row["layer"] for row in heads]
+                axes.plot(places, dots, "o", color=BLUE, alpha=0.45, markersize=4, label="head", clip_on=False)
+                axes.plot(layers, [row[name] * factor for row in means], color=BLUE, label="mean of the layer")
+                if name == "entropy":
+                    uniform = [row["uniform_entropy"] for row in means]
+                    axes.plot(layers, uniform, "--", color=GREY, label="equal weights")
+                finish(axes)
+            shown = [row[name] * factor for row in rows] + [row["uniform_entropy"] for row in rows] * (
+                name == "entropy"
+            )
+            least = 1.0 if factor == 100 else 0.0  # of percentages: 0 looks like 0, not like a hundredth
+            line[0].set_ylim(0, 1.08 * max(least, *shown) or 1.0)
+        for module, axes in zip(modules, grid[0], strict=True):
+            axes.set_title(NAMES[module], fontsize=10)
+        label_layers(grid[-1])
+        grid[0, 0].legend(frameon=False, fontsize=7)
+        return save(figure, path, title)
+
+
+FIGURE = Entropy

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from reluformer.analysis.row_statistics import RowStatistics
+from reluformer.analysis.entropy import RowStatistics
 from reluformer.configuration.errors import UserError
 
 

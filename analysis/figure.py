@@ -1,0 +1,118 @@
+"""What a figure of `reluformer analyze` is. A module of this folder defines one and calls it `FIGURE`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import datasets
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from reluformer.analysis.collection import AttentionStatistic
+from reluformer.analysis.feed_forward import OnScores, OnUpdate
+from reluformer.analysis.result_files import write_csv, write_result
+from reluformer.configuration.analyses import ANALYSES
+
+NOTHING, MODEL, TEXT = "nothing", "model", "text"
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a figure is taken of, as far as it needs it. pairs: columns "input_ids" and "labels"."""
+
+    model: PreTrainedModel | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    pairs: datasets.Dataset | None = None
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a figure is to be handed during the one pass over the text; see `observe`."""
+
+    attention: AttentionStatistic | None = None
+    on_scores: OnScores | None = None
+    on_update: OnUpdate | None = None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A figure that was taken. summary: one line for a person. facts: stand in the JSON file. title: of the picture."""
+
+    table: Rows
+    summary: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    title: str | None = None
+
+
+@dataclass
+class Analysed:
+    """What was written, and what a reader should know. summaries: one line for each analysis."""
+
+    files: list[Path] = field(default_factory=list)
+    summaries: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class Figure:
+    """One figure. A subclass is a dataclass whose fields are those of `AnalysisOptions` that it reads.
+
+    name: as `--what` has it. needs: NOTHING, MODEL (its weights) or TEXT (a model and pairs of texts).
+    definitions: what the columns of the table mean.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[str]
+    definitions: ClassVar[dict[str, str]]
+
+    @property
+    def most_pairs(self) -> int | None:
+        """How many pairs of the text it looks at, from the first; None: all of them."""
+        return None
+
+    def require(self, model: PreTrainedModel) -> None:
+        """Raises a `UserError` for a model of which it cannot be taken, before anything is computed."""
+
+    def watch(self, model: PreTrainedModel) -> Watch:
+        """What it looks at during the pass over the text; by default nothing."""
+        return Watch()
+
+    def take(self, subject: Subject) -> Taken:
+        """The figure, after the pass. Every figure has this and `draw`, but for one that has its own `write`."""
+        raise NotImplementedError
+
+    def draw(self, rows: Rows, path: Path, title: str) -> Path:
+        """Draws the table that `take` returned, and returns the path."""
+        raise NotImplementedError
+
+    def write(self, subject: Subject, folder: Path, title: str, facts: dict[str, Any]) -> Analysed:
+        """Takes the figure and writes `<name>.json`, `<name>.csv` and `<name>.png`. facts: of the subject, for the JSON."""
+        taken, path = self.take(subject), folder / self.name
+        files = [
+            write_result(
+                path.with_suffix(".json"),
+                self.name,
+                definitions=self.definitions,
+                table=taken.table,
+                **facts,
+                **taken.facts,
+            ),
+            write_csv(path.with_suffix(".csv"), taken.table),
+            self.draw(taken.table, path.with_suffix(".png"), taken.title or title),
+        ]
+        return Analysed(files, [f"{self.name}: {taken.summary}"], taken.notes)
+
+
+def figure_class(name: str) -> type[Figure]:
+    """The figure of a name out of `ANALYSES`."""
+    return import_module(f"reluformer.analysis.{ANALYSES[name]}").FIGURE
+
+
+def make_figure(name: str, options: object) -> Figure:
+    """A figure with those of `options` that it reads."""
+    figure = figure_class(name)
+    return figure(**{each.name: getattr(options, each.name) for each in dataclasses.fields(figure)})

@@ -1,0 +1,13 @@
+"""The figures of `reluformer analyze`. The files of a run folder and the help of the command follow from this list."""
+
+from __future__ import annotations
+
+# Name → module of `reluformer.analysis`, whose `FIGURE` it is; see `reluformer.analysis.figure`.
+ANALYSES = {
+    "entropy": "entropy",
+    "variance-ratio": "variance_ratio",
+    "top-p": "top_p",
+    "attention-maps": "model_maps",
+    "anisotropy": "anisotropy",
+    "variance-simulation": "variance_simulation",
+}
