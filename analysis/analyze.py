@@ -157,15 +157,8 @@ class _Session:
 
 
 def _each(callbacks: list[Callable[..., None]]) -> Callable[..., None] | None:
-    """One function that calls all of them; None of none."""
-    if not callbacks:
-        return None
-
-    def call(*arguments: Any) -> None:
-        for callback in callbacks:
-            callback(*arguments)
-
-    return call
+    """One function that calls all of them; None if there are none."""
+    return (lambda *arguments: [callback(*arguments) for callback in callbacks]) if callbacks else None
 
 
 def _short(name: str | None) -> str:

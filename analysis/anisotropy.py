@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -79,13 +78,12 @@ def _mean(rows: list[dict[str, Any]], module: str) -> dict[str, Any]:
     }
 
 
-@dataclass
 class Anisotropy(Figure):
     """Mean pairwise cosine of the value slots of every layer."""
 
-    name: ClassVar[str] = "anisotropy"
-    needs: ClassVar[str] = MODEL
-    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+    name = "anisotropy"
+    needs = MODEL
+    definitions = DEFINITIONS
 
     def take(self, subject: Subject) -> Taken:
         table = anisotropy_table(subject.model)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,13 +102,12 @@ def _row(place: Place, sums: Tensor) -> dict[str, Any]:
     }
 
 
-@dataclass
 class Entropy(Figure):
     """Entropy, dead rows, exact zeros and row sums of every head."""
 
-    name: ClassVar[str] = "entropy"
-    needs: ClassVar[str] = TEXT
-    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+    name = "entropy"
+    needs = TEXT
+    definitions = DEFINITIONS
 
     def watch(self, model: PreTrainedModel) -> Watch:
         # Models of other kinds have no margin in their configuration.
@@ -145,9 +143,9 @@ class Entropy(Figure):
                     uniform = [row["uniform_entropy"] for row in means]
                     axes.plot(layers, uniform, "--", color=GREY, label="equal weights")
                 finish(axes)
-            shown = [row[name] * factor for row in rows] + [row["uniform_entropy"] for row in rows] * (
-                name == "entropy"
-            )
+            shown = [row[name] * factor for row in rows]
+            if name == "entropy":
+                shown += [row["uniform_entropy"] for row in rows]
             least = 1.0 if factor == 100 else 0.0  # of percentages: 0 looks like 0, not like a hundredth
             line[0].set_ylim(0, 1.08 * max(least, *shown) or 1.0)
         for module, axes in zip(modules, grid[0], strict=True):

@@ -58,8 +58,9 @@ class Analysed:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass
 class Figure:
-    """One figure. A subclass is a dataclass whose fields are those of `AnalysisOptions` that it reads.
+    """One figure. Its fields, if it has any, are those of `AnalysisOptions` that it reads; it is then a dataclass.
 
     name: as `--what` has it. needs: NOTHING, MODEL (its weights) or TEXT (a model and pairs of texts).
     definitions: what the columns of the table mean.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,9 +135,9 @@ def _cut_note(maps: PairMaps) -> str:
 class AttentionMaps(Figure):
     """A folder of pictures instead of one; the weights stand in the CSV file alone, as there are many."""
 
-    name: ClassVar[str] = "attention-maps"
-    needs: ClassVar[str] = TEXT
-    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+    name = "attention-maps"
+    needs = TEXT
+    definitions = DEFINITIONS
     maps: int = 1
     map_tokens: int = 40
 

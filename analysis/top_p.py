@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,9 +110,9 @@ class TopPSums:
 class TopP(Figure):
     """Score sums of attention rows and, where they can be read, of feed-forward memories."""
 
-    name: ClassVar[str] = "top-p"
-    needs: ClassVar[str] = TEXT
-    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+    name = "top-p"
+    needs = TEXT
+    definitions = DEFINITIONS
     top_p: Sequence[float] = DEFAULT_PERCENTAGES
 
     def watch(self, model: PreTrainedModel) -> Watch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,13 +120,12 @@ def _mean(rows: list[dict[str, Any]], module: str) -> dict[str, Any]:
     return mean
 
 
-@dataclass
 class VarianceRatio(Figure):
     """The ratio of every layer, over features and over tokens."""
 
-    name: ClassVar[str] = "variance-ratio"
-    needs: ClassVar[str] = TEXT
-    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+    name = "variance-ratio"
+    needs = TEXT
+    definitions = DEFINITIONS
 
     def require(self, model: PreTrainedModel) -> None:
         require_post_norm(model)

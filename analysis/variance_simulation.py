@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -77,9 +77,9 @@ def _row(length: int, samples: int, seed: int) -> dict[str, Any]:
 class VarianceSimulation(Figure):
     """The simulated variance over n beside n/2."""
 
-    name: ClassVar[str] = "variance-simulation"
-    needs: ClassVar[str] = NOTHING
-    definitions: ClassVar[dict[str, str]] = DEFINITIONS
+    name = "variance-simulation"
+    needs = NOTHING
+    definitions = DEFINITIONS
     lengths: Sequence[int] = DEFAULT_LENGTHS
     samples: int = DEFAULT_SAMPLES
     seed: int = 0
