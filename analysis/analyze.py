@@ -158,7 +158,12 @@ class _Session:
 
 def _each(callbacks: list[Callable[..., None]]) -> Callable[..., None] | None:
     """One function that calls all of them; None if there are none."""
-    return (lambda *arguments: [callback(*arguments) for callback in callbacks]) if callbacks else None
+
+    def call(*arguments: Any) -> None:  # what a hook returns would take the place of the module's output
+        for callback in callbacks:
+            callback(*arguments)
+
+    return call if callbacks else None
 
 
 def _short(name: str | None) -> str:
