@@ -6,7 +6,32 @@ from reluformer.commands.parsing import Parser
 
 
 def run(arguments: list[str]) -> int:
-    """The verb, with the arguments after its name; returns the exit status."""
-    from reluformer.hub_cards.kernel import kernel_command
+    """The verb, with the arguments after its name; returns the exit status.
 
-    return kernel_command(Parser, arguments)
+    Raises:
+        UserError: see `reluformer.hub_cards.kernel.write_kernel`.
+    """
+    from reluformer.hub_cards.kernel import DEFAULT_REPO_ID, VERSION, write_kernel
+
+    parser = Parser(
+        prog="reluformer kernel",
+        description="Writes a folder that can be pushed to the Hub as a kernel for the library `kernels`: relu_attention "
+        "with its Triton kernels, without Transformers.",
+    )
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder to write")
+    parser.add_argument(
+        "--repo_id",
+        "--repo-id",
+        default=DEFAULT_REPO_ID,
+        metavar="OWNER/NAME",
+        help=f"where it will be on the Hub; default: {DEFAULT_REPO_ID}, to be changed before it is pushed",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a kernel that is in FOLDER already")
+    options = parser.parse_args(arguments)
+    written = write_kernel(options.output, repo_id=options.repo_id, overwrite=options.overwrite)
+    size = sum(path.stat().st_size for path in written.path.rglob("*") if path.is_file())
+    print(
+        f"{written.path}: {written.repo_id}, version {VERSION}, build {written.build}, {', '.join(written.variants)}, "
+        f"{size / 1000:,.0f} kB"
+    )
+    return 0

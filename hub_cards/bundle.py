@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -46,20 +45,6 @@ class PublishedFile:
     def is_large(self) -> bool:
         """Whether the Hub is expected to store it by LFS: weights, pictures and what is large. It decides itself."""
         return self.name.endswith((".safetensors", ".png")) or self.size > _REGULAR_BYTES
-
-    @cached_property
-    def sha256(self) -> str:
-        """What LFS knows the content by."""
-        if isinstance(self.content, bytes):
-            return hashlib.sha256(self.content).hexdigest()
-        with self.content.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-
-    @cached_property
-    def git_hash(self) -> str:
-        """What git knows the content by."""
-        content = self.content if isinstance(self.content, bytes) else self.content.read_bytes()
-        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def check_run(folder: Path, *, without_evaluation: bool) -> None:

@@ -1,4 +1,4 @@
-"""`reluformer kernel`: a folder that can be pushed to the Hub as a kernel for the library `kernels`, with `relu_attention` in it.
+"""A folder that can be pushed to the Hub as a kernel for the library `kernels`, with `relu_attention` in it.
 
 Its layout is that of a kernel of Python code alone: `build/torch-<backend>/` is a package with `metadata.json` beside its
 modules. `kernels` imports it under the name `id` of the metadata, and the operators are registered in that namespace
@@ -7,7 +7,6 @@ modules. `kernels` imports it under the name `id` of the metadata, and the opera
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import json
@@ -121,36 +120,6 @@ def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID, overwrit
         for path, text in files.items():
             write_whole(inside / path, text)
     return written
-
-
-def kernel_command(parser_class: type[argparse.ArgumentParser], arguments: list[str]) -> int:
-    """The command, with arguments after its name; returns the exit status.
-
-    Raises:
-        UserError: as `write_kernel`.
-    """
-    parser = parser_class(
-        prog="reluformer kernel",
-        description="Writes a folder that can be pushed to the Hub as a kernel for the library `kernels`: relu_attention "
-        "with its Triton kernels, without Transformers.",
-    )
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder to write")
-    parser.add_argument(
-        "--repo_id",
-        "--repo-id",
-        default=DEFAULT_REPO_ID,
-        metavar="OWNER/NAME",
-        help=f"where it will be on the Hub; default: {DEFAULT_REPO_ID}, to be changed before it is pushed",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a kernel that is in FOLDER already")
-    options = parser.parse_args(arguments)
-    written = write_kernel(options.output, repo_id=options.repo_id, overwrite=options.overwrite)
-    size = sum(path.stat().st_size for path in written.path.rglob("*") if path.is_file())
-    print(
-        f"{written.path}: {written.repo_id}, version {VERSION}, build {written.build}, {', '.join(written.variants)}, "
-        f"{size / 1000:,.0f} kB"
-    )
-    return 0
 
 
 def _kernel_name(repo_id: str) -> str:

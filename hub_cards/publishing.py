@@ -81,7 +81,10 @@ def describe(files: Sequence[PublishedFile], repo_id: str) -> list[str]:
 
 
 class _Upload:
-    """One publication; an attempt that failed may be made again, since each begins with what is there."""
+    """One publication. An attempt that failed may be made again: `create_commit` leaves out what the repository holds already.
+
+    It makes no commit where nothing is left then, and gives back the last one.
+    """
 
     def __init__(
         self,
@@ -94,61 +97,53 @@ class _Upload:
     ) -> None:
         self._api, self._repo_id, self._files, self._private = api, repo_id, files, private
         self._message, self._tell = message, tell
-        self._sent: tuple[str, ...] = ()  # of a commit whose answer has not come
+        self._before: ModelInfo | None = (
+            None  # as the first attempt found it: an answer to its commit may have been lost
+        )
 
     def attempt(self) -> Publication:
         self._api.create_repo(self._repo_id, private=self._private, exist_ok=True)
-        info = self._api.model_info(self._repo_id, files_metadata=True)
+        info = self._info()
         if self._private and not info.private:
             raise UserError(
                 f"{self._repo_id}: exists and is public, but --private was given; make it private in its settings, or leave "
                 "--private out"
             )
-        changed = changed_files(self._files, info)
-        if not changed:
-            return self._nothing_to_do(info)
-        self._tell_differences(changed, info)
-        self._sent = tuple(file.name for file in changed)
+        if self._before is None:
+            self._before = info
+            self._tell_what_is_there(info)
         commit = self._api.create_commit(
             self._repo_id,
-            operations=[CommitOperationAdd(file.name, file.content) for file in changed],
+            operations=[CommitOperationAdd(file.name, file.content) for file in self._files],
             commit_message=self._message,
             commit_description=f"With reluformer {version('reluformer')}.",
             parent_commit=info.sha,
         )
-        url = str(commit.commit_url)
-        self._tell(f"published: {url}")
-        return Publication(url, self._sent)
-
-    def _nothing_to_do(self, info: ModelInfo) -> Publication:
-        url = f"{self._api.endpoint}/{self._repo_id}"
-        if self._sent:  # the commit of an earlier attempt has arrived, its answer has not
-            commit = f"{url}/commit/{info.sha}"
-            self._tell(f"published: {commit}")
-            return Publication(commit, self._sent)
-        self._tell(f"nothing to do: {url} holds all of this already")
-        return Publication(None)
-
-    def _tell_differences(self, changed: Sequence[PublishedFile], info: ModelInfo) -> None:
-        visible = "private" if info.private else "public"
+        if commit.oid == self._before.sha:
+            self._tell(f"nothing to do: {self._api.endpoint}/{self._repo_id} holds all of this already")
+            return Publication(None)
+        changed = self._changed()
         total = _size(sum(file.size for file in changed))
-        self._tell(f"{self._repo_id} is {visible}; new or changed: {len(changed)} of {len(self._files)} files, {total}")
+        self._tell(
+            f"published: {commit.commit_url} (new or changed: {len(changed)} of {len(self._files)} files, {total})"
+        )
+        return Publication(str(commit.commit_url), tuple(file.name for file in changed))
+
+    def _info(self) -> ModelInfo:
+        return self._api.model_info(self._repo_id, files_metadata=True)
+
+    def _changed(self) -> list[PublishedFile]:
+        before, after = (
+            {sibling.rfilename: sibling.blob_id for sibling in info.siblings or []}
+            for info in (self._before, self._info())
+        )
+        return [file for file in self._files if before.get(file.name) != after.get(file.name)]
+
+    def _tell_what_is_there(self, info: ModelInfo) -> None:
+        self._tell(f"{self._repo_id} is {'private' if info.private else 'public'}")
         ours = {file.name for file in self._files} | {".gitattributes"}
         if others := sorted(sibling.rfilename for sibling in info.siblings or [] if sibling.rfilename not in ours):
             self._tell(f"left alone in the repository: {', '.join(others)}")
-
-
-def changed_files(files: Sequence[PublishedFile], info: ModelInfo) -> list[PublishedFile]:
-    """Those that the repository does not hold, or holds with another content, told by their hashes."""
-    there = {sibling.rfilename: sibling for sibling in info.siblings or []}
-
-    def is_there(file: PublishedFile) -> bool:
-        sibling = there.get(file.name)
-        if sibling is None:
-            return False
-        return sibling.lfs.sha256 == file.sha256 if sibling.lfs else sibling.blob_id == file.git_hash
-
-    return [file for file in files if not is_there(file)]
 
 
 def check_repo_id(repo_id: str, option: str = "--repo-id") -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from transformers.utils import logging
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.training.loading import require_safetensors
+from reluformer.training.loading import misfit, require_safetensors
 
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
@@ -37,54 +40,42 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_weights(folder: Path, config: ReLUFormerConfig) -> None:
-    """Reads every tensor and compares the names and shapes with those of the configuration's model.
+    """Loads the weights into the configuration's model, and looks at what the library reports and at every number.
 
     Raises:
-        UserError: a tensor that holds NaN or infinity, is missing, left over or of another shape; a damaged file.
+        UserError: a tensor holds NaN or infinity, is missing, left over or of another shape, or a file is damaged.
     """
-    found: dict[str, tuple[int, ...]] = {}
-    for path in weight_files(folder):
-        if path.suffix == ".safetensors":
-            found |= _shapes_of_finite_tensors(path)
-    expected, tied = _expected_shapes(config)
-    # A file holds a tied tensor once, under any of its names.
-    held = {tied.get(name, name) for name in found}
-    problems = {
-        "the weights lack": [name for name in expected if tied.get(name, name) not in held],
-        "the configuration has no place for": [name for name in found if name not in expected],
-    }
-    for what, names in problems.items():
-        if names:
-            raise UserError(
-                f"{folder}: weights and config.json do not fit: {what} {len(names)} tensors, first {names[0]}"
-            )
-    for name, shape in found.items():
-        if shape != expected[name]:
-            raise UserError(
-                f"{folder}: weights and config.json do not fit: {name} has shape {list(shape)}, the configuration asks for "
-                f"{list(expected[name])}"
-            )
-
-
-def _shapes_of_finite_tensors(path: Path) -> dict[str, tuple[int, ...]]:
-    shapes = {}
+    first, *shards = weight_files(folder)
     try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a dict)
-                tensor = file.get_tensor(name)
-                if not torch.isfinite(tensor).all():
-                    raise UserError(
-                        f"{path}: the tensor {name} holds NaN or infinity; publish an earlier checkpoint's weights or train anew"
-                    )
-                shapes[name] = tuple(tensor.shape)
+        with _in_silence():
+            model, info = ReLUFormerForConditionalGeneration.from_pretrained(
+                str(folder),
+                config=config,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # reported below
+                output_loading_info=True,
+            )
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: is damaged ({one_line(error)}); save the model again") from error
-    return shapes
+        where = f"{first}{' or one of its shards' if shards else ''}"
+        raise UserError(f"{where}: is damaged ({one_line(error)}); save the model again") from error
+    if (problem := misfit(info)) is not None:
+        raise UserError(f"{folder}: weights and config.json do not fit: {problem}")
+    for name, tensor in model.state_dict().items():
+        if not torch.isfinite(tensor).all():
+            raise UserError(
+                f"{folder}: the tensor {name} holds NaN or infinity; publish an earlier checkpoint's weights or train anew"
+            )
 
 
-def _expected_shapes(config: ReLUFormerConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Shape of every saved tensor by name, and for each tied name the name of what it is tied to."""
-    with torch.device("meta"):
-        model = ReLUFormerForConditionalGeneration(config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    return shapes, dict(model.all_tied_weights_keys)
+@contextlib.contextmanager
+def _in_silence() -> Iterator[None]:
+    """Without the progress bar and the table of Transformers: what is wrong is told in one line."""
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,27 @@ def require_safetensors(path_or_hub_id: str | Path) -> None:
             "it, load it with Transformers once and save it with save_pretrained, which writes model.safetensors"
         )
     raise UserError(f"{path_or_hub_id}: holds no weights, neither {' nor '.join(_WEIGHTS)}; give a complete model")
+
+
+def misfit(info: Mapping[str, Any], optional: Callable[[str], bool] = lambda name: False) -> str | None:
+    """What does not fit between weights and model, by the report of `from_pretrained`; None if all does.
+
+    Args:
+        info: the report, which `output_loading_info=True` asks for.
+        optional: whether a tensor of that name may be missing.
+    """
+    shapes = {name: (list(saved), list(wanted)) for name, saved, wanted in info["mismatched_keys"]}
+    problems = {
+        "the weights lack": [name for name in info["missing_keys"] if not optional(name)],
+        "the configuration has no place for": info["unexpected_keys"],
+        "the shapes differ of": shapes,
+    }
+    for what, names in problems.items():
+        if names:
+            first = min(names)
+            about = ": it has shape {}, the configuration asks for {}".format(*shapes[first]) if first in shapes else ""
+            return f"{what} {len(names)} tensors, first {first}{about}"
+    return None
 
 
 def device_of(name: str | torch.device | None) -> torch.device:

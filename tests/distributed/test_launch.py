@@ -178,7 +178,9 @@ def test_sharding_on_a_cpu_is_refused(recipe_file, environment, monkeypatch, ask
         recipe.training.fsdp = True
     else:
         environment.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setattr(training_module, "load_split", lambda *_: pytest.fail("the corpus was read"))
+    monkeypatch.setattr(
+        "reluformer.training.data.preparation.load_split", lambda *_: pytest.fail("the corpus was read")
+    )
     with pytest.raises(UserError, match=r"FSDP was asked for .* but this run is on a CPU"):
         training_module.train(recipe)
 

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,10 @@ from huggingface_hub import ModelCard
 
 import reluformer
 from reluformer import attention_operator, relu_attention
+from reluformer.commands import kernel
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards import kernel_sources
-from reluformer.hub_cards.kernel import BACKENDS, VERSION, kernel_command, write_kernel
+from reluformer.hub_cards.kernel import BACKENDS, VERSION, write_kernel
 from reluformer.visibility_reluformer import Visibility
 
 from ..modeling_reluformer.attention_cases import random_inputs, reference, relative_error
@@ -238,12 +238,12 @@ def test_other_code_is_another_build(folder, tmp_path, monkeypatch):
 
 def test_the_command_writes_it_once_and_replaces_it_when_told(tmp_path, capsys):
     output = ["--output", str(tmp_path / "kernel")]
-    assert kernel_command(ArgumentParser, [*output, "--repo-id", "somebody/pointwise"]) == 0
+    assert kernel.run([*output, "--repo-id", "somebody/pointwise"]) == 0
     line = capsys.readouterr().out
     assert "somebody/pointwise, version 0" in line and "torch-cpu, torch-cuda" in line
     assert (tmp_path / "kernel/build/torch-cuda/pointwise/__init__.py").is_file()
     with pytest.raises(UserError, match="holds a kernel already; give another folder, or --overwrite"):
-        kernel_command(ArgumentParser, output)
+        kernel.run(output)
     variant = tmp_path / "kernel/build/torch-cpu"
     metadata = json.loads((variant / "metadata.json").read_text())
     metadata["digest"]["files"]["stale.py"] = ""  # a module of an earlier version
@@ -251,10 +251,10 @@ def test_the_command_writes_it_once_and_replaces_it_when_told(tmp_path, capsys):
     (variant / "stale.py").write_text("")
     (tmp_path / "kernel/build/notes.txt").write_text("years of work")
     with pytest.raises(UserError, match=r"holds build/notes\.txt, which the program has not written"):
-        kernel_command(ArgumentParser, [*output, "--overwrite"])
+        kernel.run([*output, "--overwrite"])
     assert (variant / "stale.py").exists()
     (tmp_path / "kernel/build/notes.txt").unlink()
-    assert kernel_command(ArgumentParser, [*output, "--overwrite"]) == 0
+    assert kernel.run([*output, "--overwrite"]) == 0
     assert not (variant / "stale.py").exists()
     assert os.listdir(tmp_path) == ["kernel"]
 

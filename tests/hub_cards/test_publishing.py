@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import HfApi, ModelCard
@@ -12,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.hub_cards.bundle import PublishedFile, collect_files
-from reluformer.hub_cards.publishing import changed_files, publish
+from reluformer.hub_cards.bundle import collect_files
+from reluformer.hub_cards.publishing import publish
 from reluformer.training.run.records import write_json
 
 from .finished_run import LEFT_BEHIND, write_finished_run
@@ -329,22 +328,6 @@ def test_a_missing_token_is_refused_and_says_how_to_get_one(run, capsys):
 def test_a_licence_of_another_form_is_refused(run, license):
     with pytest.raises(UserError, match="--license"):
         dry_run(run, license=license)
-
-
-# What has changed
-
-
-def test_files_are_compared_by_what_the_hub_knows_them_by(tmp_path):
-    path = tmp_path / "weights"
-    path.write_bytes(b"weights")
-    files = [PublishedFile("a.json", b"{}"), PublishedFile("w.safetensors", path)]
-    # printf '{}' | git hash-object --stdin
-    a = SimpleNamespace(rfilename="a.json", blob_id="9e26dfeeb6e641a33dae4961196235bdb965b21b", lfs=None)
-    w = SimpleNamespace(rfilename="w.safetensors", blob_id="0" * 40, lfs=SimpleNamespace(sha256=files[1].sha256))
-    assert changed_files(files, SimpleNamespace(siblings=[a, w])) == []
-    assert changed_files(files, SimpleNamespace(siblings=None)) == files
-    other = SimpleNamespace(rfilename="w.safetensors", blob_id="0" * 40, lfs=SimpleNamespace(sha256="0" * 64))
-    assert changed_files(files, SimpleNamespace(siblings=[a, other])) == [files[1]]
 
 
 def test_a_client_with_a_token_of_its_own_needs_no_other(run):

@@ -1,6 +1,5 @@
 """What the page says about a text: the model's own weights and figures, and sentences for what it cannot show."""
 
-import argparse
 import socket
 import tomllib
 from pathlib import Path
@@ -11,8 +10,8 @@ import torch
 from huggingface_hub import RepoCard
 
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
+from reluformer.commands import space
 from reluformer.configuration.errors import UserError
-from reluformer.hub_cards.space import command
 from reluformer.hub_cards.space.observation import ObservedTranslator, Place
 from reluformer.hub_cards.space.pictures import draw_map
 from reluformer.hub_cards.space.views import heading_html, result_html
@@ -158,24 +157,24 @@ def test_negative_weights_have_a_map_and_no_figures(observe):
 def test_the_command_refuses_in_one_line(tmp_path, monkeypatch, tokenizer):
     pytest.importorskip("gradio", reason="the page needs the optional package gradio")
     with pytest.raises(UserError, match="no such folder"):
-        command.space_command(argparse.ArgumentParser, ["--model", str(tmp_path / "nowhere")])
+        space.run(["--model", str(tmp_path / "nowhere")])
     folder = str(save_model(tmp_path / "model", "reluformer", tokenizer))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         with pytest.raises(UserError, match=f"--port: {port}"):
-            command.space_command(argparse.ArgumentParser, ["--model", folder, "--port", port])
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+            space.run(["--model", folder, "--port", port])
+    monkeypatch.setattr(space.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="needs the package gradio"):
-        command.space_command(argparse.ArgumentParser, ["--model", folder])
+        space.run(["--model", folder])
 
 
 def test_examples_are_short_sources_of_the_run(tmp_path):
-    assert command.examples_of(tmp_path) == []
+    assert space.examples_of(tmp_path) == []
     sources = ["zwei", "zwei", "lang " * 40, "drei", "vier"]
     write_translations(tmp_path / "translations.test.tsv", sources, sources, sources)
-    assert command.examples_of(tmp_path) == ["zwei", "drei", "vier"]
+    assert space.examples_of(tmp_path) == ["zwei", "drei", "vier"]
 
 
 def test_a_space_without_a_model_says_so(monkeypatch, capsys):

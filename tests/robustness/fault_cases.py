@@ -209,7 +209,7 @@ CHANGES = [
         "reluformer: error: runs/tiny: holds checkpoints trained with data.max_length 64, the recipe says 32; give another "
         "name, or --overwrite to train anew",
         "checkpoint-2, checkpoint-4",
-        test="tests/training/test_training.py",
+        test="tests/training/run/test_resumption.py",
     ),
     Fault(
         "an update would hold other batches",
@@ -230,7 +230,7 @@ CHANGES = [
         "reluformer: error: runs/tiny: holds a finished run; give another name or training.output_dir, or --overwrite to train "
         "it anew",
         "everything",
-        test="tests/training/test_training.py",
+        test="tests/training/run/test_overwriting.py",
     ),
 ]
 _LOST = "reluformer: a process of this run has ended or cannot be reached (…); the same command goes on at runs/tiny/checkpoint-…"

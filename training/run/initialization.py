@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration_reluformer import PRESETS
-from reluformer.training.loading import require_safetensors
+from reluformer.training.loading import misfit, require_safetensors
 
 # The weights were made for these: what they say cannot change without them.
 FIXED_BY_THE_WEIGHTS = (
@@ -146,15 +146,6 @@ _OPTIONAL_MODULES = ("log_gamma", "gate_proj", "q_norm", "k_norm", "output_norm"
 
 
 def _new_parameters(info: Mapping[str, Any]) -> list[str]:
-    missing = sorted(info["missing_keys"])
-    lacking = [name for name in missing if not set(_OPTIONAL_MODULES) & set(name.split("."))]
-    mismatched = sorted(str(entry[0]) for entry in info["mismatched_keys"])
-    problems = {
-        "the weights lack": lacking,
-        "the configuration has no place for": sorted(info["unexpected_keys"]),
-        "the shapes differ of": mismatched,
-    }
-    for what, names in problems.items():
-        if names:
-            raise UserError(f"the weights do not fit the configuration: {what} {len(names)} tensors, first {names[0]}")
-    return missing
+    if (problem := misfit(info, lambda name: not set(_OPTIONAL_MODULES).isdisjoint(name.split(".")))) is not None:
+        raise UserError(f"the weights do not fit the configuration: {problem}")
+    return sorted(info["missing_keys"])

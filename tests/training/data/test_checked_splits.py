@@ -15,13 +15,12 @@ from reluformer.training.scoring.evaluation import read_translations
 from reluformer.training.scoring.validation import ValidationTranslation
 
 from ...conftest import demo_tokenizer
-from ..test_training import recipe_file  # noqa: F401  (a fixture)
 
 LONG = ("eins " * 200, "one")
 
 
 @pytest.fixture
-def arguments(recipe_file, tmp_path):  # noqa: F811
+def arguments(recipe_file, tmp_path):
     """A recipe of files, whose validation and test splits begin with a source longer than the model has positions."""
     given = ["--config", str(recipe_file), "--data.demo", "null"]
     for split, count in (("train", 40), ("validation", 5), ("test", 4)):

@@ -15,7 +15,6 @@ from reluformer.training.conversion import convert
 from reluformer.training.run.initialization import changed_config, load_config, load_weights
 from reluformer.training.run.model_building import build_config, build_model
 
-from ..test_training import recipe_file  # noqa: F401  (a fixture)
 from ..tiny_marian import marian_model, save_marian, train_sentencepiece
 
 
@@ -86,7 +85,7 @@ def test_training_starts_with_the_weights_of_the_checkpoint(marian_recipe, tmp_p
     assert torch.equal(model.model.encoder.layers[0].self_attn.output_norm.weight, torch.ones(16))
 
 
-def test_a_run_of_ours_is_swapped_and_goes_on(recipe_file, tmp_path):  # noqa: F811
+def test_a_run_of_ours_is_swapped_and_goes_on(recipe_file, tmp_path):
     """As in the study: a softmax model trained by us, its attention exchanged by the preset of the second recipe."""
     softmax = load_recipe(recipe_file)
     softmax.model["preset"] = "vanilla"
@@ -103,7 +102,7 @@ def test_a_run_of_ours_is_swapped_and_goes_on(recipe_file, tmp_path):  # noqa: F
     assert (folder / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
 
 
-def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, tmp_path):  # noqa: F811
+def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, tmp_path):
     def refusal(**changes) -> str:
         recipe = load_recipe(recipe_file)
         recipe.initialize_from = str(tmp_path / "start")
@@ -136,7 +135,7 @@ def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, tmp_path):  #
         train(recipe)
 
 
-def test_a_tokenizer_of_another_model_is_refused(recipe_file, tmp_path):  # noqa: F811
+def test_a_tokenizer_of_another_model_is_refused(recipe_file, tmp_path):
     first = train(load_recipe(recipe_file))
     recipe = load_recipe(recipe_file)
     recipe.initialize_from, recipe.tokenizer, recipe.model = str(first), type(recipe.tokenizer)(), {}

@@ -17,7 +17,6 @@ from reluformer.training import training as training_module
 from reluformer.training.run.checkpoints import checkpoint_folders, fault_of, is_off_schedule
 from reluformer.training.run.interruptions import told_in_one_line
 
-from ..test_training import recipe_file  # noqa: F401  (a fixture)
 from .kill_harness import Harness
 
 
@@ -40,7 +39,7 @@ def at_log(monkeypatch):
 
 
 @pytest.fixture
-def command(recipe_file, tmp_path):  # noqa: F811
+def command(recipe_file, tmp_path):
     return ["train", "--config", str(recipe_file), "--training.output_dir", str(tmp_path / "broken")]
 
 
@@ -67,7 +66,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_pat
     assert report["runs_ended_and_compared"] >= 1
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(command, recipe_file, at_log, tmp_path, capsys):  # noqa: F811
+def test_sigterm_saves_and_the_same_command_goes_on(command, recipe_file, at_log, tmp_path, capsys):
     before = signal.getsignal(signal.SIGTERM)
     remove = at_log(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert cli.main(command) == cli.EXIT_STOPPED == 143
@@ -85,7 +84,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(command, recipe_file, at_log
     assert [path.name for path in checkpoint_folders(folder)] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
-def test_ctrl_c_tells_where_the_run_goes_on(command, recipe_file, at_log, tmp_path, capsys):  # noqa: F811
+def test_ctrl_c_tells_where_the_run_goes_on(command, recipe_file, at_log, tmp_path, capsys):
     def interrupt():
         raise KeyboardInterrupt
 
@@ -124,7 +123,7 @@ def test_other_errors_of_torch_stay_what_they_are(tmp_path):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (a peer timed out)")
 
 
-def test_the_command_ends_with_a_status_of_its_own(command, recipe_file, at_log, tmp_path, capsys):  # noqa: F811
+def test_the_command_ends_with_a_status_of_its_own(command, recipe_file, at_log, tmp_path, capsys):
     def lose():
         raise RuntimeError(next(iter(LOSSES)))
 
@@ -138,7 +137,7 @@ def test_the_command_ends_with_a_status_of_its_own(command, recipe_file, at_log,
     assert_goes_on_to_the_same_end(command, recipe_file, folder, capsys)
 
 
-def test_a_disk_that_takes_no_more_is_one_line(command, recipe_file, at_log, tmp_path, capsys):  # noqa: F811
+def test_a_disk_that_takes_no_more_is_one_line(command, recipe_file, at_log, tmp_path, capsys):
     """A limit on the size of files stops safetensors, torch and Python alike where a full disk would."""
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     remove = at_log(4, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, unlimited[1])))
@@ -188,7 +187,9 @@ def test_a_folder_that_must_not_be_written_to_is_found_at_the_start(command, mon
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
 
         monkeypatch.setattr("pathlib.Path.mkdir", read_only)
-    monkeypatch.setattr(training_module, "load_split", lambda *_: pytest.fail("the corpus was read"))
+    monkeypatch.setattr(
+        "reluformer.training.data.preparation.load_split", lambda *_: pytest.fail("the corpus was read")
+    )
     try:
         assert cli.main(command) == 2
     finally:

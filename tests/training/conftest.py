@@ -1,0 +1,64 @@
+"""A recipe that trains in a second or two, and its run folder with checkpoints in it."""
+
+import pytest
+import yaml
+
+from reluformer.configuration.recipe_parser import load_recipe, parse_recipe, save_recipe
+from reluformer.training.run.checkpoints import seal_checkpoint
+from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
+
+
+@pytest.fixture
+def recipe_file(tmp_path):
+    """Path of a recipe that trains in a second or two, on the generated corpus."""
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    recipe = {
+        "name": "tiny",
+        "data": {
+            "source_language": "de",
+            "target_language": "en",
+            "max_length": 64,
+            "demo": {"train": 120, "validation": 6, "test": 5},
+        },
+        "tokenizer": {"vocab_size": 330},
+        "model": {**sizes, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 160},
+        "batching": {"tokens_per_batch": 400},
+        "evaluation": {"num_beams": 2, "at_most": 3, "samples": 2, "headline": "exact_match"},
+        "averaging": {"last_checkpoints": 2},
+        "training": {
+            "output_dir": str(tmp_path / "runs" / "tiny"),
+            "max_steps": 6,
+            "logging_steps": 2,
+            "eval_strategy": "steps",
+            "eval_steps": 3,
+            "save_strategy": "steps",
+            "save_steps": 2,
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "learning_rate": 0.01,
+        },
+    }
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder_of(recipe_file):
+    """The recipe, and its run folder with given checkpoints in it."""
+
+    def prepare(*checkpoints, finished=False, arguments=()):
+        recipe = parse_recipe(["--config", str(recipe_file), *arguments])
+        folder = recipe.run_folder
+        for step in checkpoints:
+            (folder / f"checkpoint-{step}").mkdir(parents=True)
+            for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+                (folder / f"checkpoint-{step}" / name).write_text("{}", encoding="utf-8")
+            seal_checkpoint(folder / f"checkpoint-{step}", processes=1)
+        save_recipe(load_recipe(recipe_file), folder / RECIPE_FILE)
+        if finished:
+            for name in (RECORD_FILE, CARD_FILE):
+                (folder / name).write_text("{}", encoding="utf-8")
+        return recipe, folder
+
+    return prepare

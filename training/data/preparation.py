@@ -1,0 +1,159 @@
+"""The corpus of a run, from its files to token ids: every split read, the tokenizer trained or found, the pairs encoded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.recipe import Recipe
+from reluformer.training.data.corpora import CorpusReport
+from reluformer.training.data.documents import PackingReport
+from reluformer.training.data.encoding import encode_pairs
+from reluformer.training.data.splits import has_split, load_split, pack_split
+from reluformer.training.run.model_building import build_config
+from reluformer.training.run.progress import say
+from reluformer.training.run.records import write_json
+from reluformer.training.run.resumption import require_same_tokenizer
+from reluformer.training.scoring.long_sources import SourceEncoder
+from reluformer.training.tokenization import MosesStep, train_tokenizer
+
+
+@dataclass(frozen=True)
+class PreparedCorpus:
+    """`encoded` (token ids) of the training and validation splits, with packing of the evaluated ones too, and `pairs` (plain
+    text) of all but the training split: sentences, or packed documents where the recipe packs."""
+
+    tokenizer: PreTrainedTokenizerBase
+    pairs: dict[str, datasets.Dataset]
+    encoded: dict[str, datasets.Dataset]
+
+
+def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedCorpus:
+    """Reads the splits for training, trains or loads the tokenizer, encodes; writes the reports into the run folder.
+
+    Args:
+        recipe: of the run.
+        resume_from: a checkpoint; take the tokenizer that the run has trained already, and compare it with the checkpoint's.
+
+    Raises:
+        UserError: files that cannot be used, a split with no pair left, sources of an evaluated split that are too long, or a
+            tokenizer that has become another one.
+    """
+    reports: list[CorpusReport] = []
+    learned, evaluated = _splits(recipe)
+    pairs = {}
+    # What is evaluated when training is over is read now: its faults are found before the first update.
+    for split in (*learned, *evaluated):
+        pairs[split], report = load_split(recipe.data, split)
+        reports.append(_told(recipe, report))
+    with recipe.training.main_process_first(local=False, desc="tokenizer"):
+        # Processes that wait for the first one find its tokenizer.
+        known = resume_from is not None or not recipe.training.should_save
+        tokenizer = _tokenizer(recipe, pairs["train"], from_run_folder=known)
+    if resume_from is not None:
+        require_same_tokenizer(tokenizer, resume_from)
+    if recipe.data.packing is None:
+        encoded = _encode(recipe, learned, pairs, tokenizer, reports)
+    else:
+        encoded = _pack(recipe, (*learned, *evaluated), pairs, tokenizer)
+    for split in recipe.evaluation.splits:
+        _check_sources(recipe, split, pairs[split], tokenizer)
+    del pairs["train"]  # what is read of a mapped file stays resident as long as it is mapped
+    _write_reports(recipe, "corpus_report.json", reports)
+    return PreparedCorpus(tokenizer, pairs, encoded)
+
+
+def _splits(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """The splits that training reads, and those that are evaluated alone."""
+    learned = [split for split in ("train", "validation") if has_split(recipe.data, split)]
+    if recipe.training.eval_strategy != "no" and "validation" not in learned:
+        raise UserError(
+            "training.eval_strategy: the recipe's data has no validation split; set it to no, or give files"
+        )
+    return learned, [split for split in recipe.evaluation.splits if split not in learned]
+
+
+def _encode(
+    recipe: Recipe,
+    splits: Sequence[str],
+    pairs: Mapping[str, datasets.Dataset],
+    tokenizer: PreTrainedTokenizerBase,
+    reports: list[CorpusReport],
+) -> dict[str, datasets.Dataset]:
+    """The token ids of each split; `reports` gets what was left out of each."""
+    data, encoded = recipe.data, {}
+    for split in splits:
+        encoded[split], report = encode_pairs(
+            pairs[split], tokenizer, max_length=data.max_length, name=f"{split} tokens", workers=data.workers
+        )
+        reports.append(_told(recipe, report))
+    return encoded
+
+
+def _pack(
+    recipe: Recipe, splits: Sequence[str], pairs: dict[str, datasets.Dataset], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, datasets.Dataset]:
+    """The token ids of each split's packed documents, which take the place of its sentences in `pairs`."""
+    positions = build_config(recipe, tokenizer).max_position_embeddings
+    encoded, reports = {}, []
+    for split in splits:
+        packed = pack_split(recipe.data, split, pairs[split], tokenizer, positions=positions)
+        pairs[split], encoded[split] = packed.pairs, packed.encoded
+        reports.append(packed.report)
+        say(recipe, packed.report.summary())
+    _write_reports(recipe, "packing_report.json", reports)
+    return encoded
+
+
+def _write_reports(recipe: Recipe, name: str, reports: Sequence[CorpusReport | PackingReport]) -> None:
+    if recipe.training.should_save:
+        write_json(recipe.run_folder / name, [dataclasses.asdict(report) for report in reports])
+
+
+def _told(recipe: Recipe, report: CorpusReport) -> CorpusReport:
+    say(recipe, f"{report.summary()} (from the cache)" if report.from_cache else report.summary())
+    return report
+
+
+def _check_sources(recipe: Recipe, split: str, pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses now what translating the split would refuse when training is over."""
+    if recipe.evaluation.long_sources != "error":
+        return  # told when it is done
+    positions = build_config(recipe, tokenizer).max_position_embeddings
+    encoder = SourceEncoder(tokenizer, positions, "error", MosesStep.from_tokenizer(tokenizer))
+    encoder.encode(list(pairs["source"]), f"{split} split")
+
+
+def _tokenizer(recipe: Recipe, pairs: datasets.Dataset, *, from_run_folder: bool) -> PreTrainedTokenizerBase:
+    """The one the recipe names, the one in the run folder, or a newly trained one."""
+    wanted, folder, data = recipe.tokenizer, recipe.run_folder, recipe.data
+    key, path = "tokenizer.path", wanted.path
+    if recipe.initialize_from is not None:
+        key, path = "initialize_from: the tokenizer of", recipe.initialize_from
+    if path is not None:
+        try:
+            return AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError, ImportError) as error:
+            reason = one_line(error)
+            raise UserError(f"{key} {path!r} cannot be loaded: {reason}") from error
+    if from_run_folder:
+        say(recipe, f"tokenizer: the one in {folder}")
+        return AutoTokenizer.from_pretrained(folder)
+    tokenizer = train_tokenizer(
+        pairs,
+        vocab_size=wanted.vocab_size,
+        lowercase=wanted.lowercase,
+        moses=wanted.moses,
+        source_language=data.source_language,
+        target_language=data.target_language,
+        max_length=data.max_length,
+    )
+    tokenizer.save_pretrained(folder)
+    say(recipe, f"tokenizer: {len(tokenizer):,} pieces")
+    return tokenizer
