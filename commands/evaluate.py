@@ -6,13 +6,14 @@ from pathlib import Path
 
 from reluformer.commands.parsing import DECODING, Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.splits import SPLITS
 
 
 def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
     parser = Parser(prog="reluformer evaluate", description="Translates and scores a split of a run's corpus.")
     parser.add_argument("--run", required=True, metavar="FOLDER", help="run folder, for example runs/demo")
-    parser.add_argument("--split", default="test", choices=["train", "validation", "test"], help="default: test")
+    parser.add_argument("--split", default="test", choices=SPLITS, help="default: test")
     add_decoding_options(parser, dict.fromkeys((*DECODING, "long_sources"), "the recipe's"))
     parser.add_argument("--samples", type=int, help="translations printed beside their references")
     options = parser.parse_args(arguments)

@@ -17,10 +17,9 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
 from transformers import Seq2SeqTrainingArguments
 
-from reluformer.configuration import recipe as recipe_sections
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
-from reluformer.configuration.recipe_text import read_recipe_text
+from reluformer.configuration.recipe_text import read_recipe_text, section_types
 from reluformer.configuration.whole_files import write_whole
 
 RECIPES_FOLDER = Path(__file__).parent / "recipes"
@@ -245,17 +244,10 @@ def readable(error: BaseException) -> str:
 
 
 def _known_keys() -> list[str]:
-    sections = (
-        Recipe,
-        recipe_sections.DataConfig,
-        recipe_sections.ParallelFiles,
-        recipe_sections.DatasetConfig,
-        recipe_sections.DemoConfig,
-        recipe_sections.PackingConfig,
-        recipe_sections.TokenizerConfig,
-        recipe_sections.BatchingConfig,
-        recipe_sections.EvaluationConfig,
-        recipe_sections.AveragingConfig,
-        Seq2SeqTrainingArguments,
-    )
-    return sorted({f.name for section in sections for f in dataclasses.fields(section)})
+    names, sections = set(), [Recipe]
+    while sections:
+        section = sections.pop()
+        names |= {f.name for f in dataclasses.fields(section)}
+        if section is not Seq2SeqTrainingArguments:  # what is deeper is the library's
+            sections += section_types(section).values()
+    return sorted(names)

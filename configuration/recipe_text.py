@@ -103,7 +103,7 @@ class _Checker:
                 raise UserError(f"{self._place(value.start_mark)}: `<<` merges sections, found a value")
 
     def _sections(self, node: yaml.MappingNode, kind: type, prefix: str) -> None:
-        sections = _section_types(kind)
+        sections = section_types(kind)
         for key, value in node.value:
             if key.tag == _MERGE:
                 for merged in _merged(value):
@@ -129,7 +129,7 @@ def _merged(value: yaml.Node) -> list[yaml.Node]:
     return value.value if isinstance(value, yaml.SequenceNode) else [value]
 
 
-def _section_types(kind: type) -> dict[str, type]:
+def section_types(kind: type) -> dict[str, type]:
     """Names of the fields of a recipe's section that are sections themselves, and their dataclasses."""
     hints = typing.get_type_hints(kind)
     return {

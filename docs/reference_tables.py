@@ -17,7 +17,7 @@ import yaml
 from reluformer import ReLUFormerConfig
 from reluformer.analysis.figure import figure_class
 from reluformer.configuration.analyses import ANALYSES
-from reluformer.configuration.recipe import _REPLACED_ARGUMENTS
+from reluformer.configuration.recipe_checks import _REPLACED_ARGUMENTS
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, recipe_layers, recipe_names
 from reluformer.configuration_reluformer import (
     ATTENTION_SCALINGS,

@@ -23,7 +23,7 @@ from reluformer.attention_triton import MAX_HEAD_DIM
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.whole_files import whole_folder, write_whole
 from reluformer.hub_cards.kernel_sources import ENTRY_FUNCTION, ENTRY_MODULE, kernel_sources
-from reluformer.training.run.own_files import require_own
+from reluformer.training.run.own_files import holds_one, require_own
 
 DEFAULT_REPO_ID = "your-name/relu-attention"
 # The major version, which the branch on the Hub is named after. 0 means, by the convention of `kernels`: not for production yet.
@@ -104,7 +104,8 @@ def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID, overwrit
     """
     folder = Path(folder)
     name = _kernel_name(repo_id)
-    _check_folder(folder, overwrite)
+    if holds_one(folder, "kernel", ["build.toml", "build"], overwrite=overwrite):
+        require_own(folder, _foreign_files(folder))
     package = distribution("reluformer")
     modules = {f"{module}.py": source for module, source in kernel_sources().items()}
     modules["__init__.py"] = _INIT.format(version=package.version, module=ENTRY_MODULE, function=ENTRY_FUNCTION)
@@ -134,18 +135,6 @@ def _kernel_name(repo_id: str) -> str:
             f"dashes, such as {DEFAULT_REPO_ID}"
         )
     return name
-
-
-def _check_folder(folder: Path, overwrite: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; give a folder")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    if not (folder / "build.toml").is_file() or not (folder / "build").is_dir():
-        raise UserError(f"{folder}: holds files but no kernel; give another folder")
-    if not overwrite:
-        raise UserError(f"{folder}: holds a kernel already; give another folder, or --overwrite to replace it")
-    require_own(folder, _foreign_files(folder))
 
 
 def _foreign_files(folder: Path) -> list[str]:

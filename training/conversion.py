@@ -21,7 +21,7 @@ from reluformer.configuration.whole_files import whole_folder
 from reluformer.configuration_reluformer import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, PRESETS
 from reluformer.training.loading import require_safetensors
 from reluformer.training.run.initialization import changed_config, load_any_config, load_weights, model_with_weights
-from reluformer.training.run.own_files import TOKENIZER_FILES, own_files_of_model, remove_files
+from reluformer.training.run.own_files import TOKENIZER_FILES, holds_one, own_files_of_model, remove_files
 
 ATTENTIONS = tuple(dict.fromkeys((*PRESETS, *POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS)))
 
@@ -214,18 +214,11 @@ def _change_notes(new: list[str]) -> list[str]:
 
 
 def _check_target(source: str | Path, target: Path, overwrite: bool) -> None:
-    if target.is_file():
-        raise UserError(f"{target}: is a file; give a folder")
     here, there = Path(source).resolve(), target.resolve()
     if Path(source).is_dir() and (here == there or there in here.parents):
         raise UserError(f"{target}: holds the source; give another folder")
-    if not target.is_dir() or not any(target.iterdir()):
-        return
-    if not (target / "config.json").is_file():
-        raise UserError(f"{target}: holds files but no model; give another folder")
-    if not overwrite:
-        raise UserError(f"{target}: holds a model already; give another folder, or --overwrite to replace it")
-    own_files_of_model(target)
+    if holds_one(target, "model", ["config.json"], overwrite=overwrite):
+        own_files_of_model(target)
 
 
 def _remove_model(folder: Path) -> None:

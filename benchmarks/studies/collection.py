@@ -11,7 +11,7 @@ import yaml
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.run.redaction import public_values, without_secrets
-from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE, read_log_history
+from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 
 
 def collect(folder: Path) -> dict[str, Any]:
@@ -43,6 +43,21 @@ def unevaluated_splits(folder: Path) -> list[str]:
 
 def _recipe(folder: Path) -> dict[str, Any]:
     return yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
+
+
+def read_log_history(folder: Path) -> list[dict[str, Any]]:
+    """The log of a run: `log_history` of its trainer_state.json.
+
+    Raises:
+        UserError: no such file, or no log in it.
+    """
+    path = folder / "trainer_state.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["log_history"]
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file; give the folder of a finished run") from error
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: is no trainer state with a log_history ({error})") from error
 
 
 def last_figure(log_history: Iterable[Mapping[str, Any]], name: str) -> Any:

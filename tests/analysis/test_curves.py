@@ -1,14 +1,11 @@
 """Curves: whatever the log holds is drawn, and nothing else; matplotlib's global state is left alone."""
 
-import json
-
 import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
 from reluformer.analysis.curves import plot_training_curve
 from reluformer.configuration.errors import UserError
-from reluformer.training.run.run_folder import read_log_history
 
 PNG = b"\x89PNG\r\n\x1a\n"
 LOG = [
@@ -77,14 +74,3 @@ def test_a_log_with_nothing_to_draw_is_refused(tmp_path):
     for log in ([], [{"step": 1, "train_runtime": 2.0}], [{"loss": 1.0}]):
         with pytest.raises(UserError, match="nothing to draw"):
             plot_training_curve(log, tmp_path / "a.png")
-
-
-def test_the_log_is_read_from_the_run_folder(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        read_log_history(tmp_path)
-    path = tmp_path / "trainer_state.json"
-    path.write_text("[]")
-    with pytest.raises(UserError, match="no trainer state"):
-        read_log_history(tmp_path)
-    path.write_text(json.dumps({"log_history": LOG}))
-    assert read_log_history(tmp_path) == LOG

@@ -9,7 +9,7 @@ import yaml
 
 from reluformer import ReLUFormerConfig
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import checkpoints_of
+from reluformer.configuration.recipe_checks import checkpoints_of
 from reluformer.configuration.recipe_parser import (
     RECIPES_FOLDER,
     load_recipe,

@@ -17,8 +17,8 @@ from num2words import num2words
 from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.splits import SPLITS
 
-SPLITS = ("train", "validation", "test")
 KINDS = ("number", "ordinal", "amount", "year")
 # There are only 900 years, so they come less often.
 KIND_SHARES = (0.3, 0.3, 0.3, 0.1)

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import SPLITS, DataConfig, ParallelFiles
+from reluformer.configuration.recipe import DataConfig, ParallelFiles
+from reluformer.configuration.splits import SPLITS
 from reluformer.training.data.corpora import CorpusReport, read_dataset, read_parallel_files
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.data.documents import PackedDocuments, pack_documents

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
+from reluformer.configuration.splits import SPLITS
 from reluformer.training.run.checkpoints import remove_checkpoint, remove_leftovers
 from reluformer.training.run.own_files import RECIPE_FILE, own_files_of_run, remove_files
 
@@ -24,7 +25,7 @@ def require_inputs_elsewhere(recipe: Recipe) -> None:
     data, folder = recipe.data, recipe.run_folder.resolve()
     inputs = {"initialize_from": recipe.initialize_from, "tokenizer.path": recipe.tokenizer.path}
     inputs["data.dataset.path"] = None if data.dataset is None else data.dataset.path
-    for split in ("train", "validation", "test"):
+    for split in SPLITS:
         for side in ("source", "target", "documents"):
             inputs[f"data.{split}.{side}"] = getattr(getattr(data, split), side, None)
     for key, path in inputs.items():

@@ -12,6 +12,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.splits import SPLITS
 from reluformer.training.run.checkpoints import (
     MANIFEST_FILE,
     UNSEALED_FILE,
@@ -56,7 +57,7 @@ _ANALYSIS_FILES = (
 RUN_FILES = (
     *(RECIPE_FILE, "training_record.json", "README.md"),
     *("corpus_report.json", "packing_report.json", "training_files.json"),
-    *(f"{name}.{split}.{ending}" for split in ("train", "validation", "test")
+    *(f"{name}.{split}.{ending}" for split in SPLITS
       for name, ending in (("evaluation", "json"), ("translations", "tsv"), ("translations", "tsv.partial"))),
     *_PICTURES,
     *_STATE_FILES,
@@ -99,6 +100,29 @@ def remove_files(folder: Path, files: Sequence[Path]) -> None:
     for inner, _, _ in os.walk(folder, topdown=False):
         if Path(inner) != folder and not any(Path(inner).iterdir()):
             Path(inner).rmdir()
+
+
+def holds_one(folder: Path, what: str, marks: Sequence[str], *, overwrite: bool) -> bool:
+    """Whether a folder that is about to be written holds a `what` that is to be replaced; False for one that is empty or missing.
+
+    Args:
+        folder: what the user has named.
+        what: the program writes there, for the message.
+        marks: files or folders that each `what` has.
+        overwrite: whether it may be replaced. The caller looks for files of others in it.
+
+    Raises:
+        UserError: it is a file, holds something else, or holds a `what` and `overwrite` is not given.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; give a folder")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return False
+    if not all((folder / mark).exists() for mark in marks):
+        raise UserError(f"{folder}: holds files but no {what}; give another folder")
+    if not overwrite:
+        raise UserError(f"{folder}: holds a {what} already; give another folder, or --overwrite to replace it")
+    return True
 
 
 def require_own(folder: Path, foreign: Sequence[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -159,18 +158,3 @@ def _last_whole_checkpoint(folder: Path, *, tell: bool) -> Path | None:
     if folders and tell:
         logger.warning("%s: no checkpoint can be used; training starts anew", folder)
     return None
-
-
-def read_log_history(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The log of a run: `log_history` of its trainer_state.json.
-
-    Raises:
-        UserError: no such file, or no log in it.
-    """
-    path = Path(run_dir) / "trainer_state.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["log_history"]
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; give the folder of a finished run") from error
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: is no trainer state with a log_history ({error})") from error

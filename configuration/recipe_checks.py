@@ -1,0 +1,194 @@
+"""What a recipe may not say although its types are right: found before anything is loaded, with the key that is to be changed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformers import Seq2SeqTrainingArguments
+
+from reluformer.configuration.errors import UserError
+from reluformer.configuration.scores import SCORES
+from reluformer.configuration.splits import EVALUATED_SPLITS, SPLITS
+
+if TYPE_CHECKING:
+    from reluformer.configuration.recipe import AveragingConfig, DataConfig, Recipe
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises `UserError` for values that cannot be trained."""
+    _check_name(recipe.name)
+    _check_data(recipe.data)
+    _check_documents(recipe)
+    _check_initialization(recipe)
+    _check_counts(recipe)
+    _check_training(recipe.training)
+    _check_averaging(recipe.averaging, recipe.training)
+
+
+def _check_name(name: str) -> None:
+    if not name or Path(name).name != name or name in (".", ".."):
+        raise UserError(f"name: {name!r} cannot name a folder; give a word such as 'multi30k_en_de'")
+
+
+def _check_data(data: DataConfig) -> None:
+    origins = {
+        "train/validation/test": any((data.train, data.validation, data.test)),
+        "dataset": data.dataset is not None,
+        "demo": data.demo is not None,
+    }
+    given = [name for name, is_given in origins.items() if is_given]
+    if len(given) != 1:
+        raise UserError(
+            f"data: give exactly one of {', '.join(origins)}; given: {' and '.join(given) if given else 'none of them'}"
+        )
+    if given == ["train/validation/test"] and data.train is None:
+        raise UserError("data: the files of `train` are missing; give data.train.source and data.train.target")
+    if data.max_length < 2:
+        raise UserError(f"data.max_length: {data.max_length} leaves no room for a token and </s>; give at least 2")
+    if data.workers is not None and data.workers < 1:
+        raise UserError(f"data.workers: {data.workers} processes cannot tokenise; give at least 1, or null")
+    if data.workers is not None and data.packing is not None:
+        raise UserError(
+            "data.workers: would have no effect on packed documents, which one process tokenises; leave it out"
+        )
+
+
+def _check_documents(recipe: Recipe) -> None:
+    data = recipe.data
+    files = {split: given for split in SPLITS if (given := getattr(data, split)) is not None}
+    for split, given in files.items():
+        if given.only is None:
+            continue
+        if given.documents is None:
+            raise UserError(f"data.{split}.only: chooses documents, but data.{split}.documents names no file of them")
+        if not given.only:
+            raise UserError(f"data.{split}.only: chooses no document; name at least one, or leave it out to take all")
+    if data.packing is None:
+        name = recipe.evaluation.headline
+        if SCORES[name].of_documents:
+            raise UserError(f"evaluation.headline: {name} is a score of packed documents; set data.packing")
+        return
+    if data.demo is not None:
+        raise UserError("data.packing: the generated corpus has no documents; give files or a data set that has them")
+    if data.dataset is not None and data.dataset.document_column is None:
+        raise UserError("data.packing: needs data.dataset.document_column, the column that names each pair's document")
+    for split, given in files.items():
+        if given.documents is None:
+            raise UserError(f"data.packing: needs data.{split}.documents, the file that names each pair's document")
+    if recipe.tokenizer.moses:
+        raise UserError(
+            "tokenizer.moses: does not go with data.packing, since Moses splits the full stop at the end of a text alone; "
+            "tokenise the corpus beforehand, or set it to false"
+        )
+
+
+def _check_initialization(recipe: Recipe) -> None:
+    if recipe.initialize_from is not None and recipe.tokenizer != type(recipe.tokenizer)():
+        raise UserError(
+            "tokenizer: comes with the model of initialize_from, whose embeddings were made for it; leave the section out"
+        )
+
+
+def _check_counts(recipe: Recipe) -> None:
+    evaluation = recipe.evaluation
+    at_least_one = {
+        "batching.tokens_per_batch": recipe.batching.tokens_per_batch,
+        "evaluation.num_beams": evaluation.num_beams,
+        "evaluation.batch_tokens": evaluation.batch_tokens,
+        "tokenizer.vocab_size": recipe.tokenizer.vocab_size,
+    }
+    for name, value in at_least_one.items():
+        if value < 1:
+            raise UserError(f"{name}: {value} must be at least 1")
+    at_least_zero = {
+        "evaluation.samples": evaluation.samples,
+        "evaluation.at_most": evaluation.at_most,
+        "averaging.last_checkpoints": recipe.averaging.last_checkpoints,
+    }
+    for name, value in at_least_zero.items():
+        if value < 0:
+            raise UserError(f"{name}: {value} must be at least 0")
+    if recipe.expected_world_size is not None and recipe.expected_world_size < 1:
+        raise UserError(f"expected_world_size: {recipe.expected_world_size} must be at least 1; null allows any number")
+    if recipe.batching.tokens_per_batch < recipe.data.max_length:
+        raise UserError(
+            f"batching.tokens_per_batch: {recipe.batching.tokens_per_batch} cannot hold one pair of "
+            f"data.max_length {recipe.data.max_length}; raise the first or lower the second"
+        )
+    for split in evaluation.splits:
+        if split not in EVALUATED_SPLITS:
+            raise UserError(
+                f"evaluation.splits: {split!r} is not a split to evaluate; choose of {', '.join(EVALUATED_SPLITS)}"
+            )
+
+
+# Arguments that the token batches, the model's own loss or our evaluation would make void: refused, never ignored.
+_REPLACED_ARGUMENTS = {
+    "label_smoothing_factor": "set model.label_smoothing: smoothing in the trainer would drop the model's regulariser",
+    "per_device_train_batch_size": "set batching.tokens_per_batch: training batches are filled by tokens",
+    "auto_find_batch_size": "set batching.tokens_per_batch: training batches are filled by tokens",
+    "train_sampling_strategy": "pairs are bucketed by length and reshuffled every epoch already",
+    "sortish_sampler": "pairs are bucketed by length and reshuffled every epoch already",
+    "average_tokens_across_devices": "the loss is a mean over the target tokens of all processes, however they are dealt out",
+    "dataloader_drop_last": "no batch is incomplete: batches are filled by tokens",
+    "predict_with_generate": "set evaluation.at_most to translate validation pairs during training",
+    "generation_max_length": "decoding stops by itself at a length that follows the source's",
+    "generation_num_beams": "set evaluation.num_beams",
+    "generation_config": "set evaluation.num_beams and evaluation.length_penalty",
+}
+# What Transformers writes for a token, and so stands in the recipes of earlier runs.
+_HIDDEN_TOKEN = "<HUB_TOKEN>"
+
+
+def _check_training(training: Seq2SeqTrainingArguments) -> None:
+    defaults = {name: f.default for name, f in Seq2SeqTrainingArguments.__dataclass_fields__.items()}
+    for name, instead in _REPLACED_ARGUMENTS.items():
+        value = getattr(training, name, defaults.get(name))
+        if value != defaults.get(name):
+            raise UserError(f"training.{name}: {value!r} would have no effect here; {instead}")
+    if training.fp16 and training.device.type == "cpu":
+        raise UserError(
+            "training.fp16: true, but the device is a CPU, on which it would have no effect; leave it out, or set training.bf16"
+        )
+    if training.hub_token not in (None, _HIDDEN_TOKEN):
+        raise UserError(
+            "training.hub_token: would stand in the files of the run, and is not needed; leave it out, and set HF_TOKEN or run "
+            "`hf auth login`"
+        )
+    accelerator = training.accelerator_config
+    if accelerator.split_batches or accelerator.dispatch_batches or not accelerator.even_batches:
+        raise UserError(
+            "training.accelerator_config: split_batches, dispatch_batches and even_batches=False cannot be used with "
+            "batches of unequal numbers of pairs; leave them out"
+        )
+
+
+def checkpoints_of(training: Seq2SeqTrainingArguments) -> int | None:
+    """Number of checkpoints a run writes, before `save_total_limit`; None where only the data can tell."""
+    if training.save_strategy == "no":
+        return 0
+    if training.save_strategy != "steps" or training.max_steps < 0:
+        return None
+    every = training.save_steps if training.save_steps >= 1 else math.ceil(training.save_steps * training.max_steps)
+    return math.ceil(training.max_steps / every)  # the last update is always saved
+
+
+def _check_averaging(averaging: AveragingConfig, training: Seq2SeqTrainingArguments) -> None:
+    wanted = averaging.last_checkpoints
+    if wanted < 2:
+        return
+    written, limit = checkpoints_of(training), training.save_total_limit
+    if written is not None and written < wanted:
+        raise UserError(
+            f"averaging.last_checkpoints: {wanted}, but the run writes {written} (training.max_steps "
+            f"{training.max_steps}, training.save_steps {training.save_steps}); save more often or average fewer"
+        )
+    if limit is not None and limit < wanted:
+        raise UserError(f"averaging.last_checkpoints: {wanted}, but training.save_total_limit keeps {limit}; raise it")
+    if training.load_best_model_at_end:
+        raise UserError(
+            "averaging.last_checkpoints and training.load_best_model_at_end exclude each other; "
+            "set averaging.last_checkpoints to 0 to keep the best checkpoint"
+        )
