@@ -1,7 +1,9 @@
 """The text of a recipe file, checked as YAML before anything interprets it: a recipe is data and executes nothing.
 
-jsonargparse, which reads the text next, imports what a `class_path` names, and what a string names that stands in place of
-a section; YAML's tags can name any class. All three are refused here, with the line.
+The libraries do not do this. jsonargparse, which reads the text next, imports what a `class_path` names before it refuses it,
+and so a string that stands in place of a section. PyYAML takes a key that stands there twice, and the last value wins; its
+tags can name any class, and its aliases can make a few lines stand for billions of values. All of it is refused here, with the
+line.
 """
 
 from __future__ import annotations

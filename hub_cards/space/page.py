@@ -17,7 +17,7 @@ from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
 from reluformer.analysis.head_sums import ALL
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.space.observation import ObservedText, ObservedTranslator, Place
-from reluformer.hub_cards.space.views import empty_html, heading_html, introduction_html, message_html, result_html
+from reluformer.hub_cards.space.views import heading_html, message_html, result_html
 
 TITLE = "Attention, head by head"
 _FOLDER = Path(__file__).parent
@@ -35,7 +35,7 @@ def build_page(models: Sequence[ObservedTranslator], examples: Sequence[str] = (
         examples: texts to begin with; the first stands in the text field.
     """
     with gr.Blocks(title=f"{TITLE} · reluformer", analytics_enabled=False, fill_width=True) as page:
-        gr.HTML(introduction_html(len(models)), apply_default_css=False)
+        gr.Markdown(_introduction(len(models)), elem_classes="intro")
         with gr.Row(elem_classes="ask"):
             text = gr.Textbox(
                 value=examples[0] if examples else "",
@@ -61,11 +61,19 @@ def build_page(models: Sequence[ObservedTranslator], examples: Sequence[str] = (
     return page
 
 
+def _introduction(models: int) -> str:
+    side_by_side = f": {models} models side by side" if models > 1 else ""
+    return (
+        f"# {TITLE}\n\nTranslate a text and see which tokens each head looks at, how many of its weights are exactly zero, and "
+        f"how spread the others are{side_by_side}. White is a weight of 0."
+    )
+
+
 def _column(model: ObservedTranslator) -> gr.HTML:
     with gr.Column(min_width=480):
         gr.HTML(heading_html(model), apply_default_css=False)
         script = (_FOLDER / "page.js").read_text(encoding="utf-8")
-        return gr.HTML(empty_html(), js_on_load=script, apply_default_css=False)
+        return gr.HTML('<div class="view"></div>', js_on_load=script, apply_default_css=False)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""What the page says about an observed text, as HTML: figures of one head, its map, and all heads at a glance."""
+"""What the page says about an observed text, as HTML: figures of one head, its map, and all heads at a glance.
+
+The rest of the page is made of Gradio's elements. A table whose cells are shaded buttons, with names that a screen reader reads,
+and that keeps the focus when it is drawn anew is none of them: a `gr.Dataframe` holds no buttons.
+"""
 
 from __future__ import annotations
 
@@ -68,16 +72,6 @@ def result_html(model: ObservedTranslator, observed: ObservedText, place: Place)
 def heading_html(model: ObservedTranslator) -> str:
     """Name, attention and size of a model."""
     return _render("heading", model=model)
-
-
-def introduction_html(models: int) -> str:
-    """What the page is for."""
-    return _render("introduction", models=models)
-
-
-def empty_html() -> str:
-    """Where a result will be."""
-    return _render("empty")
 
 
 def message_html(text: str) -> str:

@@ -1,7 +1,8 @@
 """A Hub on this machine for tests: huggingface_hub's own client uploads to it and downloads from it over HTTP.
 
 Two servers on 127.0.0.1: the Hub, and its object storage, which has another address as on the real Hub and refuses
-requests that carry a token. Everything is kept in memory. `fail_next` makes the next requests fail.
+requests that carry a token. Everything is kept in memory. `fail_next` makes the next requests fail. huggingface_hub comes with no
+server to test against, and one that records answers cannot break a connection or tell what a second request would find.
 """
 
 from __future__ import annotations

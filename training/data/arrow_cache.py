@@ -4,6 +4,10 @@ Each entry is a folder `reluformer/<kind>-<key>` of that cache (`HF_DATASETS_CAC
 decides what is in it, the content of corpus files included, so an entry is never out of date: what has changed has another
 key. An entry is written whole or not at all, by one process, while the others that want it wait and then map the same
 files. Entries are not removed; the folder can be deleted at any time that nothing trains.
+
+Files are written by `ArrowWriter`, mapped by `datasets` and encoded by its `map`. Its `from_generator` does not serve here:
+it finds an entry again by the path of a file whose content has changed, it wraps each error into one of its own, and it has no
+place for what was skipped, which must appear and disappear together with the rows.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow as pa
+from datasets.arrow_writer import ArrowWriter
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
@@ -32,10 +36,8 @@ logger = logging.getLogger(__name__)
 # Part of every key: another number where the same input is read or encoded in another way than before.
 FORMAT = 1
 ENTRY_FILE = "entry.json"
-# Rows of a record batch: what is looked at once where single rows are read.
+# Rows of a record batch, which is collected as Python objects before it is written, and looked at where a single row is read.
 ROWS_PER_RECORD_BATCH = 1_000
-# Rows that are collected as Python objects before they are written, and those of one file.
-ROWS_PER_CHUNK = 20_000
 ROWS_PER_FILE = 500_000
 _HASHED_AT_ONCE = 1 << 20
 _REFUSALS = tuple(
@@ -128,40 +130,31 @@ class RowFiles:
     """
 
     def __init__(self, folder: Path, name: str, features: datasets.Features) -> None:
-        self._folder, self._name, self._schema = folder, name, features.arrow_schema
-        self._chunk: list[Mapping[str, str]] = []
+        self._folder, self._name, self._features = folder, name, features
         self._files = self._rows_in_file = 0
-        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+        self._writer = self._next_writer()
 
     def append(self, row: Mapping[str, str]) -> None:
         """One row, by column."""
-        self._chunk.append(row)
-        if len(self._chunk) == ROWS_PER_CHUNK:
-            self._flush()
+        if self._rows_in_file == ROWS_PER_FILE:
+            self._writer.finalize()
+            self._writer = self._next_writer()
+        self._writer.write(row)
+        self._rows_in_file += 1
 
-    def _flush(self) -> None:
-        if self._writer is None:
-            path = self._folder / f"{self._name}-{self._files:05d}.arrow"
-            self._writer = pa.ipc.new_stream(str(path), self._schema)
-            self._files += 1
-        self._writer.write_table(pa.Table.from_pylist(self._chunk, self._schema), ROWS_PER_RECORD_BATCH)
-        self._rows_in_file += len(self._chunk)
-        self._chunk = []
-        if self._rows_in_file >= ROWS_PER_FILE:
-            self._close()
-
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._writer, self._rows_in_file = None, 0
+    def _next_writer(self) -> ArrowWriter:
+        path = self._folder / f"{self._name}-{self._files:05d}.arrow"
+        self._files, self._rows_in_file = self._files + 1, 0
+        return ArrowWriter(path=str(path), features=self._features, writer_batch_size=ROWS_PER_RECORD_BATCH)
 
     def __enter__(self) -> RowFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is None and (self._chunk or not self._files):
-            self._flush()
-        self._close()
+        if kind is None:
+            self._writer.finalize()
+        else:
+            self._writer.close()
 
 
 def content_hash(path: Path) -> str:

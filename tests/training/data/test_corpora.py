@@ -111,7 +111,7 @@ def test_nothing_left_is_an_error(tmp_path):
 
 
 def test_many_chunks_keep_the_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("reluformer.training.data.arrow_cache.ROWS_PER_CHUNK", 7)
+    monkeypatch.setattr("reluformer.training.data.arrow_cache.ROWS_PER_RECORD_BATCH", 7)
     monkeypatch.setattr("reluformer.training.data.arrow_cache.ROWS_PER_FILE", 21)
     texts = [f"line {number}" for number in range(50)]
     pairs, _ = read_parallel_files(*files(tmp_path, lines(texts), lines(texts)), name="train")

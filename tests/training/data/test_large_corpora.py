@@ -34,7 +34,7 @@ LANGUAGES = {"source_language": "de", "target_language": "en"}
 def own_cache(tmp_path, monkeypatch):
     """An empty cache, and files of few rows, so that a small corpus is many files."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(arrow_cache, "ROWS_PER_CHUNK", 100)
+    monkeypatch.setattr(arrow_cache, "ROWS_PER_RECORD_BATCH", 100)
     monkeypatch.setattr(arrow_cache, "ROWS_PER_FILE", 1_100)
 
 
