@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_decoding_options(parser: argparse.ArgumentParser, defaults: Mapping[str, str]) -> None:
-    """Defaults are told, not set: who reads the options has to know which of them were given."""
+    """Adds the options without their defaults, which the help names: the caller must know which of them were given."""
     parser.add_argument("--num_beams", type=int, help=f"width of the beam; default: {defaults['num_beams']}")
     parser.add_argument(
         "--length_penalty", type=float, help=f"exponent of the length; default: {defaults['length_penalty']}"

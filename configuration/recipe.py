@@ -140,7 +140,7 @@ class TokenizerConfig:
 
 @dataclass(kw_only=True)
 class BatchingConfig:
-    """How pairs are put together to batches.
+    """How pairs are put together into batches.
 
     Args:
         tokens_per_batch: budget of a batch in tokens with padding: its pairs times the length of its longest sentence,
@@ -202,12 +202,13 @@ class Recipe:
         tokenizer: the joint BPE.
         model: fields of `ReLUFormerConfig`, and `preset` (default `reluformer`), and `attn_implementation`. With
             `initialize_from`, what differs from the checkpoint's config, which is the default for all of it.
-        batching: how pairs are put together to batches.
+        batching: how pairs are put together into batches.
         evaluation: how translations are decoded and scored.
         averaging: of weights over the last checkpoints.
         on_divergence: what happens when the loss becomes NaN or infinite, the cross-entropy more than twice that of guessing, or
             all rows of an attention module are dead: `stop` ends the run with an error that says what to change; `record` ends
-            it at a loss that is not finite as a result that does not converge, and goes on with the others and records them.
+            a run whose loss is not finite and records that it did not converge; in the other cases it goes on and records what
+            happened.
         expected_world_size: number of processes that the recipe is meant for; a run of any other number is refused, since an
             update would hold another number of tokens. null: any.
         training: `transformers.Seq2SeqTrainingArguments`.

@@ -48,7 +48,7 @@ class PublishedFile:
 
 
 def check_run(folder: Path, *, without_evaluation: bool) -> None:
-    """Raises a `UserError` for a folder that is no run's, or a run that is unfinished, diverged or not evaluated."""
+    """Raises a `UserError` for a folder that does not hold a run, or a run that is unfinished, diverged or not evaluated."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give the folder of a run, for example runs/demo")
     if not (folder / RECIPE_FILE).is_file():

@@ -81,9 +81,10 @@ def describe(files: Sequence[PublishedFile], repo_id: str) -> list[str]:
 
 
 class _Upload:
-    """One publication. An attempt that failed may be made again: `create_commit` leaves out what the repository holds already.
+    """One publication. An attempt that failed may be made again.
 
-    It makes no commit where nothing is left then, and gives back the last one.
+    `create_commit` leaves out the files that the repository holds already. If nothing is left, it makes no commit and returns the
+    last one.
     """
 
     def __init__(
@@ -97,9 +98,8 @@ class _Upload:
     ) -> None:
         self._api, self._repo_id, self._files, self._private = api, repo_id, files, private
         self._message, self._tell = message, tell
-        self._before: ModelInfo | None = (
-            None  # as the first attempt found it: an answer to its commit may have been lost
-        )
+        # As the first attempt found it: the answer to its commit may have been lost.
+        self._before: ModelInfo | None = None
 
     def attempt(self) -> Publication:
         self._api.create_repo(self._repo_id, private=self._private, exist_ok=True)
@@ -124,9 +124,8 @@ class _Upload:
             return Publication(None)
         changed = self._changed()
         total = _size(sum(file.size for file in changed))
-        self._tell(
-            f"published: {commit.commit_url} (new or changed: {len(changed)} of {len(self._files)} files, {total})"
-        )
+        self._tell(f"new or changed: {len(changed)} of {len(self._files)} files, {total}")
+        self._tell(f"published: {commit.commit_url}")
         return Publication(str(commit.commit_url), tuple(file.name for file in changed))
 
     def _info(self) -> ModelInfo:
@@ -147,7 +146,7 @@ class _Upload:
 
 
 def check_repo_id(repo_id: str, option: str = "--repo-id") -> None:
-    """Raises a `UserError`, which names the option, for what is no `owner/name` of the Hub's form."""
+    """Raises a `UserError`, which names the option, for an id that is not `owner/name` in the form of the Hub."""
     if repo_id.count("/") != 1:
         raise UserError(f"{option}: {repo_id!r} is no repository; give owner/name, for example me/my-model")
     try:

@@ -27,7 +27,7 @@ def load_model_and_tokenizer(
         attn_implementation: how attention is computed; None takes the model's default.
 
     Raises:
-        UserError: no such folder or repository, no model in it, a model that is no encoder-decoder, weights that are
+        UserError: no such folder or repository, no model in it, a model that is not an encoder-decoder, weights that are
             damaged, incomplete, no numbers or no safetensors; a tokenizer that is damaged or another model's.
     """
     name = str(path_or_hub_id)

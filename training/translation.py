@@ -138,7 +138,7 @@ class Translator:
             progress: show a progress bar.
 
         Raises:
-            UserError: something that is no text; sources that are too long, with `long_sources` "error".
+            UserError: a source is not text; sources that are too long, with `long_sources` "error".
         """
         if isinstance(texts, str):
             return self([texts], progress)[0]

@@ -2,7 +2,8 @@
 
 A page of a mapped file stays resident once it was looked at, with those around it, until the system is short of memory. Over
 an epoch that is the whole corpus, in each process. It costs nothing that others could use, but it is counted as the process's,
-and limits on memory (of a container, of a batch system) may stop it for that.
+and limits on memory (of a container, of a batch system) may stop it for that. `datasets` and pyarrow map files, and have
+no way to give their pages back.
 """
 
 from __future__ import annotations

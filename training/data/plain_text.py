@@ -1,4 +1,4 @@
-"""Refuses what is no plain UTF-8 text before its bytes are taken for lines of it."""
+"""Refuses a file that is not plain UTF-8 text before its bytes are read as lines."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _told(recipe: Recipe, report: CorpusReport) -> CorpusReport:
 def _check_sources(recipe: Recipe, split: str, pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuses now what translating the split would refuse when training is over."""
     if recipe.evaluation.long_sources != "error":
-        return  # told when it is done
+        return  # the translation names the sources that it shortens
     positions = build_config(recipe, tokenizer).max_position_embeddings
     encoder = SourceEncoder(tokenizer, positions, "error", MosesStep.from_tokenizer(tokenizer))
     encoder.encode(list(pairs["source"]), f"{split} split")

@@ -1,4 +1,4 @@
-"""Watching a training for what it does not come back from: a loss that is no number or explodes, attention without weights."""
+"""Watches a training for what it does not recover from: a loss that is NaN or explodes, attention whose weights are all zero."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def launched_processes() -> int | None:
     """The number of processes that the launcher says it has started; None without a launcher.
 
     Raises:
-        UserError: what it says is no number of processes.
+        UserError: what it says is not a number of processes.
     """
     name = next((name for name in _WORLD_SIZES if os.environ.get(name)), None)
     if name is None:

@@ -60,7 +60,7 @@ _TRAINING = (
 
 
 def require_same_recipe(recipe: Recipe, recipe_file: Path, *, remedy: str, other_name: bool = False) -> None:
-    """A run goes on with the recipe that it began with, but for what is listed above.
+    """A run goes on with the recipe it began with, except for what is listed above.
 
     Args:
         recipe: of the run that is about to go on.
