@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from reluformer.analysis.collection import eager
 from reluformer.analysis.heat_maps import draw_heat_maps
 from reluformer.configuration.errors import UserError
-from reluformer.training.tokenization import MosesStep
+from reluformer.training.data.moses import MosesStep
 from reluformer.training.translation import Translator
 
 

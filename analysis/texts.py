@@ -19,7 +19,7 @@ from reluformer.analysis.collection import IGNORED_LABEL, Batch
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.corpora import read_parallel_files
 from reluformer.training.data.encoding import encode_pairs
-from reluformer.training.tokenization import MosesStep
+from reluformer.training.data.moses import MosesStep
 from reluformer.training.translation import Translator
 
 logger = logging.getLogger(__name__)

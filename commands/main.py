@@ -71,8 +71,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    chosen = _main_parser().parse_args(arguments[:1])
-    return import_module(f"reluformer.commands.{chosen.command}").run(arguments[1:])
+    verb = _main_parser().parse_args(arguments[:1]).command
+    try:
+        return import_module(f"reluformer.commands.{verb}").run(arguments[1:])
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "reluformer"):
+            raise
+        extra = "space" if verb == "space" else "train"
+        raise UserError(
+            f"{verb}: needs the package {package!r}, which is not installed; pip install 'reluformer[{extra}]' brings what the "
+            "command needs"
+        ) from error
 
 
 def exit_status(run: Callable[[], int]) -> int:

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
+from reluformer.training.data.moses import MosesStep
 from reluformer.training.loading import device_of, load_model_and_tokenizer
 from reluformer.training.scoring.long_sources import LONG_SOURCES, LongSources, Pieces, SourceEncoder
 
@@ -79,8 +80,6 @@ class Translator:
         long_sources: LongSources = "error",
         device: str | torch.device | None = None,
     ) -> None:
-        from reluformer.training.tokenization import MosesStep
-
         self.model = model if device is None else model.to(device_of(device))
         self.tokenizer = tokenizer
         self.num_beams = num_beams

@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.encoding import ENCODED_FEATURES, check_end_of_sentence
-from reluformer.training.tokenization import MosesStep
+from reluformer.training.data.moses import MosesStep
 
 logger = logging.getLogger(__name__)
 

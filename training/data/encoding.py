@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.arrow_cache import ROWS_PER_RECORD_BATCH, cached_rows, rows_by_file
 from reluformer.training.data.corpora import CorpusReport
-from reluformer.training.tokenization import MosesStep
+from reluformer.training.data.moses import MosesStep
 
 ENCODED_FEATURES = datasets.Features(
     {

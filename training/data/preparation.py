@@ -15,13 +15,14 @@ from reluformer.configuration.recipe import Recipe
 from reluformer.training.data.corpora import CorpusReport
 from reluformer.training.data.documents import PackingReport
 from reluformer.training.data.encoding import encode_pairs
+from reluformer.training.data.moses import MosesStep
 from reluformer.training.data.splits import has_split, load_split, pack_split
 from reluformer.training.run.model_building import build_config
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import write_json
 from reluformer.training.run.resumption import require_same_tokenizer
 from reluformer.training.scoring.long_sources import SourceEncoder
-from reluformer.training.tokenization import MosesStep, train_tokenizer
+from reluformer.training.tokenization import train_tokenizer
 
 
 @dataclass(frozen=True)

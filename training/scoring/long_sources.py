@@ -13,7 +13,7 @@ from reluformer.configuration.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from reluformer.training.tokenization import MosesStep
+    from reluformer.training.data.moses import MosesStep
 
 logger = logging.getLogger(__name__)
 

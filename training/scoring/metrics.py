@@ -16,6 +16,7 @@ import sacrebleu.metrics
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
+from reluformer.training.data.moses import MosesStep
 
 logger = logging.getLogger(__name__)
 
@@ -133,8 +134,6 @@ def _score(score: Score, hypotheses: list[str], references: list[str]) -> dict[s
 
 
 def _moses_score(score: Score, hypotheses: list[str], references: list[str], language: str) -> dict[str, Any]:
-    from reluformer.training.tokenization import MosesStep
-
     try:
         moses = MosesStep(source_language=language, target_language=language)
     except UserError as error:  # sacremoses is optional, and has rules for few languages

@@ -1,0 +1,73 @@
+"""The package without its extras: the model and its translations, and one line for every other verb."""
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from reluformer.commands import main as cli
+
+from ..conftest import demo_tokenizer, tiny_model
+
+ROOT = Path(__file__).parents[2]
+# With None in their place, `import` says that they are missing.
+WITHOUT = """
+import sys
+sys.modules |= dict.fromkeys({names!r})
+from reluformer.commands.main import main
+sys.exit(main({arguments!r}))
+"""
+
+
+def names_of_the_extras() -> list[str]:
+    """What is imported from the packages that only extras require."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    extras = {Requirement(line).name for lines in project["optional-dependencies"].values() for line in lines}
+    # Transformers itself requires these
+    only = {canonicalize_name(name) for name in extras} - required - {"reluformer", "pyyaml", "filelock", "setuptools"}
+    return [name for name, packages in packages_distributions().items() if only & set(map(canonicalize_name, packages))]
+
+
+def without_extras(*arguments: str) -> subprocess.CompletedProcess:
+    program = WITHOUT.format(names=names_of_the_extras(), arguments=list(arguments))
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+def test_the_light_install_translates(tmp_path):
+    assert {"datasets", "jsonargparse", "matplotlib", "sacrebleu", "gradio"} & {*names_of_the_extras()}
+    tokenizer = demo_tokenizer(50)
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    done = without_extras("translate", "--model", str(tmp_path), "eins")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "package", "extra"), [("train", "jsonargparse", "train"), ("space", "gradio", "space")]
+)
+def test_a_verb_says_which_extra_it_needs(verb, package, extra, monkeypatch, capsys):
+    def needs(arguments):
+        raise ModuleNotFoundError(f"No module named '{package}'", name=f"{package}.inner")
+
+    monkeypatch.setattr(f"reluformer.commands.{verb}.run", needs)
+    assert cli.main([verb]) == 2
+    assert capsys.readouterr().err == (
+        f"reluformer: error: {verb}: needs the package '{package}', which is not installed; pip install 'reluformer[{extra}]' "
+        "brings what the command needs\n"
+    )
+
+
+def test_a_module_of_ours_that_is_missing_keeps_its_traceback(monkeypatch):
+    def broken(arguments):
+        raise ModuleNotFoundError("No module named 'reluformer.gone'", name="reluformer.gone")
+
+    monkeypatch.setattr("reluformer.commands.card.run", broken)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["card"])
