@@ -21,12 +21,12 @@ demo: .venv/train .venv/links
 
 # Every behaviour once: about five minutes on two cores.
 test: .venv/all .venv/links
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 # The same and the exhaustive products: fuzzing, killed processes, torchrun, compiled kernels, pages in a browser, every
 # activation with every option. What continuous integration runs.
 test-all: .venv/all .venv/links
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # 100 kills of a tiny training at random moments: each run must end like one that was never killed.
 test-kills: .venv/all .venv/links

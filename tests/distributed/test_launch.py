@@ -136,6 +136,7 @@ def test_processes_that_do_not_find_each_other_get_one_line(environment, is_firs
         dist.TCPStore("127.0.0.1", int(port), world_size=2, is_master=is_first, timeout=timedelta(seconds=1))
 
 
+@pytest.mark.slow
 def test_the_command_line_tells_that_they_did_not(recipe_file, tmp_path):
     """In a process of its own: accelerate keeps what it has begun."""
     variables = {
@@ -285,6 +286,7 @@ def assert_trained_by_two(folder: Path) -> None:
     assert any("eval_bleu" in entry for entry in log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu_two_processes", "ddp"])
 def test_accelerate_launch_trains_in_two_processes(recipe_file, tmp_path, name):
     """With the files of the package; accelerate starts them with torchrun's own launcher."""
@@ -295,6 +297,7 @@ def test_accelerate_launch_trains_in_two_processes(recipe_file, tmp_path, name):
     assert_trained_by_two(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
 def test_two_launchers_train_one_model(recipe_file, tmp_path, launcher):
     """As on two machines, with the commands of docs/distributed.md and of two_nodes.yaml, one process each."""
@@ -319,6 +322,7 @@ def test_two_launchers_train_one_model(recipe_file, tmp_path, launcher):
     assert_trained_by_two(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_fsdp2_on_a_cpu_fails_with_one_line(recipe_file, tmp_path):
     """As accelerate starts it, rather than as DDP; each of the two processes prints the line."""
     command = ["accelerate.commands.launch", "--config_file", str(ACCELERATE_FILES / "fsdp2.yaml")]
@@ -353,6 +357,7 @@ def test_the_documented_line_for_two_processes_on_a_cpu(tmp_path):
     assert (record["processes"], record["updates"]) == (2, 2)
 
 
+@pytest.mark.slow
 def test_the_single_process_of_accelerate_without_a_file_fails_with_one_line(recipe_file, tmp_path):
     command = ["accelerate.commands.launch", "--cpu", "--num_processes", "2"]
     command += ["--main_process_port", free_port(), "--quiet"]
@@ -405,6 +410,7 @@ sys.exit(cli.main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="on_exit is glibc's")
 @pytest.mark.parametrize(
     ("how", "arguments", "processes", "status"),

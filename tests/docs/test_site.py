@@ -17,6 +17,7 @@ for extra in ("sphinx", "myst_parser", "furo", "latex2mathml"):
     pytest.importorskip(extra, reason="the pages are built with the extra `docs`: pip install '.[docs]'")
 
 CONFIGURATION = ROOT / "docs"
+pytestmark = pytest.mark.slow
 
 
 def build(source: Path, configuration: Path, target: Path) -> subprocess.CompletedProcess:

@@ -22,6 +22,7 @@ shots = import_module("docs.screenshot")
 By, Keys = shots.By, shots.Keys
 
 TEXT = "ein hund im schnee"
+pytestmark = pytest.mark.slow
 
 
 class Counted(ObservedTranslator):

@@ -201,6 +201,7 @@ def test_an_error_in_a_worker_reaches_the_caller():
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_workers_after_a_fork(threads):
@@ -223,6 +224,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
 
+@pytest.mark.slow
 def test_long_work_ends_the_threads_that_spin():
     """Counted by the system; and they come again."""
     if not os.path.isdir("/proc/self/task") or workers._symbol_of_torch("omp_pause_resource_all") is None:
@@ -244,6 +246,7 @@ for _ in range(2):
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
 
 
+@pytest.mark.slow
 def test_two_copies_of_the_package_do_not_replace_each_others_operators(tmp_path):
     """A copy from the Hub is a module of another name in the same process."""
     program = """

@@ -40,6 +40,7 @@ def options(**changed):
     return {**defaults, "statistics": "none", **changed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["interpreter", "cuda"])
 def test_numerics(device):
     """In a process of its own: Triton reads TRITON_INTERPRET when it is imported, and transformers imports it."""
@@ -151,8 +152,8 @@ def assert_compiled(kernels, capability):
     ("dtype", "head_dim", "capability", "changed"),
     [
         (torch.bfloat16, 64, 90, {"statistics": "sum+entropy", "causal": True}),
-        (torch.float16, 128, 80, {"statistics": "sum", "dropout_p": 0.1}),
-        (torch.float32, 64, 80, {}),
+        pytest.param(torch.float16, 128, 80, {"statistics": "sum", "dropout_p": 0.1}, marks=pytest.mark.slow),
+        pytest.param(torch.float32, 64, 80, {}, marks=pytest.mark.slow),
     ],
 )
 def test_kernels_compile(compiled, dtype, head_dim, capability, changed):

@@ -190,7 +190,11 @@ def operators(graph: torch.fx.GraphModule) -> int:
 @needs_compiler
 @pytest.mark.parametrize(
     ("preset", "length", "backend"),
-    [("reluformer", 7, "aot_eager"), ("reluformer", LONG, "inductor"), ("vanilla", 7, "inductor")],
+    [
+        ("reluformer", 7, "aot_eager"),
+        pytest.param("reluformer", LONG, "inductor", marks=pytest.mark.slow),
+        ("vanilla", 7, "inductor"),
+    ],
 )
 def test_compiled_training_step_is_one_graph_and_equal(preset, length, backend):
     model = long_model(preset).train()

@@ -29,7 +29,7 @@ class Fault:
             several processes, it is one process with twice the accumulation that goes on.
         same_end: whether it then ends with the weights of a run that nothing has disturbed, bit by bit.
         test: the test that shows more of it.
-        slow: it takes launchers, and minutes rather than seconds where the machine is busy.
+        several_processes: it takes a launcher.
     """
 
     given: str
@@ -41,7 +41,7 @@ class Fault:
     again: str = ""
     same_end: bool = False
     test: str = "tests/training/run/test_interruptions.py"
-    slow: bool = False
+    several_processes: bool = False
 
     def is_said_in(self, text: str) -> bool:
         return Case(self.given, self.command, self.outcome, self.says).matches(text)
@@ -248,7 +248,7 @@ PROCESSES = [
         "their own)",
         "checkpoint-2, checkpoint-4, checkpoint-6",
         test="tests/distributed/test_processes.py",
-        slow=True,
+        several_processes=True,
     ),
     Fault(
         "a worker of torchrun is killed, with --max_restarts",
@@ -259,7 +259,7 @@ PROCESSES = [
         "going on at runs/tiny/checkpoint-…",
         "all before, as many as save_total_limit says",
         test="tests/training/run/test_elastic.py",
-        slow=True,
+        several_processes=True,
     ),
     Fault(
         "restarts are asked for with workers that would wait for dead ones",
@@ -280,7 +280,7 @@ PROCESSES = [
         "all before, as many as save_total_limit says",
         _ONE_GOES_ON,
         test="tests/training/run/test_elastic.py",
-        slow=True,
+        several_processes=True,
     ),
     Fault(
         "one of two machines is lost",
@@ -291,7 +291,7 @@ PROCESSES = [
         "all before, as many as save_total_limit says",
         _ONE_GOES_ON,
         test="tests/distributed/test_two_nodes.py",
-        slow=True,
+        several_processes=True,
     ),
 ]
 GROUPS = {

@@ -16,7 +16,6 @@ from .fault_table import KILLS, TABLE, fault_table
 from .provoked_faults import CONSTANT, RUN, Scene, write_recipe
 
 FAULTS = [fault for faults in GROUPS.values() for fault in faults]
-MARKED = [pytest.param(fault, marks=[pytest.mark.slow] if fault.slow else [], id=fault.given) for fault in FAULTS]
 
 
 @pytest.fixture
@@ -50,7 +49,8 @@ def undisturbed(tmp_path_factory, one_thread):
     return load_file(train(recipe) / "model.safetensors")
 
 
-@pytest.mark.parametrize("fault", MARKED)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.given)
 def test_a_fault_is_told_and_costs_no_more_than_it_must(fault, scene, undisturbed):
     outcome = getattr(provoked_faults, fault.provoke)(scene)
     assert fault.outcome == f"exit {outcome.status}", outcome.text[-4000:]
@@ -64,7 +64,7 @@ def test_a_fault_is_told_and_costs_no_more_than_it_must(fault, scene, undisturbe
             assert fault_of(RUN / name.strip()) is None, name
     if fault.again:
         in_one_process = ["--training.gradient_accumulation_steps", "4", "--training.max_steps", "10", *CONSTANT]
-        again = scene.run(*in_one_process if fault.slow else [])
+        again = scene.run(*in_one_process if fault.several_processes else [])
         assert fault.is_said_again_in(again.text), again.text[-4000:]
     if fault.same_end:
         final = load_file(RUN / "model.safetensors")

@@ -18,6 +18,8 @@ from reluformer.training.data.corpora import read_parallel_files
 
 from ..conftest import VOCABULARY, tiny_model
 
+pytestmark = pytest.mark.slow
+
 # Files are written anew by every example, so that one folder serves all.
 FUZZING = settings(
     max_examples=60,

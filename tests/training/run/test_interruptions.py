@@ -57,6 +57,7 @@ def last_error(capsys) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
     harness = Harness(tmp_path, seed=1)
     harness.kill(3)
