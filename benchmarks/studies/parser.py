@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,9 @@ def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
     parser.add_argument("--rows", type=dict[str, RowFamily])
     families: dict[str, RowFamily] = _parsed(parser, {"rows": _read_mapping(path)}, path).rows
     rows: dict[str, Row] = {}
+    layer = functools.cache(functools.partial(_layer, folder=folder))  # many rows stand on the same few files
     for name, family in families.items():
-        for row in _expand(name, family, size, folder):
+        for row in _expand(name, family, size, layer):
             if row.name in rows:
                 raise UserError(f"{path}: {name} names the row {row.name}, which another one does already")
             start = family.starts_from.get(size)
@@ -217,7 +219,7 @@ def _located(value: Any, folder: Path) -> Any:
     return value.replace("{studies}", str(folder)) if isinstance(value, str) else value
 
 
-def _expand(name: str, family: RowFamily, size: str, folder: Path) -> Iterator[Row]:
+def _expand(name: str, family: RowFamily, size: str, layer: Callable[[str], dict[str, Any]]) -> Iterator[Row]:
     if size not in family.sizes:
         return
     axes = {axis: _values(values, size) for axis, values in family.each.items()}
@@ -225,7 +227,7 @@ def _expand(name: str, family: RowFamily, size: str, folder: Path) -> Iterator[R
         values: dict[str, Any] = {}
         for axis, value in zip(axes, combination, strict=True):
             values |= value if isinstance(value, Mapping) else {axis: value}
-        yield _row(name, family, size, values, folder)
+        yield _row(name, family, size, values, layer)
 
 
 def _values(values: Any, size: str) -> list[Any]:
@@ -233,13 +235,15 @@ def _values(values: Any, size: str) -> list[Any]:
     return list(values.get(size, ()) if isinstance(values, Mapping) else values)
 
 
-def _row(name: str, family: RowFamily, size: str, values: dict[str, Any], folder: Path) -> Row:
+def _row(
+    name: str, family: RowFamily, size: str, values: dict[str, Any], layer: Callable[[str], dict[str, Any]]
+) -> Row:
     here = family.at.get(size, AtSize())
     command = tuple(_filled([*family.command, *here.command], values)) if family.command else ()
     recipe = None
     if not command:
         layers = family.layers if here.layers is None else here.layers
-        files = [_layer(_filled(layer, {**values, "size": size}), folder) for layer in layers]
+        files = [layer(_filled(name_of_layer, {**values, "size": size})) for name_of_layer in layers]
         recipe = merged(*files, *(_filled(fragment, values) for fragment in (family.recipe, here.recipe)))
     return Row(
         name=_filled(name, values),

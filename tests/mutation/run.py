@@ -1,7 +1,8 @@
 """Plants faults in a copy of this repository, one at a time, and runs the tests of the file: `make mutants`.
 
 Torch and Transformers are imported once, and every mutant is tried in a process forked from that one, so that most take
-seconds. Threads do not survive a fork: everything runs on one.
+seconds. Threads do not survive a fork: everything runs on one. What survives the tests of its file meets those of the whole
+folder before it counts as a survivor. What was found is kept beside the result, and the same command goes on where it stopped.
 
 Status 1: a fault survives that is not explained in explained.yaml, or what is explained there is no mutant any more.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import importlib
 import json
 import os
@@ -114,11 +116,13 @@ def package_folders(setup_file: Path) -> dict[str, str]:
     raise ValueError(f"{setup_file}: PACKAGE_FOLDERS expected, which names the folder of every package")
 
 
-def plan_tests(plan: dict[str, Any]) -> dict[str, list[str]]:
-    """File → the arguments of pytest for its tests, as the plan says."""
-    left_out = " or ".join(["slow", *plan["tests_left_out"]])
+def plan_tests(plan: dict[str, Any]) -> dict[str, list[list[str]]]:
+    """File → the arguments of pytest for its tests and, where the plan has them, for those that its survivors meet."""
+    selected = f"-knot ({' or '.join(['slow', *plan['tests_left_out']])})"
     return {
-        f"{group['folder']}/{name}.py": [f"-knot ({left_out})", *(f"tests/{test}" for test in group["tests"])]
+        f"{group['folder']}/{name}.py": [
+            [selected, *(f"tests/{test}" for test in group[stage])] for stage in ("tests", "then") if stage in group
+        ]
         for group in plan["files"]
         for name in group["files"]
     }
@@ -131,23 +135,77 @@ def draw(root: Path, files: list[str], count: int | None, seed: int) -> tuple[li
     return sorted(drawn, key=lambda mutant: (files.index(mutant.file), mutant.line)), len(every)
 
 
-def try_mutants(copy: Copy, mutants: list[Mutant], tests: dict[str, list[str]]) -> dict[Mutant, str]:
-    """Mutant → "killed", "timeout" or "survived"."""
+class Progress:
+    """What was found of earlier mutants, in a file of JSON lines, so that a run that was stopped goes on.
+
+    A line holds the mutant's key, a hash of its source, how many stages of tests it met, and the outcome.
+    """
+
+    def __init__(self, path: Path | None):
+        self.path = path
+        self._known: dict[str, tuple[int, str]] = {}
+        if path is not None and path.is_file():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                *name, stages, outcome = json.loads(line)
+                self._known[json.dumps(name)] = (stages, outcome)
+
+    def of(self, mutant: Mutant) -> tuple[int, str]:
+        """Stages and outcome; 0 and "survived" of a mutant that was not tried."""
+        return self._known.get(json.dumps(self._name(mutant)), (0, "survived"))
+
+    def note(self, mutant: Mutant, stages: int, outcome: str) -> None:
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps([*self._name(mutant), stages, outcome], ensure_ascii=False) + "\n")
+
+    @staticmethod
+    def _name(mutant: Mutant) -> list[str]:
+        return [*mutant.key, hashlib.sha256(mutant.source.encode()).hexdigest()[:16]]
+
+
+class Trial:
+    """Runs the tests of mutants in a copy of the repository; what they take without a fault is found out once."""
+
+    def __init__(self, copy: Copy):
+        self.copy, self.log = copy, copy.folder / "mutant.log"
+        self._limits: dict[tuple[str, ...], float] = {}
+
+    def outcome(self, mutant: Mutant, wanted: list[str]) -> tuple[str, float]:
+        """ "killed", "timeout" or "survived", and seconds."""
+        limit = self._limits.get(tuple(wanted))
+        if limit is None:
+            limit = _without_a_fault(self.copy, wanted, self.log) * PATIENCE + SPARE_SECONDS
+            self._limits[tuple(wanted)] = limit
+        original = (self.copy.folder / mutant.file).read_text(encoding="utf-8")
+        self.copy.write(mutant.file, mutant.source)
+        status, seconds = self.copy.test(wanted, limit, self.log)
+        self.copy.write(mutant.file, original)
+        return "timeout" if status is None else "survived" if status == 0 else "killed", seconds
+
+
+def try_mutants(
+    copy: Copy,
+    mutants: list[Mutant],
+    tests: dict[str, list[list[str]]],
+    explained: set[tuple[str, ...]],
+    progress: Progress,
+) -> dict[Mutant, str]:
+    """Mutant → "killed", "timeout" or "survived". One that is explained meets the tests of its file alone."""
     outcomes: dict[Mutant, str] = {}
-    limits: dict[tuple[str, ...], float] = {}
-    log = copy.folder / "mutant.log"
-    _without_a_fault(copy, ["--collect-only", *{test for mutant in mutants for test in tests[mutant.file]}], log)
+    trial = Trial(copy)
+    every = {test for mutant in mutants for wanted in tests[mutant.file] for test in wanted}
+    _without_a_fault(copy, ["--collect-only", *sorted(every)], trial.log)
     for mutant in mutants:
-        wanted = tests[mutant.file]
-        if tuple(wanted) not in limits:
-            limits[tuple(wanted)] = _without_a_fault(copy, wanted, log) * PATIENCE + SPARE_SECONDS
-        original = (copy.folder / mutant.file).read_text(encoding="utf-8")
-        copy.write(mutant.file, mutant.source)
-        status, seconds = copy.test(wanted, limits[tuple(wanted)], log)
-        copy.write(mutant.file, original)
-        outcomes[mutant] = "timeout" if status is None else "survived" if status == 0 else "killed"
-        place = f"{len(outcomes)}/{len(mutants)} {mutant.file}:{mutant.line}"
-        print(f"{place} {outcomes[mutant]} {seconds:.1f} s: {mutant.before} → {mutant.after}", flush=True)
+        stages = tests[mutant.file][: 1 if mutant.key in explained else None]
+        done, outcome = progress.of(mutant)
+        for stage in range(done, len(stages)):
+            if outcome != "survived":
+                break
+            outcome, seconds = trial.outcome(mutant, stages[stage])
+            progress.note(mutant, stage + 1, outcome)
+            place = f"{len(outcomes) + 1}/{len(mutants)} {mutant.file}:{mutant.line}"
+            print(f"{place} {outcome} {seconds:.1f} s: {mutant.before} → {mutant.after}", flush=True)
+        outcomes[mutant] = outcome
     return outcomes
 
 
@@ -214,13 +272,16 @@ def main() -> int:
         print(f"left out: {file}: {reason}")
     started = time.monotonic()
     mutants, population = draw(options.root, files, options.count or None, options.seed)
+    progress = Progress(options.output and options.output.with_suffix(".progress"))
+    reasons = {(e["file"], e["scope"], e["before"], e["after"]) for e in explained}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        outcomes = try_mutants(Copy(options.root, Path(folder)), mutants, tests)
+        outcomes = try_mutants(Copy(options.root, Path(folder)), mutants, tests, reasons, progress)
     result = report(outcomes, explained)
     old = stale(options.root, list(tests), explained)
     if options.output is not None:
         head = {"mutants": len(mutants), "drawn_from": population, "seconds": round(time.monotonic() - started)}
         _write(options.output, {**head, "left_out": plan["left_out"], **result}, options.seed)
+        progress.path.unlink(missing_ok=True)
     return _tell(result, old)
 
 
