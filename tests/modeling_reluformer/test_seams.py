@@ -1,0 +1,75 @@
+"""Where the model meets the library, and what is refused there."""
+
+import pytest
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import is_flash_attn_2_available
+
+from reluformer import ReLUFormerForConditionalGeneration
+from reluformer.layers_reluformer import GatedRMSNorm
+
+from ..conftest import random_tokens, tiny_config, tiny_model
+
+
+def test_embeddings_may_be_given_instead_of_tokens():
+    model, tokens, target = tiny_model(), random_tokens(2, 7), random_tokens(2, 5, seed=1)
+    expected = model(input_ids=tokens, decoder_input_ids=target).logits
+    embedded = model.get_input_embeddings()(tokens)  # the model scales both
+    torch.testing.assert_close(model(inputs_embeds=embedded, decoder_input_ids=target).logits, expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 15), (7, 16), (2, 16, 7)])
+def test_embeddings_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"inputs_embeds must have the shape \(batch, length, d_model\)"):
+        tiny_model()(inputs_embeds=torch.zeros(*shape), decoder_input_ids=random_tokens(2, 5))
+
+
+def test_a_cache_counts_towards_the_positions():
+    """64 positions: 60 tokens, and then 10 more."""
+    model = tiny_model()
+    source = random_tokens(1, 5)
+    past = model(input_ids=source, decoder_input_ids=random_tokens(1, 60), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="70 tokens is longer than max_position_embeddings=64"):
+        model(input_ids=source, decoder_input_ids=random_tokens(1, 10), past_key_values=past)
+
+
+def test_encoder_states_of_another_batch_are_refused():
+    encoded = BaseModelOutput(last_hidden_state=torch.zeros(3, 7, 16))
+    with pytest.raises(ValueError, match="3"):
+        tiny_model()(encoder_outputs=encoded, decoder_input_ids=random_tokens(2, 5))
+
+
+def test_what_a_checkpoint_lacks_has_its_initial_value(tmp_path):
+    """A softmax model is loaded as ReLA, whose gates it does not have, with a gamma that is learned."""
+    tiny_model(preset="vanilla").save_pretrained(tmp_path)
+    fields = {"attention_output_norm": "gated_rms", "attention_gamma_learnable": True, "attention_gamma": 3.0}
+    config = tiny_config(**fields, regularization_weight=0.0)
+    model = ReLUFormerForConditionalGeneration.from_pretrained(tmp_path, config=config)
+    norms = [module for module in model.modules() if isinstance(module, GatedRMSNorm)]
+    assert norms and all(bool((norm.gate == 1).all()) for norm in norms)
+    gammas = [parameter for name, parameter in model.named_parameters() if name.endswith("log_gamma")]
+    assert gammas and all(torch.allclose(gamma.exp(), torch.tensor(3.0)) for gamma in gammas)
+
+
+def test_a_tensor_parallel_model_has_no_regulariser_of_all_heads():
+    """What Transformers writes into a model of which each process holds some heads."""
+    model, tokens = tiny_model(), random_tokens(2, 7)
+    model._tp_size = 2
+    with pytest.raises(ValueError, match="a tensor-parallel model computes no loss"):
+        model(input_ids=tokens, labels=tokens)
+    model.config.regularization_weight = 0.0
+    assert model(input_ids=tokens, labels=tokens).attention_sum is None
+
+
+def test_a_model_that_is_not_distributed_stays_what_it_is():
+    model = tiny_model()
+    assert type(model).maybe_distribute_model(model, None, None) is model
+
+
+def test_the_library_checks_its_own_implementations():
+    """Flash attention where its package is missing."""
+    if is_flash_attn_2_available():
+        pytest.skip("flash_attn is installed")
+    model = tiny_model(preset="vanilla")
+    with pytest.raises((ImportError, ValueError), match=r"(?i)flash"):
+        model.set_attn_implementation("flash_attention_2")
