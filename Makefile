@@ -4,12 +4,14 @@
 #
 #   PYTHON=python3.12                                      the Python to use
 #   WORKERS=2                                              processes that run the tests; default: one a core
+#   THREADS=2                                              threads of torch in each of them; default: 1
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu       where to take torch from; this one holds the small CPU build
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 JOBS ?= 1
 WORKERS ?= logical
+THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
@@ -21,12 +23,12 @@ demo: .venv/train .venv/links
 
 # Every behaviour once: about five minutes on two cores.
 test: .venv/all .venv/links
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 # The same and the exhaustive products: fuzzing, killed processes, torchrun, compiled kernels, pages in a browser, every
 # activation with every option. What continuous integration runs.
 test-all: .venv/all .venv/links
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # 100 kills of a tiny training at random moments: each run must end like one that was never killed.
 test-kills: .venv/all .venv/links

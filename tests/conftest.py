@@ -110,7 +110,13 @@ def skip_beams_of_two_vocabularies() -> None:
         )
 
 
-@pytest.fixture(params=VARIANTS, ids=str)
+# In make test-all alone: what they add to the others is their activation, of which the tests of attention see every one.
+SLOW_VARIANTS = {"relu2", "softplus", "identity", "relu_vit", "vanilla", "sparsemax"}
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW_VARIANTS else ()) for name in VARIANTS], ids=str
+)
 def variant(request) -> dict:
     """The configuration fields of each variant in turn, without dropout."""
     fields = {**VARIANTS[request.param], "dropout": 0.0, "attention_dropout": 0.0}

@@ -193,7 +193,7 @@ def operators(graph: torch.fx.GraphModule) -> int:
     [
         ("reluformer", 7, "aot_eager"),
         pytest.param("reluformer", LONG, "inductor", marks=pytest.mark.slow),
-        ("vanilla", 7, "inductor"),
+        pytest.param("vanilla", 7, "inductor", marks=pytest.mark.slow),
     ],
 )
 def test_compiled_training_step_is_one_graph_and_equal(preset, length, backend):

@@ -122,6 +122,7 @@ def test_missing_rows_are_trained_and_finished_ones_left_alone(folder, started):
     assert any("finished already" in line for line in said)
 
 
+@pytest.mark.slow
 def test_a_finished_run_without_a_result_is_collected_not_trained(folder, started):
     (task,) = tasks(folder, seeds=[1], only=["relu"])
     run_tasks([task], size="smoke", say=lambda line: None)
@@ -146,6 +147,7 @@ def task_of_after(folder):
     return Task(load_rows("smoke", folder / "studies").rows["after"], 1, places)
 
 
+@pytest.mark.slow
 def test_what_a_row_starts_from_is_trained_first_and_once(folder, started):
     after = task_of_after(folder)
     assert run_tasks([after, after.start], size="smoke", jobs=2, say=lambda line: None) == []
@@ -174,6 +176,7 @@ def test_what_a_row_starts_from_can_be_named_as_its_result_says(folder):
     assert [task.name for task in tasks(folder, only=["relu"], seeds=[1])] == ["relu-seed1"], "two steps down"
 
 
+@pytest.mark.slow
 def test_a_start_that_has_a_result_but_no_model_here_is_trained_again(folder, started):
     after = task_of_after(folder)
     run_tasks([after.start], size="smoke", say=lambda line: None)
@@ -195,6 +198,7 @@ def test_a_row_whose_start_fails_says_so(folder, started, monkeypatch):
     assert second.startswith("after-seed1: relu-seed1, which it starts from, is not trained")
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_was_lost_is_made_up_for(folder, started):
     (task,) = tasks(folder, seeds=[1], only=["relu"])
     run_tasks([task], size="smoke", say=lambda line: None)
@@ -216,6 +220,7 @@ def test_a_row_that_translates_nothing_is_finished_when_it_is_trained(folder, st
     assert started == [("relu", ["train"])] and state_of(task) == "finished"
 
 
+@pytest.mark.slow
 def test_an_interrupted_row_goes_on_at_its_checkpoint_and_its_failure_costs_no_other(folder, started, monkeypatch):
     broken, other = tasks(folder, seeds=[1])
     original = training_module.ReLUFormerTrainer.log
@@ -260,6 +265,7 @@ def test_sigterm_ends_the_rows_of_a_study_with_it(folder, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.slow
 def test_a_row_whose_recipe_changes_is_another_row(folder, started):
     (before,) = tasks(folder, seeds=[1], only=["relu"])
     run_tasks([before], size="smoke", say=lambda line: None)
@@ -287,6 +293,7 @@ def test_a_row_that_diverges_is_a_result(folder, started):
     assert result["training"]["diverged"]["step"] >= 1 and result["bleu"] is None
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_writes_a_log_and_two_do_not_run_the_same_row(tmp_path):
     log, lock = tmp_path / "row.log", tmp_path / "row.lock"
     with study_process.FileLock(lock):
