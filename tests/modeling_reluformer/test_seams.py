@@ -6,7 +6,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import is_flash_attn_2_available
 
 from reluformer import ReLUFormerForConditionalGeneration
+from reluformer.attention_reluformer import AttentionContext, fused_attention_forward
 from reluformer.layers_reluformer import GatedRMSNorm
+from reluformer.visibility_reluformer import Visibility
 
 from ..conftest import random_tokens, tiny_config, tiny_model
 
@@ -37,6 +39,40 @@ def test_encoder_states_of_another_batch_are_refused():
     encoded = BaseModelOutput(last_hidden_state=torch.zeros(3, 7, 16))
     with pytest.raises(ValueError, match="3"):
         tiny_model()(encoder_outputs=encoded, decoder_input_ids=random_tokens(2, 5))
+
+
+def test_a_decoder_alone_refuses_them_too():
+    with pytest.raises(ValueError, match="the same number of sequences; got 3 and 2"):
+        tiny_model().get_decoder()(input_ids=random_tokens(2, 5), encoder_hidden_states=torch.zeros(3, 7, 16))
+
+
+@pytest.mark.parametrize("size", [37, 45])
+def test_a_resized_vocabulary_keeps_the_bias_of_its_tokens(size):
+    model = tiny_model()
+    bias = torch.randn(1, 40)
+    model.final_logits_bias.copy_(bias)
+    model.resize_token_embeddings(size)
+    expected = torch.cat([bias, torch.zeros(1, 5)], dim=1)[:, :size]
+    assert torch.equal(model.final_logits_bias, expected)
+
+
+def test_fused_attention_takes_no_whole_mask():
+    """A hook or a call of its own may bring one to it, past the model."""
+    model = tiny_model()
+    module, states = model.get_encoder().layers[0].self_attn, torch.randn(1, 4, 5, 4)
+    visibility = Visibility(given_mask=torch.ones(1, 1, 5, 5, dtype=torch.bool))
+    with pytest.raises(ValueError, match="takes no four-dimensional mask"):
+        fused_attention_forward(module, states, states, states, None, visibility=visibility)
+
+
+def test_a_context_moves_all_its_tensors():
+    """As accelerate's hooks ask for it between layers on two devices."""
+    visibility = Visibility(key_padding_mask=torch.ones(2, 5, dtype=torch.bool), causal=True)
+    tensors = {"visible_keys": torch.ones(2, 5), "length_scale": torch.ones(2, 1, 5), "row_weight": torch.ones(2, 5)}
+    context = AttentionContext(visibility=visibility, mask=None, statistics="sum", **tensors).to("meta")
+    assert (context.mask, context.statistics, context.visibility.causal) == (None, "sum", True)
+    moved = [context.visibility.key_padding_mask, *(getattr(context, name) for name in tensors)]
+    assert [tensor.device.type for tensor in moved] == ["meta"] * 4
 
 
 def test_what_a_checkpoint_lacks_has_its_initial_value(tmp_path):

@@ -158,6 +158,15 @@ class Progress:
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps([*self._name(mutant), stages, outcome], ensure_ascii=False) + "\n")
 
+    def finish(self, outcomes: dict[Mutant, str], again: bool) -> None:
+        """After a whole run. again: it will be repeated with other tests, and what was killed need not be tried anew."""
+        if self.path is None:
+            return
+        self.path.unlink(missing_ok=True)
+        for mutant, outcome in outcomes.items() if again else ():
+            if outcome != "survived":
+                self.note(mutant, 1, outcome)
+
     @staticmethod
     def _name(mutant: Mutant) -> list[str]:
         return [*mutant.key, hashlib.sha256(mutant.source.encode()).hexdigest()[:16]]
@@ -281,8 +290,9 @@ def main() -> int:
     if options.output is not None:
         head = {"mutants": len(mutants), "drawn_from": population, "seconds": round(time.monotonic() - started)}
         _write(options.output, {**head, "left_out": plan["left_out"], **result}, options.seed)
-        progress.path.unlink(missing_ok=True)
-    return _tell(result, old)
+    status = _tell(result, old)
+    progress.finish(outcomes, again=status != 0)
+    return status
 
 
 def _write(path: Path, result: dict[str, Any], seed: int) -> None:
