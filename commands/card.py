@@ -28,7 +28,10 @@ def run(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     from reluformer.hub_cards.card import write_card
+    from reluformer.hub_cards.publishing import check_repo_id
 
+    if options.repo_id is not None:
+        check_repo_id(options.repo_id)
     if options.output is not None and Path(options.output).is_dir():
         raise UserError(f"--output: {options.output!r} is a folder; give a file")
     print(write_card(options.run, license=options.license, repo_id=options.repo_id, output=options.output))

@@ -45,6 +45,11 @@ def _check_data(data: DataConfig) -> None:
         )
     if given == ["train/validation/test"] and data.train is None:
         raise UserError("data: the files of `train` are missing; give data.train.source and data.train.target")
+    if data.demo is not None:
+        for split in SPLITS:
+            count, least = getattr(data.demo, split), 1 if split == "train" else 0
+            if count < least:
+                raise UserError(f"data.demo.{split}: {count} pairs cannot be generated; give at least {least}")
     if data.max_length < 2:
         raise UserError(f"data.max_length: {data.max_length} leaves no room for a token and </s>; give at least 2")
     if data.workers is not None and data.workers < 1:

@@ -19,7 +19,7 @@ from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.whole_files import whole_folder
 from reluformer.configuration_reluformer import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, PRESETS
-from reluformer.training.loading import require_safetensors
+from reluformer.training.loading import check_model_name, require_safetensors
 from reluformer.training.run.initialization import changed_config, load_any_config, load_weights, model_with_weights
 from reluformer.training.run.own_files import TOKENIZER_FILES, holds_one, own_files_of_model, remove_files
 
@@ -84,6 +84,7 @@ def convert(
     """
     target = Path(target)
     _check_target(source, target, overwrite)
+    check_model_name(str(source))
     config = load_any_config(source)
     if config.model_type == MarianConfig.model_type:
         marian = _load_marian(source, config)

@@ -31,7 +31,7 @@ def load_model_and_tokenizer(
             damaged, incomplete, no numbers or no safetensors; a tokenizer that is damaged or another model's.
     """
     name = str(path_or_hub_id)
-    _check_folder(name)
+    check_model_name(name)
     config = _load(AutoConfig, name, "model")
     if not config.is_encoder_decoder:
         raise UserError(
@@ -122,7 +122,8 @@ def device_of(name: str | torch.device | None) -> torch.device:
     return device
 
 
-def _check_folder(name: str) -> None:
+def check_model_name(name: str) -> None:
+    """Raises a `UserError` for what is meant as a folder of a model and is none; the Hub is not asked."""
     path = Path(name)
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -56,6 +56,12 @@ def _run(arguments: Sequence[str]) -> int:
 def _report(options: argparse.Namespace) -> int:
     if options.study or options.only or options.seed or options.list:
         raise UserError("--report: is of all studies; leave --study, --only, --seed and --list out")
+    if options.report.is_dir() or not options.report.name:
+        raise UserError(f"--report: '{options.report}' is a folder; give a file")
+    if not options.results.is_dir():
+        raise UserError(
+            f"--results: no folder '{options.results}'; give that of the results, from the current directory"
+        )
     from benchmarks.studies.report import write_reproduction
 
     sizes = [options.size] if options.size else ["cpu", "paper"]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from reluformer.analysis.top_p import TopPSums
+from reluformer.analysis.figure import Subject
+from reluformer.analysis.top_p import TopP, TopPSums
 
 
 def sums_of(scores, percentages, visible=None):
@@ -75,3 +76,15 @@ def test_a_module_with_negative_scores_is_left_out_whole():
     sums.update("cross", 0, torch.ones(3, 1, 20))
     assert sums.negative == {"encoder_ffn": 1}
     assert {row["module"] for row in sums.table()} == {"cross"}
+
+
+@pytest.mark.parametrize(
+    ("percentages", "told"), [((5.0, 1.5, 50.0), "1.5% hold cross 1.5%"), ((20.0, 50.0), "20% hold cross 20.0%")]
+)
+def test_the_line_tells_the_paper_s_percentage_or_the_first(percentages, told):
+    figure = TopP(top_p=percentages)
+    figure._sums, figure._no_memory = TopPSums(percentages), None
+    figure._sums.update("cross", 0, torch.ones(3, 2, 10), None)
+    assert figure.take(Subject()).summary == f"the top {told} hold cross {told.removesuffix('%')}.0%".replace(
+        "1.5.0", "1.5"
+    )

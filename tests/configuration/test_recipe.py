@@ -137,6 +137,8 @@ def test_unknown_keys_are_refused_with_close_matches(small):
     assert "'datta'" in refusal("--config", small(datta=None))
     assert "max_steps" in refusal("--config", small(), "--training.max_step", "3")
     assert "'trian'" in refusal("--config", small(data={**SMALL["data"], "demo": {"trian": 3}}))
+    for split, count in {"train": 0, "validation": -1}.items():
+        assert f"data.demo.{split}: {count} pairs" in refusal("--config", small(), f"--data.demo.{split}", str(count))
     # An abbreviation that argparse would complete is a mistake too.
     assert "--training.warmup" in refusal("--config", small(), "--training.warmup", "3")
 

@@ -19,6 +19,7 @@ from reluformer.commands import main as cli
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.hub_cards.hub_faults import with_retries
+from reluformer.hub_cards.publishing import publish as publish_run
 
 from ..training.run.kill_harness import RECIPE
 from .conftest import HubOfTest
@@ -217,6 +218,16 @@ def test_publishing_again_makes_no_commit(loopback_hub, publish, run_folder):
     assert publish() == (0, [], [])
     assert (loopback_hub.count("POST", COMMIT), loopback_hub.count("PUT", LARGE_OBJECT)) == posted
     assert_complete(loopback_hub, run_folder)
+
+
+def test_what_is_not_ours_is_left_alone_and_named(loopback_hub, publish, run_folder, hub_client):
+    """The file that the Hub itself puts into every repository is nobody's."""
+    assert publish() == (0, [], [])
+    hub_client.upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=REPO)
+    told = []
+    publish_run(run_folder, REPO, api=hub_client, tell=told.append)
+    assert [line for line in told if line.startswith("left alone")] == ["left alone in the repository: notes.txt"]
+    assert hub_client.file_exists(REPO, "notes.txt")
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,10 @@ class Progress:
         """Stages and outcome; 0 and "survived" of a mutant that was not tried."""
         return self._known.get(json.dumps(self._name(mutant)), (0, "survived"))
 
+    def known(self, mutants: list[Mutant]) -> int:
+        """How many of these an earlier run has tried."""
+        return sum(self.of(mutant)[0] > 0 for mutant in mutants)
+
     def note(self, mutant: Mutant, stages: int, outcome: str) -> None:
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as stream:
@@ -289,6 +293,7 @@ def main() -> int:
     old = stale(options.root, list(tests), explained)
     if options.output is not None:
         head = {"mutants": len(mutants), "drawn_from": population, "seconds": round(time.monotonic() - started)}
+        head["tried_by_earlier_runs"] = progress.known(mutants)
         _write(options.output, {**head, "left_out": plan["left_out"], **result}, options.seed)
     status = _tell(result, old)
     progress.finish(outcomes, again=status != 0)

@@ -51,7 +51,8 @@ def _rows(result: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"`{result['command']}` → [{RESULT.name}](results/{RESULT.name}): {result['mutants']:,} of {result['drawn_from']:,} "
-        f"faults, seed {result['seed']}, {result['date'][:10]}, commit {commit}, {result['seconds'] / 60:.0f} min on "
+        f"faults, {result['tried_by_earlier_runs']:,} of them tried by earlier runs of the command, which goes on where one has "
+        f"stopped; seed {result['seed']}, {result['date'][:10]}, commit {commit}, {result['seconds'] / 60:.0f} min on "
         f"{result['machine']['cpu']}, torch {result['versions']['torch']}, Python {result['machine']['python']}."
     )
     yield ""

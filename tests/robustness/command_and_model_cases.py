@@ -77,6 +77,14 @@ an unknown analysis
 analyze --what entropie --model model --text good.de
 --what: entropie is unknown; choose of entropy, variance-ratio, top-p, attention-maps, anisotropy, variance-simulation
 
+a folder that is not there
+convert --from runs/nowhere --to converted
+'runs/nowhere': no such folder; give the folder of a model, or a repository id on the Hub
+
+a card of an impossible repository
+card --run model --repo-id nowhere
+--repo-id: 'nowhere' is no repository; give owner/name, for example me/my-model
+
 an unknown attention
 convert --from model --to converted --attention tanh
 attention: 'tanh' is unknown; choose one of reluformer, vanilla, …

@@ -327,6 +327,8 @@ def test_progress_is_read_from_a_log(tmp_path):
         (["--size", "huge"], "huge"),
         (["--jobs", "0"], "--jobs: 0"),
         (["--report", "x.md", "--study", "t2"], "--report"),
+        (["--report", "."], "--report: '.' is a folder"),
+        (["--report", "x.md"], "--results: no folder"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(arguments, named, capsys, tmp_path):
