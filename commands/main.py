@@ -56,13 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lost, 130 when interrupted, 141 when whoever reads the output has closed it, 143 when a training was stopped by
         SIGTERM and has saved a checkpoint.
     """
-    try:
-        status = exit_status(partial(_run, list(sys.argv[1:] if argv is None else argv)))
-        sys.stdout.flush()  # what a help text left; a closed pipe is found here, not when Python ends
-    except BrokenPipeError:
-        if not _leave_closed_pipes():
-            raise
-        status = EXIT_BROKEN_PIPE
+    status = exit_status(partial(_run, list(sys.argv[1:] if argv is None else argv)))
     if argv is None:
         from reluformer.training.run.launch import end_worker
 
@@ -87,6 +81,17 @@ def _run(arguments: list[str]) -> int:
 
 def exit_status(run: Callable[[], int]) -> int:
     """What `run` returns; for an error that the user can mend, one line on stderr and the status of its kind (see [`main`])."""
+    try:
+        status = _told_status(run)
+        sys.stdout.flush()  # what a help text left; a closed pipe is found here, not when Python ends
+        return status
+    except BrokenPipeError:
+        if not _leave_closed_pipes():
+            raise
+        return EXIT_BROKEN_PIPE
+
+
+def _told_status(run: Callable[[], int]) -> int:
     try:
         status = run()
         sys.stdout.flush()

@@ -11,6 +11,7 @@ import datasets
 import pytest
 import torch
 
+from benchmarks.studies import __main__ as studies
 from reluformer import ReLUFormerConfig, relu_attention
 from reluformer.commands import main as cli
 from reluformer.compiled import loop as compiled
@@ -113,14 +114,18 @@ def test_a_byte_order_mark_is_no_part_of_the_text_to_translate(here, tmp_path):
     assert read_lines(str(tmp_path / "marked")) == ["eins", "zwei"]
 
 
-@pytest.mark.parametrize("arguments", [["card", "--help"], ["--help"]], ids=" ".join)
-def test_a_pipe_that_is_closed_early_ends_the_command_quietly(arguments, monkeypatch, capfd):
-    """`reluformer card --help | head`."""
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [(cli, ["card", "--help"]), (cli, ["--help"]), (studies, ["--list"])],
+    ids=["card --help", "--help", "studies --list"],
+)
+def test_a_pipe_that_is_closed_early_ends_the_command_quietly(program, arguments, monkeypatch, capfd):
+    """`python -m benchmarks.studies --list | head`."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     with contextlib.closing(os.fdopen(write_end, "w")) as closed_pipe:
         monkeypatch.setattr(sys, "stdout", closed_pipe)
-        assert cli.main(arguments) == 141
+        assert program.main(arguments) == 141
         print("what Python writes when it ends", file=closed_pipe)
     assert capfd.readouterr().err == ""
 
