@@ -1,11 +1,14 @@
 """Point-wise attention without a queries × keys tensor: one function for every device.
 
-`relu_attention` is one operator of torch.library, `reluformer::pointwise_attention`, so that `torch.compile` and activation
-checkpointing work with it as it is. On CUDA it runs the Triton kernels, elsewhere the blockwise path. Problems of a single small
-block run as plain differentiable products instead, which are faster for them.
+`relu_attention` is one operator of torch.library, so that `torch.compile` and activation checkpointing work with it as it is.
+On a CPU that is the compiled `reluformer_cpu::attention` of the installed package, in float32 and bfloat16. All else goes to
+`reluformer::pointwise_attention`: on CUDA the Triton kernels, elsewhere the blockwise loop, for which small problems run as plain
+differentiable products instead.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +16,18 @@ from torch.autograd.forward_ad import unpack_dual
 
 from .attention_activations import NON_NEGATIVE, POINTWISE
 from .attention_blockwise import STATISTICS, scales_first, wide
-from .attention_operator import pointwise_attention, serves
+from .attention_operator import compiled_operator, pointwise_attention
+from .visibility_reluformer import (
+    Visibility,
+    check_scaling,
+    count_in_sequences,
+    is_number,
+    scale_of_rows,
+)
 
-# Where plain products are faster than blocks (benchmarks/NOTES.md): with very few scores in each head, or with few scores in each
-# head and few bytes of scores in all, by the size of a score. Their memory is bounded, whatever the length.
+# Where the blockwise loop would compute, plain products are faster for so few queries, or so few scores of all heads together.
 PLAIN_QUERIES = 16
-PLAIN_SCORES, PLAIN_SCORES_AT_MOST = 2**14, 2**18
-PLAIN_BYTES = {2: 32 * 2**20, 4: 6 * 2**20, 8: 6 * 2**20}
-# Beside the compiled loop, for bfloat16 without logarithms or dropout of the weights, where the loop gains little.
-PLAIN_SCORES_BESIDE_COMPILED = 2**16
+PLAIN_SCORES = 2**20
 
 
 def relu_attention(
@@ -29,7 +35,10 @@ def relu_attention(
     key: Tensor,
     value: Tensor,
     *,
-    row_scale: Tensor | None,
+    gamma: float | Tensor | None = None,
+    scaling: str = "variance",
+    alpha: float | None = None,
+    row_scale: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     activation: str = "relu",
@@ -46,21 +55,29 @@ def relu_attention(
 
         O_i = sum_j s_ij v_j        S_i = sum_j s_ij        T_i = sum_j s_ij log s_ij        (H_i = log S_i - T_i / S_i)
 
+    ReLUFormer's row scale is r_i = 1 / (gamma sqrt(n_i / 2)). n_i, the number of keys that query i sees, is counted here, and
+    so follows causality, padding, the offset and packing.
+
     Args:
         query: (batch, heads, queries, head_dim), any strides. float64, float32, bfloat16 or float16.
         key, value: (batch, key_heads, keys, head_dim), in the dtype of the query. `heads` is a multiple of `key_heads`;
             neighbouring query heads share a head of keys (grouped keys).
-        row_scale: r_i > 0, (batch, 1 or heads, queries); ReLUFormer's is 1 / (gamma sqrt(n_i / 2)). None is 1. Gets a gradient.
+        gamma: of the scaling "variance", without a default, since a suitable one grows with the length: sqrt(2 n) is a good
+            start for n tokens. A number above 0, or a tensor () or (heads,), which gets a gradient.
+        scaling: "variance", see above; "length", n_i^-alpha; "none", 1, or `row_scale`.
+        alpha: of the scaling "length", from 0 to 1; default 1.
+        row_scale: in place of the above, r_i > 0 itself, (batch, 1 or heads, queries). Gets a gradient.
         causal: key j is visible to query i only if j <= i + query_offset.
         key_padding_mask: boolean (batch, keys), True for real tokens; padding may stand anywhere.
         activation: h, the name of a point-wise activation, see `attention_activations.POINTWISE`.
         scale: default 1/sqrt(head_dim).
         dropout_p: dropout of the weights, after the statistics.
         statistics: "none", "sum" (S) or "sum+entropy" (S and T).
-        query_offset: keys before the first query: an int, or an integer tensor of no dimension (a static cache).
-        cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,): where packed sequences start and end. batch is 1, the sequences
-            follow each other along `queries` and `keys`, a query sees its own sequence, and i and j count from its start.
-            key_padding_mask, (1, keys), may hide keys within them.
+        query_offset: keys before the first query: an int, or an integer tensor of no dimension (a static cache), there or on
+            the CPU.
+        cu_seqlens_q, cu_seqlens_k: int32 or int64 (sequences + 1,): where packed sequences start and end. batch is 1, the
+            sequences follow each other along `queries` and `keys`, a query sees its own sequence, and i and j count from its
+            start. key_padding_mask, (1, keys), may hide keys within them.
 
     Returns:
         The output (batch, heads, queries, head_dim), in the dtype of the query; with statistics (output, S) or
@@ -68,42 +85,72 @@ def relu_attention(
         without a positive weight has output, S and T zero.
 
     Raises:
-        ValueError: a combination that is not supported; the message says which and what to do.
+        ValueError: a bad value, tensors on different devices, or a combination that is not supported; the message says which
+            and what to do.
         NotImplementedError: forward-mode differentiation (`torch.func.jvp`, dual tensors), which works for small problems only.
     """
     _check_options(activation, statistics, dropout_p)
-    _check_shapes(query, key, value, row_scale, key_padding_mask)
+    _check_values(scale, causal, query_offset)
+    inputs = query, key, value, row_scale, key_padding_mask
+    operator = compiled_operator(query, key, activation) if _are_tensors(query, key, row_scale) else None
+    if operator is None or row_scale is None:
+        _check_shapes(*inputs)
+    _check_row_scale(row_scale, scaling, gamma, alpha, query.shape[1])
+    _check_devices(*inputs, gamma, cu_seqlens_q, cu_seqlens_k, query_offset)
     _check_packing(query, key, cu_seqlens_q, cu_seqlens_k)
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    if row_scale is not None:
+    if row_scale is None and scaling != "none":
+        visible_keys = _visible_keys(query, key, key_padding_mask, causal, query_offset, cu_seqlens_q, cu_seqlens_k)
+        row_scale = scale_of_rows(visible_keys.to(wide(query.dtype)).unsqueeze(1), scaling, gamma=gamma, alpha=alpha)
+    elif row_scale is not None:
         row_scale = row_scale.to(wide(query.dtype))
-    if cu_seqlens_q is None and _is_small(query, key, activation, statistics, dropout_p):
+    wanted = STATISTICS.index(statistics)
+    if operator is None and cu_seqlens_q is None and _is_small(query, key):
         visible = causal, query_offset, key_padding_mask
         found = _plain(query, key, value, row_scale, visible, activation, scale, dropout_p, statistics)
-    else:
+        return found[0] if wanted == 0 else tuple(found[: 1 + wanted])
+    if operator is None:
         _refuse_dual(query, key, value, row_scale)
-        offset = query_offset if isinstance(query_offset, Tensor) else None
-        # a number drawn from torch's generator: the same seed gives the same masks, also when a checkpoint recomputes
-        seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if dropout_p > 0 else None
-        found = pointwise_attention(
-            query,
-            key,
-            value,
-            row_scale,
-            key_padding_mask,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            offset,
-            seed,
-            activation,
-            scale,
-            causal,
-            0 if offset is not None else query_offset,
-            dropout_p,
-            statistics,
-        )
-    wanted = 1 + STATISTICS.index(statistics)
-    return found[0] if wanted == 1 else tuple(found[:wanted])
+        operator = pointwise_attention
+    offset = query_offset.to(query.device) if isinstance(query_offset, Tensor) else None
+    # a number drawn from torch's generator: the same seed gives the same masks, also when a checkpoint recomputes
+    seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if dropout_p > 0 else None
+    tensors = query, key, value, row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k, offset, seed
+    options = activation, scale, causal, 0 if offset is not None else query_offset, dropout_p, statistics
+    try:
+        found = operator(*tensors, *options)
+    except (RuntimeError, TypeError, ValueError):
+        _check_shapes(*inputs)  # the compiled operator only says that something does not fit
+        raise
+    return found[0] if wanted == 0 else tuple(found[: 1 + wanted])
+
+
+def _visible_keys(
+    query: Tensor,
+    key: Tensor,
+    key_padding_mask: Tensor | None,
+    causal: bool,
+    query_offset: int | Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+) -> Tensor:
+    """n_i, (batch, queries), float32."""
+    batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
+    if cu_seqlens_q is None:
+        return Visibility(key_padding_mask, causal, query_offset).count(batch, queries, keys, query.device)
+    visible = {"key_padding_mask": key_padding_mask, "causal": causal, "query_offset": query_offset}
+    return count_in_sequences(cu_seqlens_q, cu_seqlens_k, queries, keys, **visible)
+
+
+def _are_tensors(query: Any, key: Any, row_scale: Any) -> bool:
+    """Of four dimensions, none of them too small for what follows; the rest is left to the checks."""
+    return (
+        isinstance(query, Tensor)
+        and isinstance(key, Tensor)
+        and query.ndim == key.ndim == 4
+        and query.shape[-1] > 0
+        and (row_scale is None or isinstance(row_scale, Tensor))
+    )
 
 
 def _refuse_dual(*tensors: Tensor | None) -> None:
@@ -115,17 +162,11 @@ def _refuse_dual(*tensors: Tensor | None) -> None:
         )
 
 
-def _is_small(query: Tensor, key: Tensor, activation: str, statistics: str, dropout_p: float) -> bool:
+def _is_small(query: Tensor, key: Tensor) -> bool:
     if query.device.type == "cuda":
         return False
     batch, heads, queries, _ = query.shape
-    scores, size = queries * key.shape[2], query.dtype.itemsize
-    if queries <= PLAIN_QUERIES or scores <= PLAIN_SCORES:
-        return True
-    if serves(query, activation):
-        bare = statistics != "sum+entropy" and dropout_p == 0
-        return bare and size == 2 and scores <= PLAIN_SCORES_BESIDE_COMPILED
-    return scores <= PLAIN_SCORES_AT_MOST and batch * heads * scores * size <= PLAIN_BYTES[size]
+    return queries <= PLAIN_QUERIES or batch * heads * queries * key.shape[2] <= PLAIN_SCORES
 
 
 def _check_options(activation: str, statistics: str, dropout_p: float) -> None:
@@ -138,8 +179,83 @@ def _check_options(activation: str, statistics: str, dropout_p: float) -> None:
             f"statistics={statistics!r} needs weights that are never negative ({', '.join(NON_NEGATIVE)}); "
             f"those of {activation!r} can be. Use statistics='none'."
         )
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1).")
+    if not (is_number(dropout_p) and 0 <= dropout_p < 1):
+        raise ValueError(f"dropout_p={_described(dropout_p)} must be a number that lies in [0, 1).")
+
+
+def _check_values(scale: float | None, causal: bool, query_offset: int | Tensor) -> None:
+    """Reads no number of a tensor, which could wait for a device."""
+    if scale is not None and not (is_number(scale) and abs(scale) < float("inf") and scale != 0):
+        raise ValueError(
+            f"scale={_described(scale)} must be a finite number other than 0, or None for 1/sqrt(head_dim)."
+        )
+    if not isinstance(causal, bool | torch.SymBool):
+        raise ValueError(f"causal={_described(causal)} must be True or False.")
+    if isinstance(query_offset, Tensor):
+        fits = query_offset.ndim == 0 and _holds_integers(query_offset)
+    elif torch.compiler.is_compiling() or isinstance(query_offset, torch.SymInt):
+        fits = isinstance(query_offset, int | torch.SymInt) and not isinstance(query_offset, bool)
+    else:
+        fits = isinstance(query_offset, int) and not isinstance(query_offset, bool) and -(2**63) <= query_offset < 2**63
+    if not fits:
+        raise ValueError(
+            f"query_offset={_described(query_offset)} must be an int within 64 bits, or an integer tensor of no dimension."
+        )
+
+
+def _check_devices(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row_scale: Tensor | None,
+    key_padding_mask: Tensor | None,
+    gamma: float | Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    query_offset: int | Tensor,
+) -> None:
+    others = {
+        "key": key,
+        "value": value,
+        "row_scale": row_scale,
+        "key_padding_mask": key_padding_mask,
+        "gamma": gamma,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+    }
+    if isinstance(query_offset, Tensor) and query_offset.device.type != "cpu":
+        others["query_offset"] = query_offset
+    for name, other in others.items():
+        if isinstance(other, Tensor) and other.device != query.device:
+            raise ValueError(
+                f"query is on {query.device} and {name} on {other.device}: move them to one device, with {name}.to(query.device)."
+            )
+
+
+def _holds_integers(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _described(given: Any) -> str:
+    """For a message. The numbers of a tensor may be many, or on a device."""
+    return f"a tensor {given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
+
+
+def _check_row_scale(
+    row_scale: Tensor | None, scaling: str, gamma: float | Tensor | None, alpha: float | None, heads: int
+) -> None:
+    if row_scale is None:
+        check_scaling(scaling, gamma, alpha, heads)
+        if scaling == "variance" and gamma is None:
+            raise ValueError(
+                "relu_attention was given no scale for its rows; give gamma (sqrt(2 n) is a good start for n tokens), "
+                "scaling='length', scaling='none', or a row_scale."
+            )
+    elif gamma is not None or alpha is not None or scaling == "length":
+        raise ValueError(
+            f"row_scale was given together with gamma={gamma}, alpha={alpha}, scaling={scaling!r}; row_scale is all of r_i. "
+            "Give row_scale alone, or leave it out, and the visible keys are counted for you."
+        )
 
 
 def _check_shapes(
@@ -148,6 +264,11 @@ def _check_shapes(
     _check_tensors(query, key, value, row_scale, key_padding_mask)
     batch, heads, queries, head_dim = query.shape
     key_heads, keys = key.shape[1], key.shape[2]
+    if 0 in (heads, key_heads, head_dim, value.shape[-1]):
+        raise ValueError(
+            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must have at least one head, and "
+            "a head at least one feature."
+        )
     if key.shape != (batch, key_heads, keys, head_dim) or value.shape[:3] != key.shape[:3] or heads % key_heads:
         raise ValueError(
             f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} do not fit: expected "
@@ -192,6 +313,12 @@ def _check_tensors(
 def _check_packing(query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> None:
     if cu_seqlens_q is None and cu_seqlens_k is None:
         return
+    for name, ends in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        fits = ends is None or (
+            isinstance(ends, Tensor) and ends.ndim == 1 and ends.dtype in (torch.int32, torch.int64)
+        )
+        if not fits:
+            raise ValueError(f"{name} must be an int32 or int64 tensor (sequences + 1,); got {_described(ends)}.")
     if cu_seqlens_q is None or cu_seqlens_k is None or cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ValueError("cu_seqlens_q and cu_seqlens_k must be given together, with the same number of sequences.")
     if query.shape[0] != 1:
@@ -205,7 +332,7 @@ def _check_packing(query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_s
         ("cu_seqlens_k", cu_seqlens_k, key.shape[2]),
     ):
         steps = ends.diff()
-        if ends.ndim != 1 or ends.numel() < 1 or ends[0] != 0 or ends[-1] != length or (steps < 0).any():
+        if ends.numel() < 1 or ends[0] != 0 or ends[-1] != length or (steps < 0).any():
             raise ValueError(f"{name} must rise from 0 to {length}, the length of its tensor; got {ends.tolist()}.")
 
 
@@ -219,7 +346,7 @@ def _hide(weights: Tensor, causal: bool, query_offset: int | Tensor, key_padding
         # nothing to hide from one new token behind a cache
         return weights if query_offset + 1 >= weights.shape[-1] else weights.tril(query_offset)
     queries, keys = (torch.arange(length, device=weights.device) for length in weights.shape[-2:])
-    return weights.masked_fill(keys > (queries + query_offset).unsqueeze(1), 0.0)
+    return weights.masked_fill(keys - queries.unsqueeze(1) > query_offset, 0.0)
 
 
 def _plain(
@@ -234,6 +361,9 @@ def _plain(
     statistics: str,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The whole problem at once, as autograd differentiates it."""
+    if visible[2] is not None:  # what padding holds, NaN for one, must not reach a product
+        hidden = ~visible[2][:, None, :, None]
+        key, value = key.masked_fill(hidden, 0.0), value.masked_fill(hidden, 0.0)
     group = query.shape[1] // key.shape[1]
     if group > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)

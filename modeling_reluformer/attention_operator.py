@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .attention_blockwise import Settings, blockwise_backward, blockwise_forward, empty_like_heads, wide
-from .attention_triton import triton_backward, triton_forward
 
 # A copy of this package from the Hub is a module of another name. It must not replace these operators.
 NAMESPACE = (__package__ or "reluformer").replace(".", "_").replace("-", "_")
@@ -34,44 +32,37 @@ _TENSOR_COUNT = 9
 logger = logging.getLogger(__name__)
 
 
-class CpuLoop(NamedTuple):
-    """A replacement of `blockwise_forward` and `blockwise_backward` on a CPU, with the same arguments.
-
-    serves: takes a query and an activation, and says whether this loop computes the call.
-    """
-
-    serves: Callable[[Tensor, str], bool]
-    forward: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+# Finds the operator that computes a call on a CPU, given query, key and activation; None: the loop below does.
+CompiledAttention = Callable[[Tensor, Tensor, str], Any | None]
+_registered: list[CompiledAttention] = []
 
 
-_PYTHON_LOOP = CpuLoop(lambda query, activation: True, blockwise_forward, blockwise_backward)
-_registered: list[CpuLoop] = []
+def register_compiled_attention(find: CompiledAttention) -> None:
+    """From now on, what `find` returns computes the calls on a CPU for which it returns something."""
+    _registered.append(find)
 
 
-def register_cpu_loop(loop: CpuLoop) -> None:
-    """From now on, `loop` computes the calls that it serves. The loop that was registered last comes first."""
-    _registered.insert(0, loop)
-
-
-def serves(query: Tensor, activation: str) -> bool:
-    """Whether a registered loop computes a call, rather than the Python loop."""
-    return _cpu_loop(query, activation) is not _PYTHON_LOOP
-
-
-def _cpu_loop(query: Tensor, activation: str) -> CpuLoop:
-    if not _registered and os.environ.get("RELUFORMER_COMPILED") == "1":
-        _warn_about_missing_loop()
-    return next((loop for loop in _registered if loop.serves(query, activation)), _PYTHON_LOOP)
+def compiled_operator(query: Tensor, key: Tensor, activation: str) -> Any | None:
+    """What computes a call faster than the blockwise loop, with the same tensors and options; None: nothing does."""
+    for find in _registered:
+        if (operator := find(query, key, activation)) is not None:
+            return operator
+    if not _registered and query.device.type == "cpu":
+        _tell_about_missing_package()
+    return None
 
 
 @functools.cache
-def _warn_about_missing_loop() -> None:
+def _tell_about_missing_package() -> None:
     """Once in a process."""
-    logger.warning(
-        "RELUFORMER_COMPILED=1: the compiled attention comes with the package `reluformer`, not with the code of a model on "
-        "the Hub; the Python loop computes instead. Install the package and load the model with it."
+    logger.info(
+        "The compiled attention comes with the package `reluformer`, not with the code of a model on the Hub; a loop in Python "
+        "computes instead. Install the package and import it for the faster one."
     )
+
+
+# What `torch.compiler.assume_constant_result` sets; the function itself imports the whole compiler, which takes a second or two.
+_tell_about_missing_package._dynamo_marked_constant = True
 
 
 def _forward(
@@ -87,18 +78,20 @@ def _forward(
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     tensors = (query, key, value, row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k)
-    settings = _settings(query, offset, seed, *options)
-    compute = _cpu_loop(query, settings.activation).forward
+    settings = _settings(offset, seed, *options)
     with torch.autocast(query.device.type, enabled=False):
-        return _filled(*compute(*tensors, settings))
+        return _filled(*blockwise_forward(*tensors, settings))
 
 
 def _forward_cuda(query: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    from .attention_triton import triton_forward  # imports Triton, which a CPU has no use for
+
     *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
     return _filled(*triton_forward(query, *tensors, **_keywords(offset, seed, *arguments[_TENSOR_COUNT - 1 :])))
 
 
-def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward_fake(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """What the operator returns, without numbers: torch.compile asks for it, also of the compiled operator."""
     statistics = arguments[-1]
     output = empty_like_heads(query, value.shape[-1])
     statistic = query.new_empty(query.shape[:3], dtype=wide(query.dtype))
@@ -113,15 +106,16 @@ def _backward(
     grad_output: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, query: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
-    settings = _settings(query, offset, seed, *arguments[_TENSOR_COUNT - 1 :])
-    compute = _cpu_loop(query, settings.activation).backward
+    settings = _settings(offset, seed, *arguments[_TENSOR_COUNT - 1 :])
     with torch.autocast(query.device.type, enabled=False):
-        return compute(grad_output, grad_sum, grad_sum_log, query, *tensors, settings)
+        return blockwise_backward(grad_output, grad_sum, grad_sum_log, query, *tensors, settings)
 
 
 def _backward_cuda(
     grad_output: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, query: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    from .attention_triton import triton_backward
+
     *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
     keywords = _keywords(offset, seed, *arguments[_TENSOR_COUNT - 1 :])
     row_gain, row_scale = grad_sum, tensors[2]
@@ -130,16 +124,16 @@ def _backward_cuda(
     return triton_backward(grad_output, row_gain, grad_sum_log, query, *tensors, **keywords)
 
 
-def _backward_fake(
+def backward_fake(
     grad_output: Tensor, grad_sum: Any, grad_sum_log: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like_heads(query), empty_like_heads(key), empty_like_heads(value)
 
 
-def _settings(query: Tensor, offset: Tensor | None, seed: Tensor | None, *options: Any) -> Settings:
+def _settings(offset: Tensor | None, seed: Tensor | None, *options: Any) -> Settings:
     keywords = _keywords(offset, seed, *options)
     keywords["query_offset"] = int(keywords["query_offset"])
-    return Settings(**keywords, bytes_per_score=query.dtype.itemsize)
+    return Settings(**keywords)
 
 
 def _keywords(
@@ -211,13 +205,13 @@ _BACKWARD = _define(
     f"(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, {_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     _backward,
     _backward_cuda,
-    _backward_fake,
+    backward_fake,
 )
 pointwise_attention = _define(
     "pointwise_attention",
     f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     _forward,
     _forward_cuda,
-    _forward_fake,
+    forward_fake,
 )
 pointwise_attention.register_autograd(_differentiate, setup_context=_save)

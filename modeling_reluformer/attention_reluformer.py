@@ -19,7 +19,7 @@ from transformers.utils import is_torchdynamo_compiling
 from .attention_blockwise import wide
 from .attention_fused import relu_attention
 from .attention_reference import AttentionResult, reference_attention
-from .visibility_reluformer import Visibility
+from .visibility_reluformer import Visibility, scale_of_rows
 
 OWN_IMPLEMENTATIONS = ("eager", "fused")
 
@@ -78,6 +78,7 @@ def fused_attention_forward(
             "(batch, keys) with 1 for real tokens, or use attn_implementation='eager'."
         )
     arguments = {
+        "scaling": "none",
         "row_scale": row_scale,
         "causal": visibility.causal,
         "activation": module.activation,
@@ -344,9 +345,6 @@ def attention_context(
         past_key_values=past_key_values,
     )
     visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
-    length_scale = None
-    if config.attention_scaling == "variance":
-        length_scale = torch.rsqrt(visible_keys / 2).unsqueeze(1)
-    elif config.attention_scaling == "length":
-        length_scale = visible_keys.pow(-config.attention_alpha).unsqueeze(1)
+    # without gamma, which differs from layer to layer where it is learned
+    length_scale = scale_of_rows(visible_keys.unsqueeze(1), config.attention_scaling, alpha=config.attention_alpha)
     return AttentionContext(visibility, mask, visible_keys, length_scale, row_weight, statistics)

@@ -3,7 +3,8 @@
     python -m benchmarks.memory.peak                 some minutes
     python -m benchmarks.memory.peak --quick         seconds; its figures mean nothing
 
-Attention alone (forward, L_reg, backward) and a whole model with padded batches, at 1,024 to 16,384 tokens. Every cell runs in
+Attention alone (forward, L_reg, backward) and a whole model with padded batches, at 1,024 to 16,384 tokens; and a model of short
+sentences with 10,000 and 64,000 pieces, with its logits and without them, beside MarianMTModel. Every cell runs in
 a process of its own; peak_step.py says how the peak is taken. Linux only. A cell that would need more than the limit is not
 run: what it needs is then computed from the two shorter cells, as a part that grows with n and one that grows with n².
 Writes `benchmarks/results/memory-cpu.json`.
@@ -25,10 +26,11 @@ import psutil
 import torch
 from tqdm.auto import tqdm
 
-from benchmarks.measurement_file import begin, benchmark_parser
+from benchmarks.measurement_file import ROOT, begin, benchmark_parser
 from benchmarks.memory import peak_step as memory_step
 from reluformer.training.run.records import write_json
 
+VOCABULARIES = (10_000, 64_000)
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 METHOD = (
     "a new process for each cell; VmHWM of the step (Linux, reset through /proc/self/clear_refs) less VmRSS before it, after "
@@ -52,18 +54,26 @@ def main(arguments: list[str] | None = None) -> int:
         "method": METHOD,
         "attention": memory_step.ATTENTION,
         "model": {**memory_step.MODEL, "batch": memory_step.MODEL_BATCH},
+        "vocabulary": memory_step.VOCABULARY_MODEL,
         "available_bytes": available,
         "limit_bytes": int(options.limit * available),
         "timeout_seconds": options.timeout,
         "threads": torch.get_num_threads(),
     }
+    vocabularies = (100,) if options.quick else VOCABULARIES
     lengths = (64,) if options.quick else LENGTHS
     contenders = ("fused",) if options.quick else tuple(memory_step.CONTENDERS)
     ladders = list(itertools.product(("attention", "model"), contenders))
     cells: list[dict[str, Any]] = []
-    with tqdm(total=len(ladders) * len(lengths), desc="memory", unit="cell") as progress:
+    losses = list(itertools.product(vocabularies, memory_step.VOCABULARY_CONTENDERS))
+    with tqdm(total=len(ladders) * len(lengths) + len(losses), desc="memory", unit="cell") as progress:
         for what, contender in ladders:
             cells += climb(what, contender, lengths, settings, options, progress)
+        for vocabulary, contender in losses:
+            cell = {"what": "vocabulary", "contender": contender, "vocabulary": vocabulary}
+            cell["length"] = memory_step.VOCABULARY_MODEL["tokens"]
+            cells.append({**cell, **run_cell({**cell, "seed": options.seed}, options)})
+            progress.update()
     result = {**record, "environment": child_environment(record["environment"]), "settings": settings}
     print(write_json(options.output, {**result, "seconds": time.perf_counter() - start, "cells": cells}))
     return 0
@@ -118,11 +128,11 @@ def run_cell(cell: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
     environment = child_environment(dict(os.environ))
     if options.threads is not None:
         environment["OMP_NUM_THREADS"] = str(options.threads)
-    command = [sys.executable, memory_step.__file__, json.dumps(cell)]
+    command = [sys.executable, "-m", "benchmarks.memory.peak_step", json.dumps(cell)]
     start = time.perf_counter()
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=options.timeout
+            command, env=environment, capture_output=True, text=True, check=False, timeout=options.timeout, cwd=ROOT
         )
     except subprocess.TimeoutExpired:
         return {"not_run": f"not finished within {options.timeout:g} s"}

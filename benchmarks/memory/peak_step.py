@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.speed.translation_models import INPUTS, MARIAN, OURS, SHAPES, build, padded_batch
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration, relu_attention
 from reluformer.attention_reference import reference_attention
-from reluformer.configuration_reluformer import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
+from reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
 from reluformer.regularization_reluformer import module_figures
 
 # long enough that the fused path takes its blocks and starts its threads
@@ -38,12 +39,22 @@ MODEL |= {"dropout": 0.1, "attention_dropout": 0.0}
 MODEL_BATCH = 2
 # contender → preset and attn_implementation of the model; alone, softmax is torch's own function
 CONTENDERS = {"fused": ("reluformer", "fused"), "eager relu": ("reluformer", "eager"), "sdpa": ("vanilla", "sdpa")}
+# One training step of short sentences: contender → model of `translation_models`, and what its forward pass is told
+VOCABULARY_CONTENDERS: dict[str, tuple[str, dict[str, bool]]] = {
+    "without logits": (OURS, {"skip_logits": True}),
+    "with logits": (OURS, {"skip_logits": False}),
+    MARIAN: (MARIAN, {}),
+}
+VOCABULARY_MODEL = {"model": "tiny", "sentences": "multi30k-like", "tokens": 2048, "attention_dropout": 0.0}
 
 
 def main() -> int:
     cell = json.loads(sys.argv[1])
-    make_step = attention_step if cell["what"] == "attention" else model_step
-    step = make_step(cell["contender"], cell["seed"])
+    if cell["what"] == "vocabulary":
+        step = vocabulary_step(cell["contender"], cell["seed"], cell["vocabulary"])
+    else:
+        make_step = attention_step if cell["what"] == "attention" else model_step
+        step = make_step(cell["contender"], cell["seed"])
     print(json.dumps(measure(step, cell["length"])))
     return 0
 
@@ -148,6 +159,23 @@ def model_step(contender: str, seed: int) -> Callable[[int], Callable[[], None]]
 
         def run() -> None:
             model(**batch).loss.backward()
+
+        return run
+
+    return step
+
+
+def vocabulary_step(contender: str, seed: int, vocabulary: int) -> Callable[[int], Callable[[], None]]:
+    """A model with so many pieces and its loss: forward and backward of short padded sentences of `length` tokens together."""
+    name, arguments = VOCABULARY_CONTENDERS[contender]
+    shape = {**SHAPES[VOCABULARY_MODEL["model"]], "vocab_size": vocabulary}
+    model = build(name, shape, VOCABULARY_MODEL["attention_dropout"], seed)
+
+    def step(length: int) -> Callable[[], None]:
+        batch = padded_batch(INPUTS[VOCABULARY_MODEL["sentences"]], vocabulary, length, seed)
+
+        def run() -> None:
+            model(**batch, **arguments).loss.backward()
 
         return run
 

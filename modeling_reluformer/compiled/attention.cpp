@@ -1,311 +1,289 @@
-// ReLU attention in blocks of queries on a CPU: the loop of attention_blockwise.py, which has the formulas, compiled.
-//
-// Same blocks, same products (oneDNN's, by torch's own operator), float32 and bfloat16. What Python cannot do there: share
-// the heads out among torch's own threads, and pass once over a block of weights for statistics, dropout and gradient.
+// `reluformer_cpu::attention`: point-wise attention on a CPU as one operator of torch, with its derivative. attention_blockwise.py is
+// the same in Python; passes.h has the work of one head.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cmath>
 #include <tuple>
 #include <vector>
 
-#include "rows.h"
+#include "differentiation.h"
+#include "passes.h"
 
 namespace {
 
-using at::Tensor;
-using MaybeTensor = std::optional<Tensor>;
-using Edges = at::IntArrayRef;
+using reluformer::Call;
+using reluformer::Heads;
+using reluformer::Piece;
+using reluformer::RowNumbers;
 
-struct Settings {
-  bool finite;
-  double scale;
-  bool causal;
-  int64_t offset;
-  double dropout;
-  int64_t seed;
-  int64_t block_bytes, largest_block, smallest_block;
+// Below so many multiplications and additions a second thread costs more than it gains.
+constexpr double kWorkOfAThread = 1 << 19;
 
-  int64_t block_rows(int64_t keys, int64_t bytes_per_score) const {
-    const int64_t fitting = block_bytes / (bytes_per_score * std::max<int64_t>(1, keys));
-    return std::min(largest_block, std::max(smallest_block, fitting));
+const reluformer::KernelSet* kernels_of_this_processor() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    return &reluformer::avx512::kernels;
   }
-
-  // How many of `keys` row `row` of the sequence sees.
-  int64_t visible(int64_t row, int64_t keys) const {
-    return causal ? std::clamp<int64_t>(row + offset + 1, 0, keys) : keys;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    return &reluformer::avx2::kernels;
   }
+#endif
+  return nullptr;
+}
 
-  reluformer::Dropout dropout_of(int64_t piece, int64_t head, int64_t row) const {
-    uint64_t key = reluformer::mix(static_cast<uint64_t>(seed) + 0x9E3779B97F4A7C15u);
-    for (int64_t part : {piece, head, row}) {
-      key = reluformer::mix(key ^ (static_cast<uint64_t>(part) + 0x9E3779B97F4A7C15u));
+template <typename Scalar>
+const reluformer::Kernels<Scalar>& kernels() {
+  static const reluformer::KernelSet* set = kernels_of_this_processor();
+  if constexpr (std::is_same_v<Scalar, float>) {
+    return set->of_float;
+  } else {
+    return set->of_bfloat16;
+  }
+}
+
+// Whether this processor and torch compute a dtype: kernels.h and oneDNN's small products must both know it.
+bool supports(at::ScalarType dtype) {
+  if (kernels_of_this_processor() == nullptr || !at::globalContext().userEnabledMkldnn()) {
+    return false;
+  }
+#if defined(__x86_64__)
+  return dtype == at::kFloat || (dtype == at::kBFloat16 && __builtin_cpu_supports("avx512bf16"));
+#else
+  return false;
+#endif
+}
+
+bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& row_scale, const MaybeTensor& mask) {
+  auto is_one = [&](const Tensor& tensor) { return tensor.dim() == 4 && tensor.scalar_type() == query.scalar_type() && tensor.device().is_cpu(); };
+  if (!is_one(query) || !is_one(key) || !is_one(value) || !supports(query.scalar_type())) {
+    return false;
+  }
+  const int64_t batch = query.size(0), heads = query.size(1), queries = query.size(2), key_heads = key.size(1), keys = key.size(2);
+  if (key.size(0) != batch || key.size(3) != query.size(3) || query.size(3) == 0 || value.size(3) == 0 || key_heads == 0 || heads % key_heads) {
+    return false;
+  }
+  for (int64_t dim : {0, 1, 2}) {
+    if (value.size(dim) != key.size(dim)) {
+      return false;
     }
-    const auto threshold = static_cast<uint32_t>(std::min(dropout * 4294967296.0, 4294967295.0));
-    return {static_cast<uint32_t>(key >> 32), threshold, static_cast<float>(1.0 / (1.0 - dropout))};
   }
+  if (row_scale && (row_scale->dim() != 3 || row_scale->scalar_type() != at::kFloat || row_scale->size(0) != batch ||
+                    (row_scale->size(1) != 1 && row_scale->size(1) != heads) || row_scale->size(2) != queries)) {
+    return false;
+  }
+  return !mask || (mask->dim() == 2 && mask->scalar_type() == at::kBool && mask->size(0) == batch && mask->size(1) == keys);
+}
+
+Tensor side_by_side(const Tensor& tensor) {
+  return tensor.stride(3) == 1 ? tensor : tensor.contiguous();
+}
+
+template <typename Scalar>
+Heads<Scalar> heads_of(const Tensor& tensor) {
+  using Plain = std::remove_const_t<Scalar>;
+  auto* data = const_cast<Plain*>(static_cast<const Plain*>(tensor.const_data_ptr()));
+  return {data, tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+RowNumbers numbers_of(const MaybeTensor& tensor) {
+  if (!tensor || tensor->numel() == 0) {
+    return {nullptr, 0, 0};
+  }
+  return {const_cast<float*>(tensor->const_data_ptr<float>()), tensor->stride(0), tensor->size(1) > 1 ? tensor->stride(1) : 0};
+}
+
+// (batch, heads, length, dims) that lies in memory as (batch, length, heads, dims), as projections of a model want it
+Tensor empty_like_heads(const Tensor& tensor, c10::SymInt dims) {
+  return at::empty_symint({tensor.sym_size(0), tensor.sym_size(2), tensor.sym_size(1), std::move(dims)}, tensor.options()).transpose(1, 2);
+}
+
+// cu_seqlens, which a compiled graph has not looked at
+std::vector<int64_t> edges_of(const MaybeTensor& tensor, int64_t length) {
+  if (!tensor) {
+    return {};
+  }
+  const Tensor wide = tensor->to(at::kLong).contiguous();
+  std::vector<int64_t> edges{wide.const_data_ptr<int64_t>(), wide.const_data_ptr<int64_t>() + wide.numel()};
+  TORCH_CHECK_VALUE(!edges.empty() && edges.front() == 0 && edges.back() == length && std::is_sorted(edges.begin(), edges.end()),
+                    "cu_seqlens must rise from 0 to ", length, ", the length of its tensor; got ", *tensor);
+  return edges;
+}
+
+// One for each head of keys of each sequence; with fewer of them than threads, each is cut into ranges of queries.
+struct Pieces {
+  std::vector<Piece> all;
+  int64_t chunks = 1;  // neighbours in `all` that share their keys
 };
 
-// One head of keys of one sequence, with the query heads that share it.
-struct Piece {
-  int64_t index, batch, key_head, first_head, heads, query_begin, query_end, key_begin, key_end;
-};
-
-// Some queries of one head: rows [begin, end) of the tensor, the first of them row `first` of its sequence.
-struct Block {
-  int64_t head, begin, end, first, seen;
-};
-
-std::vector<Piece> pieces_of(const Tensor& query, const Tensor& key, Edges query_edges, Edges key_edges) {
-  std::vector<Piece> pieces;
-  const int64_t key_heads = key.size(1), group = query.size(1) / key_heads;
-  const int64_t spans = query_edges.empty() ? query.size(0) : static_cast<int64_t>(query_edges.size()) - 1;
+Pieces pieces_of(const Tensor& query, const Tensor& key, const bool* mask, const MaybeTensor& edges_q, const MaybeTensor& edges_k) {
+  const std::vector<int64_t> query_edges = edges_of(edges_q, query.size(2)), key_edges = edges_of(edges_k, key.size(2));
+  TORCH_CHECK_VALUE(query_edges.size() == key_edges.size() && (!edges_q || query.size(0) == 1),
+                    "cu_seqlens_q and cu_seqlens_k must be given together, with the same number of sequences and a batch of 1.");
+  const int64_t key_heads = key.size(1), group = query.size(1) / key_heads, keys = key.size(2);
+  const int64_t spans = edges_q ? static_cast<int64_t>(query_edges.size()) - 1 : query.size(0);
+  Pieces pieces;
+  const int64_t count = spans * key_heads, threads = at::get_num_threads();
+  if (count > 0 && count < threads) {
+    const int64_t blocks = std::max<int64_t>(1, (query.size(2) + reluformer::kQueries - 1) / reluformer::kQueries);
+    pieces.chunks = std::min((threads + count - 1) / count, blocks);
+  }
   for (int64_t span = 0; span < spans; ++span) {
+    const int64_t batch = edges_q ? 0 : span;
+    const int64_t query_begin = edges_q ? query_edges[span] : 0, query_end = edges_q ? query_edges[span + 1] : query.size(2);
+    const int64_t key_begin = edges_q ? key_edges[span] : 0, key_end = edges_q ? key_edges[span + 1] : keys;
+    const int64_t step = reluformer::round_up((query_end - query_begin + pieces.chunks - 1) / pieces.chunks, reluformer::kQueries);
     for (int64_t head = 0; head < key_heads; ++head) {
-      Piece piece{span * key_heads + head, span, head, head * group, group, 0, query.size(2), 0, key.size(2)};
-      if (!query_edges.empty()) {
-        piece.batch = 0;
-        std::tie(piece.query_begin, piece.query_end) = std::pair(query_edges[span], query_edges[span + 1]);
-        std::tie(piece.key_begin, piece.key_end) = std::pair(key_edges[span], key_edges[span + 1]);
+      for (int64_t chunk = 0; chunk < pieces.chunks; ++chunk) {
+        const int64_t begin = std::min(query_end, query_begin + chunk * step), end = pieces.chunks == 1 ? query_end : std::min(query_end, begin + step);
+        pieces.all.push_back({span * key_heads + head, batch, head, head * group, group, query_begin, begin, end, key_begin, key_end,
+                              mask ? mask + batch * keys + key_begin : nullptr});
       }
-      pieces.push_back(piece);
     }
   }
   return pieces;
 }
 
 template <typename Function>
-void for_each_block(const Piece& piece, int64_t keys, int64_t bytes_per_score, const Settings& settings, Function f) {
-  const int64_t size = settings.block_rows(keys, bytes_per_score);
-  for (int64_t head = piece.first_head; head < piece.first_head + piece.heads; ++head) {
-    for (int64_t begin = piece.query_begin; begin < piece.query_end; begin += size) {
-      const int64_t end = std::min(begin + size, piece.query_end);
-      f(Block{head, begin, end, begin - piece.query_begin, settings.visible(end - piece.query_begin - 1, keys)});
+void for_each_piece(const Pieces& pieces, double work, Function function) {
+  const auto count = static_cast<int64_t>(pieces.all.size());
+  const bool alone = work < kWorkOfAThread || at::get_num_threads() == 1;
+  at::parallel_for(0, count, alone ? std::max<int64_t>(count, 1) : 1, [&](int64_t begin, int64_t end) {
+    for (int64_t index = begin; index < end; ++index) {
+      function(pieces.all[index], index);
     }
-  }
-}
-
-// Whole pieces for torch's threads, the next one for whoever is free; with fewer pieces than threads each product is shared.
-template <typename Function>
-void for_each_piece(const std::vector<Piece>& pieces, Function function) {
-  const auto count = static_cast<int64_t>(pieces.size());
-  if (count < at::get_num_threads()) {
-    std::for_each(pieces.begin(), pieces.end(), function);
-    return;
-  }
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    for (int64_t index = next++; index < count; index = next++) {
-      function(pieces[index]);
-    }
+    at::native::cpublas::brgemm_release();
   });
 }
 
-// (m, k) and (n, k) → first @ second.T; its ReLU if asked for.
-Tensor product(const Tensor& first, const Tensor& second, bool relu = false) {
-  using Linear =
-      Tensor(const Tensor&, const Tensor&, const MaybeTensor&, std::string_view, c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
-  static const auto linear =
-      c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "").typed<Linear>();
-  if (first.numel() == 0 || second.numel() == 0) {
-    return at::zeros({first.size(0), second.size(0)}, first.options());
-  }
-  return linear.call(first, second, std::nullopt, relu ? "relu" : "none", c10::List<std::optional<at::Scalar>>(), "");
+double work_of(const Tensor& query, const Tensor& key, int64_t products) {
+  return 2.0 * products * query.size(0) * query.size(1) * query.size(2) * key.size(2) * query.size(3);
 }
 
-// u of a block: oneDNN's ReLU makes zeros of NaN, torch's lets them through.
-Tensor weights_of(const Tensor& scaled_query, const Tensor& keys, const Settings& settings) {
-  return settings.finite ? product(scaled_query, keys, true) : product(scaled_query, keys).relu_();
+// The place of a name in a list. loop.py and relu_attention ask for nothing else.
+int64_t number_of(std::initializer_list<std::string_view> names, std::string_view name) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  TORCH_CHECK_VALUE(found != names.end(), "reluformer_cpu::attention does not know '", name, "'.");
+  return found - names.begin();
 }
 
-struct KeysAndValues {
-  Tensor keys, values;
-};
-
-// Side by side in memory; padding behind the last real key is cut off, other padding is zero: it gets no weight and no gradient.
-KeysAndValues keys_and_values(const Piece& piece, const Tensor& key, const Tensor& value, const MaybeTensor& mask) {
-  auto part = [&](const Tensor& tensor) {
-    return tensor.select(0, piece.batch).select(0, piece.key_head).slice(0, piece.key_begin, piece.key_end);
-  };
-  Tensor keys = part(key), values = part(value);
-  if (!mask) {
-    return {keys.contiguous(), values.contiguous()};
-  }
-  const Tensor real = mask->select(0, piece.batch).slice(0, piece.key_begin, piece.key_end).contiguous();
-  const bool* visible = real.const_data_ptr<bool>();
-  int64_t end = real.numel();
-  while (end > 0 && !visible[end - 1]) {
-    --end;
-  }
-  keys = keys.slice(0, 0, end);
-  values = values.slice(0, 0, end).contiguous();
-  if (std::all_of(visible, visible + end, [](bool seen) { return seen; })) {
-    return {keys.contiguous(), values};
-  }
-  return {keys.masked_fill(real.slice(0, 0, end).logical_not().unsqueeze(1), 0.0), values};
+int64_t level_of(std::string_view statistics) {
+  return number_of({"none", "sum", "sum+entropy"}, statistics);
 }
 
-Tensor rows_of(const Tensor& tensor, const Piece& piece, const Block& block) {
-  return tensor.select(0, piece.batch).select(0, block.head).slice(0, block.begin, block.end);
+// In the order of Activation in kernels.h.
+int64_t activation_of(std::string_view name) {
+  return number_of({"relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity"}, name);
 }
 
-// (rows, 1), float32
-MaybeTensor row_scale_of(const MaybeTensor& row_scale, const Piece& piece, const Block& block) {
-  if (!row_scale) {
-    return std::nullopt;
-  }
-  const int64_t head = row_scale->size(1) > 1 ? block.head : 0;
-  return row_scale->select(0, piece.batch).select(0, head).slice(0, block.begin, block.end).contiguous().unsqueeze(1);
+Call call_of(const Tensor& query, const Tensor& value, const MaybeTensor& offset, const MaybeTensor& seed, std::string_view activation,
+             double scale, bool causal, int64_t query_offset, double dropout, std::string_view statistics) {
+  constexpr int64_t kFar = int64_t{1} << 40;  // behind the end of every sequence, and far from overflow
+  const int64_t drawn = seed ? seed->item<int64_t>() : 0, first = offset ? offset->item<int64_t>() : query_offset;
+  return {activation_of(activation), query.size(3), value.size(3), level_of(statistics), static_cast<float>(scale), causal,
+          std::clamp(first, -kFar, kFar), dropout, drawn};
 }
 
-float* data_of(const MaybeTensor& tensor) {
-  return tensor ? tensor->mutable_data_ptr<float>() : nullptr;
+template <typename Function>
+void dispatch(at::ScalarType dtype, Function function) {
+  dtype == at::kFloat ? function(float{}) : function(reluformer::BFloat16{});
 }
 
-// S and T of the rows of a block, (rows,) each or none, and the weights hidden and dropped, in place.
-template <typename Scalar>
-void finish_weights(
-    const Tensor& weights, const Piece& piece, const Block& block, const Settings& settings, const MaybeTensor& row_scale,
-    float* row_sum, float* row_sum_log) {
-  auto* data = weights.mutable_data_ptr<Scalar>();
-  const float* scale = row_scale ? row_scale->const_data_ptr<float>() : nullptr;
-  for (int64_t i = 0; i < block.end - block.begin; ++i, data += block.seen) {
-    const int64_t visible = settings.visible(block.first + i, block.seen);
-    reluformer::hide_row(data, block.seen, visible);
-    const float r = scale ? scale[i] : 1.0f;
-    float sum, sum_log;
-    if (row_sum_log) {
-      reluformer::sum_row<true>(data, visible, sum, sum_log);
-      row_sum_log[i] = r * (sum_log + std::log(r) * sum);
-    } else if (row_sum) {
-      reluformer::sum_row<false>(data, visible, sum, sum_log);
-    }
-    if (row_sum) {
-      row_sum[i] = r * sum;
-    }
-    if (settings.dropout > 0) {
-      reluformer::drop_row(data, visible, settings.dropout_of(piece.index, block.head, block.first + i));
-    }
-  }
-}
-
-// See differentiate_row: gains are rho_i = r (gS + gT (1 + log r)) and tau_i = r gT.
-template <typename Scalar>
-void differentiate(
-    const Tensor& gradient, const Tensor& weights, const Piece& piece, const Block& block, const Settings& settings,
-    const MaybeTensor& row_scale, const float* grad_sum, const float* grad_sum_log) {
-  auto* gradients = gradient.mutable_data_ptr<Scalar>();
-  auto* data = weights.mutable_data_ptr<Scalar>();
-  const float* scale = row_scale ? row_scale->const_data_ptr<float>() : nullptr;
-  const bool drop = settings.dropout > 0;
-  for (int64_t i = 0; i < block.end - block.begin; ++i, data += block.seen, gradients += block.seen) {
-    const int64_t visible = settings.visible(block.first + i, block.seen);
-    reluformer::hide_row(data, block.seen, visible);
-    reluformer::hide_row(gradients, block.seen, visible);
-    const float r = scale ? scale[i] : 1.0f;
-    const float gain_log = grad_sum_log ? grad_sum_log[i] : 0.0f;
-    const float rho = grad_sum ? r * (grad_sum[i] + gain_log * (1.0f + std::log(r))) : 0.0f, tau = r * gain_log;
-    const auto dropout = drop ? settings.dropout_of(piece.index, block.head, block.first + i) : reluformer::Dropout{};
-    // a row below the entropy margin has tau = 0 and needs no logarithm
-    if (tau != 0.0f) {
-      drop ? reluformer::differentiate_row<true, true>(gradients, data, visible, rho, tau, dropout)
-           : reluformer::differentiate_row<true, false>(gradients, data, visible, rho, tau, dropout);
-    } else {
-      drop ? reluformer::differentiate_row<false, true>(gradients, data, visible, rho, tau, dropout)
-           : reluformer::differentiate_row<false, false>(gradients, data, visible, rho, tau, dropout);
-    }
-  }
-}
-
-// statistics: 0 none, 1 sum, 2 sum and entropy. query_edges, key_edges: cu_seqlens, or empty.
-std::tuple<Tensor, Tensor, Tensor> forward(
-    const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& row_scale, const MaybeTensor& mask,
-    Edges query_edges, Edges key_edges, bool finite, double scale, bool causal, int64_t offset, double dropout, int64_t seed,
-    int64_t statistics, Edges block_limits) {
-  const Settings settings{finite, scale, causal, offset, dropout, seed, block_limits[0], block_limits[1], block_limits[2]};
-  const int64_t batch = query.size(0), heads = query.size(1), queries = query.size(2);
-  const Tensor output = at::empty({batch, queries, heads, value.size(3)}, query.options()).transpose(1, 2);
+std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_TENSORS, RELUFORMER_OPTIONS(int64_t)) {
+  TORCH_CHECK_VALUE(fits(query, key, value, row_scale, mask), "reluformer_cpu::attention: the tensors do not fit each other.");
+  const Call call = call_of(query, value, offset, seed, activation, scale, causal, query_offset, dropout, statistics);
+  const Tensor output = empty_like_heads(query, value.size(3));
   const auto wide = query.options().dtype(at::kFloat);
-  const Tensor row_sum = at::empty(statistics > 0 ? at::IntArrayRef{batch, heads, queries} : at::IntArrayRef{0}, wide);
-  const Tensor row_sum_log = at::empty(statistics > 1 ? at::IntArrayRef{batch, heads, queries} : at::IntArrayRef{0}, wide);
-  for_each_piece(pieces_of(query, key, query_edges, key_edges), [&](const Piece& piece) {
-    const auto [keys, values] = keys_and_values(piece, key, value, mask);
-    for_each_block(piece, keys.size(0), query.element_size(), settings, [&](const Block& block) {
-      const MaybeTensor scales = row_scale_of(row_scale, piece, block);
-      const Tensor weights = weights_of(rows_of(query, piece, block) * settings.scale, keys.slice(0, 0, block.seen), settings);
-      auto of = [&](const Tensor& tensor, int64_t level) {
-        return statistics >= level ? rows_of(tensor, piece, block).mutable_data_ptr<float>() : nullptr;
-      };
-      AT_DISPATCH_SWITCH(query.scalar_type(), "relu_attention",
-          AT_DISPATCH_CASE(at::kFloat, [&] { finish_weights<scalar_t>(weights, piece, block, settings, scales, of(row_sum, 1), of(row_sum_log, 2)); })
-          AT_DISPATCH_CASE(at::kBFloat16, [&] { finish_weights<scalar_t>(weights, piece, block, settings, scales, of(row_sum, 1), of(row_sum_log, 2)); }));
-      Tensor target = rows_of(output, piece, block);
-      const Tensor attended = product(weights, values.slice(0, 0, block.seen).t());
-      scales ? at::mul_out(target, attended, scales->to(attended.scalar_type())) : target.copy_(attended);
-    });
+  auto statistic = [&](int64_t level) {
+    return at::empty(call.statistics >= level ? query.sizes().slice(0, 3) : at::IntArrayRef{0}, wide);
+  };
+  const Tensor row_sum = statistic(1), row_sum_log = statistic(2);
+  const Tensor q = side_by_side(query), k = side_by_side(key), v = side_by_side(value);
+  const MaybeTensor scales = row_scale ? MaybeTensor(row_scale->contiguous()) : std::nullopt;
+  const MaybeTensor real = mask ? MaybeTensor(mask->contiguous()) : std::nullopt;
+  const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, edges_q, edges_k);
+  dispatch(query.scalar_type(), [&](auto kind) {
+    using Scalar = decltype(kind);
+    const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v), numbers_of(scales)};
+    const reluformer::Outputs<Scalar> out{heads_of<Scalar>(output), numbers_of(row_sum), numbers_of(row_sum_log)};
+    for_each_piece(pieces, work_of(q, k, 2), [&](const Piece& piece, int64_t) { reluformer::forward_piece(kernels<Scalar>(), piece, call, in, out); });
   });
   return {output, row_sum, row_sum_log};
 }
 
+template <typename Scalar>
+void write_key_gradients(const Pieces& pieces, const Tensor& sums, int64_t dims, const Tensor& gradient) {
+  const Heads<Scalar> target = heads_of<Scalar>(gradient);
+  const int64_t size = sums.size(1);
+  for_each_piece(pieces, static_cast<double>(sums.numel()), [&](const Piece& piece, int64_t index) {
+    if (index % pieces.chunks == 0) {
+      float* first = sums.mutable_data_ptr<float>() + index * size;
+      for (int64_t chunk = 1; chunk < pieces.chunks; ++chunk) {
+        for (int64_t i = 0; i < size; ++i) {
+          first[i] += first[chunk * size + i];
+        }
+      }
+      reluformer::write_key_gradient(kernels<Scalar>(), piece, dims, first, target);
+    }
+  });
+}
+
 std::tuple<Tensor, Tensor, Tensor> backward(
-    const Tensor& grad_output, const MaybeTensor& grad_sum, const MaybeTensor& grad_sum_log, const Tensor& query,
-    const Tensor& key, const Tensor& value, const MaybeTensor& row_scale, const MaybeTensor& mask, Edges query_edges,
-    Edges key_edges, bool finite, double scale, bool causal, int64_t offset, double dropout, int64_t seed, Edges block_limits) {
-  const Settings settings{finite, scale, causal, offset, dropout, seed, block_limits[0], block_limits[1], block_limits[2]};
-  auto like = [](const Tensor& tensor) {
-    return at::empty({tensor.size(0), tensor.size(2), tensor.size(1), tensor.size(3)}, tensor.options()).transpose(1, 2);
-  };
-  Tensor grad_query = like(query), grad_key = like(key), grad_value = like(value);
-  for_each_piece(pieces_of(query, key, query_edges, key_edges), [&](const Piece& piece) {
-    const auto [keys, values] = keys_and_values(piece, key, value, mask);
-    const int64_t length = piece.key_end - piece.key_begin;
+    const Tensor& grad_output, const MaybeTensor& grad_sum, const MaybeTensor& grad_sum_log, RELUFORMER_TENSORS, RELUFORMER_OPTIONS(int64_t)) {
+  TORCH_CHECK_VALUE(fits(query, key, value, row_scale, mask) && grad_output.scalar_type() == query.scalar_type(),
+                    "reluformer_cpu::attention_backward: the tensors do not fit each other.");
+  const Call call = call_of(query, value, offset, seed, activation, scale, causal, query_offset, dropout, statistics);
+  const Tensor grad_query = empty_like_heads(query, query.size(3)), grad_key = empty_like_heads(key, key.size(3)), grad_value = empty_like_heads(value, value.size(3));
+  const Tensor q = side_by_side(query), k = side_by_side(key), v = side_by_side(value), incoming = side_by_side(grad_output);
+  auto whole = [](const MaybeTensor& tensor) { return tensor ? MaybeTensor(tensor->contiguous()) : std::nullopt; };
+  const MaybeTensor scales = whole(row_scale), real = whole(mask), gains = whole(grad_sum), gains_log = whole(grad_sum_log);
+  const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, edges_q, edges_k);
+  dispatch(query.scalar_type(), [&](auto kind) {
+    using Scalar = decltype(kind);
+    const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v), numbers_of(scales)};
+    const reluformer::Gradients<Scalar> gradients{heads_of<const Scalar>(incoming), numbers_of(gains), numbers_of(gains_log), heads_of<Scalar>(grad_query), heads_of<Scalar>(grad_key), heads_of<Scalar>(grad_value)};
+    int64_t longest = 0;
+    for (const Piece& piece : pieces.all) {
+      longest = std::max(longest, piece.key_end - piece.key_begin);
+    }
+    const reluformer::Columns<Scalar> keys(longest, call.dims), values(longest, call.dims_v);
     const auto wide = query.options().dtype(at::kFloat);
-    Tensor key_sum = at::zeros({keys.size(1), length}, wide), value_sum = at::zeros({values.size(1), length}, wide);
-    for_each_block(piece, keys.size(0), query.element_size(), settings, [&](const Block& block) {
-      const MaybeTensor scales = row_scale_of(row_scale, piece, block);
-      const Tensor scaled_query = rows_of(query, piece, block) * settings.scale;
-      Tensor incoming = rows_of(grad_output, piece, block);
-      incoming = scales ? incoming * scales->to(incoming.scalar_type()) : incoming.contiguous();
-      const Tensor weights = weights_of(scaled_query, keys.slice(0, 0, block.seen), settings);
-      const Tensor gradient = product(incoming, values.slice(0, 0, block.seen));
-      auto of = [&](const MaybeTensor& tensor) {
-        return tensor ? rows_of(*tensor, piece, block).const_data_ptr<float>() : nullptr;
-      };
-      AT_DISPATCH_SWITCH(query.scalar_type(), "relu_attention_backward",
-          AT_DISPATCH_CASE(at::kFloat, [&] { differentiate<scalar_t>(gradient, weights, piece, block, settings, scales, of(grad_sum), of(grad_sum_log)); })
-          AT_DISPATCH_CASE(at::kBFloat16, [&] { differentiate<scalar_t>(gradient, weights, piece, block, settings, scales, of(grad_sum), of(grad_sum_log)); }));
-      Tensor target = rows_of(grad_query, piece, block);
-      target.copy_(product(gradient, keys.slice(0, 0, block.seen).t()).mul_(settings.scale));
-      key_sum.slice(1, 0, block.seen).add_(product(scaled_query.t(), gradient.t()));
-      value_sum.slice(1, 0, block.seen).add_(product(incoming.t(), weights.t()));
+    const auto shared = pieces.chunks > 1 ? static_cast<int64_t>(pieces.all.size()) : 0;
+    const Tensor key_sums = at::empty({shared, keys.size()}, wide), value_sums = at::empty({shared, values.size()}, wide);
+    for_each_piece(pieces, work_of(q, k, 5), [&](const Piece& piece, int64_t index) {
+      reluformer::KeySums total{nullptr, nullptr};
+      if (shared) {
+        total = {key_sums.mutable_data_ptr<float>() + index * keys.size(), value_sums.mutable_data_ptr<float>() + index * values.size()};
+      }
+      reluformer::backward_piece(kernels<Scalar>(), piece, call, in, gradients, total);
     });
-    auto part = [&](const Tensor& tensor) {
-      return tensor.select(0, piece.batch).select(0, piece.key_head).slice(0, piece.key_begin, piece.key_end);
-    };
-    part(grad_key).copy_(key_sum.t());
-    part(grad_value).copy_(value_sum.t());
+    if (pieces.chunks > 1) {
+      write_key_gradients<Scalar>(pieces, key_sums, call.dims, grad_key);
+      write_key_gradients<Scalar>(pieces, value_sums, call.dims_v, grad_value);
+    }
   });
   return {grad_query, grad_key, grad_value};
 }
 
 }  // namespace
 
+#define RELUFORMER_SCHEMA                                                                                                             \
+  "Tensor query, Tensor key, Tensor value, Tensor? row_scale, Tensor? key_padding_mask, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, " \
+  "Tensor? offset, Tensor? seed, str activation, float scale, bool causal, SymInt query_offset, float dropout_p, str statistics) -> " \
+  "(Tensor, Tensor, Tensor)"
+
 TORCH_LIBRARY(reluformer_cpu, library) {
-  library.def(
-      "forward(Tensor query, Tensor key, Tensor value, Tensor? row_scale, Tensor? mask, int[] query_edges, int[] key_edges, "
-      "bool finite, float scale, bool causal, int offset, float dropout, int seed, int statistics, int[] block_limits) -> (Tensor, Tensor, Tensor)");
-  library.def(
-      "backward(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, Tensor query, Tensor key, Tensor value, "
-      "Tensor? row_scale, Tensor? mask, int[] query_edges, int[] key_edges, bool finite, float scale, bool causal, int offset, float dropout, "
-      "int seed, int[] block_limits) -> (Tensor, Tensor, Tensor)");
+  library.def("attention(" RELUFORMER_SCHEMA);
+  library.def("attention_backward(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, " RELUFORMER_SCHEMA);
+  library.def("supports(ScalarType dtype) -> bool", supports);
 }
 
 TORCH_LIBRARY_IMPL(reluformer_cpu, CPU, library) {
-  library.impl("forward", forward);
-  library.impl("backward", backward);
+  library.impl("attention", forward);
+  library.impl("attention_backward", backward);
+}
+
+TORCH_LIBRARY_IMPL(reluformer_cpu, Autograd, library) {
+  library.impl("attention", attention_autograd);
+  library.impl("attention_backward", backward_autograd);
 }

@@ -9,11 +9,7 @@ import torch
 import reluformer
 from reluformer import attention_reference
 from reluformer.attention_activations import ACTIVATIONS, NON_NEGATIVE, NORMALIZED, POINTWISE
-from reluformer.configuration_reluformer import (
-    NON_NEGATIVE_ACTIVATIONS,
-    NORMALIZED_ACTIVATIONS,
-    POINTWISE_ACTIVATIONS,
-)
+from reluformer.configuration_attention import NON_NEGATIVE_ACTIVATIONS, NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS
 
 from ..conftest import VARIANTS, tiny_config
 from . import paper_formulas

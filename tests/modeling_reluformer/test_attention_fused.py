@@ -11,7 +11,7 @@ import reluformer.attention_blockwise as blockwise
 import reluformer.attention_fused as fused
 from reluformer import relu_attention
 from reluformer.attention_activations import NON_NEGATIVE, POINTWISE
-from reluformer.attention_products import uses_onednn
+from reluformer.compiled.library import python_loop
 from reluformer.visibility_reluformer import Visibility
 
 from .attention_cases import (
@@ -28,6 +28,13 @@ from .attention_cases import (
 )
 
 
+@pytest.fixture(autouse=True)
+def in_python():
+    """The compiled operator has tests of its own, compiled/test_loop.py."""
+    with python_loop():
+        yield
+
+
 @pytest.fixture(params=["blocks", "plain"])
 def path(request, monkeypatch) -> str:
     """Forces one of the two paths; blocks are small, so that every problem has several."""
@@ -42,7 +49,8 @@ def blocks(monkeypatch) -> None:
 
 def use_path(monkeypatch, path: str) -> None:
     monkeypatch.setattr(fused, "_is_small", lambda *call: path == "plain")
-    monkeypatch.setattr(blockwise, "LARGEST_BLOCK", 24)
+    monkeypatch.setattr(blockwise, "BYTES_PER_BLOCK", 0)
+    monkeypatch.setattr(blockwise, "SMALLEST_BLOCK", 24)
 
 
 @pytest.mark.parametrize("activation", POINTWISE)
@@ -272,7 +280,17 @@ def test_what_is_not_supported_is_refused():
     refused(
         "statistics='sum' needs weights that are never negative .* 'gelu' can be", activation="gelu", statistics="sum"
     )
-    refused("dropout_p=1.0 must lie in", dropout_p=1.0)
+    for given in (1.0, -0.1, float("nan"), "0.1", None, True):
+        refused(f"dropout_p={given!r} must be a number that lies in", dropout_p=given)
+    for given in (0, 0.0, float("nan"), float("inf"), "1", True):
+        refused(f"scale={given!r} must be a finite number other than 0", scale=given)
+    refused("scale=a tensor torch.float32 \\(\\) must be", scale=torch.tensor(1.0))
+    for given in (1, None, "no"):
+        refused(f"causal={given!r} must be True or False", causal=given)
+    for given in (True, 1.0, None, 2**63, -(2**63) - 1):
+        refused(f"query_offset={given!r} must be an int within 64 bits", query_offset=given)
+    for given in (torch.tensor(1.0), torch.tensor([1]), torch.tensor(True)):
+        refused("query_offset=a tensor .* must be an int", query_offset=given)
     refused("do not fit: expected", query, key[:, :, :3], value)
     refused("do not fit: expected", query[:, :1], key, value)
     refused("must share one floating dtype; got torch.float64, torch.float32", query, key.float(), value)
@@ -280,6 +298,25 @@ def test_what_is_not_supported_is_refused():
     refused("key_padding_mask must be boolean .* got torch.float32", key_padding_mask=torch.ones(1, 7))
     refused("given together", cu_seqlens_q=ends)
     refused("rise from 0 to 7", cu_seqlens_q=ends, cu_seqlens_k=ends)
+    for given in ([0, 5], ends.float(), ends > 0, ends[0], ends[None]):
+        refused("cu_seqlens_q must be an int32 or int64 tensor", cu_seqlens_q=given, cu_seqlens_k=given)
+    refused("cu_seqlens_k must be an int32 or int64 tensor", cu_seqlens_q=ends, cu_seqlens_k=ends.float())
+
+
+def test_tensors_on_different_devices_are_refused():
+    """Plain products with a tensor without numbers would have none either, silently."""
+    query, key, value, row_scale = random_inputs(1, 2, 5, 5, 4)
+    mask, ends = torch.ones(1, 5, dtype=torch.bool), torch.tensor([0, 5], dtype=torch.int32)
+    given = {"key": key, "value": value, "row_scale": row_scale, "key_padding_mask": mask}
+    packed = given | {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    scaled = {"key": key, "value": value, "gamma": torch.tensor(8.0)}
+    offset = given | {"causal": True, "query_offset": torch.tensor(1)}
+    for arguments in (packed, scaled, offset):
+        relu_attention(query, **arguments)
+        for name, tensor in arguments.items():
+            if isinstance(tensor, torch.Tensor):
+                with pytest.raises(ValueError, match=f"query is on cpu and {name} on meta: move"):
+                    relu_attention(query, **(arguments | {name: tensor.to("meta")}))
 
 
 @pytest.mark.parametrize("length", [60, 4096])
@@ -305,23 +342,7 @@ def test_forward_mode_is_refused_where_it_would_be_zero(blocks):
         relu_attention(query, key, value, row_scale=forward_ad.make_dual(row_scale, row_scale))
 
 
-@pytest.mark.parametrize(
-    ("keys", "bytes_per_score", "queries"),
-    [(0, 4, 512), (1, 4, 512), (1024, 4, 512), (2048, 4, 256), (2048, 8, 128), (3000, 4, 174), (10**6, 4, 16)],
-)
-def test_a_block_of_scores_is_two_mebibytes_within_limits(keys, bytes_per_score, queries):
-    assert blockwise.block_size(keys, bytes_per_score) == queries
-
-
 def test_without_a_row_scale_it_is_one(path):
     query, key, value, row_scale = random_inputs(queries=40)
     expected = relu_attention(query, key, value, row_scale=torch.ones_like(row_scale))
-    torch.testing.assert_close(relu_attention(query, key, value, row_scale=None), expected)
-
-
-def test_products_follow_the_switch_of_onednn():
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("this torch has no oneDNN")
-    assert uses_onednn(torch.ones(2, 2)) and not uses_onednn(torch.ones(2, 2, dtype=torch.float64))
-    with torch.backends.mkldnn.flags(enabled=False):
-        assert not uses_onednn(torch.ones(2, 2))
+    torch.testing.assert_close(relu_attention(query, key, value, scaling="none"), expected)

@@ -1,25 +1,25 @@
-"""The operator behind `relu_attention` in torch's machinery: compiler, checkpoints, threads, processes."""
+"""The operator of the blockwise loop in torch's machinery: compiler, checkpoints, other copies of the package."""
 
-import os
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import reluformer.attention_fused as fused
-import reluformer.attention_workers as workers
 from reluformer import relu_attention
 from reluformer.attention_operator import pointwise_attention
+from reluformer.compiled.library import python_loop
 
 from .attention_cases import gradients, random_inputs
 
 
 @pytest.fixture(autouse=True)
-def blocks(monkeypatch) -> None:
+def blocks(monkeypatch):
     monkeypatch.setattr(fused, "_is_small", lambda *call: False)
+    with python_loop():
+        yield
 
 
 def attend(query, key, value, row_scale, **options):
@@ -82,62 +82,11 @@ def test_autocast_outside_does_not_change_the_products():
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def thread_settings() -> dict[str, int]:
-    info = torch.__config__.parallel_info()
-    return {line.split(":")[0].strip(): line for line in info.splitlines() if "threads" in line}
-
-
-@pytest.fixture(params=[0, 2**60], ids=["long work", "short work"])
-def work(request, monkeypatch) -> None:
-    """Whether OpenMP's threads are ended before the workers begin."""
-    monkeypatch.setattr(workers, "LONG_WORK", request.param)
-
-
-@pytest.mark.usefixtures("work")
-def test_thread_settings_stay_as_they_were():
-    before = torch.get_num_threads()
-    inputs = random_inputs(heads=6, queries=300, dtype=torch.float32).leaves()
-    try:
-        for threads in (2, 3, 1, 2):
-            torch.set_num_threads(threads)
-            settings = thread_settings()
-            found = attend(*inputs)
-            gradients(found, inputs)
-            assert torch.get_num_threads() == threads
-            assert thread_settings() == settings, "MKL's and OpenMP's numbers too"
-        elsewhere = []
-        thread = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-        assert elsewhere == [2], "a thread that starts later gets the caller's number"
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("work")
-def test_threads_change_no_bit():
-    inputs = random_inputs(heads=6, queries=300, dtype=torch.float32)
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            leaves = inputs.leaves()
-            torch.manual_seed(0)
-            found = attend(*leaves, dropout_p=0.1)
-            results.append((*found, *gradients(found, leaves)))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
-
-
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_without_gradients_in_the_workers(mode, threads, activation, dtype):
-    """Tensors made under `inference_mode` may be written to under it alone, and each thread has a mode of its own."""
+def test_without_gradients(mode, threads, activation, dtype):
     inputs = random_inputs(heads=4, queries=70, dtype=dtype)
     options = {"activation": activation, "causal": True, "statistics": "sum" if activation == "relu" else "none"}
     outside = relu_attention(*inputs[:3], row_scale=inputs.row_scale, **options)
@@ -152,98 +101,6 @@ def test_without_gradients_in_the_workers(mode, threads, activation, dtype):
         *(found if isinstance(found, tuple) else (found,) for found in (inside, outside)), strict=True
     ):
         assert torch.equal(one, other)
-
-
-def test_python_threads_with_torch_threads_of_their_own(monkeypatch):
-    """Each may ask for another number of workers, at the same time, and the first calls make them."""
-    monkeypatch.setattr(workers, "_pools", {})
-    before = torch.get_num_threads()
-    inputs = random_inputs(heads=8, queries=64, dtype=torch.float32)
-    expected = attend(*inputs)
-    errors = []
-
-    def call_with(threads: int) -> None:
-        try:
-            torch.set_num_threads(threads)
-            for _ in range(20):
-                found = attend(*inputs)
-                assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-        except BaseException as error:
-            errors.append(error)
-
-    callers = [threading.Thread(target=call_with, args=(threads,)) for threads in (2, 3, 4, 5, 2, 3)]
-    try:
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
-    finally:
-        torch.set_num_threads(before)
-        for pool in workers._pools.values():
-            pool.shutdown()
-    assert errors == []
-
-
-def test_an_error_in_a_worker_reaches_the_caller():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-
-    def fail(piece):
-        raise ArithmeticError(f"piece {piece}")
-
-    try:
-        with pytest.raises(ArithmeticError, match="piece"):
-            workers.for_each(fail, range(4))
-        done = []
-        workers.for_each(done.append, range(4))
-        assert sorted(done) == [0, 1, 2, 3], "the workers live on"
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.parametrize("threads", [1, 2])
-def test_workers_after_a_fork(threads):
-    """A forked process has lost the threads, these workers and OpenMP's; waiting for them would hang."""
-    program = f"""
-import os, torch, reluformer.attention_fused, reluformer.attention_workers
-from reluformer import relu_attention
-reluformer.attention_fused._is_small = lambda *call: False
-reluformer.attention_workers.LONG_WORK = 0
-torch.set_num_threads(2)
-tensors = [torch.randn(1, 4, 300, 8) for _ in range(3)]
-expected = relu_attention(*tensors, row_scale=None)
-torch.ones(1_000_000).sum()  # starts OpenMP's threads
-child = os.fork()
-if child == 0:
-    torch.set_num_threads({threads})
-    os._exit(0 if torch.equal(relu_attention(*tensors, row_scale=None), expected) else 1)
-raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
-
-
-@pytest.mark.slow
-def test_long_work_ends_the_threads_that_spin():
-    """Counted by the system; and they come again."""
-    if not os.path.isdir("/proc/self/task") or workers._symbol_of_torch("omp_pause_resource_all") is None:
-        pytest.skip("this torch's OpenMP cannot be told to end its threads, or the system does not count them")
-    program = """
-import os, torch, reluformer.attention_workers as workers
-def threads(): return len(os.listdir("/proc/self/task"))
-def attend(work):
-    workers.for_each(lambda piece: None, range(6), work=work)
-    return threads()
-torch.set_num_threads(3)
-numbers = torch.ones(1_000_000)
-for _ in range(2):
-    numbers.sum()
-    before = attend(0)
-    assert attend(3 * workers.LONG_WORK - 1) == before
-    assert attend(3 * workers.LONG_WORK) == before - 2, (before, threads())
-"""
-    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
 
 
 @pytest.mark.slow

@@ -1,0 +1,325 @@
+"""Multi-head ReLU attention with the interface of `torch.nn.MultiheadAttention`. Needs torch alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .attention_activations import NON_NEGATIVE, POINTWISE
+from .attention_blockwise import wide
+from .attention_fused import relu_attention
+from .attention_reference import reference_attention
+from .regularization_reluformer import DEFAULT_ENTROPY_MARGIN, module_figures
+from .visibility_reluformer import DEFAULT_ALPHA, DEFAULT_GAMMA, Visibility, check_scaling, is_number, scale_of_rows
+
+
+class _Heads(NamedTuple):
+    """(batch, heads, length, head_dim) each; or (batch · heads, 1, length, head_dim), where every head has a mask of its own."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+class ReLUAttention(nn.MultiheadAttention):
+    """`nn.MultiheadAttention` with a point-wise activation and a row scale (Eq. 6) in place of the softmax.
+
+    Parameters, their names and initialisation, and thus state_dict, are those of `nn.MultiheadAttention`, and so are the
+    arguments, shapes and results of a call. The layers of `nn.Transformer` take it as their `self_attn` and `multihead_attn`;
+    their fast path, which computes a softmax without asking the module, leaves it alone.
+
+    Args:
+        embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype: as in `nn.MultiheadAttention`, but
+            dropout lies below 1.
+        add_bias_kv, add_zero_attn: not supported.
+        activation: a name of `attention_activations.POINTWISE`.
+        scaling, gamma, alpha: of the row scale, as in `relu_attention`. gamma: default 8, which suits sentences of about 15
+            tokens; for n tokens, sqrt(2 n) is a good start.
+        entropy_margin: of L_reg (Eq. 7), from 0 to 1.
+        return_regularization: a call returns L_reg too, unless it says otherwise.
+
+    Raises:
+        ValueError: an option that is not supported, or a bad value.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: str = "relu",
+        scaling: str = "variance",
+        gamma: float | None = None,
+        alpha: float | None = None,
+        entropy_margin: float = DEFAULT_ENTROPY_MARGIN,
+        return_regularization: bool = False,
+    ) -> None:
+        for name, given in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
+            if given:
+                raise ValueError(f"{name}=True is not supported by ReLUAttention: leave it out.")
+        if activation not in POINTWISE:
+            raise ValueError(
+                f"activation={activation!r} is not point-wise; choose one of {', '.join(POINTWISE)}. For softmax, use "
+                "nn.MultiheadAttention."
+            )
+        if isinstance(gamma, Tensor):
+            raise ValueError("gamma must be a number; a tensor is for relu_attention.")
+        check_scaling(scaling, gamma, alpha)
+        if not (is_number(dropout) and 0 <= dropout < 1):
+            raise ValueError(f"dropout={dropout!r} must be a number from 0 to below 1.")
+        if not (is_number(entropy_margin) and 0 <= entropy_margin <= 1):
+            raise ValueError(f"entropy_margin={entropy_margin!r} must be a number from 0 to 1.")
+        if return_regularization:
+            _refuse_negative(activation)
+        super().__init__(
+            embed_dim,
+            num_heads,
+            dropout,
+            bias,
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
+        )
+        self.activation = activation
+        self.scaling = scaling
+        self.gamma = DEFAULT_GAMMA if gamma is None and scaling == "variance" else gamma
+        self.alpha = DEFAULT_ALPHA if alpha is None and scaling == "length" else alpha
+        self.entropy_margin = entropy_margin
+        self.return_regularization = return_regularization
+
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        # True would let the fast path of nn.TransformerEncoderLayer and nn.TransformerEncoder compute a softmax instead.
+        self._qkv_same_embed_dim = False
+
+    def extra_repr(self) -> str:
+        scale = {"variance": f", gamma={self.gamma}", "length": f", alpha={self.alpha}", "none": ""}[self.scaling]
+        return f"activation={self.activation!r}, scaling={self.scaling!r}{scale}"
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        query_padding_mask: Tensor | None = None,
+        return_regularization: bool | None = None,
+    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+        """Attention as `nn.MultiheadAttention.forward` takes and returns it, and L_reg where it is wanted.
+
+        Without weights and with no mask, or with `is_causal`, memory grows with the length. `need_weights`, which is the
+        default here too, and any other `attn_mask` keep all weights in memory.
+
+        Args:
+            query, key, value: (length, batch, features), with `batch_first` (batch, length, features), or (length, features).
+            key_padding_mask: (batch, keys), without a batch (keys,), True (or -inf) where a key is padding.
+            need_weights, average_attn_weights: the weights are those before dropout; rows need not sum to 1.
+            attn_mask: (queries, keys) or (batch · heads, queries, keys), True (or -inf) where a key is hidden. A mask of
+                numbers may hold 0 and -inf alone: a point-wise weight cannot be hidden by what is added to its score. The check
+                of the numbers waits for an accelerator; a boolean mask needs none.
+            is_causal: query i sees the keys j <= i; `attn_mask` may be missing, or must say the same.
+            query_padding_mask: as `key_padding_mask`, of the rows that do not count in L_reg. Default: `key_padding_mask`
+                in self-attention (where `query is key`), else none.
+            return_regularization: default as in the constructor.
+
+        Returns:
+            The output, in the shape of the query; the weights (batch, queries, keys), or (batch, heads, queries, keys), or
+            None; and, where it is wanted, L_reg: a scalar, the mean of Eq. 7 over the heads and all real rows of the batch.
+
+        Raises:
+            ValueError: shapes that do not fit, a mask of integers or with other numbers, or L_reg of an activation that may
+                be negative.
+        """
+        wanted = self.return_regularization if return_regularization is None else return_regularization
+        self._check(query, key, value, attn_mask, wanted)
+        if query_padding_mask is None and query is key:
+            query_padding_mask = key_padding_mask
+        batched = query.dim() == 3
+        heads = self._project(query, key, value)
+        batch = heads.query.shape[0]
+        padding = self._hidden(key_padding_mask, "key_padding_mask", heads.key, batched)
+        row_padding = self._hidden(query_padding_mask, "query_padding_mask", heads.query, batched)
+        heads, visibility = self._visibility(heads, padding, attn_mask, is_causal)
+        output, weights, regularization = self._attend(heads, visibility, row_padding, need_weights, wanted)
+        output = self.out_proj(output.reshape(batch, self.num_heads, *output.shape[2:]).transpose(1, 2).flatten(2))
+        if not batched:
+            output = output.squeeze(0)
+        elif not self.batch_first:
+            output = output.transpose(0, 1)
+        if weights is not None:
+            weights = weights.reshape(batch, self.num_heads, *weights.shape[2:])
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights.squeeze(0)
+        return (output, weights, regularization) if wanted else (output, weights)
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, regularized: bool) -> None:
+        if regularized:
+            _refuse_negative(self.activation)
+        if query.is_nested:
+            raise ValueError(
+                "ReLUAttention was given a nested tensor, which it does not take. nn.TransformerEncoder makes one of padded "
+                "input: build it with enable_nested_tensor=False, or after the attention was put into its layer."
+            )
+        shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
+            raise ValueError(
+                f"query, key and value must all have three dimensions, or two without a batch; got {shapes}."
+            )
+        batch_dim = 0 if self.batch_first else 1
+        same_batch = query.dim() == 2 or query.shape[batch_dim] == key.shape[batch_dim]
+        features = query.shape[-1], key.shape[-1], value.shape[-1]
+        if key.shape[:-1] != value.shape[:-1] or not same_batch or features != (self.embed_dim, self.kdim, self.vdim):
+            order = "(batch, length, features)" if self.batch_first else "(length, batch, features)"
+            raise ValueError(
+                f"{shapes} do not fit: expected {order} with {self.embed_dim}, {self.kdim} and {self.vdim} features, one "
+                "batch size, and keys and values of one length."
+            )
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> _Heads:
+        bias = self.in_proj_bias
+        if self.in_proj_weight is not None and query is key and key is value:
+            projected = nn.functional.linear(query, self.in_proj_weight, bias).chunk(3, dim=-1)
+        else:
+            weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+            if self.in_proj_weight is not None:
+                weights = self.in_proj_weight.chunk(3)
+            biases = (None, None, None) if bias is None else bias.chunk(3)
+            projected = map(nn.functional.linear, (query, key, value), weights, biases)
+        return _Heads(*(self._split_heads(states) for states in projected))
+
+    def _split_heads(self, states: Tensor) -> Tensor:
+        if states.dim() == 2:
+            states = states.unsqueeze(0)
+        elif not self.batch_first:
+            states = states.transpose(0, 1)
+        return states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def _hidden(self, mask: Tensor | None, name: str, states: Tensor, batched: bool) -> Tensor | None:
+        """A padding mask as booleans (batch, length), True for padding."""
+        if mask is None:
+            return None
+        expected = (states.shape[0], states.shape[2]) if batched else (states.shape[2],)
+        if mask.shape != expected:
+            dimensions = "(batch, length)" if batched else "(length,)"
+            raise ValueError(f"{name} must have the shape {dimensions} = {expected}; got {tuple(mask.shape)}.")
+        mask = _as_boolean(mask, name)
+        return mask if batched else mask.unsqueeze(0)
+
+    def _visibility(
+        self, heads: _Heads, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
+    ) -> tuple[_Heads, Visibility]:
+        real = None if padding is None else ~padding
+        batch, _, queries, _ = heads.query.shape
+        keys = heads.key.shape[2]
+        whole = (queries, keys), (batch * self.num_heads, queries, keys)
+        if attn_mask is not None and attn_mask.shape not in whole:
+            raise ValueError(
+                f"attn_mask must have the shape (queries, keys) = {whole[0]} or (batch · heads, queries, keys) = {whole[1]}; "
+                f"got {tuple(attn_mask.shape)}."
+            )
+        if is_causal:
+            _check_hint(attn_mask, queries, keys)
+            return heads, Visibility(real, causal=True)
+        if attn_mask is None:
+            return heads, Visibility(real)
+        visible = ~_as_boolean(attn_mask, "attn_mask")
+        if visible.dim() == 3:  # a mask for each head: the heads become a part of the batch
+            heads = _Heads(*(states.flatten(0, 1).unsqueeze(1) for states in heads))
+            visible, real = visible.unsqueeze(1), None if real is None else real.repeat_interleave(self.num_heads, 0)
+        mask = visible if real is None else visible & real[:, None, None, :]
+        return heads, Visibility(given_mask=mask.expand(heads.query.shape[0], 1, queries, keys))
+
+    def _attend(
+        self, heads: _Heads, visibility: Visibility, row_padding: Tensor | None, need_weights: bool, regularized: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The output and the weights, in the shape of the heads, and L_reg."""
+        query, key, value = heads
+        batch, _, queries, _ = query.shape
+        keys = key.shape[2]
+        visible_keys = visibility.count(batch, queries, keys, query.device).to(wide(query.dtype))
+        scale = scale_of_rows(visible_keys.unsqueeze(1), self.scaling, gamma=self.gamma, alpha=self.alpha)
+        options = {
+            "activation": self.activation,
+            "dropout_p": self.dropout if self.training else 0.0,
+            "statistics": "sum+entropy" if regularized else "none",
+        }
+        if need_weights or visibility.given_mask is not None:
+            mask = visibility.dense(queries, keys, query.device)
+            output, weights, *sums = reference_attention(query, key, value, mask=mask, row_scale=scale, **options)
+        else:
+            options |= {"causal": visibility.causal, "key_padding_mask": visibility.key_padding_mask}
+            found = relu_attention(query, key, value, scaling="none", row_scale=scale, **options)
+            output, *sums = found if isinstance(found, tuple) else (found,)
+            weights = None
+        regularization = self._regularization(sums, visible_keys, row_padding) if regularized else None
+        return output, weights if need_weights else None, regularization
+
+    def _regularization(self, sums: list[Tensor], visible_keys: Tensor, row_padding: Tensor | None) -> Tensor:
+        row_sum, row_sum_log = sums
+        rows = torch.ones_like(visible_keys)
+        if row_padding is not None:
+            copies = rows.shape[0] // row_padding.shape[0]  # of a sentence whose heads have become a part of the batch
+            rows = rows.masked_fill(row_padding.repeat_interleave(copies, 0), 0.0)
+        figures = module_figures(row_sum, row_sum_log, visible_keys, rows, entropy_margin=self.entropy_margin)
+        return figures[0] / figures[-1].clamp_min(1)
+
+
+def _refuse_negative(activation: str) -> None:
+    if activation not in NON_NEGATIVE:
+        raise ValueError(
+            f"L_reg needs weights that are never negative ({', '.join(NON_NEGATIVE)}); those of {activation!r} can be. "
+            "Use return_regularization=False."
+        )
+
+
+def _as_boolean(mask: Tensor, name: str) -> Tensor:
+    """True where a key is hidden."""
+    if mask.dtype == torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        raise ValueError(f"{name} must be boolean, True where a key is hidden, or floating; got {mask.dtype}.")
+    hidden = mask == float("-inf")
+    _require(
+        hidden | (mask == 0),
+        f"{name} has the dtype {mask.dtype} and other values than 0 and -inf. ReLUAttention adds nothing to its scores: give a "
+        "boolean mask, True where a key is hidden.",
+    )
+    return hidden
+
+
+def _check_hint(attn_mask: Tensor | None, queries: int, keys: int) -> None:
+    """Whether the mask is causal, as `is_causal` says; only on a CPU, since the check would wait for another device."""
+    if attn_mask is None or attn_mask.device.type != "cpu":
+        return
+    later = torch.ones(queries, keys, dtype=torch.bool).triu(1)
+    _require(
+        _as_boolean(attn_mask, "attn_mask") == later,
+        "is_causal=True was given with an attn_mask that does not hide exactly the keys after each query: leave out one of them.",
+    )
+
+
+def _require(condition: Tensor, message: str) -> None:
+    """All of the condition, within a compiled graph too."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(condition.all(), message)
+    elif not condition.all():
+        raise ValueError(message)

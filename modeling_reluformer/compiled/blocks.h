@@ -1,0 +1,249 @@
+// Attention of one head of keys in tiles: products by oneDNN's small kernels, everything between them by kernels.h.
+//
+//     O_i = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
+//
+//     dX_ij = h'(x_ij) r_i (D_ij dO_i·v_j + rho_i + tau_i log u_ij),     dq = c dX k,  dk = c dX' q,  dv = (D u)' (r dO)
+//
+// with x_ij = c q_i·k_j, u_ij = h(x_ij). Nothing here allocates but Scratch, which a thread keeps.
+#pragma once
+
+#include <ATen/native/CPUBlas.h>
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "kernels.h"
+
+namespace reluformer {
+
+constexpr int64_t kQueries = 64;  // rows of a tile
+constexpr int64_t kKeys = 256;    // columns of a tile, at most
+constexpr int64_t kSingleRows = 6;  // up to so many queries go without copies of keys and values
+
+inline int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// A tensor (batch, heads, length, dims) whose last dimension lies side by side.
+template <typename Scalar>
+struct Heads {
+  Scalar* data;
+  int64_t batch_stride, head_stride, stride;
+
+  Scalar* row(int64_t batch, int64_t head, int64_t index) const {
+    return data + batch * batch_stride + head * head_stride + index * stride;
+  }
+};
+
+// The same of a number for each query; `data` null: there is none.
+struct RowNumbers {
+  float* data;
+  int64_t batch_stride, head_stride;
+
+  float* row(int64_t batch, int64_t head, int64_t index) const {
+    return data ? data + batch * batch_stride + head * head_stride + index : nullptr;
+  }
+};
+
+// What all pieces of a call have in common.
+struct Call {
+  int64_t activation, dims, dims_v, statistics;
+  float scale;
+  bool causal;
+  int64_t offset;
+  double dropout;
+  int64_t seed;
+};
+
+// One head of keys of one sequence, with the query heads that share it, and the queries that this item computes.
+struct Piece {
+  int64_t index, batch, key_head, first_head, heads;
+  int64_t query_start;  // of the sequence
+  int64_t query_begin, query_end, key_begin, key_end;
+  const bool* real;  // of key_begin on; null: all are real
+};
+
+inline uint64_t mix(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
+  value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
+  return value ^ (value >> 31);
+}
+
+inline uint32_t dropout_key(int64_t seed, int64_t piece, int64_t head, int64_t row) {
+  uint64_t key = mix(static_cast<uint64_t>(seed) + 0x9E3779B97F4A7C15u);
+  for (int64_t part : {piece, head, row}) {
+    key = mix(key ^ (static_cast<uint64_t>(part) + 0x9E3779B97F4A7C15u));
+  }
+  return static_cast<uint32_t>(key >> 32);
+}
+
+// C (m, n) = A (m, k) B (k, n) + C if asked for; strides in elements; B of bfloat16 as pairs.
+inline void multiply(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
+                     int64_t c_stride, bool add) {
+  at::native::cpublas::brgemm(m, n, k, a_stride, b_stride, c_stride, add, a, b, c);
+}
+
+inline void multiply(int64_t m, int64_t n, int64_t k, const BFloat16* a, int64_t a_stride, const BFloat16* b, int64_t b_stride,
+                     float* c, int64_t c_stride, bool add) {
+  at::native::cpublas::brgemm(m, n, k, a_stride, b_stride, c_stride, add, reinterpret_cast<const at::BFloat16*>(a),
+                              reinterpret_cast<const at::BFloat16*>(b), c);
+}
+
+// Memory of one thread, aligned, cut into parts. It grows to what the largest call needs.
+class Scratch {
+ public:
+  template <typename Type>
+  Type* part(int64_t count) {
+    const int64_t begin = used_;
+    used_ += round_up(count * static_cast<int64_t>(sizeof(Type)), 64);
+    return memory_ ? reinterpret_cast<Type*>(memory_.get() + begin) : nullptr;
+  }
+
+  // Calls `lay_out` twice: to measure, and to hand out.
+  template <typename Function>
+  void fit(Function lay_out) {
+    std::unique_ptr<char[], Free> kept = std::move(memory_);
+    used_ = 0;
+    lay_out();
+    if (used_ > size_) {
+      kept.reset();
+      kept.reset(static_cast<char*>(std::aligned_alloc(64, used_)));
+      size_ = kept ? used_ : 0;
+      if (!kept) {
+        throw std::bad_alloc();
+      }
+    }
+    memory_ = std::move(kept);
+    used_ = 0;
+    lay_out();
+  }
+
+ private:
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<char[], Free> memory_;
+  int64_t size_ = 0, used_ = 0;
+};
+
+inline Scratch& scratch_of_this_thread() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
+// Keys or values of a piece, padded with zeros to whole tiles, as the factors of products.
+template <typename Scalar>
+struct Columns {
+  int64_t count, tiles, width, padded, stride = 0;  // tiles of `width` keys; head dimension padded; between rows
+  Scalar *rows, *pairs, *transposed;    // (tiles · width, padded); pairs of it; (tiles, padded, width) as pairs
+
+  Columns(int64_t count, int64_t dims)
+      : count(count), tiles(std::max<int64_t>(1, (count + kKeys - 1) / kKeys)),
+        width(count > kKeys ? kKeys : std::max<int64_t>(kLanes, round_up(count, kLanes))), padded(round_up(dims, kLanes)) {}
+
+  // Floats of the sum of a gradient.
+  int64_t size() const { return tiles * width * padded; }
+
+  void lay_out(Scratch& scratch, bool as_pairs, bool as_transposed) {
+    rows = scratch.part<Scalar>(size());
+    pairs = !as_pairs || std::is_same_v<Scalar, float> ? nullptr : scratch.part<Scalar>(size());
+    transposed = as_transposed ? scratch.part<Scalar>(size()) : nullptr;
+  }
+
+  // From a tensor; where nothing is to be padded or hidden, its own memory serves as the rows.
+  void fill(const Kernels<Scalar>& kernels, const Scalar* from, int64_t from_stride, int64_t dims, const bool* real) {
+    stride = padded;
+    if (dims == padded && count == tiles * width && (!real || std::all_of(real, real + count, [](bool is) { return is; }))) {
+      rows = const_cast<Scalar*>(from);
+      stride = from_stride;
+    } else {
+      kernels.copy_rows(from, from_stride, count, dims, real, rows, tiles * width, padded);
+    }
+    if (pairs) {
+      kernels.pair_rows(rows, tiles * width, padded, stride, pairs);
+    }
+    for (int64_t tile = 0; transposed && tile < tiles; ++tile) {
+      kernels.transpose(rows + tile * width * stride, width, padded, stride, true, transposed + tile * width * padded, width);
+    }
+  }
+
+  // The factor (keys, dims) of a tile, and its stride.
+  const Scalar* factor(int64_t index) const { return pairs ? pairs + index * width * padded : rows + index * width * stride; }
+  int64_t factor_stride() const { return pairs ? padded : stride; }
+  Scalar* tile(Scalar* part, int64_t index) const { return part + index * width * padded; }
+  // The keys of a tile up to the last that is there, rounded up: the last tile may hold few.
+  int64_t used(int64_t index) const { return std::min(width, round_up(count - index * width, kLanes)); }
+};
+
+// Some queries of one head, with what a tile needs to know of them.
+struct Rows {
+  int64_t head, begin, count, padded;  // count queries from `begin` of the tensor on
+  int64_t seen;                        // keys that any of them sees
+};
+
+template <typename Scalar, typename Function>
+void for_each_rows(const Piece& piece, const Call& call, int64_t keys, Function function) {
+  for (int64_t head = piece.first_head; head < piece.first_head + piece.heads; ++head) {
+    for (int64_t begin = piece.query_begin; begin < piece.query_end; begin += kQueries) {
+      const int64_t count = std::min(kQueries, piece.query_end - begin), last = begin + count - piece.query_start;
+      const int64_t seen = call.causal ? std::clamp<int64_t>(last + call.offset, 0, keys) : keys;
+      function(Rows{head, begin, count, round_up(count, 4), seen});
+    }
+  }
+}
+
+// Tile `index` of some rows. row_keys: room for (padded,) where weights are dropped.
+template <typename Scalar>
+Tile tile_of(const Piece& piece, const Call& call, const Rows& rows, const Columns<Scalar>& columns, int64_t index,
+             const int32_t* real_keys, const uint32_t* row_keys) {
+  Tile tile{};
+  tile.rows = rows.padded;
+  tile.real_rows = rows.count;
+  tile.columns = columns.used(index);
+  tile.stride = columns.width;
+  tile.first_column = index * columns.width;
+  tile.causal = call.causal;
+  const int64_t left = columns.count - tile.first_column;
+  tile.limit = std::min(left, tile.columns);
+  tile.visible = call.causal ? rows.begin - piece.query_start + call.offset + 1 - tile.first_column : left;
+  tile.real_keys = real_keys ? real_keys + tile.first_column : nullptr;
+  tile.scale = call.scale;
+  if (call.dropout > 0) {
+    tile.dropout = {static_cast<uint64_t>(std::min(call.dropout * 4294967296.0, 4294967295.0)), static_cast<float>(1.0 / (1.0 - call.dropout)), row_keys};
+  }
+  return tile;
+}
+
+inline void fill_dropout_keys(const Piece& piece, const Call& call, const Rows& rows, uint32_t* keys) {
+  for (int64_t i = 0; call.dropout > 0 && i < rows.padded; ++i) {
+    keys[i] = dropout_key(call.seed, piece.index, rows.head, rows.begin - piece.query_start + i);
+  }
+}
+
+// Keys of a piece up to the last real one.
+inline int64_t real_length(const Piece& piece) {
+  int64_t count = piece.key_end - piece.key_begin;
+  while (piece.real && count > 0 && !piece.real[count - 1]) {
+    --count;
+  }
+  return count;
+}
+
+// Which of the first `count` keys are real, as masks of lanes; null where an activation needs none.
+inline const int32_t* masks_of_keys(const Piece& piece, const Call& call, int64_t count, int32_t* masks) {
+  if (!piece.real || closed_at_zero(call.activation) || std::all_of(piece.real, piece.real + count, [](bool real) { return real; })) {
+    return nullptr;
+  }
+  for (int64_t j = 0; j < round_up(count, kLanes); ++j) {
+    masks[j] = j < count && piece.real[j] ? -1 : 0;
+  }
+  return masks;
+}
+
+}  // namespace reluformer

@@ -1,0 +1,184 @@
+"""Building the compiled attention: one call of a C++ compiler for each unit, one to link them, a file in a folder that stays.
+
+Neither ninja, nor setuptools, nor the headers of Python are needed, only a compiler and the headers that torch brings along.
+This file imports nothing of the package: setup.py builds with it before there is one.
+
+A library serves one version of torch. The stable interface of torch (`torch/csrc/stable`) would serve several, but it has
+neither the products of `at::native::cpublas` nor `torch::autograd::Function`, and without these the loop loses its speed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from filelock import FileLock
+
+_DIGEST = hashlib.sha256().digest_size
+COMPILERS = ("c++", "g++", "clang++")
+_TORCH = Path(torch.__file__).parent
+# Traps and errno are not used. Sums keep their order, and NaN stays NaN.
+_FLAGS = (
+    *("-std=c++20", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"),
+    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+)
+
+
+class CompiledAttentionError(RuntimeError, ValueError):
+    """The compiled attention cannot be had, or was asked for in a way that is unknown; the message says what to do."""
+
+
+class Unit(NamedTuple):
+    """One call of the compiler: a source file, and flags beside those of all units."""
+
+    source: str
+    flags: tuple[str, ...] = ()
+
+
+# The whole of the compiled attention: torch's part, and what lies between the products once for each instruction set, of which
+# the processor's is chosen at run time.
+UNITS = (
+    Unit("attention.cpp"),
+    *(
+        Unit("kernels.cpp", (f"-DRELUFORMER_ISA={name}", "-Wno-psabi", "-mavx2", "-mfma", *flags))
+        for name, flags in (
+            ("avx2", ()),
+            (
+                "avx512",
+                ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mprefer-vector-width=512"),
+            ),
+        )
+    ),
+)
+
+
+def library_name(folder: Path, units: Sequence[Unit]) -> str:
+    """The name of the file for this state of the sources, kind of processor and version of torch: they may share a folder."""
+    digest = hashlib.sha256(repr((_FLAGS, units)).encode())
+    for path in sorted([*folder.glob("*.cpp"), *folder.glob("*.h")]):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return f"attention-{platform.machine()}-torch{torch.__version__}-{digest.hexdigest()[:12]}.so"
+
+
+def is_served() -> bool:
+    """Whether there is a compiled attention for this kind of processor and system: oneDNN's products decide that."""
+    return sys.platform != "win32" and platform.machine() in ("x86_64", "AMD64")
+
+
+def find_compiler() -> list[str]:
+    """The command in $CXX, else the first of c++, g++ and clang++ that the PATH has.
+
+    Raises:
+        CompiledAttentionError: there is none.
+    """
+    if not is_served():
+        raise CompiledAttentionError(
+            f"it serves x86-64 processors under Linux and macOS, not {platform.machine()} {sys.platform}"
+        )
+    try:
+        chosen = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise CompiledAttentionError(
+            f"CXX={os.environ['CXX']!r} cannot be read ({error}); name a C++ compiler or unset CXX"
+        ) from error
+    if chosen:
+        if shutil.which(chosen[0]) is None:
+            raise CompiledAttentionError(
+                f"CXX={chosen[0]!r} is no program on the PATH; name a C++ compiler or unset CXX"
+            )
+        return chosen
+    if found := next(filter(shutil.which, COMPILERS), None):
+        return [found]
+    raise CompiledAttentionError(
+        f"no C++ compiler ({', '.join(COMPILERS)}) is on the PATH; install one (Debian: `apt install g++`), or name it in CXX"
+    )
+
+
+def build_once(
+    folder: Path, units: Sequence[Unit], target: Path, compiler: list[str], announce: Callable[[], None]
+) -> None:
+    """Builds a library unless it exists, while other processes that want the same one wait.
+
+    Args:
+        folder: of the sources.
+        units: what is compiled.
+        target: the file; it appears when it is whole.
+        compiler: of [`find_compiler`].
+        announce: called by the process that builds, before it does.
+
+    Raises:
+        OSError: the folder of the target cannot be written to.
+        CompiledAttentionError: the sources cannot be compiled.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not target.is_file():
+            announce()
+            build_library(folder, units, target, compiler)
+
+
+def build_library(folder: Path, units: Sequence[Unit], target: Path, compiler: list[str]) -> None:
+    """As [`build_once`], without lock and announcement; what is there already is replaced."""
+    compile_threads, link_threads = _openmp(compiler)
+    headers = [f"-I{_TORCH / 'include'}", f"-I{_TORCH / 'include/torch/csrc/api/include'}"]
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as room:
+        objects = [f"{room}/{number}.o" for number in range(len(units))]
+        commands = [
+            [*compiler, *_FLAGS, *unit.flags, *compile_threads, *headers, "-c", str(folder / unit.source), "-o", to]
+            for unit, to in zip(units, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, commands))
+        libraries = [f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10", *link_threads]
+        _run([*compiler, "-shared", *objects, "-o", f"{room}/library.so", *libraries])
+        _seal(Path(room, "library.so"))
+        os.replace(f"{room}/library.so", target)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a library is as it was built: a process that loads a part of one is ended by the system."""
+    content = path.read_bytes()
+    return content[-_DIGEST:] == hashlib.sha256(content[:-_DIGEST]).digest()
+
+
+def _seal(path: Path) -> None:
+    """Writes the digest of a library behind it, where a loader does not look, and waits until all of it is on the disk."""
+    with path.open("r+b") as file:
+        file.write(hashlib.sha256(file.read()).digest())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _openmp(compiler: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Flags to compile and to link with, for the threads of torch: a second set of them would not follow `set_num_threads`.
+
+    What g++ calls is in the file that torch has loaded, whatever its name, so that nothing is linked.
+    """
+    if sys.platform == "darwin":  # torch brings the header and the library; that Clang does not know the usual flag
+        return ("-Xpreprocessor", "-fopenmp"), ("-lomp", f"-Wl,-rpath,{_TORCH / 'lib'}")
+    clang = "clang" in _run([*compiler, "--version"])
+    return ("-fopenmp",), ("-fopenmp",) if clang else ()
+
+
+def _run(command: list[str]) -> str:
+    environment = {**os.environ, "LC_ALL": "C"}  # "error:" is looked for
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
+    except OSError as error:
+        raise CompiledAttentionError(f"{command[0]} cannot be run ({error.strerror})") from error
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line.strip()] or [f"exit status {result.returncode}"]
+        line = next((line for line in lines if "error" in line), lines[0])
+        raise CompiledAttentionError(f"{command[0]} failed: {line.strip()}; try another compiler by CXX=…")
+    return result.stdout

@@ -1,0 +1,350 @@
+// The kernels of kernels.h for one instruction set, RELUFORMER_ISA: avx2 or avx512.
+#include "kernels.h"
+
+#include <cstring>
+
+#include "activations.h"
+
+namespace reluformer {
+namespace {
+
+int64_t smaller(int64_t first, int64_t second) {
+  return first < second ? first : second;
+}
+
+// How many columns row i of a tile sees.
+int64_t visible_columns(const Tile& tile, int64_t i) {
+  if (i >= tile.real_rows) {
+    return 0;
+  }
+  const int64_t visible = smaller(tile.visible + (tile.causal ? i : 0), tile.limit);
+  return visible < 0 ? 0 : visible;
+}
+
+// Zeros behind the visible columns, and where keys are not real.
+Floats hide(const Tile& tile, Floats values, int64_t column, int64_t visible) {
+  if (column + kLanes > visible) {
+    values = lane_numbers() + static_cast<int32_t>(column) < static_cast<int32_t>(visible) ? values : all(0.0f);
+  }
+  if (tile.real_keys) {
+    Ints real;
+    std::memcpy(&real, tile.real_keys + column, sizeof real);
+    values = real ? values : all(0.0f);
+  }
+  return values;
+}
+
+Floats dropout_factors(const Dropout& dropout, uint32_t key, int64_t column) {
+  Words hash = (reinterpret_cast<Words>(lane_numbers()) + static_cast<uint32_t>(column + 1)) * 0x9E3779B9u ^ key;
+  hash = (hash ^ (hash >> 16)) * 0x21F0AAADu;
+  hash = (hash ^ (hash >> 15)) * 0x735A2D97u;
+  hash ^= hash >> 15;
+  return hash >= static_cast<uint32_t>(dropout.threshold) ? all(dropout.kept) : all(0.0f);
+}
+
+// Exchanges the columns with bit `step` of the first row of two for those without it of the second.
+#define RELUFORMER_LOW(lane, step) ((lane) & (step) ? kLanes + ((lane) ^ (step)) : (lane))
+#define RELUFORMER_HIGH(lane, step) ((lane) & (step) ? kLanes + (lane) : ((lane) ^ (step)))
+#define RELUFORMER_LANES(of, step)                                                                                    \
+  Ints {                                                                                                              \
+    of(0, step), of(1, step), of(2, step), of(3, step), of(4, step), of(5, step), of(6, step), of(7, step),           \
+        of(8, step), of(9, step), of(10, step), of(11, step), of(12, step), of(13, step), of(14, step), of(15, step)  \
+  }
+
+template <int step>
+__attribute__((always_inline)) inline void exchange(Floats (&block)[kLanes]) {
+#pragma GCC unroll 16
+  for (int row = 0; row < kLanes; ++row) {
+    if (!(row & step)) {
+      const Floats first = block[row], second = block[row + step];
+      block[row] = __builtin_shuffle(first, second, RELUFORMER_LANES(RELUFORMER_LOW, step));
+      block[row + step] = __builtin_shuffle(first, second, RELUFORMER_LANES(RELUFORMER_HIGH, step));
+    }
+  }
+}
+
+// 16 × 16, in four rounds of exchanging halves, quarters, …
+__attribute__((always_inline)) inline void transpose_block(Floats (&block)[kLanes]) {
+  exchange<8>(block);
+  exchange<4>(block);
+  exchange<2>(block);
+  exchange<1>(block);
+}
+
+// Two rows of results as pairs; of float, one after the other.
+inline void store_pair(float* to, int64_t stride, int64_t row, int64_t column, Floats first, Floats second) {
+  store(to + row * stride + column, first);
+  store(to + (row + 1) * stride + column, second);
+}
+
+inline void store_pair(BFloat16* to, int64_t stride, int64_t row, int64_t column, Floats first, Floats second) {
+  const Words pair = __builtin_convertvector(rounded(first), Words) | (__builtin_convertvector(rounded(second), Words) << 16);
+  std::memcpy(static_cast<void*>(to + row * stride + 2 * column), &pair, sizeof pair);
+}
+
+template <typename Scalar>
+void copy_rows(const Scalar* from, int64_t stride, int64_t count, int64_t width, const bool* real, Scalar* to,
+               int64_t padded_count, int64_t padded_width) {
+  for (int64_t row = 0; row < count; ++row, from += stride, to += padded_width) {
+    if (real && !real[row]) {
+      std::memset(static_cast<void*>(to), 0, padded_width * sizeof(Scalar));
+    } else {
+      std::memcpy(static_cast<void*>(to), from, width * sizeof(Scalar));
+      std::memset(static_cast<void*>(to + width), 0, (padded_width - width) * sizeof(Scalar));
+    }
+  }
+  std::memset(static_cast<void*>(to), 0, (padded_count - count) * padded_width * sizeof(Scalar));
+}
+
+// Pairs of bfloat16 are words, which are moved whole.
+void transpose_words(const float* from, int64_t rows, int64_t columns, int64_t from_stride, float* to, int64_t stride) {
+  Floats block[kLanes];
+  for (int64_t row = 0; row < rows; row += kLanes) {
+    for (int64_t column = 0; column < columns; column += kLanes) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        std::memcpy(&block[i], reinterpret_cast<const char*>(from) + (row + i) * from_stride + column * sizeof(float), sizeof(Floats));
+      }
+      transpose_block(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        store(to + (column + i) * stride + row, block[i]);
+      }
+    }
+  }
+}
+
+template <typename Scalar>
+void transpose(const Scalar* from, int64_t rows, int64_t columns, int64_t from_stride, bool pairs, Scalar* to, int64_t stride) {
+  if (sizeof(Scalar) == 2 && pairs && columns % (2 * kLanes) == 0) {
+    transpose_words(reinterpret_cast<const float*>(from), rows, columns / 2, from_stride * 2, reinterpret_cast<float*>(to), stride);
+    return;
+  }
+  Floats block[kLanes];
+  for (int64_t row = 0; row < rows; row += kLanes) {
+    for (int64_t column = 0; column < columns; column += kLanes) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        block[i] = load(from + (row + i) * from_stride + column);
+      }
+      transpose_block(block);
+#pragma GCC unroll 8
+      for (int i = 0; i < kLanes; i += 2) {
+        if (pairs) {
+          store_pair(to, stride, column + i, row, block[i], block[i + 1]);
+        } else {
+          store(to + (column + i) * stride + row, block[i]);
+          store(to + (column + i + 1) * stride + row, block[i + 1]);
+        }
+      }
+    }
+  }
+}
+
+template <typename Scalar>
+void pair_rows(const Scalar* from, int64_t rows, int64_t columns, int64_t stride, Scalar* to) {
+  for (int64_t row = 0; row < rows; row += 2) {
+    for (int64_t column = 0; column < columns; column += kLanes) {
+      store_pair(to, columns, row, column, load(from + row * stride + column), load(from + (row + 1) * stride + column));
+    }
+  }
+}
+
+template <typename H, typename Scalar>
+void weigh(const Tile& tile, const float* scores, Scalar* weights, float* sums, float* sums_log) {
+  const bool drop = tile.dropout.keys != nullptr;
+  for (int64_t i = 0; i < tile.rows; ++i, scores += tile.stride, weights += tile.stride) {
+    const int64_t visible = visible_columns(tile, i);
+    Floats sum{}, sum_log{};
+    int64_t column = 0;
+    for (; column < visible; column += kLanes) {
+      Floats weight = hide(tile, H::value(load(scores + column) * tile.scale), column, visible);
+      if (sums) {
+        sum += weight;
+      }
+      if (sums_log) {
+        sum_log += weight * logarithm<false>(weight);
+      }
+      if (drop) {
+        weight *= dropout_factors(tile.dropout, tile.dropout.keys[i], tile.first_column + column);
+      }
+      store(weights + column, weight);
+    }
+    if (column < tile.columns) {
+      std::memset(static_cast<void*>(weights + column), 0, (tile.columns - column) * sizeof(Scalar));
+    }
+    if (sums && visible) {
+      sums[i] += sum_of(sum);
+    }
+    if (sums_log && visible) {
+      sums_log[i] += sum_of(sum_log);
+    }
+  }
+}
+
+struct RowGain {
+  float rho, tau;
+  uint32_t key;
+  int64_t visible;
+};
+
+// One vector of one row: the gradient of the products and the dropped weights.
+template <typename H>
+inline void differentiate_vector(const Tile& tile, const RowGain& row, const float* scores, const float* gradients,
+                                 int64_t column, Floats& gradient, Floats& weight) {
+  const Floats x = load(scores + column) * tile.scale;
+  Floats u = H::value(x), g = load(gradients + column);
+  Floats factors = all(1.0f);
+  if (tile.dropout.keys) {
+    factors = dropout_factors(tile.dropout, row.key, tile.first_column + column);
+    g *= factors;
+  }
+  g += row.rho;
+  if (row.tau != 0.0f) {
+    g += row.tau * logarithm<true>(u);
+  }
+  gradient = hide(tile, H::chain(x, u, g) * tile.scale, column, row.visible);
+  weight = hide(tile, u * factors, column, row.visible);
+}
+
+template <typename H, typename Scalar>
+void differentiate(const Tile& tile, const float* scores, const float* gradients, const float* rho, const float* tau,
+                   Scalar* weights, Scalar* rows, Scalar* pairs) {
+  const bool drop = tile.dropout.keys != nullptr;
+  for (int64_t i = 0; i < tile.rows; i += 2) {
+    const RowGain first{rho ? rho[i] : 0.0f, tau ? tau[i] : 0.0f, drop ? tile.dropout.keys[i] : 0, visible_columns(tile, i)};
+    const RowGain second{rho ? rho[i + 1] : 0.0f, tau ? tau[i + 1] : 0.0f, drop ? tile.dropout.keys[i + 1] : 0, visible_columns(tile, i + 1)};
+    const float* scores_of[] = {scores + i * tile.stride, scores + (i + 1) * tile.stride};
+    const float* gradients_of[] = {gradients + i * tile.stride, gradients + (i + 1) * tile.stride};
+    const int64_t visible = first.visible < second.visible ? second.visible : first.visible;
+    for (int64_t column = 0; column < tile.columns; column += kLanes) {
+      Floats gradient[2] = {}, weight[2] = {};
+      if (column < visible) {
+        differentiate_vector<H>(tile, first, scores_of[0], gradients_of[0], column, gradient[0], weight[0]);
+        differentiate_vector<H>(tile, second, scores_of[1], gradients_of[1], column, gradient[1], weight[1]);
+      }
+      store_pair(weights, tile.stride, i, column, weight[0], weight[1]);
+      store_pair(pairs, tile.stride, i, column, gradient[0], gradient[1]);
+      if (static_cast<void*>(rows) != static_cast<void*>(pairs)) {
+        store(rows + i * tile.stride + column, gradient[0]);
+        store(rows + (i + 1) * tile.stride + column, gradient[1]);
+      }
+    }
+  }
+}
+
+template <typename Scalar>
+void write_rows(const float* values, int64_t values_stride, const float* factors, int64_t rows, int64_t width, Scalar* to, int64_t stride) {
+  for (int64_t row = 0; row < rows; ++row, values += values_stride, to += stride) {
+    const float factor = factors ? factors[row] : 1.0f;
+    int64_t column = 0;
+    for (; column + kLanes <= width; column += kLanes) {
+      store(to + column, load(values + column) * factor);
+    }
+    for (; column < width; ++column) {
+      narrow(to + column, values[column] * factor);
+    }
+  }
+}
+
+template <typename Scalar>
+void write_transposed(const float* values, int64_t values_stride, int64_t rows, int64_t width, Scalar* to, int64_t stride) {
+  Floats block[kLanes];
+  for (int64_t row = 0; row < rows; row += kLanes) {
+    const int64_t count = smaller(kLanes, rows - row);
+    for (int64_t column = 0; column < width; column += kLanes) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        block[i] = load(values + (column + i) * values_stride + row);
+      }
+      transpose_block(block);
+      if (count == kLanes && column + kLanes <= width) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          store(to + (row + i) * stride + column, block[i]);
+        }
+        continue;
+      }
+      const int64_t wide = smaller(kLanes, width - column);
+      write_rows(reinterpret_cast<const float*>(block), kLanes, nullptr, count, wide, to + row * stride + column, stride);
+    }
+  }
+}
+
+template <typename Scalar>
+void scale_rows(const Scalar* from, int64_t stride, int64_t count, int64_t width, const float* factors, Scalar* to,
+                int64_t padded_count, int64_t padded_width) {
+  copy_rows(from, stride, count, width, nullptr, to, padded_count, padded_width);
+  for (int64_t row = 0; factors && row < count; ++row, to += padded_width) {
+    for (int64_t column = 0; column < padded_width; column += kLanes) {
+      store(to + column, load(to + column) * factors[row]);
+    }
+  }
+}
+
+template <typename Scalar>
+float dot(const Scalar* first, const Scalar* second, int64_t dims) {
+  Floats sum{};
+  int64_t i = 0;
+  for (; i + kLanes <= dims; i += kLanes) {
+    sum += load(first + i) * load(second + i);
+  }
+  float rest = 0.0f;
+  for (; i < dims; ++i) {
+    rest += widen(first[i]) * widen(second[i]);
+  }
+  return sum_of(sum) + rest;
+}
+
+template <typename H, typename Scalar>
+void attend_row(const Tile& tile, const Scalar* query, const Scalar* keys, int64_t key_stride, const Scalar* values,
+                int64_t value_stride, int64_t dims, int64_t dims_v, const bool* real, float* weights, float* output,
+                float* sums, float* sums_log) {
+  const int64_t visible = visible_columns(tile, 0);
+  for (int64_t j = 0; j < visible; ++j) {
+    weights[j] = real && !real[j] ? 0.0f : dot(query, keys + j * key_stride, dims);
+  }
+  for (int64_t j = visible; j % kLanes; ++j) {
+    weights[j] = 0.0f;
+  }
+  Tile row = tile;
+  row.rows = 1;
+  row.columns = (visible + kLanes - 1) / kLanes * kLanes;
+  weigh<H, float>(row, weights, weights, sums, sums_log);
+  std::memset(output, 0, dims_v * sizeof(float));
+  for (int64_t j = 0; j < visible; ++j) {
+    const float weight = weights[j];
+    if (weight == 0.0f) {
+      continue;  // a value that gets no weight is not read
+    }
+    const Scalar* value = values + j * value_stride;
+    int64_t i = 0;
+    for (; i + kLanes <= dims_v; i += kLanes) {
+      store(output + i, load(output + i) + weight * load(value + i));
+    }
+    for (; i < dims_v; ++i) {
+      output[i] += weight * widen(value[i]);
+    }
+  }
+}
+
+template <typename Scalar>
+constexpr Kernels<Scalar> kernels_of() {
+#define RELUFORMER_EACH(function)                                                                                         \
+  {                                                                                                                       \
+    function<Relu, Scalar>, function<Relu2, Scalar>, function<Relu6, Scalar>, function<Sigmoid, Scalar>,                  \
+        function<Softplus, Scalar>, function<Gelu, Scalar>, function<Identity, Scalar>                                    \
+  }
+  return {copy_rows<Scalar>, transpose<Scalar>, pair_rows<Scalar>, RELUFORMER_EACH(weigh), RELUFORMER_EACH(differentiate),
+          write_rows<Scalar>, write_transposed<Scalar>, scale_rows<Scalar>, RELUFORMER_EACH(attend_row)};
+#undef RELUFORMER_EACH
+}
+
+}  // namespace
+
+namespace RELUFORMER_ISA {
+extern const KernelSet kernels;
+const KernelSet kernels = {kernels_of<float>(), kernels_of<BFloat16>()};
+}  // namespace RELUFORMER_ISA
+
+}  // namespace reluformer

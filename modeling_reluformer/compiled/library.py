@@ -1,0 +1,205 @@
+"""Whether this process computes attention on a CPU with the compiled library, and where that comes from.
+
+The library is looked for at the first need: in the package, where a wheel may bring one along, and then in a folder of the
+user. If there is none, the first call that is large enough to gain from it builds one. RELUFORMER_COMPILED=0 does without;
+with 1 it is built at the first call, and its absence is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from .building import UNITS, CompiledAttentionError, build_once, find_compiler, is_served, is_whole, library_name
+
+VARIABLE = "RELUFORMER_COMPILED"
+SOURCES = Path(__file__).parent
+logger = logging.getLogger(__name__)
+
+# How far this process is: nothing was looked for, none was found and none was worth building, or nothing changes any more.
+_BEGINNING, _NONE_FOUND, _SETTLED = range(3)
+_stage = _BEGINNING
+_operators: Any = None  # torch.ops.reluformer_cpu, once the library is loaded and used
+_loaded_from: Path | None = None
+_lock = threading.Lock()
+
+
+def library(large: bool) -> Any | None:
+    """The operators of the compiled attention, `torch.ops.reluformer_cpu`; None if the Python loop is to compute.
+
+    Args:
+        large: whether the call is large enough to gain by them, so that they are built if they do not exist.
+
+    Raises:
+        CompiledAttentionError: RELUFORMER_COMPILED is neither 0 nor 1, or it is 1 and there is no library.
+    """
+    return _operators if _stage > large else _settle(large)
+
+
+def loop_name() -> Literal["compiled", "python"]:
+    """Which loop computes at present; builds nothing unless RELUFORMER_COMPILED is 1."""
+    return "python" if library(large=False) is None else "compiled"
+
+
+def chosen() -> str | None:
+    """The value of RELUFORMER_COMPILED, None where it is not set.
+
+    Raises:
+        CompiledAttentionError: it is neither 0 nor 1.
+    """
+    value = os.environ.get(VARIABLE) or None
+    if value not in (None, "0", "1"):
+        raise CompiledAttentionError(
+            f"{VARIABLE}={value!r} is unknown; 1 demands the compiled attention, 0 turns it off, and without the variable it "
+            "is used where it can be built."
+        )
+    return value
+
+
+def reset() -> None:
+    """Forgets what was decided: the next call reads RELUFORMER_COMPILED again."""
+    global _stage, _operators
+    _stage, _operators = _BEGINNING, None
+
+
+@contextlib.contextmanager
+def python_loop() -> Iterator[None]:
+    """Within the block, the Python loop computes in the whole process."""
+    global _stage, _operators
+    before = _stage, _operators
+    _stage, _operators = _SETTLED, None
+    try:
+        yield
+    finally:
+        _stage, _operators = before
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept that were built at the first use: $TORCH_EXTENSIONS_DIR, or below $XDG_CACHE_HOME or ~/.cache."""
+    if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "reluformer"
+
+
+def location() -> Path | None:
+    """The file that this process has loaded; it no longer exists where it was built for this process alone."""
+    return _loaded_from
+
+
+def _settle(large: bool) -> Any | None:
+    global _stage, _operators
+    with _lock:
+        if _stage > large:
+            return _operators
+        demand = chosen()
+        if demand != "0":
+            _operators = _found() if _stage == _BEGINNING else None
+            if _operators is None and (large or demand == "1"):
+                _operators = _built(demand == "1")
+        if _operators is not None and not _serves_this_processor(_operators):
+            logger.warning(
+                "The compiled attention needs a processor with AVX2, and a torch with oneDNN that is switched on; the Python "
+                "loop computes instead. %s=0 turns this warning off.",
+                VARIABLE,
+            )
+            _operators, large = None, True
+        final = large or demand is not None or _operators is not None
+        _stage = _SETTLED if final else _NONE_FOUND
+        return _operators
+
+
+def _serves_this_processor(operators: Any) -> bool:
+    return operators.supports(torch.float32)
+
+
+def _found() -> Any | None:
+    name = library_name(SOURCES, UNITS)
+    for path in filter(Path.is_file, (SOURCES / name, cache_folder() / name)):
+        try:
+            return _loaded(path)
+        except CompiledAttentionError as error:  # perhaps of a machine with newer system libraries: it is built anew
+            logger.info("%s", error)
+            if path.parent != SOURCES:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+    return None
+
+
+def _built(demanded: bool) -> Any | None:
+    """The operators of a new library; None with a warning, or an error where they are demanded."""
+    try:
+        compiler = find_compiler()
+        try:
+            return _built_in(cache_folder(), compiler, "once for all processes")
+        except OSError as error:
+            why = f"for this process alone, since {cache_folder()} cannot be written to ({error.strerror or error})"
+            with tempfile.TemporaryDirectory(prefix="reluformer-") as folder:
+                return _built_in(Path(folder), compiler, f"{why}; name another folder in TORCH_EXTENSIONS_DIR")
+    except (CompiledAttentionError, OSError) as error:
+        reason = f"could not be built ({error}; {_state()})"
+        if demanded:
+            raise CompiledAttentionError(
+                f"{VARIABLE}=1: the compiled attention {reason}. Unset {VARIABLE} to use the Python loop."
+            ) from error
+    logger.log(
+        logging.WARNING if is_served() else logging.INFO,
+        "The compiled attention %s. The Python loop computes instead: more slowly, with the same results to rounding. "
+        "%s=0 turns this warning off.",
+        *(reason, VARIABLE),
+    )
+    return None
+
+
+def _built_in(folder: Path, compiler: list[str], why: str) -> Any:
+    path = folder / library_name(SOURCES, UNITS)
+
+    def announce() -> None:
+        """A warning, since nothing else is seen by default, and the call that waits for it takes long."""
+        logger.warning(
+            "Building the compiled attention (%s) with %s in %s, %s. This usually takes less than a minute; %s=0 does "
+            "without it.",
+            *(_state(), " ".join(compiler), folder, why, VARIABLE),
+        )
+
+    build_once(SOURCES, UNITS, path, compiler, announce)
+    return _loaded(path)
+
+
+def _state() -> str:
+    """Why there is something to build."""
+    in_package = next(SOURCES.glob("attention-*.so"), None)
+    if in_package is None:
+        return f"there is none for torch {torch.__version__} yet"
+    return f"the package has {in_package.name}, which does not fit torch {torch.__version__} on this machine"
+
+
+def _loaded(path: Path) -> Any:
+    """A second library with the same operators would end the process, so that one stays for good, also after [`reset`]."""
+    global _loaded_from
+    if _loaded_from is None:
+        if not is_whole(path):
+            raise CompiledAttentionError(f"{path} is damaged: it does not end with the digest of what stands before")
+        try:
+            torch.ops.load_library(str(path))
+        except OSError as error:
+            raise CompiledAttentionError(f"{path} cannot be loaded: {error.__cause__ or error}") from error
+        _loaded_from = path
+    return torch.ops.reluformer_cpu
+
+
+def _new_lock() -> None:
+    """In a forked process: a thread that does not exist there may have held the old one."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)

@@ -1,0 +1,139 @@
+// Sixteen floats at a time, in the vector types of gcc and clang, and the functions that activations need of them.
+//
+// A compiler cuts these vectors into the registers of the instruction set that a file is compiled for. Nothing here depends on
+// its vectoriser, which leaves loops with a logarithm scalar.
+#pragma once
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#include <cfloat>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace reluformer {
+
+typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
+
+namespace {
+
+// In a namespace without a name, as all that is compiled for several instruction sets: a linker keeps one copy of an `inline`
+// function, and might keep that of another set.
+inline Floats all(float value) {
+  return value - Floats{};
+}
+
+inline Ints lane_numbers() {
+  return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+
+inline Floats load(const float* place) {
+  return *reinterpret_cast<const Floats*>(place);
+}
+
+inline Floats load(const BFloat16* place) {
+  const Halves bits = *reinterpret_cast<const Halves*>(place);
+  return reinterpret_cast<Floats>(__builtin_convertvector(bits, Words) << 16);
+}
+
+inline void store(float* place, Floats value) {
+  *reinterpret_cast<Floats*>(place) = value;
+}
+
+// bfloat16 numbers, rounded to the nearest, ties to even; a NaN stays one.
+inline Halves rounded(Floats value) {
+#ifdef __AVX512BF16__
+  return reinterpret_cast<Halves>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(value)));
+#else
+  const Words bits = reinterpret_cast<Words>(value);
+  const Words halves = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  return __builtin_convertvector(value == value ? halves : halves * 0u + 0x7FC0u, Halves);
+#endif
+}
+
+inline void store(BFloat16* place, Floats value) {
+  *reinterpret_cast<Halves*>(place) = rounded(value);
+}
+
+inline float widen(float value) {
+  return value;
+}
+
+inline float widen(BFloat16 value) {
+  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+inline void narrow(float* place, float value) {
+  *place = value;
+}
+
+inline void narrow(BFloat16* place, float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  place->bits = value == value ? static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16) : 0x7FC0u;
+}
+
+inline float sum_of(Floats value) {
+  float sums[kLanes], sum = 0.0f;
+  std::memcpy(sums, &value, sizeof sums);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) {
+      sums[lane] += sums[lane + half];
+    }
+  }
+  sum = sums[0];
+  return sum;
+}
+
+// log(x) for x > 0 to two units in the last place; finite for zero and subnormal numbers, where it meets a factor of zero or a closed
+// gate. Of infinity and NaN themselves, if asked for: a factor of u brings them back otherwise. x = 2^e (1 + f) with 1 + f in [1/√2, √2); log(1 + f) =
+// f - f²/2 + f³ P(f), P by least squares, relative error 7e-9.
+template <bool kEveryNumber>
+inline Floats logarithm(Floats x) {
+  const Ints shifted = reinterpret_cast<Ints>(x) - 0x3F3504F3;  // the bits of 1/√2
+  const Ints exponent = shifted >> 23;
+  const Floats f = reinterpret_cast<Floats>((shifted & 0x007FFFFF) + 0x3F3504F3) - 1.0f, square = f * f;
+  Floats series = 0.12761564552783966f - f * 0.07634460180997849f;
+  series = -0.13160189986228943f + f * series;
+  series = 0.14201760292053223f + f * series;
+  series = -0.16623356938362122f + f * series;
+  series = 0.20001226663589478f + f * series;
+  series = -0.2500081956386566f + f * series;
+  series = 0.3333333134651184f + f * series;
+  // log 2 in two parts, of which the first has so few digits that its product with the exponent is exact
+  const Floats e = __builtin_convertvector(exponent, Floats);
+  const Floats result = e * 0.693145751953125f + (f + (square * (f * series - 0.5f) + e * 1.42860682030941723e-6f));
+  if constexpr (kEveryNumber) {
+    return x <= FLT_MAX ? result : x;
+  }
+  return result;
+}
+
+// e^x to two units in the last place; 0 below the smallest normal number, NaN itself. x = n log 2 + r, |r| <= log(2) / 2.
+inline Floats exponential(Floats x) {
+  const Floats high = x > 88.72283f ? all(88.72283f) : x, inside = high < -87.33654f ? all(-87.33654f) : high;
+  const Floats rounder = all(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
+  const Floats n = (inside * 1.44269504f + rounder) - rounder;
+  const Floats r = (inside - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
+  Floats series = 1.0f / 720 + r * (1.0f / 5040);
+  series = 1.0f / 120 + r * series;
+  series = 1.0f / 24 + r * series;
+  series = 1.0f / 6 + r * series;
+  series = 0.5f + r * series;
+  const Floats power = 1.0f + (r + r * r * series);
+  const Ints bits = reinterpret_cast<Ints>(power) + (__builtin_convertvector(n, Ints) << 23);
+  const Floats result = x < -87.33654f ? all(0.0f) : reinterpret_cast<Floats>(bits);
+  return x > 88.72283f ? all(__builtin_inff()) : (x == x ? result : x);
+}
+
+}  // namespace
+}  // namespace reluformer

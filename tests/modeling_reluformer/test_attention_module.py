@@ -1,0 +1,377 @@
+"""`ReLUAttention` beside `nn.MultiheadAttention`, whose interface it has, and against the float64 reference."""
+
+import copy
+import inspect
+import warnings
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from reluformer import ReLUAttention
+from reluformer.attention_reference import reference_attention
+from reluformer.regularization_reluformer import row_entropy, row_penalty
+
+EMBED, HEADS = 24, 4
+CAUSAL = nn.Transformer.generate_square_subsequent_mask(7)
+WIDTHS = ({}, {"kdim": 10}, {"vdim": 6, "bias": False}, {"bias": False})
+
+
+def pair(**options):
+    """ReLU attention and softmax attention of torch with the same weights, in float64."""
+    ours = ReLUAttention(EMBED, HEADS, dtype=torch.float64, gamma=3.0, **options)
+    theirs = nn.MultiheadAttention(EMBED, HEADS, dtype=torch.float64, **options)
+    with torch.no_grad():
+        for parameter in theirs.parameters():  # the biases begin at 0
+            parameter.normal_(std=0.3)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def states(module, queries=7, keys=7, batch=3):
+    """query, key, value as the module takes them; batch=None: without a batch."""
+    found = []
+    for length, width in ((queries, EMBED), (keys, module.kdim), (keys, module.vdim)):
+        shape = (length, width) if batch is None else (batch, length, width)
+        tensor = torch.randn(shape, dtype=torch.float64)
+        found.append(tensor if batch is None or module.batch_first else tensor.transpose(0, 1))
+    return found
+
+
+def by_hand(module, query, key, value, hidden=None):
+    """Output, weights (batch, heads, queries, keys), S, T and n_i (batch, heads, queries); hidden broadcasts to the weights."""
+    if query.dim() == 2:
+        query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
+    elif not module.batch_first:
+        query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+    if module.in_proj_weight is None:
+        weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    else:
+        weights = module.in_proj_weight.split(EMBED)
+    biases = (0, 0, 0) if module.in_proj_bias is None else module.in_proj_bias.split(EMBED)
+    heads = [
+        (tensor @ weight.T + bias).view(*tensor.shape[:2], HEADS, EMBED // HEADS).permute(0, 2, 1, 3)
+        for tensor, weight, bias in zip((query, key, value), weights, biases, strict=True)
+    ]
+    shape = (query.shape[0], HEADS, query.shape[1], key.shape[1])
+    visible = torch.ones(shape, dtype=torch.bool) if hidden is None else ~hidden.expand(shape)
+    count = visible.sum(-1).clamp_min(1).double()
+    if module.scaling == "variance":
+        scale = 1 / (module.gamma * (count / 2) ** 0.5)
+    else:
+        scale = count ** (-1.0 if module.scaling == "length" else 0.0)
+    found = reference_attention(
+        *heads,
+        activation=module.activation,
+        mask=visible,
+        row_scale=scale,
+        statistics="sum+entropy" if module.activation == "relu" else "none",
+    )
+    output = module.out_proj(found.output.transpose(1, 2).flatten(2))
+    return output, found.weights, found.row_sum, found.row_sum_log, count
+
+
+def in_the_order_of(module, output, batched=True):
+    """(batch, length, features) as the module returns it."""
+    if not batched:
+        return output[0]
+    return output if module.batch_first else output.transpose(0, 1)
+
+
+def assert_close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("batch", [3, None])
+def test_results_have_the_shapes_of_nn_multihead_attention(widths, batch_first, batch):
+    ours, theirs = pair(batch_first=batch_first, **widths)
+    query, key, value = states(ours, 5, 7, batch)
+    for need_weights, average in product((False, True), repeat=2):
+        options = {"need_weights": need_weights, "average_attn_weights": average}
+        found, usual = ours(query, key, value, **options), theirs(query, key, value, **options)
+        assert type(found) is type(usual) and len(found) == len(usual) == 2
+        output, weights, *_ = by_hand(ours, query, key, value)
+        assert_close(found[0], in_the_order_of(ours, output, batch is not None))
+        assert found[0].shape == usual[0].shape
+        assert (found[1] is None) == (usual[1] is None) == (not need_weights)
+        if need_weights:
+            weights = weights.mean(1) if average else weights
+            assert_close(found[1], weights if batch is not None else weights[0])
+            assert found[1].shape == usual[1].shape
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(3, 0, 7), (3, 0, 0), (0, 5, 7), (None, 0, 7)])
+def test_nothing_to_compute_has_the_shapes_of_nn_multihead_attention(batch, queries, keys, need_weights):
+    ours, theirs = pair(batch_first=True)
+    tensors = states(ours, queries, keys, batch)
+    found, usual = ours(*tensors, need_weights=need_weights), theirs(*tensors, need_weights=True)
+    assert found[0].shape == usual[0].shape
+    assert (found[1].shape == usual[1].shape) if need_weights else found[1] is None
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("kind", ["boolean", "float"])
+@pytest.mark.parametrize(
+    "options", [{}, {"activation": "gelu", "scaling": "none"}, {"scaling": "length"}], ids=["relu", "gelu", "length"]
+)
+def test_every_mask(need_weights, kind, options):
+    """Forward and backward; also rows that see nothing, which nn.MultiheadAttention makes NaN."""
+    module = ReLUAttention(EMBED, HEADS, batch_first=True, dtype=torch.float64, **options)
+    queries, keys, batch = 5, 7, 3
+    right = torch.arange(keys).expand(batch, -1) >= torch.tensor([[7], [4], [2]])
+    left, nothing = right.flip(1), torch.ones(batch, keys, dtype=torch.bool)
+    future = torch.ones(queries, keys, dtype=torch.bool).triu(1)
+    random = torch.rand(queries, keys) < 0.4
+    of_heads = torch.rand(batch * HEADS, queries, keys) < 0.4
+    for padding, mask in product((None, right, left, nothing), (None, future, random, of_heads)):
+        hidden = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
+        if padding is not None:
+            hidden = hidden | padding[:, None, None, :]
+        if mask is not None:
+            hidden = hidden | (mask.view(batch, HEADS, queries, keys) if mask.dim() == 3 else mask)
+        given = [padding, mask]
+        if kind == "float":
+            zeros = [None if one is None else torch.zeros(one.shape, dtype=torch.float64) for one in given]
+            given = [
+                None if one is None else one.masked_fill(old, -torch.inf) for one, old in zip(zeros, given, strict=True)
+            ]
+        tensors = [tensor.requires_grad_() for tensor in states(module, queries, keys, batch)]
+        results = [
+            module(*tensors, key_padding_mask=given[0], attn_mask=given[1], need_weights=need_weights)[0],
+            by_hand(module, *tensors, hidden)[0],
+        ]
+        if mask is future:
+            hint = {"attn_mask": given[1], "is_causal": True, "need_weights": need_weights}
+            results.append(module(*tensors, key_padding_mask=given[0], **hint)[0])
+            hint["attn_mask"] = None
+            results.append(module(*tensors, key_padding_mask=given[0], **hint)[0])
+        noise = torch.randn(results[0].shape, dtype=torch.float64)
+        leaves = (*tensors, *module.parameters())
+        first, *others = ((one, *torch.autograd.grad((one * noise).sum(), leaves)) for one in results)
+        for other in others:
+            assert all(one.isfinite().all() for one in other)
+            for one, expected in zip(other, first, strict=True):
+                assert_close(one, expected)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_regularization_is_equation_7_over_the_real_rows(need_weights):
+    module = ReLUAttention(EMBED, HEADS, batch_first=True, dtype=torch.float64, gamma=3.0, return_regularization=True)
+    (x, _, _) = states(module)
+    padding = torch.arange(7).expand(3, -1) >= torch.tensor([[7], [4], [2]])
+    of_heads = torch.rand(3 * HEADS, 7, 7) < 0.4
+
+    def expected(query, key, value, hidden, rows):
+        _, _, row_sum, row_sum_log, count = by_hand(module, query, key, value, hidden)
+        penalties = [
+            row_penalty(row_sum[:, head, None], row_entropy(row_sum, row_sum_log)[:, head, None], count[:, head], 0.7)
+            for head in range(HEADS)
+        ]
+        return torch.cat(penalties, 1).transpose(1, 2)[rows].mean()
+
+    def found(*tensors, **options):
+        _, weights, regularization = module(*tensors, need_weights=need_weights, **options)
+        assert (weights is not None) == need_weights and regularization.shape == ()
+        return regularization
+
+    hidden, real = padding[:, None, None, :], ~padding
+    everything = torch.ones_like(real)
+    assert_close(found(x, x, x, key_padding_mask=padding), expected(x, x, x, hidden, real))
+    assert_close(found(x, x, x), expected(x, x, x, None, everything))
+    causal = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    assert_close(found(x, x, x, padding, is_causal=True), expected(x, x, x, hidden | causal, real))
+    both = hidden | of_heads.view(3, HEADS, 7, 7)
+    assert_close(found(x, x, x, padding, attn_mask=of_heads), expected(x, x, x, both, real))
+    source = torch.randn(3, 7, EMBED, dtype=torch.float64)  # its padding says nothing about the rows
+    assert_close(found(x, source, source, padding), expected(x, source, source, hidden, everything))
+    rows = torch.arange(7).expand(3, -1) < 5
+    assert_close(found(x, source, source, padding, query_padding_mask=~rows), expected(x, source, source, hidden, rows))
+    assert len(module(x, x, x, return_regularization=False)) == 2
+    gradient = torch.autograd.grad(found(x, x, x), module.in_proj_weight)[0]
+    assert gradient[: 2 * EMBED].abs().sum() > 0 and (gradient[2 * EMBED :] == 0).all()
+
+
+def test_parameters_and_initialisation_are_those_of_nn_multihead_attention():
+    for widths, batch_first in product(WIDTHS, (False, True)):
+        modules = []
+        for kind in (ReLUAttention, nn.MultiheadAttention):
+            torch.manual_seed(3)
+            modules.append(kind(EMBED, HEADS, 0.1, batch_first=batch_first, **widths))
+        ours, theirs = (module.state_dict() for module in modules)
+        assert list(ours) == list(theirs)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        modules[1].load_state_dict(ours)
+        modules[0]._reset_parameters()
+    names = list(inspect.signature(nn.MultiheadAttention).parameters)
+    assert list(inspect.signature(ReLUAttention).parameters)[: len(names)] == names
+    names = list(inspect.signature(nn.MultiheadAttention.forward).parameters)
+    assert list(inspect.signature(ReLUAttention.forward).parameters)[: len(names)] == names
+
+
+def transformer_encoder(attention, **options):
+    layer = nn.TransformerEncoderLayer(EMBED, HEADS, 32, batch_first=True, dtype=torch.float64)
+    if attention is not None:
+        layer.self_attn = attention
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch says that it will not use nested tensors
+        return nn.TransformerEncoder(layer, 2, **options)
+
+
+def test_the_fast_path_of_the_library_does_not_pass_it_by():
+    """In evaluation without gradients, nn.TransformerEncoderLayer computes a softmax of its own where it is let."""
+    ours, theirs = pair(batch_first=True)
+    x = torch.randn(3, 7, EMBED, dtype=torch.float64)
+    padding = torch.arange(7).expand(3, -1) >= torch.tensor([[7], [4], [2]])
+    for enable_nested_tensor in (True, False):
+        encoder = transformer_encoder(ours, enable_nested_tensor=enable_nested_tensor).eval()
+        usual = copy.deepcopy(encoder)
+        for layer in usual.layers:
+            layer.self_attn = theirs
+        for options in ({}, {"src_key_padding_mask": padding}, {"mask": CAUSAL.double()}):
+            slow = encoder(x, **options)  # gradients are wanted: never the fast path
+            with torch.no_grad():
+                fast = encoder(x, **options)
+            assert_close(fast, slow)
+            assert (slow - usual(x, **options))[~padding].abs().max() > 1e-3
+
+
+def test_it_is_refused_where_the_encoder_was_built_for_nested_tensors():
+    encoder = transformer_encoder(None).eval()
+    for layer in encoder.layers:
+        layer.self_attn = ReLUAttention(EMBED, HEADS, batch_first=True, dtype=torch.float64)
+    padding = torch.tensor([[False] * 5 + [True] * 2])
+    warnings.filterwarnings("ignore", "The PyTorch API of nested tensors", UserWarning)  # torch makes one
+    with torch.no_grad(), pytest.raises(ValueError, match="enable_nested_tensor=False"):
+        encoder(torch.randn(1, 7, EMBED, dtype=torch.float64), src_key_padding_mask=padding)
+
+
+def test_a_whole_transformer_trains_with_it():
+    model = nn.Transformer(EMBED, HEADS, 1, 1, 32, batch_first=True)
+    for module in list(model.modules()):
+        for name in ("self_attn", "multihead_attn"):
+            if hasattr(module, name):
+                setattr(module, name, ReLUAttention(EMBED, HEADS, 0.1, batch_first=True))
+    source, target = torch.randn(2, 9, EMBED), torch.randn(2, 7, EMBED)
+    padding = torch.zeros(2, 9, dtype=torch.bool)
+    padding[1, 5:] = True
+    masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding, "tgt_mask": CAUSAL}
+    model(source, target, tgt_is_causal=True, **masks).square().mean().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    model.eval()
+    changed = target.clone()
+    changed[:, 4:] += 1
+    first, second = (model(source, states, tgt_is_causal=True, **masks) for states in (target, changed))
+    torch.testing.assert_close(first[:, :4], second[:, :4])
+    source[1, 5:] += 1
+    torch.testing.assert_close(model(source, target, tgt_is_causal=True, **masks), first)
+
+
+def test_dropout_is_of_training_alone():
+    module = ReLUAttention(EMBED, HEADS, dropout=0.5, batch_first=True)
+    x = torch.randn(2, 7, EMBED)
+    for need_weights in (False, True):
+        module.train()
+        assert not torch.equal(*(module(x, x, x, need_weights=need_weights)[0] for _ in range(2)))
+        module.eval()
+        torch.testing.assert_close(*(module(x, x, x, need_weights=need_weights)[0] for _ in range(2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [None, "boolean", "float"])
+def test_it_compiles_in_one_graph_and_exports(mask):
+    module = ReLUAttention(EMBED, HEADS, batch_first=True, return_regularization=True)
+    x = torch.randn(2, 7, EMBED)
+    given = {None: None, "boolean": CAUSAL.isinf(), "float": CAUSAL}[mask]
+    padding = torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
+    options = {"key_padding_mask": padding, "need_weights": False, "attn_mask": given}
+    output, _, regularization = module(x, x, x, **options)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")(x, x, x, **options)
+    torch.testing.assert_close((compiled[0], compiled[2]), (output, regularization))
+    (regularization + output.sum()).backward()
+    expected = module.in_proj_weight.grad.clone()
+    module.in_proj_weight.grad = None
+    (compiled[2] + compiled[0].sum()).backward()
+    torch.testing.assert_close(module.in_proj_weight.grad, expected)
+    exported = torch.export.export(module, (x, x, x), options).module()
+    torch.testing.assert_close(exported(x, x, x, **options)[0], output)
+
+
+@pytest.mark.slow
+def test_an_additive_mask_is_refused_in_a_compiled_graph_too():
+    module = ReLUAttention(EMBED, HEADS, batch_first=True)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 7, EMBED)
+    with pytest.raises(RuntimeError, match="other values than 0 and -inf"):
+        compiled(x, x, x, need_weights=False, attn_mask=torch.full((7, 7), -5.0))
+
+
+def test_autocast_and_half_precision():
+    x = torch.randn(2, 7, EMBED)
+    module = ReLUAttention(EMBED, HEADS, batch_first=True, return_regularization=True)
+    exact = module(x, x, x, need_weights=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        for need_weights in (False, True):
+            found = module(x, x, x, need_weights=need_weights)
+            assert found[0].dtype == torch.bfloat16 and found[2].dtype == torch.float32
+            torch.testing.assert_close(found[0].float(), exact[0], rtol=0.05, atol=0.02)
+            torch.testing.assert_close(found[2], exact[2], rtol=0.2, atol=0.1)  # log S of rows that are nearly dead
+    assert module.bfloat16()(*(x.bfloat16(),) * 3)[0].dtype == torch.bfloat16
+
+
+def test_what_is_not_supported_is_refused_by_name():
+    for name in ("add_bias_kv", "add_zero_attn"):
+        with pytest.raises(ValueError, match=f"{name}=True is not supported"):
+            ReLUAttention(EMBED, HEADS, **{name: True})
+    for words, options in (
+        ("'softmax' is not point-wise; .* For softmax, use nn.MultiheadAttention", {"activation": "softmax"}),
+        ("scaling='log' is unknown", {"scaling": "log"}),
+        ("gamma=0 must be", {"gamma": 0}),
+        ("gamma must be a number", {"gamma": torch.ones(HEADS)}),
+        ("gamma belongs to scaling='variance'", {"gamma": 8.0, "scaling": "none"}),
+        ("alpha=2 must be", {"scaling": "length", "alpha": 2}),
+        ("dropout=1.0 must be a number from 0 to below 1", {"dropout": 1.0}),
+        ("dropout='0' must be", {"dropout": "0"}),
+        ("entropy_margin=1.5 must be a number from 0 to 1", {"entropy_margin": 1.5}),
+        ("entropy_margin=nan must be", {"entropy_margin": float("nan")}),
+        ("entropy_margin=True must be", {"entropy_margin": True}),
+        ("those of 'gelu' can be", {"activation": "gelu", "return_regularization": True}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ReLUAttention(EMBED, HEADS, **options)
+    module = ReLUAttention(EMBED, HEADS, batch_first=True)
+    x = torch.randn(2, 7, EMBED)
+
+    def refused(words, *tensors, **options):
+        with pytest.raises(ValueError, match=words):
+            module(*(tensors or (x, x, x)), **options)
+
+    refused("attn_mask has the dtype torch.float32 and other values than 0", attn_mask=torch.full((7, 7), 0.5))
+    refused("attn_mask must be boolean, .* got torch.int64", attn_mask=torch.zeros(7, 7).long())
+    refused("key_padding_mask must be boolean, .* got torch.uint8", key_padding_mask=torch.zeros(2, 7).byte())
+    refused("shape \\(batch, length\\) = \\(2, 7\\); got \\(7,\\)", key_padding_mask=torch.zeros(7).bool())
+    refused("\\(1, 7\\); got \\(7,\\)", x[:1], x[:1], x[:1], key_padding_mask=torch.zeros(7).bool())
+    unbatched = {"query_padding_mask": torch.zeros(1, 7).bool(), "return_regularization": True}
+    refused("shape \\(length,\\) = \\(7,\\); got \\(1, 7\\)", x[0], x[0], x[0], **unbatched)
+    refused("key_padding_mask has the dtype .* other values", key_padding_mask=torch.full((2, 7), -1e9))
+    refused(
+        "key_padding_mask must have the shape .* \\(2, 7\\); got \\(7, 2\\)", key_padding_mask=torch.zeros(7, 2).bool()
+    )
+    refused("attn_mask must have the shape .* got \\(2, 7, 7\\)", attn_mask=torch.zeros(2, 7, 7).bool())
+    refused("does not hide exactly the keys after", attn_mask=torch.zeros(7, 7).bool(), is_causal=True)
+    refused("all have three dimensions, or two", x[0], x, x)
+    refused("do not fit: expected \\(batch, length, features\\) with 24, 24 and 24", x, x[..., :3], x)
+    refused("do not fit", x, x[:1], x[:1])
+    refused("do not fit", x, x, x[:, :3])
+    gelu = ReLUAttention(EMBED, HEADS, activation="gelu")
+    with pytest.raises(ValueError, match=r"L_reg needs weights that are never negative .* 'gelu' can be"):
+        gelu(x, x, x, return_regularization=True)
+
+
+def test_it_says_what_it_computes():
+    assert "activation='relu', scaling='variance', gamma=8.0" in repr(ReLUAttention(EMBED, HEADS))
+    again = copy.deepcopy(ReLUAttention(EMBED, HEADS, scaling="length", alpha=0.5))
+    assert "scaling='length', alpha=0.5" in repr(again) and not again._qkv_same_embed_dim
