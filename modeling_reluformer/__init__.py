@@ -1,43 +1,67 @@
 """ReLUFormer (arXiv 2302.06461) as a Hugging Face Transformers model.
 
-Importing this package registers the model with `AutoConfig`, `AutoModel` and `AutoModelForSeq2SeqLM`, and makes
-`save_pretrained` and `push_to_hub` write the model's code beside its weights, so that it loads with Transformers alone, by
+Importing this package makes the models known to `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM` and
+`AutoModelForImageClassification`, whether Transformers is imported before or after, and makes `save_pretrained` and
+`push_to_hub` write the model's code beside its weights, so that it loads with Transformers alone, by
 `trust_remote_code=True`. It also makes `attn_implementation="reluformer"` known to other models, see `use_relu_attention`.
+
+It imports neither torch nor Transformers: each name below is imported when it is first used.
 """
 
-import sys
+from importlib import import_module
+from threading import RLock
+from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from .registration import watch_imports
 
-from .attention_fused import relu_attention
-from .compiled import register_compiled_loop
-from .configuration_reluformer import ReLUFormerConfig
-from .modeling_reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel, ReLUFormerPreTrainedModel
-from .other_models import settings
-from .other_models.attention import register_relu_attention
-from .other_models.settings import use_relu_attention
-
-AutoConfig.register(ReLUFormerConfig.model_type, ReLUFormerConfig)
-AutoModel.register(ReLUFormerConfig, ReLUFormerModel)
-AutoModelForSeq2SeqLM.register(ReLUFormerConfig, ReLUFormerForConditionalGeneration)
-
-ReLUFormerConfig.register_for_auto_class()
-ReLUFormerModel.register_for_auto_class("AutoModel")
-ReLUFormerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
-
-register_relu_attention()
-register_compiled_loop()
-
-# The documentation of 0.1 calls `reluformer.other_models.settings` by this name.
-sys.modules[f"{__name__}.settings_foreign"] = settings
+if TYPE_CHECKING:  # for editors and type checkers: the same names as in `_MODULES`
+    from .attention_fused import relu_attention as relu_attention
+    from .attention_module import ReLUAttention as ReLUAttention
+    from .configuration_reluformer import ReLUFormerConfig as ReLUFormerConfig
+    from .configuration_vision import ReLUFormerVisionConfig as ReLUFormerVisionConfig
+    from .modeling_reluformer import ReLUFormerForConditionalGeneration as ReLUFormerForConditionalGeneration
+    from .modeling_reluformer import ReLUFormerModel as ReLUFormerModel
+    from .modeling_reluformer import ReLUFormerPreTrainedModel as ReLUFormerPreTrainedModel
+    from .modeling_vision import ReLUFormerForImageClassification as ReLUFormerForImageClassification
+    from .modeling_vision import ReLUFormerVisionModel as ReLUFormerVisionModel
+    from .modeling_vision import ReLUFormerVisionPreTrainedModel as ReLUFormerVisionPreTrainedModel
+    from .other_models.regularization import attention_regularization as attention_regularization
+    from .other_models.settings import use_relu_attention as use_relu_attention
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ReLUFormerConfig",
-    "ReLUFormerForConditionalGeneration",
-    "ReLUFormerModel",
-    "ReLUFormerPreTrainedModel",
-    "relu_attention",
-    "use_relu_attention",
-]
+# Every public name, and the module that defines it. A class for an Auto class of Transformers also stands in
+# `registration.AUTO_CLASSES`.
+_MODULES = {
+    "ReLUAttention": "attention_module",
+    "ReLUFormerConfig": "configuration_reluformer",
+    "ReLUFormerForConditionalGeneration": "modeling_reluformer",
+    "ReLUFormerForImageClassification": "modeling_vision",
+    "ReLUFormerModel": "modeling_reluformer",
+    "ReLUFormerPreTrainedModel": "modeling_reluformer",
+    "ReLUFormerVisionConfig": "configuration_vision",
+    "ReLUFormerVisionModel": "modeling_vision",
+    "ReLUFormerVisionPreTrainedModel": "modeling_vision",
+    "attention_regularization": "other_models.regularization",
+    "relu_attention": "attention_fused",
+    "use_relu_attention": "other_models.settings",
+}
+__all__ = list(_MODULES)
+
+# The modules of Transformers import each other in circles: two threads that load them at the same time fail.
+_importing = RLock()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with _importing:
+        value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})
+
+
+watch_imports()

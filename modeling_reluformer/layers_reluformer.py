@@ -1,22 +1,21 @@
-"""Layers of ReLUFormer: positions, multi-head attention, encoder and decoder layer (post-LN, Vaswani et al.).
+"""Layers of ReLUFormer for translation: positions, encoder and decoder layer (post-LN, Vaswani et al.).
 
 Parameter names are Marian's.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, EncoderDecoderCache
+from transformers import Cache
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention_reluformer import ALL_ATTENTION_FUNCTIONS, AttentionContext, eager_attention_forward
+from .attention_reluformer import AttentionContext
 from .configuration_reluformer import ReLUFormerConfig
-from .regularization_reluformer import module_figures
+from .multihead_reluformer import ReLUFormerAttention
 
 
 class SinusoidalPositions(nn.Module):
@@ -37,144 +36,6 @@ class SinusoidalPositions(nn.Module):
     def forward(self, position_ids: Tensor) -> Tensor:
         """(batch or 1, length) → (batch or 1, length, features)."""
         return nn.functional.embedding(position_ids, self.weight)
-
-
-class GatedRMSNorm(nn.Module):
-    """ReLA's norm, `RMSNorm(z) * g * sigmoid(w * z)` (arXiv 2104.07012), over the last dimension."""
-
-    def __init__(self, features: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(features))
-        self.gate = nn.Parameter(torch.ones(features))
-        self.eps = eps
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        normed = nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight.to(hidden_states.dtype), self.eps)
-        return normed * torch.sigmoid(self.gate * hidden_states)
-
-
-class ReLUFormerAttention(nn.Module):
-    """Multi-head attention with the activation of the configuration (Eq. 6); self-attention or cross-attention."""
-
-    def __init__(
-        self,
-        config: ReLUFormerConfig,
-        heads: int,
-        layer_idx: int | None = None,
-        is_decoder: bool = False,
-        is_causal: bool = False,
-    ) -> None:
-        super().__init__()
-        self.config = config
-        # Reading a configuration in every step of decoding takes longer than the attention of one token.
-        self.activation = config.attention_activation
-        self.dropout = config.attention_dropout
-        self.length_scaled = config.attention_scaling == "length"
-        self.gamma = config.attention_gamma
-        self.entropy_margin = config.entropy_margin
-        self.num_heads = heads
-        self.head_dim = config.d_model // heads
-        self.scaling = self.head_dim**-0.5
-        self.layer_idx = layer_idx
-        self.is_decoder = is_decoder
-        self.is_causal = is_causal
-
-        self.k_proj = nn.Linear(config.d_model, config.d_model)
-        self.v_proj = nn.Linear(config.d_model, config.d_model)
-        self.q_proj = nn.Linear(config.d_model, config.d_model)
-        self.out_proj = nn.Linear(config.d_model, config.d_model)
-        self.gate_proj = nn.Linear(config.d_model, config.d_model) if config.attention_gate else None
-        self.q_norm = nn.LayerNorm(self.head_dim) if config.attention_qk_norm else None
-        self.k_norm = nn.LayerNorm(self.head_dim) if config.attention_qk_norm else None
-        self.output_norm = None
-        if config.attention_output_norm == "layer_norm":
-            self.output_norm = nn.LayerNorm(config.d_model)
-        elif config.attention_output_norm == "gated_rms":
-            self.output_norm = GatedRMSNorm(config.d_model)
-        # the logarithm of a learnable gamma is trained, so that gamma stays positive
-        self.log_gamma = None
-        if config.attention_gamma_learnable:
-            self.log_gamma = nn.Parameter(torch.full((heads,), math.log(config.attention_gamma)))
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        context: AttentionContext,
-        key_value_states: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """hidden_states (batch, queries, d_model) → the same, the weights if `eager`, the figures (5,) if wanted."""
-        query = self._split_heads(self.q_proj(hidden_states))
-        if self.q_norm is not None:
-            query = self.q_norm(query)
-        key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
-        attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        output, weights, *statistics = attention_interface(
-            self,
-            query,
-            key,
-            value,
-            context.mask,
-            dropout=self.dropout if self.training else 0.0,
-            scaling=self.scaling,
-            visibility=context.visibility,
-            row_scale=self.row_scale(context),
-            statistics=context.statistics,
-            **kwargs,
-        )
-        output = output.reshape(*hidden_states.shape[:-1], -1)
-        if self.output_norm is not None:
-            output = self.output_norm(output)
-        if self.gate_proj is not None:
-            output = output * self.gate_proj(hidden_states)
-        return self.out_proj(output), weights, self._figures(context, *statistics)
-
-    def row_scale(self, context: AttentionContext) -> Tensor | None:
-        """r_i of Eq. 6 (or of the length scaling), (batch, 1 or heads, queries), float32 or float64; None for 1."""
-        if context.length_scale is None:
-            return None
-        if self.length_scaled:
-            return context.length_scale
-        if self.log_gamma is not None:
-            return context.length_scale * torch.exp(-self.log_gamma.to(context.length_scale.dtype)).view(1, -1, 1)
-        return context.length_scale / self.gamma
-
-    def _keys_and_values(
-        self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None
-    ) -> tuple[Tensor, Tensor]:
-        is_cross_attention = key_value_states is not None
-        cache = past_key_values
-        if isinstance(past_key_values, EncoderDecoderCache):
-            cache = (
-                past_key_values.cross_attention_cache if is_cross_attention else past_key_values.self_attention_cache
-            )
-            if is_cross_attention and past_key_values.is_updated.get(self.layer_idx):
-                layer = cache.layers[self.layer_idx]
-                return layer.keys, layer.values
-        states = key_value_states if is_cross_attention else hidden_states
-        key, value = self._split_heads(self.k_proj(states)), self._split_heads(self.v_proj(states))
-        if self.k_norm is not None:
-            key = self.k_norm(key)
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
-            if is_cross_attention and isinstance(past_key_values, EncoderDecoderCache):
-                past_key_values.is_updated[self.layer_idx] = True
-        return key, value
-
-    def _split_heads(self, states: Tensor) -> Tensor:
-        return states.view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
-
-    def _figures(
-        self, context: AttentionContext, row_sum: Tensor | None = None, row_sum_log: Tensor | None = None
-    ) -> Tensor | None:
-        if row_sum is None or context.row_weight is None:
-            return None
-        return module_figures(
-            row_sum, row_sum_log, context.visible_keys, context.row_weight, entropy_margin=self.entropy_margin
-        )
 
 
 class ReLUFormerLayer(GradientCheckpointingLayer):

@@ -27,7 +27,7 @@ class SentenceRows(NamedTuple):
     decoder: Tensor
 
 
-class TranslationLoss(NamedTuple):
+class RegularizedLoss(NamedTuple):
     """Scalars: loss = cross_entropy + weight · regularization. The fields from `regularization` on are None where undefined."""
 
     loss: Tensor
@@ -103,43 +103,66 @@ def sentence_rows(
     )
 
 
-def translation_loss(
-    logits: Tensor,
-    labels: Tensor,
-    figures: Tensor | None,
-    *,
-    statistics: str,
-    label_smoothing: float,
-    regularization_weight: float,
-    num_items_in_batch: Tensor | int | None = None,
-) -> TranslationLoss:
-    """The loss of one forward pass.
-
-    Args:
-        logits: (batch, target, vocabulary). labels: (batch, target), -100 ignored.
-        figures: (modules, 5), see `module_figures`; None where the attention gives no statistics.
-        statistics: which of them were asked for: "none", "sum" or "sum+entropy".
-        num_items_in_batch: N; None: the number of targets here.
-    """
-    cross_entropy_sum = nn.functional.cross_entropy(
+def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    """Sum of the smoothed cross-entropy of logits (batch, target, vocabulary) over labels (batch, target), -100 ignored."""
+    return nn.functional.cross_entropy(
         logits.flatten(0, 1).to(wide(logits.dtype)),
         labels.flatten(),
         ignore_index=IGNORED_LABEL,
         label_smoothing=label_smoothing,
         reduction="sum",
     )
+
+
+def translation_loss(
+    cross_entropy_sum: Tensor,
+    labels: Tensor,
+    figures: Tensor | None,
+    *,
+    statistics: str,
+    regularization_weight: float,
+    num_items_in_batch: Tensor | int | None = None,
+) -> RegularizedLoss:
+    """The loss of one forward pass.
+
+    Args:
+        cross_entropy_sum: scalar, over all labels. labels: (batch, target), -100 ignored.
+        figures: (modules, 5), see `module_figures`; None where the attention gives no statistics.
+        statistics: which of them were asked for: "none", "sum" or "sum+entropy".
+        num_items_in_batch: N; None: the number of targets here.
+    """
     items = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
-    items = torch.as_tensor(items, device=logits.device).clamp_min(1)
-    cross_entropy = cross_entropy_sum / items
+    return regularized_loss(
+        cross_entropy_sum, items, figures, statistics=statistics, regularization_weight=regularization_weight
+    )
+
+
+def regularized_loss(
+    loss_sum: Tensor,
+    items: Tensor | int,
+    figures: Tensor | None,
+    *,
+    statistics: str,
+    regularization_weight: float,
+) -> RegularizedLoss:
+    """The loss of one forward pass over any kind of items: target tokens, or images.
+
+    Args:
+        loss_sum: scalar, of the items here, without regulariser.
+        items: N, their number in the whole update.
+        figures, statistics, regularization_weight: see `translation_loss`.
+    """
+    items = torch.as_tensor(items, device=loss_sum.device).clamp_min(1)
+    cross_entropy = loss_sum / items
     # A copy: the Trainer multiplies the loss by the number of processes, in place.
     loss = cross_entropy.clone()
     if figures is None:
-        return TranslationLoss(loss, cross_entropy, None, None, None, None)
+        return RegularizedLoss(loss, cross_entropy, None, None, None, None)
     row_sum, entropy, dead, rows = figures[:, 1:].detach().sum(0).unbind()
     rows = rows.clamp_min(1)
     if statistics == "sum":
-        return TranslationLoss(loss, cross_entropy, None, row_sum / rows, None, dead / rows)
+        return RegularizedLoss(loss, cross_entropy, None, row_sum / rows, None, dead / rows)
     regularization = figures[:, 0].mean() / items
     if regularization_weight:
         loss = cross_entropy + regularization_weight * regularization
-    return TranslationLoss(loss, cross_entropy, regularization, row_sum / rows, entropy / rows, dead / rows)
+    return RegularizedLoss(loss, cross_entropy, regularization, row_sum / rows, entropy / rows, dead / rows)

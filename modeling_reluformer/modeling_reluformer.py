@@ -10,8 +10,16 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple, is_torchdynamo_compiling, logging
 
 from .attention_blockwise import wide
-from .configuration_reluformer import NON_NEGATIVE_ACTIVATIONS, NORMALIZED_ACTIVATIONS, ReLUFormerConfig
-from .loss_reluformer import IGNORED_LABEL, SentenceRows, check_labels, sentence_rows, translation_loss
+from .configuration_reluformer import ReLUFormerConfig
+from .generation_reluformer import SharedSources
+from .loss_reluformer import (
+    IGNORED_LABEL,
+    SentenceRows,
+    check_labels,
+    cross_entropy_sum,
+    sentence_rows,
+    translation_loss,
+)
 from .outputs_reluformer import ReLUFormerEncoderOutput, ReLUFormerModelOutput, ReLUFormerSeq2SeqLMOutput, join_figures
 from .stacks_reluformer import (
     ReLUFormerDecoder,
@@ -21,67 +29,9 @@ from .stacks_reluformer import (
     require_token_ids,
 )
 from .visibility_reluformer import positions_from_segments
+from .vocabulary_reluformer import VocabularyHead, VocabularyMixin
 
 logger = logging.get_logger(__name__)
-
-
-class VocabularyMixin:
-    """Resizing the vocabularies of both models, one that source and target share or two, as in Marian."""
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        """As in Transformers: the shared vocabulary, with output layer and bias; of two vocabularies, the source's."""
-        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        if self.config.share_encoder_decoder_embeddings:
-            self._set_decoder_vocabulary(embeddings.weight.shape[0])
-        return embeddings
-
-    def resize_decoder_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        """The target's vocabulary of two, with output layer and bias.
-
-        Raises:
-            ValueError: source and target share one vocabulary.
-        """
-        if self.config.share_encoder_decoder_embeddings:
-            raise ValueError(
-                "resize_decoder_token_embeddings needs share_encoder_decoder_embeddings=False; source and target of this "
-                "model share one vocabulary: use resize_token_embeddings."
-            )
-        decoder, head = self.get_decoder(), self.get_output_embeddings()
-        embeddings = self._get_resized_embeddings(
-            decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
-        )
-        decoder.embed_tokens = embeddings
-        size = embeddings.weight.shape[0]
-        if head is not None and not self.config.tie_word_embeddings:
-            self.set_output_embeddings(self._get_resized_lm_head(head, size, mean_resizing=mean_resizing))
-        self._set_decoder_vocabulary(size)
-        self.tie_weights()
-        return embeddings
-
-    def _resize_token_embeddings(
-        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        if self.config.share_encoder_decoder_embeddings:
-            return super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        # the output layer, which the library would resize too, belongs to the other vocabulary
-        embeddings = self._get_resized_embeddings(
-            self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of, mean_resizing
-        )
-        self.set_input_embeddings(embeddings)
-        return embeddings
-
-    def _set_decoder_vocabulary(self, size: int) -> None:
-        self.config.decoder_vocab_size = size
-        bias = getattr(self, "final_logits_bias", None)
-        if bias is not None:
-            padded = nn.functional.pad(bias, (0, max(0, size - bias.shape[1])))
-            self.final_logits_bias = nn.Buffer(padded[:, :size].clone())
-        if (head := self.get_output_embeddings()) is not None:
-            head.out_features = size
 
 
 class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
@@ -121,6 +71,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
         use_cache: bool | None = None,
         segment_ids: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
+        targets_per_source: int = 1,
         sentence_rows: SentenceRows | None = None,
         statistics: str = "none",
         **kwargs: Any,
@@ -154,6 +105,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
             use_cache=use_cache,
             segment_ids=decoder_segment_ids,
             encoder_segment_ids=segment_ids,
+            targets_per_source=targets_per_source,
             row_weight=decoder_weight,
             statistics=statistics,
             return_dict=True,
@@ -174,7 +126,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
         )
 
 
-class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedModel, GenerationMixin):
+class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFormerPreTrainedModel, GenerationMixin):
     """ReLUFormer for translation and other sequence-to-sequence tasks.
 
     Example:
@@ -201,7 +153,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
                 "model.decoder.embed_tokens.weight": "model.shared.weight",
             }
         self.final_logits_bias = nn.Buffer(torch.zeros((1, config.decoder_vocab_size)))
-        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=False)
+        self.lm_head = VocabularyHead(config.d_model, config.decoder_vocab_size, bias=False)
         self.post_init()
 
     @torch.no_grad()
@@ -232,9 +184,10 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
         segment_ids: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool | None = None,
         **kwargs: Any,
     ) -> ReLUFormerSeq2SeqLMOutput:
-        """One pass over source and target; with `labels`, the loss of `translation_loss`.
+        """One pass over source and target; with `labels`, the loss (see `translation_loss`).
 
         Args:
             input_ids: (batch, source). attention_mask: (batch, source), 1 for real tokens, padding on either side.
@@ -244,17 +197,24 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
             labels: (batch, target), -100 where there is no target.
             segment_ids, decoder_segment_ids: (batch, source), (batch, target): for packed sequences, the number of each
                 token's sequence from 1, 0 for padding; equal numbers side by side.
-            num_items_in_batch: number of targets in the whole batch that this call is a part of; the loss is divided by it.
+            targets_per_source: keyword; how many neighbouring targets share a source, as beams do, whose keys are held once.
+            num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided by it.
+            skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and time; it
+                needs `labels`. Default: `config.skip_logits` in training with labels, else False.
 
         Returns:
-            logits (batch, target, vocabulary), and with `labels` the fields of `ReLUFormerSeq2SeqLMOutput`.
+            logits (batch, target, vocabulary), None with `skip_logits`; with `labels`, the fields of `ReLUFormerSeq2SeqLMOutput`.
 
         Raises:
-            ValueError: labels padded on the left without decoder_input_ids; sequences beyond max_position_embeddings; ids,
-                embeddings, masks or labels of a wrong shape or dtype; an empty batch.
+            ValueError: skip_logits without labels; labels padded on the left without decoder_input_ids; sequences beyond
+                max_position_embeddings; ids, embeddings, masks or labels of a wrong shape or dtype; an empty batch.
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
         """
         rows = None
+        if skip_logits is None:
+            skip_logits = self.config.skip_logits and self.training and labels is not None
+        if skip_logits and labels is None:
+            raise ValueError("skip_logits=True leaves only the loss, which needs labels; none were given. Give labels.")
         if labels is not None:
             use_cache = False
             check_labels(labels, self.config.decoder_vocab_size)
@@ -297,21 +257,27 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
             return_dict=True,
             **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
-        logits = logits + self.final_logits_bias.to(logits.dtype)
+        logits, smoothing = None, self.config.label_smoothing
+        if skip_logits and self._head_computes_the_loss():
+            summed = self.lm_head(outputs.last_hidden_state, labels, self.final_logits_bias, smoothing)
+        else:
+            logits = self.lm_head(outputs.last_hidden_state)
+            # in place, a step of decoding saves a pass over memory that is new; autograd and backward hooks need it apart
+            add = Tensor.add if logits.requires_grad else Tensor.add_
+            logits = add(logits, self.final_logits_bias.to(logits.dtype))
+            summed = None if labels is None else cross_entropy_sum(logits, labels, smoothing)
         losses = {}
         if labels is not None:
             losses = translation_loss(
-                logits,
+                summed,
                 labels,
                 outputs.attention_figures,
                 statistics=statistics,
-                label_smoothing=self.config.label_smoothing,
                 regularization_weight=self.config.regularization_weight,
                 num_items_in_batch=num_items_in_batch,
             )._asdict()
         return ReLUFormerSeq2SeqLMOutput(
-            logits=logits,
+            logits=None if skip_logits else logits,
             past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,
@@ -356,20 +322,17 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
             shifted = shifted.masked_fill(starts, self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
-    def _statistics(self) -> str:
-        """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be reported."""
-        config = self.config
+    def _head_computes_the_loss(self) -> bool:
+        """Whether the output layer is ours, alone and whole; what wraps or replaces it (LoRA, say) computes other logits."""
         if (getattr(self, "_tp_size", None) or 1) > 1:
-            if config.regularization_weight > 0:
-                raise ValueError(
-                    "L_reg is a mean over all heads, of which this process holds some: a tensor-parallel model computes no loss "
-                    f"with regularization_weight={config.regularization_weight}. Leave labels out, or load it with tp_size=1."
-                )
-            return "none"
-        if config.attention_activation in NON_NEGATIVE_ACTIVATIONS:
-            return "sum+entropy" if config.regularization_weight > 0 or not self.training else "sum"
-        in_memory = config.attention_activation in NORMALIZED_ACTIVATIONS and config._attn_implementation == "eager"
-        return "sum+entropy" if in_memory and not self.training else "none"
+            reason = f"tp_size is {self._tp_size}"
+        elif not isinstance(self.lm_head, VocabularyHead):
+            reason = f"lm_head is a {type(self.lm_head).__module__}.{type(self.lm_head).__qualname__}"
+        else:
+            return True
+        if not is_torchdynamo_compiling():
+            logger.warning_once(f"skip_logits saves no memory here: {reason}, so all logits are computed for the loss.")
+        return False
 
     def _warn_about_missing_figures(self, encoder_outputs: Any) -> None:
         if encoder_outputs is None or self.config.regularization_weight == 0 or is_torchdynamo_compiling():
@@ -381,13 +344,9 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, ReLUFormerPreTrainedMo
                 "input_ids instead of encoder_outputs for the whole regulariser."
             )
 
-    def _warn_about_missing_labels(self) -> None:
-        if self.config.regularization_weight > 0 and not is_torchdynamo_compiling():
-            logger.warning_once(
-                "A training pass without labels: the model's own loss, and with it the regulariser "
-                f"(regularization_weight={self.config.regularization_weight}), is not computed. The Trainer's "
-                "label_smoothing_factor does that: leave it at 0 and set config.label_smoothing instead."
-            )
 
+# `save_pretrained` writes the code beside the weights, see `AUTO_MAP`.
+ReLUFormerModel.register_for_auto_class("AutoModel")
+ReLUFormerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 __all__ = ["ReLUFormerForConditionalGeneration", "ReLUFormerModel", "ReLUFormerPreTrainedModel"]

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+DEFAULT_ENTROPY_MARGIN = 0.7  # of Eq. 7
+
 
 def row_entropy(row_sum: Tensor, row_sum_log: Tensor) -> Tensor:
     """Entropy H of each row's normalised weights, in nats; 0 for a dead row. All shapes (batch, heads, queries)."""

@@ -1,40 +1,24 @@
-"""The parts of every ReLUFormer model: the base class with its initialisation and its switch, the encoder, the decoder."""
+"""The parts of every ReLUFormer for translation: the base class with its initialisation, the encoder, the decoder."""
 
 import math
-import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers import initialization as init
 from transformers.utils import is_torchdynamo_compiling
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_reluformer import OWN_IMPLEMENTATIONS, attention_context
-from .configuration_reluformer import (
-    ReLUFormerConfig,
-    require_attention_implementation,
-    require_tensor_parallel,
-    valid_attention_implementations,
-)
-from .layers_reluformer import (
-    GatedRMSNorm,
-    ReLUFormerAttention,
-    ReLUFormerDecoderLayer,
-    ReLUFormerEncoderLayer,
-    SinusoidalPositions,
-)
+from .attention_reluformer import attention_context
+from .base_reluformer import AttentionPreTrainedModel
+from .configuration_reluformer import ReLUFormerConfig, require_tensor_parallel
+from .layers_reluformer import ReLUFormerDecoderLayer, ReLUFormerEncoderLayer, SinusoidalPositions
+from .multihead_reluformer import ReLUFormerAttention
 from .outputs_reluformer import ReLUFormerDecoderOutput, ReLUFormerEncoderOutput, join_figures
 from .visibility_reluformer import positions_from_padding, positions_from_segments
-
-# The library names only the class that is saved, but a checkpoint of either model serves both.
-AUTO_MAP = {
-    "AutoConfig": "configuration_reluformer.ReLUFormerConfig",
-    "AutoModel": "modeling_reluformer.ReLUFormerModel",
-    "AutoModelForSeq2SeqLM": "modeling_reluformer.ReLUFormerForConditionalGeneration",
-}
 
 
 def require_token_ids(input_ids: Tensor, name: str) -> None:
@@ -46,12 +30,41 @@ def require_token_ids(input_ids: Tensor, name: str) -> None:
         )
 
 
-def require_same_batch(source: Tensor, target: Tensor) -> None:
-    """Raises a `ValueError` unless source and target have the same number of sequences."""
-    if source.shape[0] != target.shape[0]:
+def require_tokens(shape: Sequence[int], name: str) -> None:
+    """Raises a `ValueError` where there is no sequence or no token in a batch of the shape (batch, length, …)."""
+    if 0 in shape:
         raise ValueError(
-            f"Source and target must have the same number of sequences; got {source.shape[0]} and {target.shape[0]}."
+            f"{name}input_ids or {name}inputs_embeds of (batch, length) = {tuple(shape[:2])} are empty: a "
+            "batch needs at least one sequence, and every sequence a token or padding."
         )
+
+
+def require_known_ids(input_ids: Tensor, vocab_size: int, name: str) -> None:
+    """Raises an `IndexError` for an id outside the vocabulary."""
+    wrong = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+    if wrong.numel():
+        raise IndexError(
+            f"{name}input_ids holds the id {int(wrong[0])}; the vocabulary of {vocab_size} tokens has the ids 0 to "
+            f"{vocab_size - 1}."
+        )
+
+
+def require_positions(length: int, most: int) -> None:
+    """Raises a `ValueError` for a sequence that is longer than `most`, the configuration's max_position_embeddings."""
+    if length > most:
+        raise ValueError(
+            f"A sequence of {length} tokens is longer than max_position_embeddings={most}: shorten it, or raise that number "
+            "in the config (positions are not trained)."
+        )
+
+
+def require_same_batch(source: Tensor, target: Tensor, targets_per_source: int = 1) -> None:
+    """Raises a `ValueError` unless there are `targets_per_source` targets for each source."""
+    if source.shape[0] * targets_per_source != target.shape[0]:
+        sizes = f"got {source.shape[0]} and {target.shape[0]}."
+        if targets_per_source == 1:
+            raise ValueError(f"Source and target must have the same number of sequences; {sizes}")
+        raise ValueError(f"Each source must have {targets_per_source} targets ({targets_per_source=}); {sizes}")
 
 
 def with_cross_attention_cache(cache: Cache, config: ReLUFormerConfig) -> EncoderDecoderCache:
@@ -61,15 +74,30 @@ def with_cross_attention_cache(cache: Cache, config: ReLUFormerConfig) -> Encode
     return EncoderDecoderCache(cache, DynamicCache(config=config))
 
 
-class ReLUFormerPreTrainedModel(PreTrainedModel):
+def require_same_sources(cache: Cache | None, encoder_hidden_states: Tensor) -> None:
+    """Raises a `ValueError` if the cache holds the keys of more or fewer sources than the encoder's output has."""
+    if not isinstance(cache, EncoderDecoderCache) or not cache.is_updated.get(0):
+        return
+    sources, given = cache.cross_attention_cache.layers[0].keys.shape[0], encoder_hidden_states.shape[0]
+    if sources != given:
+        raise ValueError(
+            f"past_key_values holds the keys of {sources} sources, and the encoder's output has {given} rows. A cache that "
+            "generate() returned holds each source once, whatever the number of its beams or sequences: give an encoder's output "
+            "that does so too, and targets_per_source, or repeat the keys by "
+            "past_key_values.cross_attention_cache.batch_repeat_interleave(targets_per_source)."
+        )
+
+
+class ReLUFormerPreTrainedModel(AttentionPreTrainedModel):
     config: ReLUFormerConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
+    auto_map = {
+        "AutoConfig": "configuration_reluformer.ReLUFormerConfig",
+        "AutoModel": "modeling_reluformer.ReLUFormerModel",
+        "AutoModelForSeq2SeqLM": "modeling_reluformer.ReLUFormerForConditionalGeneration",
+    }
     _no_split_modules = ["ReLUFormerEncoderLayer", "ReLUFormerDecoderLayer"]
     _keys_to_ignore_on_load_unexpected = [r"embed_positions\.weight"]
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _can_compile_fullgraph = True
+    _instead_of_smoothing = " and set config.label_smoothing instead"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -86,16 +114,6 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.weight[module.padding_idx])
         else:
             super()._init_weights(module)
-        if isinstance(module, GatedRMSNorm):
-            init.ones_(module.gate)
-        elif isinstance(module, ReLUFormerAttention) and self.config.attention_gamma_learnable:
-            init.constant_(module.log_gamma, math.log(self.config.attention_gamma))
-
-    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """As in Transformers. A class that is registered for the Auto classes is saved with its code and the place of it."""
-        if self._auto_class is not None:
-            self.config.auto_map = dict(AUTO_MAP)
-        super().save_pretrained(save_directory, **kwargs)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         # With tie_word_embeddings=False the library ties nothing at all; here that field is about the output layer alone.
@@ -103,23 +121,6 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
         if not all_submodels and config.share_encoder_decoder_embeddings and not config.tie_word_embeddings:
             return {name: source for name, source in (self._tied_weights_keys or {}).items() if "lm_head" not in name}
         return super().get_expanded_tied_weights_keys(all_submodels)
-
-    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        activation = self.config.attention_activation
-        requested = requested_attention or valid_attention_implementations(activation)[0]
-        require_attention_implementation(activation, requested)
-        if requested in OWN_IMPLEMENTATIONS:
-            return requested
-        return super().get_correct_attn_implementation(requested, is_init_check)
-
-    def _check_and_adjust_attn_implementation(
-        self, attn_implementation: str | None, is_init_check: bool = False, allow_all_kernels: bool = False
-    ) -> str:
-        # Checked before the library does, which would accept any name registered globally and any kernel of the Hub.
-        checked = self.get_correct_attn_implementation(attn_implementation, is_init_check)
-        if checked in OWN_IMPLEMENTATIONS:
-            return checked
-        return super()._check_and_adjust_attn_implementation(checked, is_init_check, allow_all_kernels)
 
     @classmethod
     def maybe_distribute_model(
@@ -133,11 +134,6 @@ class ReLUFormerPreTrainedModel(PreTrainedModel):
         if distributed_config is not None and distributed_config.tp_size > 1:
             require_tensor_parallel(model.config, distributed_config.tp_size)
         return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
-
-    @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-        # generate() would prepare a dense mask for static caches; the compact one serves every implementation here
-        return attention_mask
 
 
 class ReLUFormerStack(ReLUFormerPreTrainedModel):
@@ -157,13 +153,6 @@ class ReLUFormerStack(ReLUFormerPreTrainedModel):
         # The plan of the configuration names modules of the whole model; this class would read it as its own.
         self._tp_plan = {}
 
-    def _refuse_output_attentions(self, kwargs: dict[str, Any]) -> None:
-        if kwargs.get("output_attentions") and self.config._attn_implementation != "eager":
-            raise ValueError(
-                f"output_attentions=True needs attn_implementation='eager'; {self.config._attn_implementation!r} never holds "
-                "the weights. Call model.set_attn_implementation('eager') first."
-            )
-
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, name: str) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
@@ -174,11 +163,8 @@ class ReLUFormerStack(ReLUFormerPreTrainedModel):
                 f"{name}inputs_embeds must have the shape (batch, length, d_model) = (batch, length, {self.config.d_model}); "
                 f"got {tuple(inputs_embeds.shape)}."
             )
-        if not is_torchdynamo_compiling() and inputs_embeds.numel() == 0:
-            raise ValueError(
-                f"{name}input_ids or {name}inputs_embeds of (batch, length) = {tuple(inputs_embeds.shape[:2])} are empty: a "
-                "batch needs at least one sequence, and every sequence a token or padding."
-            )
+        if not is_torchdynamo_compiling():
+            require_tokens(inputs_embeds.shape, name)
         return inputs_embeds * self.embed_scale
 
     def _look_up(self, input_ids: Tensor, name: str) -> Tensor:
@@ -188,14 +174,9 @@ class ReLUFormerStack(ReLUFormerPreTrainedModel):
             return self.embed_tokens(input_ids)
         try:
             return self.embed_tokens(input_ids)
-        except IndexError as error:
-            size = self.embed_tokens.num_embeddings
-            wrong = input_ids[(input_ids < 0) | (input_ids >= size)]
-            if not wrong.numel():
-                raise
-            raise IndexError(
-                f"{name}input_ids holds the id {int(wrong[0])}; the vocabulary of {size} tokens has the ids 0 to {size - 1}."
-            ) from error
+        except IndexError:
+            require_known_ids(input_ids, self.embed_tokens.num_embeddings, name)
+            raise
 
     def _with_positions(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, segments: Tensor | None, seen: int | Tensor = 0
@@ -209,12 +190,8 @@ class ReLUFormerStack(ReLUFormerPreTrainedModel):
     ) -> Tensor:
         """Positions of the tokens, (batch or 1, length); padding on the left does not count."""
         length = inputs_embeds.shape[1]
-        if isinstance(seen, int) and seen + length > self.config.max_position_embeddings:
-            raise ValueError(
-                f"A sequence of {seen + length} tokens is longer than max_position_embeddings="
-                f"{self.config.max_position_embeddings}: shorten it, or raise that number in the config (positions are not "
-                "trained)."
-            )
+        if isinstance(seen, int):
+            require_positions(seen + length, self.config.max_position_embeddings)
         if segments is not None:
             return positions_from_segments(segments)
         if attention_mask is not None and attention_mask.ndim == 2:
@@ -286,11 +263,15 @@ class ReLUFormerDecoder(ReLUFormerStack):
         use_cache: bool | None = None,
         segment_ids: Tensor | None = None,
         encoder_segment_ids: Tensor | None = None,
+        targets_per_source: int = 1,
         row_weight: Tensor | None = None,
         statistics: str = "none",
         **kwargs: Any,
     ) -> ReLUFormerDecoderOutput:
-        """input_ids (batch, target) → last_hidden_state (batch, target, d_model). attention_mask covers cache and input."""
+        """input_ids (batch, target) → last_hidden_state (batch, target, d_model). attention_mask covers cache and input.
+
+        encoder_hidden_states: (batch / targets_per_source, source, d_model), encoder_attention_mask: (the same, source).
+        """
         self._refuse_output_attentions(kwargs)
         inputs_embeds = self._embed(input_ids, inputs_embeds, "decoder_")
         if use_cache and past_key_values is None:
@@ -316,10 +297,11 @@ class ReLUFormerDecoder(ReLUFormerStack):
         )
         cross_context = None
         if encoder_hidden_states is not None:
-            require_same_batch(encoder_hidden_states, inputs_embeds)
+            require_same_batch(encoder_hidden_states, inputs_embeds, targets_per_source)
+            require_same_sources(past_key_values, encoder_hidden_states)
             cross_context = attention_context(
                 self.config,
-                inputs_embeds,
+                inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1]),
                 encoder_attention_mask,
                 keys=encoder_hidden_states.shape[1],
                 query_segments=segment_ids,

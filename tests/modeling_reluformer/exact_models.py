@@ -11,7 +11,7 @@ from torch import nn
 import reluformer.attention_blockwise as blockwise
 import reluformer.attention_fused as fused
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.configuration_reluformer import valid_attention_implementations
+from reluformer.configuration_attention import valid_attention_implementations
 
 from ..conftest import random_tokens, tiny_model
 from .paper_formulas import Batch, PaperModel
@@ -36,7 +36,8 @@ def use_path(monkeypatch, path: str) -> str:
     """The implementation of a path. `fused` has two: plain products, and blocks, here of a few queries."""
     if path in ("plain", "blocks"):
         monkeypatch.setattr(fused, "_is_small", lambda *call: path == "plain")
-        monkeypatch.setattr(blockwise, "LARGEST_BLOCK", 3)
+        monkeypatch.setattr(blockwise, "BYTES_PER_BLOCK", 0)
+        monkeypatch.setattr(blockwise, "SMALLEST_BLOCK", 3)
         return "fused"
     return path
 

@@ -7,7 +7,7 @@ import torch
 
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.attention_reluformer import attention_context
-from reluformer.layers_reluformer import GatedRMSNorm, ReLUFormerAttention
+from reluformer.multihead_reluformer import GatedRMSNorm, ReLUFormerAttention
 
 from ..conftest import tiny_config
 from .exact_models import NO_DROPOUT, use_path

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import EncoderDecoderCache
 
@@ -34,6 +35,22 @@ def test_static_cache_generates_the_same(variant):
     model.generation_config.disable_compile = True
     static = model.generate(source, attention_mask=mask, cache_implementation="static", **options)
     assert torch.equal(growing, static)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("preset", ["reluformer", "vanilla"])
+def test_a_compiled_step_with_a_static_cache_generates_the_same(preset, beams):
+    """Compiled twice, for the first step and for all others, each without a break."""
+    model, counter = tiny_model(preset=preset).double(), CompileCounter()
+    source, mask = random_tokens(2, 7), mask_of(random_tokens(2, 5), 2, "right")
+    options = {"do_sample": False, "num_beams": beams, "min_new_tokens": 9, "max_new_tokens": 9}
+    expected = model.generate(source, attention_mask=mask, **options)
+    model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=counter)
+    for _ in range(2):
+        assert torch.equal(
+            model.generate(source, attention_mask=mask, cache_implementation="static", **options), expected
+        )
+    assert counter.frame_count == 2
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])

@@ -35,7 +35,7 @@ BAD_FIELDS = [
     ({"label_smoothing": 1.5}, ["label_smoothing", "1.5"]),
     ({"attention_gamma": 0}, ["attention_gamma", "0"]),
     ({"attention_gamma": float("nan")}, ["attention_gamma", "nan"]),
-    ({"attention_alpha": 1.5}, ["attention_alpha", "1.5"]),
+    ({"attention_alpha": 2.5}, ["attention_alpha", "2.5"]),
     ({"entropy_margin": -1}, ["entropy_margin", "-1"]),
     ({"regularization_weight": -1}, ["regularization_weight", "-1"]),
     ({"encoder_layers": 0}, ["encoder_layers", "0"]),
@@ -109,7 +109,8 @@ SIZES = [
     ("names", "least", "most"),
     [
         (["dropout", "attention_dropout", "activation_dropout", "label_smoothing"], 0, 0.999),
-        (["attention_alpha", "entropy_margin"], 0, 1),
+        (["attention_alpha"], 0, 2),
+        (["entropy_margin"], 0, 1),
         (["attention_gamma"], 1e-6, 1e6),
         (["regularization_weight"], 0, 1e6),
         (SIZES, 1, 3),

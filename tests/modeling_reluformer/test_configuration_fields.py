@@ -58,6 +58,7 @@ ELSEWHERE = {
         "test_configuration.py::test_bad_value_is_refused_with_field_value_and_choices",
     ),
     "init_std": ("initial weights", "test_configuration_fields.py::test_init_std_is_the_deviation_of_initial_weights"),
+    "skip_logits": ("the same loss", "test_vocabulary.py::test_the_config_skips_logits_in_training_alone"),
     "use_cache": ("caches", "test_configuration_fields.py::test_use_cache_decides_whether_a_cache_comes_back"),
     "eos_token_id": ("generation", "test_configuration_fields.py::test_generation_ends_with_eos"),
     "bos_token_id": ("generation", "test_configuration_fields.py::test_generation_starts_with_bos_for_want_of_another"),

@@ -10,10 +10,61 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
+from reluformer.compiled import library
 
 from ..conftest import VOCABULARY, random_tokens, tiny_config, tiny_model
 
 PRESETS = ("reluformer", "rela", "vanilla")
+
+
+def test_lora_has_the_loss_of_the_model_and_merges_into_one(tmp_path):
+    peft = pytest.importorskip("peft", reason="LoRA is peft's, which is not installed")
+    model, source, target = tiny_model(), random_tokens(2, 7), random_tokens(2, 5, seed=1)
+    plain = model(input_ids=source, labels=target)
+    lora = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["q_proj", "v_proj"], r=4)
+    adapted = peft.get_peft_model(model, lora).eval()
+    found = adapted(input_ids=source, labels=target)
+    torch.testing.assert_close((found.loss, found.regularization), (plain.loss, plain.regularization))
+    found.loss.backward()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            assert (parameter.grad is not None) == ("lora_" in name), name
+            if "lora_B" in name:  # 0 before the first update
+                parameter += 0.1
+        expected = adapted(input_ids=source, labels=target).logits
+        adapted.merge_and_unload().save_pretrained(tmp_path)
+        merged = ReLUFormerForConditionalGeneration.from_pretrained(tmp_path)
+        torch.testing.assert_close(merged(input_ids=source, labels=target).logits, expected)
+    assert (expected - plain.logits).abs().max() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, which moves quantisation to torchao
+def test_dynamic_int8():
+    model = tiny_model()
+    small = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    kept = [name for name, module in small.named_modules() if isinstance(module, torch.nn.Linear)]
+    assert len(linear) > 10 and kept == ["lm_head"]
+    tokens = {"input_ids": random_tokens(2, 7), "decoder_input_ids": random_tokens(2, 5, seed=1)}
+    with torch.no_grad():
+        expected, found = model(**tokens).logits, small(**tokens).logits
+    assert 0 < (found - expected).abs().max() < 0.1 * expected.abs().max()
+    generated = small.generate(tokens["input_ids"], num_beams=2, max_new_tokens=4)
+    assert generated.shape[0] == 2
+
+
+def test_a_streamer_gets_every_token():
+    class Collected(list):
+        def put(self, tokens):
+            self.append(tokens.flatten())
+
+        def end(self):
+            self.append(None)
+
+    model, streamer = tiny_model(), Collected()
+    found = model.generate(random_tokens(1, 7), streamer=streamer, num_beams=1, max_new_tokens=6)
+    assert streamer.pop() is None
+    assert torch.equal(torch.cat(list(streamer)), found[0])
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -29,7 +80,7 @@ def test_sampling_with_and_without_a_cache(preset, beams):
 
 
 def test_a_long_source_under_inference_mode_with_two_threads():
-    """Long enough for the operator and its workers, as `reluformer translate` calls the model."""
+    """Long enough to be shared out among threads, as `reluformer translate` calls the model."""
     model, source = tiny_model(max_position_embeddings=600), random_tokens(1, 520)
     before = torch.get_num_threads()
     try:
@@ -173,9 +224,21 @@ def test_double_backward_of_the_loss(preset):
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 
-# Longer than what runs as plain products (`_is_small`): a whole pass over such a sequence takes the operator.
+# Longer than what runs as plain products beside the blockwise loop (`_is_small`).
 LONG = 520
-OPERATOR = "reluformer.pointwise_attention"
+OPERATORS = {"compiled": "reluformer_cpu.attention", "python": "reluformer.pointwise_attention"}
+
+
+@pytest.fixture(params=OPERATORS)
+def loop(request):
+    """Which loop computes: the compiled one takes every length, the other one long sequences alone."""
+    if request.param == "python":
+        with library.python_loop():
+            yield request.param
+    elif library.library(large=True) is None:
+        pytest.skip("the compiled attention cannot be built here")
+    else:
+        yield request.param
 
 
 def long_model(preset: str) -> ReLUFormerForConditionalGeneration:
@@ -183,8 +246,8 @@ def long_model(preset: str) -> ReLUFormerForConditionalGeneration:
     return tiny_model(preset=preset, encoder_layers=1, decoder_layers=1, max_position_embeddings=LONG, **rates)
 
 
-def operators(graph: torch.fx.GraphModule) -> int:
-    return sum(str(node.target).startswith(OPERATOR) for node in graph.graph.nodes)
+def operators(graph: torch.fx.GraphModule, loop: str) -> int:
+    return sum(str(node.target).startswith(OPERATORS[loop]) for node in graph.graph.nodes)
 
 
 @needs_compiler
@@ -196,13 +259,13 @@ def operators(graph: torch.fx.GraphModule) -> int:
         pytest.param("vanilla", 7, "inductor", marks=pytest.mark.slow),
     ],
 )
-def test_compiled_training_step_is_one_graph_and_equal(preset, length, backend):
+def test_compiled_training_step_is_one_graph_and_equal(loop, preset, length, backend):
     model = long_model(preset).train()
     twin = copy.deepcopy(model)
     counts = []
 
     def counting(graph, inputs):
-        counts.append(operators(graph))
+        counts.append(operators(graph, loop))
         return lookup_backend(backend)(graph, inputs)
 
     compiled = torch.compile(twin, fullgraph=True, backend=counting)
@@ -211,7 +274,8 @@ def test_compiled_training_step_is_one_graph_and_equal(preset, length, backend):
     batch["attention_mask"][1, length // 2 :] = 0
     expected, found = model(**batch), compiled(**batch)
     # of the encoder's layer, and two of the decoder's
-    assert counts == [3 if length == LONG else 0]
+    takes_part = preset == "reluformer" and (loop == "compiled" or length == LONG)
+    assert counts == [3 if takes_part else 0]
     torch.testing.assert_close(found.loss, expected.loss)
     expected.loss.backward()
     found.loss.backward()
@@ -220,13 +284,13 @@ def test_compiled_training_step_is_one_graph_and_equal(preset, length, backend):
 
 
 @pytest.mark.parametrize("preset", ["reluformer", "vanilla"])
-def test_export_of_encoder_decoder_and_decoder_step(preset):
+def test_export_of_encoder_decoder_and_decoder_step(loop, preset):
     model = long_model(preset)
     source = random_tokens(2, LONG)
     encoder = torch.export.export(model.get_encoder(), (source,))
     hidden_states = encoder.module()(source).last_hidden_state
     torch.testing.assert_close(hidden_states, model.get_encoder()(source).last_hidden_state)
-    counts = [operators(encoder.graph_module)]
+    counts = [operators(encoder.graph_module, loop)]
     for length in (LONG, 1):
         arguments = {
             "input_ids": random_tokens(2, length),
@@ -237,5 +301,7 @@ def test_export_of_encoder_decoder_and_decoder_step(preset):
         torch.testing.assert_close(
             decoder.module()(**arguments).last_hidden_state, model.get_decoder()(**arguments).last_hidden_state
         )
-        counts.append(operators(decoder.graph_module))
-    assert counts == ([1, 2, 0] if preset == "reluformer" else [0, 0, 0]), "a single query runs as plain products"
+        counts.append(operators(decoder.graph_module, loop))
+    # beside the blockwise loop, a single query runs as plain products
+    expected = {"compiled": [1, 2, 2], "python": [1, 2, 0]}[loop]
+    assert counts == (expected if preset == "reluformer" else [0, 0, 0])

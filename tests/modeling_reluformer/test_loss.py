@@ -165,7 +165,7 @@ def test_encoder_outputs_without_figures_warn_of_the_smaller_regulariser(monkeyp
 
 def test_training_without_labels_warns_and_names_the_config(monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.modeling_reluformer.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.base_reluformer.logger.warning_once", messages.append)
     model = tiny_model().train()
     model(input_ids=random_tokens(2, 7), decoder_input_ids=random_tokens(2, 5))
     assert len(messages) == 1 and "config.label_smoothing" in messages[0] and "label_smoothing_factor" in messages[0]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from reluformer.attention_reluformer import attention_context
-from reluformer.configuration_reluformer import NON_NEGATIVE_ACTIVATIONS
-from reluformer.layers_reluformer import ReLUFormerAttention
+from reluformer.configuration_attention import NON_NEGATIVE_ACTIVATIONS
+from reluformer.multihead_reluformer import ReLUFormerAttention
 
 from ..conftest import tiny_config
 from .exact_models import (

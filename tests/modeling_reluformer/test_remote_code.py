@@ -14,9 +14,11 @@ import reluformer
 from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
 
 from ..conftest import random_tokens, tiny_config, tiny_model
+from .vision_cases import vision_model
 
 PACKAGE = Path(reluformer.__file__).parent
-DOOR = {"__init__.py", "__main__.py"}
+DOOR = {"__init__.py", "__main__.py", "registration.py", "settings_foreign.py"}
+NOT_OF_THE_MODEL = {"attention_module.py"}
 KINDS = (ReLUFormerModel, ReLUFormerForConditionalGeneration)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # A process in which neither the package nor Triton can be imported.
@@ -94,12 +96,14 @@ def test_the_directory_holds_the_code_and_says_where(saved):
 
 
 def test_the_flat_files_of_the_model_are_what_all_kinds_of_models_carry_together(tmp_path):
-    """What a Hub copy cannot run stands in folders of its own; the door of the package stays at home."""
+    """What a Hub copy cannot run stands in folders of its own; the door of the package, and what no model uses, stay at home."""
     carried = set()
-    for kind in KINDS:
-        kind(tiny_config()).save_pretrained(tmp_path / kind.__name__)
+    models = [*(kind(tiny_config()) for kind in KINDS), vision_model(), vision_model().model]
+    for model in models:
+        model.save_pretrained(tmp_path / type(model).__name__)
+        kind = type(model)
         carried |= {path.name for path in (tmp_path / kind.__name__).glob("*.py")}
-    assert carried == {path.name for path in PACKAGE.glob("*.py")} - DOOR
+    assert carried == {path.name for path in PACKAGE.glob("*.py")} - DOOR - NOT_OF_THE_MODEL
 
 
 def test_what_is_carried_imports_its_neighbours_and_nothing_else_of_the_package():

@@ -1,0 +1,100 @@
+"""What every model of this package shares: the switch of its attention, initial values, saving with its code, statistics."""
+
+import math
+import os
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import is_torchdynamo_compiling, logging
+
+from .attention_reluformer import OWN_IMPLEMENTATIONS
+from .configuration_attention import (
+    NON_NEGATIVE_ACTIVATIONS,
+    NORMALIZED_ACTIVATIONS,
+    AttentionConfig,
+    require_attention_implementation,
+    valid_attention_implementations,
+)
+from .multihead_reluformer import GatedRMSNorm, ReLUFormerAttention
+
+logger = logging.get_logger(__name__)
+
+
+class AttentionPreTrainedModel(PreTrainedModel):
+    """The base of all models. A subclass names its configuration and, in `auto_map`, the classes that a checkpoint serves."""
+
+    config: AttentionConfig
+    # The library names only the class that is saved, but a checkpoint of a base model or of a whole one serves both.
+    auto_map: ClassVar[dict[str, str]] = {}
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, GatedRMSNorm):
+            init.ones_(module.gate)
+        elif isinstance(module, ReLUFormerAttention) and self.config.attention_gamma_learnable:
+            init.constant_(module.log_gamma, math.log(self.config.attention_gamma))
+
+    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
+        """As in Transformers. A class that is registered for the Auto classes is saved with its code and the place of it."""
+        if self._auto_class is not None:
+            self.config.auto_map = dict(self.auto_map)
+        super().save_pretrained(save_directory, **kwargs)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        activation = self.config.attention_activation
+        requested = requested_attention or valid_attention_implementations(activation)[0]
+        require_attention_implementation(activation, requested)
+        if requested in OWN_IMPLEMENTATIONS:
+            return requested
+        return super().get_correct_attn_implementation(requested, is_init_check)
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, is_init_check: bool = False, allow_all_kernels: bool = False
+    ) -> str:
+        # Checked before the library does, which would accept any name registered globally and any kernel of the Hub.
+        checked = self.get_correct_attn_implementation(attn_implementation, is_init_check)
+        if checked in OWN_IMPLEMENTATIONS:
+            return checked
+        return super()._check_and_adjust_attn_implementation(checked, is_init_check, allow_all_kernels)
+
+    def _refuse_output_attentions(self, kwargs: dict[str, Any]) -> None:
+        if kwargs.get("output_attentions") and self.config._attn_implementation != "eager":
+            raise ValueError(
+                f"output_attentions=True needs attn_implementation='eager'; {self.config._attn_implementation!r} never holds "
+                "the weights. Call model.set_attn_implementation('eager') first."
+            )
+
+    def _statistics(self) -> str:
+        """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be reported."""
+        config = self.config
+        if (getattr(self, "_tp_size", None) or 1) > 1:
+            if config.regularization_weight > 0:
+                raise ValueError(
+                    "L_reg is a mean over all heads, of which this process holds some: a tensor-parallel model computes no loss "
+                    f"with regularization_weight={config.regularization_weight}. Leave labels out, or load it with tp_size=1."
+                )
+            return "none"
+        if config.attention_activation in NON_NEGATIVE_ACTIVATIONS:
+            return "sum+entropy" if config.regularization_weight > 0 or not self.training else "sum"
+        in_memory = config.attention_activation in NORMALIZED_ACTIVATIONS and config._attn_implementation == "eager"
+        return "sum+entropy" if in_memory and not self.training else "none"
+
+    def _warn_about_missing_labels(self) -> None:
+        if self.config.regularization_weight > 0 and not is_torchdynamo_compiling():
+            logger.warning_once(
+                "A training pass without labels: the model's own loss, and with it the regulariser "
+                f"(regularization_weight={self.config.regularization_weight}), is not computed. The Trainer's "
+                f"label_smoothing_factor does that: leave it at 0{self._instead_of_smoothing}."
+            )
+
+    # What a message may name beside `label_smoothing_factor=0`.
+    _instead_of_smoothing: ClassVar[str] = ""

@@ -1,0 +1,88 @@
+"""The loss of image classification, without the regulariser, and the labels that it takes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import is_torchdynamo_compiling
+
+from .attention_blockwise import wide
+from .loss_reluformer import IGNORED_LABEL
+
+
+def problem_type_of(problem_type: str | None, num_labels: int, labels: Tensor) -> str:
+    """What the labels ask for where the configuration does not say, by the rule of Transformers."""
+    if problem_type is not None:
+        return problem_type
+    if num_labels == 1:
+        return "regression"
+    return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+
+
+def check_image_labels(labels: Tensor, images: int, num_labels: int, problem_type: str) -> None:
+    """Refuses labels that do not fit the pictures, the classes or the kind of problem.
+
+    On a GPU the values of labels are not looked at: the check would have to wait for the device, whose own assertion stops such
+    a batch.
+
+    Raises:
+        ValueError: labels of another shape or dtype.
+        IndexError: a label that is no class and not -100.
+    """
+    found = f"got {labels.dtype} {tuple(labels.shape)}."
+    classes = labels.dtype in (torch.int64, torch.int32) and labels.shape == (images,)
+    shares = labels.is_floating_point() and labels.shape == (images, num_labels)
+    if problem_type == "single_label_classification" and not (classes or shares):
+        raise ValueError(
+            f"labels must be the numbers of the classes, integers of the shape (batch,) = ({images},), or the share of each "
+            f"class, (batch, num_labels) = ({images}, {num_labels}); {found}"
+        )
+    if problem_type == "multi_label_classification" and not shares:
+        raise ValueError(
+            "labels of problem_type='multi_label_classification' must be floats of the shape (batch, num_labels) = "
+            f"({images}, {num_labels}); {found}"
+        )
+    if problem_type == "regression" and labels.numel() != images * num_labels:
+        raise ValueError(
+            f"labels of problem_type='regression' must have the shape (batch, num_labels) = ({images}, {num_labels}); {found}"
+        )
+    if is_torchdynamo_compiling() or labels.device.type != "cpu" or not classes:
+        return
+    wrong = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= num_labels)]
+    if problem_type == "single_label_classification" and wrong.numel():
+        raise IndexError(
+            f"labels holds the class {int(wrong[0])}; a model of num_labels={num_labels} has the classes 0 to {num_labels - 1}, "
+            f"and {IGNORED_LABEL} stands for a picture that does not count."
+        )
+
+
+def classification_loss_sum(logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
+    """The loss of all pictures, summed; a scalar. Its means are those of Transformers' `ForImageClassification`.
+
+    Args:
+        logits: (batch, num_labels).
+        labels: (batch,) classes, of which -100 does not count, or (batch, num_labels) shares.
+        problem_type: `single_label_classification`, cross-entropy; `multi_label_classification`, the binary cross-entropy of the
+            sigmoids, a mean over the classes; `regression`, the squared error, a mean over the outputs.
+    """
+    logits = logits.to(wide(logits.dtype))
+    if labels.is_floating_point():
+        labels = labels.to(logits.dtype)
+    if problem_type == "single_label_classification":
+        classes = labels if labels.is_floating_point() else labels.long()
+        return nn.functional.cross_entropy(logits, classes, ignore_index=IGNORED_LABEL, reduction="sum")
+    function = nn.functional.mse_loss
+    if problem_type == "multi_label_classification":
+        function = nn.functional.binary_cross_entropy_with_logits
+    return function(logits, labels.to(logits.dtype).view_as(logits), reduction="sum") / logits.shape[1]
+
+
+def labelled_images(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:
+    """Number of pictures of the whole update. The Trainer counts the entries of `labels`, of which a picture may have several."""
+    entries = 1 if labels.ndim == 1 else labels.shape[1]
+    if num_items_in_batch is not None:
+        return num_items_in_batch / entries
+    return (labels != IGNORED_LABEL).sum() if entries == 1 and not labels.is_floating_point() else labels.shape[0]
+
+
+__all__ = ["check_image_labels", "classification_loss_sum", "labelled_images", "problem_type_of"]

@@ -1,0 +1,243 @@
+"""The target's vocabulary: resizing it, and a cross-entropy over it that never holds the logits of a batch.
+
+That loss computes the logits of some hundred positions, turns them into their own gradient where they lie, multiplies them into
+the gradients of the hidden states and of the matrix, and forgets them. So the gradients are made in the forward pass, as in
+Liger's fused linear cross-entropy (arXiv 2410.10989); the backward pass multiplies them by the incoming one. Positions without
+a label are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .attention_blockwise import wide
+from .loss_reluformer import IGNORED_LABEL
+
+# Logits that are held at a time, in bytes, and how many bytes of one column of them at least: each chunk is one pass over the
+# gradient of the whole matrix, so a large vocabulary needs enough positions a pass. Chosen by timing 800 to 2,000 positions.
+CHUNK_BYTES = {"cpu": 8 * 2**20}
+CHUNK_BYTES_ELSEWHERE = 128 * 2**20
+LEAST_COLUMN_BYTES = 1024
+# On a CPU, the softmax of a chunk goes over so many logits at a time, which then stay in the processor's cache.
+CACHED_LOGITS = 2**18
+
+
+class VocabularyMixin:
+    """Resizing the vocabularies of both models, one that source and target share or two, as in Marian."""
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """As in Transformers: the shared vocabulary, with output layer and bias; of two vocabularies, the source's."""
+        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if self.config.share_encoder_decoder_embeddings:
+            self._set_decoder_vocabulary(embeddings.weight.shape[0])
+        return embeddings
+
+    def resize_decoder_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """The target's vocabulary of two, with output layer and bias.
+
+        Raises:
+            ValueError: source and target share one vocabulary.
+        """
+        if self.config.share_encoder_decoder_embeddings:
+            raise ValueError(
+                "resize_decoder_token_embeddings needs share_encoder_decoder_embeddings=False; source and target of this "
+                "model share one vocabulary: use resize_token_embeddings."
+            )
+        decoder, head = self.get_decoder(), self.get_output_embeddings()
+        embeddings = self._get_resized_embeddings(
+            decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        decoder.embed_tokens = embeddings
+        size = embeddings.weight.shape[0]
+        if head is not None and not self.config.tie_word_embeddings:
+            self.set_output_embeddings(self._get_resized_lm_head(head, size, mean_resizing=mean_resizing))
+        self._set_decoder_vocabulary(size)
+        self.tie_weights()
+        return embeddings
+
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        if self.config.share_encoder_decoder_embeddings:
+            return super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        # the output layer, which the library would resize too, belongs to the other vocabulary
+        embeddings = self._get_resized_embeddings(
+            self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        self.set_input_embeddings(embeddings)
+        return embeddings
+
+    def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> nn.Linear:
+        # The library makes a layer of class nn.Linear and marks it as initialised, which a new object would not be.
+        resized = super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
+        if resized is not old_lm_head and isinstance(old_lm_head, VocabularyHead):
+            resized.__class__ = VocabularyHead
+        return resized
+
+    def _set_decoder_vocabulary(self, size: int) -> None:
+        self.config.decoder_vocab_size = size
+        bias = getattr(self, "final_logits_bias", None)
+        if bias is not None:
+            padded = nn.functional.pad(bias, (0, max(0, size - bias.shape[1])))
+            self.final_logits_bias = nn.Buffer(padded[:, :size].clone())
+        if (head := self.get_output_embeddings()) is not None:
+            head.out_features = size
+
+
+class VocabularyHead(nn.Linear):
+    """The output layer. With labels, `forward` returns the loss of its logits without ever holding them.
+
+    The loss is computed in here because sharded parameters (FSDP) are whole only inside the module that they belong to.
+    """
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        labels: Tensor | None = None,
+        logits_bias: Tensor | None = None,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """(…, d_model) → logits (…, vocabulary); with labels, see `vocabulary_loss`, where `logits_bias` is the bias."""
+        if labels is None:
+            return super().forward(hidden_states)
+        return vocabulary_loss(hidden_states, self.weight, labels, logits_bias, label_smoothing)
+
+
+@torch.compiler.disable  # the number of positions that have a label depends on the data
+def vocabulary_loss(
+    hidden_states: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, label_smoothing: float = 0.0
+) -> Tensor:
+    """Sum over labels of the smoothed cross-entropy of hidden_states @ weight.T + bias; sums in float32 or wider.
+
+    Equal to `nn.functional.cross_entropy(…, reduction="sum")` of these logits up to rounding. `torch.compile` ends a graph here.
+
+    Args:
+        hidden_states: (batch, target, d_model). weight: (vocabulary, d_model). bias: (vocabulary,) or (1, vocabulary).
+        labels: (batch, target), -100 where there is no target.
+        label_smoothing: share of the loss that goes to all pieces alike.
+
+    Raises:
+        RuntimeError: in a second backward pass through the same loss, or one through its gradient.
+    """
+    labels = labels.flatten()
+    positions = (labels != IGNORED_LABEL).nonzero().squeeze(1)
+    hidden_states = hidden_states.flatten(0, -2)
+    if len(positions) < len(labels):
+        labels, hidden_states = labels[positions], hidden_states.index_select(0, positions)
+    bias = None if bias is None else bias.flatten()
+    return _VocabularyLoss.apply(hidden_states, weight, bias, labels, label_smoothing, torch.is_grad_enabled())
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    """hidden (n, d), weight (v, d), bias (v,) or None, labels (n,) → the sum of the losses, in float32 or wider."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, labels, label_smoothing, grad_enabled):
+        wanted = [needed and grad_enabled for needed in ctx.needs_input_grad[:3]]
+        device = hidden.device.type
+        operands = (hidden, weight, bias)
+        if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+            operands = tuple(None if operand is None else operand.to(dtype) for operand in operands)
+        with torch.autocast(device, enabled=False):
+            loss, gradients = _loss_and_gradients(*operands, labels, label_smoothing, wanted)
+        inputs = (hidden, weight, bias)
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs]
+        ctx.gradients = gradients
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "a second backward pass through a loss without logits: its gradients were given away in the first. Call the "
+                "model again, or call it with skip_logits=False."
+            )
+        gradients, ctx.gradients = ctx.gradients, None
+        scaled = [
+            None if tensor is None else tensor.mul_(gradient).to(dtype)
+            for tensor, dtype in zip(gradients, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, None, None, None)
+
+
+def _loss_and_gradients(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float, wanted: list[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The loss, and the gradients of hidden, weight and bias that are wanted, chunk by chunk. The sums are wide."""
+    product, sums = _product(hidden, weight), wide(hidden.dtype)
+    if bias is not None:
+        bias = bias.to(hidden.dtype)
+    loss = torch.zeros((), dtype=sums, device=hidden.device)
+    of_hidden = torch.empty_like(hidden, dtype=sums) if wanted[0] else None
+    of_weight = torch.zeros_like(weight, dtype=sums) if wanted[1] and not len(labels) else None
+    of_bias = torch.zeros(len(weight), dtype=sums, device=hidden.device) if wanted[2] else None
+    size = _chunk_size(len(labels), weight)
+    for start in range(0, len(labels), size):
+        chunk = slice(start, start + size)
+        logits = product(hidden[chunk], weight, bias)
+        loss += _into_gradient(logits, labels[chunk], label_smoothing, any(wanted))
+        if wanted[0]:
+            of_hidden[chunk] = product(logits, weight.t(), None)
+        if wanted[1]:
+            of_weight = _add_product(of_weight, logits.t(), hidden[chunk], sums)
+        if wanted[2]:
+            of_bias += logits.sum(0, dtype=sums)
+    return loss, [of_hidden, of_weight, of_bias]
+
+
+def _chunk_size(positions: int, weight: Tensor) -> int:
+    """Positions whose logits are computed at a time: chunks of equal length, as few as memory allows."""
+    size, vocabulary = weight.element_size(), len(weight)
+    allowed = CHUNK_BYTES.get(weight.device.type, CHUNK_BYTES_ELSEWHERE)
+    most = max(LEAST_COLUMN_BYTES // size, allowed // (vocabulary * size))
+    chunks = -(-positions // most)
+    return max(1, -(-positions // max(1, chunks)))
+
+
+def _into_gradient(logits: Tensor, labels: Tensor, label_smoothing: float, wanted: bool) -> Tensor:
+    """The sum of the losses of logits (n, v); where it is wanted, their gradient overwrites them."""
+    vocabulary, sums = logits.shape[1], wide(logits.dtype)
+    cached = max(1, CACHED_LOGITS // vocabulary) if logits.device.type == "cpu" else len(labels)
+    loss = torch.zeros((), dtype=sums, device=logits.device)
+    for rows, targets in zip(logits.split(cached), labels.unsqueeze(1).split(cached), strict=True):
+        probabilities = torch.softmax(rows, 1, dtype=sums)
+        # The largest probability of a row is 1 / Σ exp(logit - largest logit).
+        losses = rows.amax(1).to(sums) - probabilities.amax(1).log()
+        losses -= (1 - label_smoothing) * rows.gather(1, targets).squeeze(1).to(sums)
+        if label_smoothing:
+            losses -= label_smoothing * rows.mean(1, dtype=sums)
+        loss += losses.sum()
+        if wanted:
+            probabilities.sub_(label_smoothing / vocabulary)
+            probabilities.scatter_add_(1, targets, probabilities.new_full(targets.shape, label_smoothing - 1))
+            rows.copy_(probabilities)
+    return loss
+
+
+def _add_product(total: Tensor | None, first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    """total + first @ second, in `dtype`; total is overwritten. None stands for zeros."""
+    if total is None:
+        return torch.mm(first, second).to(dtype)
+    return total.addmm_(first, second) if first.dtype == dtype else total.add_(torch.mm(first, second))
+
+
+def _product(hidden: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """A function like `nn.functional.linear`. For float32 on a CPU it is oneDNN's: on a processor that is not Intel's, MKL, which
+    torch takes, needs up to twice as long for the logits.
+    """
+    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+    plain = hidden.device.type == "cpu" and hidden.dtype == weight.dtype == torch.float32
+    if operator is None or not plain or not torch.backends.mkldnn.enabled:
+        return nn.functional.linear
+    return lambda first, second, bias: operator.default(first, second, bias, "none", [], "")

@@ -1,0 +1,317 @@
+"""The Vision Transformer: what it takes, refuses and returns, its loss with the regulariser, and the library around it."""
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, Trainer, TrainingArguments
+
+from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig, ReLUFormerVisionModel
+from reluformer.attention_activations import POINTWISE
+from reluformer.regularization_reluformer import row_penalty
+
+from .vision_cases import CLASSES, classes, moved, pictures, vision_config, vision_model
+
+FULL = {
+    "preset": "relu_vit",
+    "attention_scaling": "variance",
+    "attention_gamma_learnable": True,
+    "attention_gate": True,
+    "attention_output_norm": "gated_rms",
+    "pooling": "cls",
+    "pooler_act": "tanh",
+    "regularization_weight": 0.3,
+}
+
+
+@pytest.mark.parametrize("fields", [*({"attention_activation": name} for name in POINTWISE), FULL], ids=str)
+def test_fused_and_eager_are_the_same_model(fields):
+    results = []
+    for implementation in ("fused", "eager"):
+        model = vision_model(attn_implementation=implementation, **fields)
+        output = model(pictures(), labels=classes())
+        output.loss.backward()
+        results.append([output.logits, output.loss, *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*results, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_the_loss_is_cross_entropy_and_the_regulariser_of_the_weights(pooling):
+    """L_reg from the weights of attention themselves, by its formula: the mean over pictures, layers, heads and rows."""
+    model = vision_model(
+        attn_implementation="eager", attention_scaling="variance", pooling=pooling, regularization_weight=0.5
+    )
+    output = model(pictures(), labels=classes(), output_attentions=True)
+    penalties = []
+    for weights in output.attentions:
+        row_sum = weights.sum(-1)
+        shares = weights / row_sum.clamp_min(1e-30).unsqueeze(-1)
+        entropy = -(shares * shares.clamp_min(1e-30).log()).sum(-1)
+        visible = torch.full(weights.shape[::2], weights.shape[-1], dtype=torch.float32)
+        penalties.append(row_penalty(row_sum, entropy, visible, model.config.entropy_margin).mean())
+    expected = torch.stack(penalties).mean()
+    torch.testing.assert_close(output.regularization, expected, atol=1e-5, rtol=1e-5)
+    cross_entropy = torch.nn.functional.cross_entropy(output.logits, classes())
+    torch.testing.assert_close(output.loss, cross_entropy + 0.5 * expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["classes", "shares"])
+def test_the_loss_does_not_depend_on_how_a_batch_is_cut(kind):
+    model = vision_model(attention_scaling="variance", regularization_weight=0.5)
+    model.config.problem_type = "single_label_classification"
+    labels = classes(4) if kind == "classes" else torch.rand(4, CLASSES)
+    whole = model(pictures(4), labels=labels).loss
+    items = labels.numel()  # as the Trainer counts
+    parts = [
+        model(pictures(4)[part], labels=labels[part], num_items_in_batch=items).loss
+        for part in (slice(0, 1), slice(1, 4))
+    ]
+    torch.testing.assert_close(sum(parts), whole)
+
+
+def test_a_picture_that_does_not_count_changes_nothing():
+    model = vision_model(attention_scaling="variance", regularization_weight=0.5)
+    labels = torch.tensor([1, -100, 3])
+    found, expected = model(pictures(), labels=labels), model(pictures()[[0, 2]], labels=labels[[0, 2]])
+    for name in ("loss", "regularization", "attention_sum", "attention_entropy", "dead_row_fraction"):
+        torch.testing.assert_close(found[name], expected[name])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "named"),
+    [
+        ({"pixel_values": pictures(size=(12, 8))}, ValueError, "12 × 8 pixels do not fit image_size = 8 × 8"),
+        ({"pixel_values": pictures(channels=1)}, ValueError, r"\(batch, 3, 8, 8\); got \(3, 1, 8, 8\)"),
+        ({"pixel_values": pictures()[0]}, ValueError, r"got \(3, 8, 8\)"),
+        (
+            {"pixel_values": pictures(size=(10, 8)), "interpolate_pos_encoding": True},
+            ValueError,
+            "Patches of 4 × 4 pixels do not fill pictures of 10 × 8",
+        ),
+        ({"labels": torch.tensor([0, 5, 1])}, IndexError, "class 5; a model of num_labels=5 has the classes 0 to 4"),
+        ({"labels": torch.tensor([0, -1, 1])}, IndexError, "class -1"),
+        ({"labels": torch.tensor([0, 1])}, ValueError, r"\(batch,\) = \(3,\)"),
+        ({"labels": torch.rand(3, 4), "pixel_values": pictures()}, ValueError, r"num_labels\) = \(3, 5\)"),
+        ({"output_attentions": True}, ValueError, "needs attn_implementation='eager'"),
+        ({"attention_mask": torch.ones(3, 4)}, TypeError, "takes no attention_mask"),
+        ({"pixel_values": None}, ValueError, "Give pixel_values"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(inputs, error, named):
+    with pytest.raises(error, match=named):
+        vision_model()(**{"pixel_values": pictures(), **inputs})
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"patch_size": 3}, r"patch_size=3 does not divide image_size=8"),
+        ({"patch_size": (4, 16)}, r"patch_size=\(4, 16\) does not divide"),
+        ({"image_size": (8, 0)}, "a height and a width"),
+        ({"pooling": "max"}, "pooling='max' is not supported; choose one of mean, cls"),
+        ({"initialization": "zeros"}, "choose one of xavier, normal"),
+        ({"hidden_size": 15}, "hidden_size=15 must be a multiple of num_attention_heads=2"),
+        ({"attention_alpha": 2.5}, r"attention_alpha=2.5 must lie in \[0, 2\]"),
+        ({"hidden_dropout_prob": 1.0}, r"\[0, 1\)"),
+        ({"num_channels": 0}, "num_channels=0 must be at least 1"),
+        ({"pooler_act": "tanhh"}, "tanhh"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0 must be a finite number above 0"),
+        ({"preset": "vit"}, "choose one of relu_vit, softmax_vit"),
+        ({"size": "S/4"}, "choose one of S/32, S/16, S/8"),
+        ({"pach_size": 4}, "did you mean patch_size"),
+    ],
+)
+def test_bad_fields_are_refused_by_name(fields, named):
+    with pytest.raises(ValueError, match=named):
+        vision_config(**fields)
+
+
+def test_presets_and_sizes_are_the_papers():
+    config = ReLUFormerVisionConfig.from_preset("relu_vit", size="S/8", num_labels=21843)
+    assert (config.attention_activation, config.attention_scaling, config.attention_alpha) == ("relu", "length", 1.0)
+    assert (config.attention_qk_norm, config.regularization_weight, config.num_labels) == (True, 0.0, 21843)
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (384, 12, 6)
+    assert (config.intermediate_size, config.patch_grid, config.initialization) == (1536, (28, 28), "xavier")
+    softmax = ReLUFormerVisionConfig.from_preset("softmax_vit", size="S/32")
+    assert (softmax.attention_activation, softmax.attention_scaling) == ("softmax", "none")
+    assert softmax.patch_grid == (7, 7) and softmax.attention_qk_norm
+
+
+def test_the_start_of_the_paper():
+    torch.manual_seed(0)
+    config = vision_config(hidden_size=64, num_attention_heads=4, problem_type="multi_label_classification")
+    model = ReLUFormerForImageClassification(config)
+    layer = model.model.layers[0]
+    assert layer.fc1.weight.abs().max() <= (6 / (64 + 24)) ** 0.5 < 1.05 * layer.fc1.weight.abs().max()
+    assert not model.classifier.weight.any()
+    torch.testing.assert_close(model.classifier.bias, torch.full((CLASSES,), 1 / CLASSES).log())
+    assert abs(float(model.model.embeddings.position_embeddings.detach().std()) * 8 - 1) < 0.3
+    plain = ReLUFormerForImageClassification(vision_config(initialization="normal"))
+    assert 0.01 < float(plain.classifier.weight.detach().std()) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("fields", "warns"),
+    [
+        ({}, True),
+        ({"attention_qk_norm": True}, False),
+        ({"initialization": "xavier"}, False),
+        ({"attention_alpha": 0.5}, False),
+        ({"attention_scaling": "variance"}, False),
+        ({"attention_activation": "softmax", "attention_scaling": "none"}, False),
+        ({"initializer_range": 0.3}, False),
+    ],
+)
+def test_a_start_that_is_too_small_for_length_scaling_is_told(fields, warns, monkeypatch, tmp_path):
+    messages = []
+    monkeypatch.setattr("reluformer.configuration_vision.logger.warning_once", messages.append)
+    config = vision_config(**{"attention_qk_norm": False, "initialization": "normal", **fields})
+    model = ReLUFormerForImageClassification(config)
+    assert len(messages) == warns
+    assert all("alpha=1 on new weights of standard deviation 0.02" in message for message in messages)
+    model.save_pretrained(tmp_path)
+    AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert len(messages) == warns, "weights that were trained are no start"
+
+
+@pytest.mark.parametrize("fields", [{}, FULL, {"preset": "softmax_vit"}], ids=["relu_vit", "full", "softmax_vit"])
+def test_saved_equals_loaded(fields, tmp_path):
+    model = vision_model(**fields)
+    model.save_pretrained(tmp_path)
+    expected = model(pictures()).logits
+    for loader in (ReLUFormerForImageClassification, AutoModelForImageClassification):
+        loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(info.values()), info
+        torch.testing.assert_close(loaded(pictures()).logits, expected, rtol=0, atol=0)
+    base = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(base, ReLUFormerVisionModel)
+    torch.testing.assert_close(base(pictures()).pooler_output, model.model(pictures()).pooler_output)
+    assert AutoConfig.from_pretrained(tmp_path).patch_grid == (2, 2)
+
+
+LOAD = """
+    import json, sys
+
+    class Missing:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] in ("reluformer", "triton", "entmax"):
+                raise ModuleNotFoundError(name)
+
+    sys.meta_path.insert(0, Missing())
+    import torch
+    from transformers import AutoModel, AutoModelForImageClassification
+
+    model = AutoModelForImageClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
+    base = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+    picture = torch.load(sys.argv[2])
+    assert type(base).__module__.startswith("transformers_modules."), type(base)
+    print(json.dumps([type(base).__name__, *model(picture).logits.flatten().tolist()]))
+"""
+
+
+def test_what_is_saved_loads_without_the_package(tmp_path):
+    model = vision_model(**FULL)
+    model.save_pretrained(tmp_path / "model")
+    torch.save(pictures(), tmp_path / "picture.pt")
+    carried = {path.name for path in (tmp_path / "model").glob("*.py")}
+    assert {"modeling_vision.py", "configuration_vision.py", "attention_fused.py"} <= carried
+    assert not carried & {"modeling_reluformer.py", "configuration_reluformer.py", "stacks_reluformer.py"}
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LOAD), str(tmp_path / "model"), str(tmp_path / "picture.pt")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    name, *logits = json.loads(result.stdout.splitlines()[-1])
+    assert name == "ReLUFormerVisionModel"
+    torch.testing.assert_close(torch.tensor(logits).view(3, CLASSES), model(pictures()).logits)
+
+
+def test_gradient_checkpointing_changes_nothing():
+    model = vision_model(attention_scaling="variance", regularization_weight=0.5).train()
+    twin = copy.deepcopy(model)
+    twin.gradient_checkpointing_enable({"use_reentrant": False})
+    for each in (model, twin):
+        each(pictures(), labels=classes()).loss.backward()
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
+@pytest.mark.parametrize("preset", ["relu_vit", "softmax_vit"])
+def test_autocast_and_half_precision_are_near(preset):
+    model = vision_model(preset=preset)
+    expected = model(pictures(), labels=classes())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(pictures(), labels=classes())
+    half = copy.deepcopy(model).to(torch.bfloat16)(pictures(), labels=classes())
+    for each in (found, half):
+        assert (each.logits.float() - expected.logits).abs().max() < 0.15
+        assert each.loss.dtype == torch.float32 and abs(float((each.loss - expected.loss).detach())) < 0.1
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_training_step_is_one_graph_and_equal():
+    model = vision_model(attention_scaling="variance", regularization_weight=0.5).train()
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for each in (model, compiled):
+        each(pictures(), labels=classes()).loss.backward()
+    for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(two.grad, one.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+class Brightness(torch.utils.data.Dataset):
+    """The class of a picture is how bright it is."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict:
+        label = index % CLASSES
+        return {"pixel_values": 0.1 * pictures(1, seed=index)[0] + label - 2, "labels": label}
+
+
+@pytest.mark.parametrize("fields", [{"regularization_weight": 0.01, "attention_scaling": "variance"}, {}], ids=str)
+def test_a_plain_trainer_learns(fields, tmp_path):
+    torch.manual_seed(0)
+    options = {"learning_rate": 3e-3, "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    arguments = TrainingArguments(str(tmp_path), max_steps=40, per_device_train_batch_size=16, **options)
+    model = ReLUFormerForImageClassification(vision_config(**fields))
+    trainer = Trainer(model, arguments, train_dataset=Brightness(), eval_dataset=Brightness())
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before - 0.5
+
+
+def test_every_parameter_takes_part():
+    model = moved(ReLUFormerForImageClassification(vision_config(**FULL))).train()
+    model(pictures(), labels=classes()).loss.backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_a_pass_without_labels_in_training_is_told(monkeypatch):
+    messages = []
+    monkeypatch.setattr("reluformer.base_reluformer.logger.warning_once", messages.append)
+    vision_model(attention_scaling="variance", regularization_weight=0.5).train()(pictures())
+    assert len(messages) == 1 and "A training pass without labels" in messages[0]
+
+
+def test_what_stands_for_the_picture():
+    """The mean of the last states, or the first of them, and what the layer behind makes of it."""
+    for pooling in ("mean", "cls"):
+        for pooler_act in (None, "tanh"):
+            model = vision_model(pooling=pooling, pooler_act=pooler_act)
+            output = model.model(pictures())
+            states = output.last_hidden_state
+            assert states.shape[1] == (4 if pooling == "mean" else 5)
+            pooled = states.mean(dim=1) if pooling == "mean" else states[:, 0]
+            expected = pooled if pooler_act is None else torch.tanh(model.model.pooler.dense(pooled))
+            torch.testing.assert_close(output.pooler_output, expected)
+            torch.testing.assert_close(model(pictures()).logits, model.classifier(expected))

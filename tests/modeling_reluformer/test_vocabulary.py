@@ -1,0 +1,337 @@
+"""The loss without logits against the plain one: value, gradients, what is never computed, and the model around it."""
+
+import itertools
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import reluformer.vocabulary_reluformer as module
+from reluformer import ReLUFormerForConditionalGeneration
+from reluformer.vocabulary_reluformer import VocabularyHead, vocabulary_loss
+
+from ..conftest import random_tokens, tiny_model
+
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+
+
+def problem(positions: int, width: int, vocabulary: int, dtype=torch.float64) -> dict[str, torch.Tensor]:
+    """Two sentences of so many positions; about every third has no label."""
+    generator = torch.Generator().manual_seed(positions * vocabulary)
+    labels = torch.randint(0, vocabulary, (2, positions), generator=generator)
+    labels[torch.rand(2, positions, generator=generator) < 0.3] = -100
+    labels[0, 0] = vocabulary - 1
+    numbers = {"hidden_states": (2, positions, width), "weight": (vocabulary, width), "bias": (1, vocabulary)}
+    drawn = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for name, shape in numbers.items()
+    }
+    return {**{name: tensor.requires_grad_() for name, tensor in drawn.items()}, "labels": labels}
+
+
+def plain(hidden_states, weight, labels, bias, label_smoothing):
+    logits = nn.functional.linear(hidden_states, weight) + bias
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), label_smoothing=label_smoothing, reduction="sum"
+    )
+
+
+def with_gradients(function, given, label_smoothing=0.1) -> list[torch.Tensor]:
+    """The loss, and three times its gradients to hidden states, matrix and bias."""
+    loss = function(**given, label_smoothing=label_smoothing)
+    return [loss.detach(), *torch.autograd.grad(3 * loss, [given["hidden_states"], given["weight"], given["bias"]])]
+
+
+@pytest.fixture(params=["one chunk", "many chunks"])
+def chunks(request, monkeypatch) -> None:
+    if (
+        request.param == "many chunks"
+    ):  # of three positions in float64, of six in float32; one row of the softmax at a time
+        monkeypatch.setattr(module, "CHUNK_BYTES", {"cpu": 1})
+        monkeypatch.setattr(module, "LEAST_COLUMN_BYTES", 24)
+        monkeypatch.setattr(module, "CACHED_LOGITS", 1)
+
+
+SIZES = [(1, 1, 1), (1, 3, 7), (10, 13, 101), (37, 16, 64)]
+
+
+@pytest.mark.parametrize("label_smoothing", [0, 0.1])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_loss_and_gradients_are_those_of_the_plain_loss(chunks, dtype, size, label_smoothing):
+    given = problem(*size, dtype)
+    exact = {name: tensor.detach().to(torch.float64) for name, tensor in given.items() if name != "labels"}
+    exact = {**{name: tensor.requires_grad_() for name, tensor in exact.items()}, "labels": given["labels"]}
+    expected = with_gradients(plain, exact, label_smoothing)
+    found = with_gradients(vocabulary_loss, given, label_smoothing)
+    tolerance = 1e-13 if dtype == torch.float64 else 2e-6
+    for one, two in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        assert (one - two).abs().max() <= tolerance * max(1, two.abs().max())
+
+
+def test_a_batch_without_labels_costs_nothing():
+    given = problem(5, 4, 9)
+    given["labels"].fill_(-100)
+    assert all((tensor == 0).all() for tensor in with_gradients(vocabulary_loss, given))
+    model, batch = tiny_model().train(), batch_of_three()
+    output = model(**{**batch, "labels": torch.full_like(batch["labels"], -100)}, skip_logits=True)
+    output.loss.backward()
+    assert output.loss == 0
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_positions_without_a_label_are_never_multiplied():
+    given = problem(10, 4, 9)
+    expected = with_gradients(vocabulary_loss, given)
+    ignored = given["labels"] == -100
+    given["hidden_states"] = given["hidden_states"].detach().masked_fill(ignored.unsqueeze(-1), torch.nan)
+    given["hidden_states"].requires_grad_()
+    found = with_gradients(vocabulary_loss, given)
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+    assert (found[1][ignored] == 0).all()
+
+
+def test_a_piece_that_can_never_come_costs_nothing_without_smoothing(chunks):
+    given = problem(10, 4, 9)
+    impossible = next(piece for piece in range(9) if piece not in given["labels"])
+    with torch.no_grad():
+        given["bias"][0, impossible] = -torch.inf
+    for one, two in zip(with_gradients(vocabulary_loss, given, 0), with_gradients(plain, given, 0), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_autocast_leaves_float64_alone():
+    given = problem(60, 32, 200, torch.float64)
+    expected = with_gradients(plain, given)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = with_gradients(vocabulary_loss, given)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_under_autocast_the_error_is_that_of_bfloat16_products(chunks):
+    """The sums over chunks are float32: many chunks are no less exact than the plain loss."""
+    given = problem(60, 32, 200, torch.float32)
+    exact = {
+        name: tensor.detach().double().requires_grad_() if name != "labels" else tensor
+        for name, tensor in given.items()
+    }
+    expected = with_gradients(plain, exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        products = torch.mm(given["weight"], given["weight"].t()).dtype
+        results = [with_gradients(function, given) for function in (vocabulary_loss, plain)]
+    assert products == torch.bfloat16
+    for ours, theirs, reference in zip(*results, expected, strict=True):
+        assert ours.dtype == torch.float32
+        errors = [(result - reference).norm() / reference.norm() for result in (ours, theirs)]
+        assert 0 < errors[0] < max(1.2 * errors[1], 1e-5)
+
+
+@pytest.mark.parametrize("frozen", [("weight", "bias"), ("hidden_states",), ("hidden_states", "weight", "bias")])
+def test_what_needs_no_gradient_is_not_computed(monkeypatch, frozen):
+    products = []
+    linear = nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda *inputs: products.append(inputs) or linear(*inputs))
+    given = problem(6, 4, 9)
+    for name in frozen:
+        given[name].requires_grad_(False)
+    if "weight" in frozen:
+        monkeypatch.setattr(module, "_add_product", None)
+    loss = vocabulary_loss(**given)
+    # in float64 through `linear`: the logits, and the gradient of the hidden states
+    assert len(products) == (1 if "hidden_states" in frozen else 2)
+    if len(frozen) < 3:
+        loss.backward()
+    assert all(given[name].grad is None for name in frozen)
+
+
+def test_without_gradients_only_the_logits_are_computed(monkeypatch):
+    given = problem(6, 4, 9)
+    expected = vocabulary_loss(**given)
+    monkeypatch.setattr(module, "_add_product", None)
+    with torch.no_grad():
+        loss = vocabulary_loss(**given)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, expected.detach(), rtol=0, atol=0)
+
+
+def test_second_passes_are_refused():
+    given = problem(6, 4, 9)
+    loss = vocabulary_loss(**given)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="a second backward pass through a loss without logits"):
+        loss.backward()
+    gradient = torch.autograd.grad(vocabulary_loss(**given) ** 2, given["hidden_states"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient[0].sum().backward()
+
+
+class LargestTensor(TorchDispatchMode):
+    """How many numbers the largest tensor has that an operator returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        tensors = [
+            each for each in (result if isinstance(result, tuple) else [result]) if isinstance(each, torch.Tensor)
+        ]
+        self.numbers = max([self.numbers, *(tensor.numel() for tensor in tensors)])
+        return result
+
+
+def test_the_logits_are_never_there(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK_BYTES", {"cpu": 2**16})
+    given = problem(700, 4, 2000, torch.float32)
+    seen = {}
+    for function in (vocabulary_loss, plain):
+        with LargestTensor() as largest:
+            function(**given, label_smoothing=0.1).backward()
+        seen[function] = largest.numbers
+    assert seen[plain] == 1400 * 2000
+    assert seen[vocabulary_loss] <= 256 * 2000
+
+
+def batch_of_three() -> dict[str, torch.Tensor]:
+    source, labels = random_tokens(3, 7), random_tokens(3, 6, seed=1)
+    mask = torch.ones_like(source)
+    mask[1, 4:] = 0
+    labels[0, 2:] = labels[2, 5:] = -100
+    return {"input_ids": source * mask, "attention_mask": mask, "labels": labels}
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+VOCABULARIES = {
+    "tied": {},
+    "untied": {"tie_word_embeddings": False},
+    "two": {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 31},
+}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+@pytest.mark.parametrize("fields", VOCABULARIES.values(), ids=VOCABULARIES)
+def test_a_model_has_the_same_loss_and_gradients_without_logits(fields, checkpointing):
+    batch = batch_of_three()
+    batch["labels"] = batch["labels"].clamp(max=30)
+    results = []
+    for skip_logits in (False, True):
+        model = tiny_model(**NO_DROPOUT, **fields).double().train()
+        model.final_logits_bias += torch.linspace(-1, 1, model.config.decoder_vocab_size)
+        if checkpointing and skip_logits:
+            model.gradient_checkpointing_enable()
+        output = model(**batch, skip_logits=skip_logits)
+        assert (output.logits is None) == skip_logits
+        output.loss.backward()
+        results.append((output.loss.detach(), output.cross_entropy.detach(), gradients(model)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-11, atol=1e-13)
+
+
+def test_accumulation_steps_without_logits_are_one_batch_with_them():
+    batch = batch_of_three()
+    whole, cut = (tiny_model(**NO_DROPOUT).double().train() for _ in range(2))
+    whole(**batch).loss.backward()
+    items = (batch["labels"] != -100).sum()
+    for row in range(3):
+        part = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+        cut(**part, num_items_in_batch=items, skip_logits=True).loss.backward()
+    torch.testing.assert_close(gradients(cut), gradients(whole), rtol=1e-6, atol=1e-9)
+
+
+def test_the_config_skips_logits_in_training_alone(tmp_path):
+    tiny_model(skip_logits=True).save_pretrained(tmp_path)
+    model, batch = ReLUFormerForConditionalGeneration.from_pretrained(tmp_path).train(), batch_of_three()
+    assert model(**batch).logits is None
+    assert model(**batch, skip_logits=False).logits is not None
+    assert model(input_ids=batch["input_ids"], decoder_input_ids=batch["labels"].clamp(min=0)).logits is not None
+    assert model.eval()(**batch).logits is not None
+    assert model(**batch, skip_logits=True).logits is None
+    assert tiny_model().train()(**batch).logits is not None
+
+
+def test_without_labels_there_is_nothing_but_logits():
+    with pytest.raises(ValueError, match="skip_logits=True leaves only the loss, which needs labels"):
+        tiny_model()(input_ids=random_tokens(2, 5), decoder_input_ids=random_tokens(2, 5), skip_logits=True)
+
+
+@pytest.mark.parametrize("fields", VOCABULARIES.values(), ids=VOCABULARIES)
+def test_a_resized_vocabulary_still_skips_logits(fields, caplog):
+    model, batch = tiny_model(**NO_DROPOUT, **fields), batch_of_three()
+    resize = (
+        model.resize_decoder_token_embeddings
+        if not model.config.share_encoder_decoder_embeddings
+        else model.resize_token_embeddings
+    )
+    resize(47)
+    assert isinstance(model.lm_head, VocabularyHead)
+    assert model.lm_head.weight.shape == (47, 16) and model.lm_head.out_features == 47
+    assert (model.lm_head.weight is model.model.decoder.embed_tokens.weight) == model.config.tie_word_embeddings
+    assert "lm_head.weight" in model.state_dict()
+    with torch.no_grad():
+        losses = [model(**batch, skip_logits=skip_logits).loss for skip_logits in (False, True)]
+    torch.testing.assert_close(*losses)
+    assert "skip_logits" not in caplog.text
+    before = model.lm_head.weight.clone()
+    model.post_init()
+    torch.testing.assert_close(model.lm_head.weight, before, rtol=0, atol=0)
+
+
+def replaced_head(model) -> str:
+    """A head of another class that computes something else."""
+
+    class Doubled(nn.Linear):
+        def forward(self, hidden_states):
+            return 2 * super().forward(hidden_states)
+
+    head = Doubled(16, 40, bias=False)
+    head.weight = model.lm_head.weight
+    model.lm_head = head
+    return "Doubled"
+
+
+def lora_head(model) -> str:
+    peft = pytest.importorskip("peft", reason="LoRA is peft's, which is not installed")
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["lm_head"], init_lora_weights=False))
+    return "peft.tuners.lora.layer.Linear"
+
+
+@pytest.mark.parametrize("change", [replaced_head, lora_head])
+def test_a_head_that_computes_other_logits_is_called_for_them(change, caplog, monkeypatch):
+    model, batch = tiny_model(**NO_DROPOUT, tie_word_embeddings=False), batch_of_three()
+    before = model(**batch).loss
+    name = change(model)
+    library = logging.getLogger("transformers")
+    monkeypatch.setattr(library, "propagate", True)
+    with caplog.at_level(logging.WARNING):
+        losses = [model(**batch, skip_logits=skip_logits).loss for skip_logits in (False, True)]
+    assert losses[0] == losses[1] != before
+    assert "skip_logits saves no memory here: lm_head is a" in caplog.text and name in caplog.text
+
+
+def test_a_compiled_model_skips_logits_too():
+    model, batch = tiny_model(**NO_DROPOUT, preset="vanilla").train(), batch_of_three()
+    expected = model(**batch)
+    expected.loss.backward()
+    reference = {name: gradient.clone() for name, gradient in gradients(model).items()}
+    model.zero_grad()
+    loss = torch.compile(model, backend="eager")(**batch, skip_logits=True).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected.loss)
+    torch.testing.assert_close(gradients(model), reference)
+
+
+def test_chunks_are_equal_and_as_few_as_memory_allows():
+    for positions, vocabulary in itertools.product((1, 256, 257, 1000, 5000), (4, 4000, 64000)):
+        for dtype in (torch.float32, torch.bfloat16):
+            weight = torch.empty(vocabulary, 1, dtype=dtype)
+            size = module._chunk_size(positions, weight)
+            most = max(1024 // dtype.itemsize, 8 * 2**20 // (vocabulary * dtype.itemsize))
+            count = -(-positions // size)
+            assert size <= most and count == -(-positions // most)
+            assert size * count - positions < count
