@@ -1,7 +1,7 @@
 """ReLU attention for other models: `attn_implementation="reluformer"`.
 
-`register_relu_attention` adds the name to Transformers' own registries. `import reluformer` calls it; nothing that a Hub
-repository carries imports this file. Models that do not ask for the name stay as they are.
+`import reluformer` adds the name to Transformers' own registries (`registration`); nothing that a Hub repository carries imports
+this file. Models that do not ask for the name stay as they are.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import is_torchdynamo_compiling, logging
 
 from ..attention_blockwise import wide
 from ..attention_fused import relu_attention
-from ..attention_reference import reference_attention
-from ..visibility_reluformer import Visibility
-from .masks import VisibilityMask, relu_attention_mask
-from .saving import watch_construction
+from ..attention_reference import AttentionResult, reference_attention
+from ..visibility_reluformer import Visibility, scale_of_rows
+from .masks import VisibilityMask
+from .regularization import collect, collects
 from .settings import ATTENTION_NAME, ForeignSettings, settings_of
 from .support import REFUSED, refusal
 
@@ -52,7 +51,8 @@ def relu_attention_forward(
         The output (batch, queries, heads, head_dim) and the weights before dropout (batch, heads, queries, keys), or None.
 
     Raises:
-        ValueError: an argument of `REFUSED`, an additive mask, a mask of another shape, a bad setting.
+        ValueError: an argument of `REFUSED`, an additive mask, a mask of another shape, a bad setting; a regulariser that nobody
+            collects, see `collects`.
     """
     _refuse(module, kwargs)
     settings = settings_of(module)
@@ -70,26 +70,16 @@ def relu_attention_forward(
         "activation": settings.activation,
         "scale": scaling,
         "dropout_p": dropout,
+        "statistics": "sum+entropy" if collects(module, settings.regularization_weight) else "none",
     }
     if _needs_reference(settings, visibility, bool(output_attentions)):
-        return _reference(query, key, value, visibility, arguments)
-    output = relu_attention(
-        query,
-        key,
-        value,
-        causal=visibility.causal,
-        key_padding_mask=visibility.key_padding_mask,
-        query_offset=visibility.query_offset,
-        **arguments,
-    )
-    return output.transpose(1, 2).contiguous(), None
-
-
-def register_relu_attention() -> None:
-    """Makes `attn_implementation="reluformer"` known to every Transformers model of this process, and saved by those that ask."""
-    AttentionInterface.register(ATTENTION_NAME, relu_attention_forward)
-    AttentionMaskInterface.register(ATTENTION_NAME, relu_attention_mask)
-    watch_construction()
+        found = _reference(query, key, value, visibility, arguments)
+    else:
+        found = _fused(query, key, value, visibility, arguments)
+    if found.row_sum is not None:
+        sums, keys = (found.row_sum, found.row_sum_log), key.shape[2]
+        collect(module, *sums, visible_keys, visibility, keys, settings.entropy_margin)
+    return found.output.transpose(1, 2).contiguous(), found.weights
 
 
 def _refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
@@ -150,14 +140,9 @@ def _read_mask(mask: Tensor, query: Tensor, key: Tensor) -> tuple[Visibility, Te
 
 def _row_scale(settings: ForeignSettings, visible_keys: Tensor, query: Tensor) -> Tensor | None:
     """r_i, (batch, 1 or heads, queries)."""
-    if settings.scaling == "none":
-        return None
     visible_keys = visible_keys.to(wide(query.dtype))
-    if settings.scaling == "variance":
-        scale = torch.rsqrt(visible_keys / 2) / settings.gamma
-    else:
-        scale = visible_keys.pow(-settings.alpha)
-    return scale.expand(query.shape[0], -1, query.shape[2])
+    scale = scale_of_rows(visible_keys, settings.scaling, gamma=settings.gamma, alpha=settings.alpha)
+    return None if scale is None else scale.expand(query.shape[0], -1, query.shape[2])
 
 
 def _needs_reference(settings: ForeignSettings, visibility: Visibility, weights_wanted: bool) -> bool:
@@ -181,13 +166,29 @@ def _needs_reference(settings: ForeignSettings, visibility: Visibility, weights_
     return whole_mask or weights_wanted
 
 
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, arguments: dict[str, Any]
+) -> AttentionResult:
+    found = relu_attention(
+        query,
+        key,
+        value,
+        causal=visibility.causal,
+        key_padding_mask=visibility.key_padding_mask,
+        query_offset=visibility.query_offset,
+        scaling="none",
+        **arguments,
+    )
+    output, *sums = found if isinstance(found, tuple) else (found,)
+    return AttentionResult(output, None, *sums)
+
+
 def _reference(
     query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, arguments: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
+) -> AttentionResult:
     group = query.shape[1] // key.shape[1]
     if group > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    found = reference_attention(
+    return reference_attention(
         query, key, value, mask=visibility.dense(query.shape[2], key.shape[2], query.device), **arguments
     )
-    return found.output.transpose(1, 2).contiguous(), found.weights

@@ -2,7 +2,7 @@
 
 Transformers reads `attn_implementation` from config.json, refuses a name that is not registered, and leaves the name out when it
 saves. `remember` makes a config write it. A loaded model must remember again, but Transformers calls none of our code
-while it loads: `watch_construction` has torch call us when a module becomes part of a model.
+while it loads: `registration` has torch call `meet` when a module becomes part of a model.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import weakref
 
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from .regularization import watch
 from .softmax import refuse_softmax_layers
 from .support import ATTENTION_NAME, CONFIG_KEY, refuse_unsupported
 
@@ -34,12 +34,7 @@ def remember(config: PreTrainedConfig) -> None:
     setattr(config, INTERNAL_NAME, ATTENTION_NAME)
 
 
-def watch_construction() -> None:
-    """Has torch call `_meet` whenever a module of this process becomes part of another."""
-    register_module_module_registration_hook(_meet)
-
-
-def _meet(parent: nn.Module, name: str, part: nn.Module | None) -> None:
+def meet(parent: nn.Module, name: str, part: nn.Module | None) -> None:
     """Looks at models whose config names ReLU attention or holds its settings; leaves all others alone.
 
     Raises:
@@ -60,6 +55,7 @@ def _meet_model(model: PreTrainedModel) -> None:
     if _asks(config):
         refuse_unsupported(model)
         remember(config)
+        watch(model)
     elif getattr(config, CONFIG_KEY, None) is not None:
         _warn(config)
 

@@ -14,7 +14,9 @@ from functools import cache
 from torch import nn
 from transformers import PreTrainedModel
 
-ATTENTION_NAME = CONFIG_KEY = "reluformer"
+from ..registration import ATTENTION_NAME
+
+CONFIG_KEY = ATTENTION_NAME
 
 # What models hand to an attention function that a point-wise one cannot honour.
 REFUSED = {

@@ -102,7 +102,7 @@ def test_the_reference_is_said_once(warnings):
     [
         ({"gama": 8.0}, "'gama' is not a setting; did you mean gamma?"),
         ({"attention_gamma": 8.0}, "did you mean gamma?"),
-        ({"margin": 1}, "choose out of activation, scaling, gamma, alpha, implementation"),
+        ({"temperature": 1}, "choose out of activation, scaling, gamma, alpha, implementation"),
         ({"activation": "swish"}, "activation='swish' is not supported; choose one of relu, relu2"),
         ({"activation": "softmax"}, "attn_implementation='sdpa'"),
         ({"scaling": None}, "scaling=None is not supported"),
@@ -215,14 +215,19 @@ def test_a_reluformer_keeps_its_own_names():
     assert tiny_config().attention_gamma == 8.0
 
 
+@pytest.mark.parametrize(
+    ("given", "name"), [(None, "builtins.NoneType"), (torch.nn.Linear(2, 2), "torch.nn.modules.linear.Linear")]
+)
+def test_what_is_no_model_of_transformers_is_refused(given, name):
+    with pytest.raises(TypeError, match=rf"takes a Transformers model \(a PreTrainedModel\); got {name}\."):
+        use_relu_attention(given)
+
+
 def test_nothing_else_is_registered():
     """Every other entry of the library's registries is the library's, and a model that asks for nothing calls none of ours."""
-    for registry, ours in (
-        (AttentionInterface, relu_attention_forward),
-        (AttentionMaskInterface, relu_attention_mask),
-    ):
+    for registry in (AttentionInterface, AttentionMaskInterface):
         registered = dict(registry._global_mapping)
-        assert registered.pop("reluformer") is ours
+        assert registered.pop("reluformer").__module__ == "reluformer.registration"
         assert all(function.__module__.startswith("transformers.") for function in registered.values()), registered
 
 

@@ -1,0 +1,168 @@
+"""Trains a small BERT from new weights to tell which corpus the first of two sentences is from: with ReLU attention or softmax.
+
+    python examples/classify_pairs.py --texts data/multi30k/train.en.gz data/tatoeba/train.en.gz --output_dir pairs
+
+Each file is a corpus, one sentence a line, gzip or plain. Each example has two sentences, one behind the other, of one file or of
+both. A bag of their words does not know which of them stood first: it cannot tell more than three quarters right. Its accuracy
+is printed, too.
+"""
+
+import argparse
+import gzip
+import random
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DataCollatorWithPadding,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+from reluformer import use_relu_attention
+
+LONGEST = 20  # words of a sentence
+KINDS = ((0, 0), (0, 1), (1, 1), (1, 0))  # which corpora the two sentences of an example are from
+
+
+def read_sentences(path: str, count: int, draw: random.Random) -> list[str]:
+    """`count` different sentences of 4 to 20 words, in lower case, in an order by `draw`."""
+    with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8") as lines:
+        sentences = list(dict.fromkeys(line.strip().lower() for line in lines))
+    sentences = [text for text in sentences if 4 <= len(text.split()) <= LONGEST]
+    if len(sentences) < count:
+        raise SystemExit(f"{path} has {len(sentences)} different sentences of 4 to {LONGEST} words; {count} are needed")
+    draw.shuffle(sentences)
+    return sentences[:count]
+
+
+def build_examples(paths: list[str], count: int, seed: int) -> list[dict]:
+    """`first`, `second` and `label` (corpus of the first), as many of each of `KINDS`. No sentence occurs twice."""
+    draw = random.Random(seed)
+    corpora = [iter(read_sentences(path, count, draw)) for path in paths]
+    kinds = [KINDS[number % len(KINDS)] for number in range(count)]
+    draw.shuffle(kinds)
+    return [{"first": next(corpora[a]), "second": next(corpora[b]), "label": a} for a, b in kinds]
+
+
+def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Whole words; those that are too rare are [UNK]."""
+    words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    words.train_from_iterator(texts, trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=special))
+    words.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    named = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=words, **named)
+
+
+def bag_of_words_accuracy(train: Dataset, validation: Dataset, vocab_size: int) -> float:
+    """Of a logistic regression on the counts of the words, the share of the validation examples that it tells right."""
+
+    def bags(rows: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = torch.tensor([0, *map(len, rows["input_ids"])])
+        return torch.tensor([word for ids in rows["input_ids"] for word in ids]), lengths.cumsum(0)[:-1]
+
+    inputs, labels = bags(train), torch.tensor(train["label"]).float()
+    model = torch.nn.EmbeddingBag(vocab_size, 1, mode="sum")
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(100):
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(*inputs).squeeze(1), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    found = model(*bags(validation)).squeeze(1) > 0
+    return (found == torch.tensor(validation["label"]).bool()).float().mean().item()
+
+
+def build_model(
+    options: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, length: float
+) -> BertForSequenceClassification:
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        max_position_embeddings=128,
+        pad_token_id=tokenizer.pad_token_id,
+        num_labels=2,
+        initializer_range=0.1,  # BERT's 0.02 is for a width of 768
+    )
+    model = BertForSequenceClassification(config)
+    if options.attention == "relu":
+        use_relu_attention(model, gamma="auto", length=length, regularization_weight=options.regularization_weight)
+    return model
+
+
+def main(arguments: list[str] | None = None) -> dict:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", required=True, nargs=2, help="two text files, one sentence a line; .gz is unpacked")
+    parser.add_argument("--output_dir", required=True)
+    parser.add_argument("--attention", choices=("relu", "softmax"), default="relu")
+    parser.add_argument(
+        "--regularization_weight", type=float, default=0.01, help="of the regulariser of ReLU attention"
+    )
+    parser.add_argument("--examples", type=int, default=20_000)
+    parser.add_argument("--held_out", type=int, default=2_000, help="further examples, to evaluate on")
+    parser.add_argument("--epochs", type=float, default=1)
+    parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of weights, batches and dropout; the examples are the same for all"
+    )
+    options = parser.parse_args(arguments)
+
+    rows = Dataset.from_list(build_examples(options.texts, options.examples + options.held_out, seed=0))
+    parts = rows.train_test_split(options.held_out, shuffle=False)
+    tokenizer = train_tokenizer([*parts["train"]["first"], *parts["train"]["second"]], vocab_size=4_000)
+    sides = ["first", "second"]
+    parts = parts.map(lambda batch: tokenizer(*(batch[side] for side in sides)), batched=True, remove_columns=sides)
+    lengths = sorted(len(ids) for ids in parts["train"]["input_ids"])
+
+    set_seed(options.seed)
+    baseline = bag_of_words_accuracy(parts["train"], parts["test"], len(tokenizer))
+    model = build_model(options, tokenizer, length=lengths[len(lengths) // 2])
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=options.output_dir,
+            num_train_epochs=options.epochs,
+            learning_rate=options.learning_rate,
+            warmup_steps=0.1,
+            per_device_train_batch_size=128,
+            per_device_eval_batch_size=256,
+            logging_steps=0.1,
+            save_strategy="no",
+            report_to="none",
+            seed=options.seed,
+        ),
+        train_dataset=parts["train"],
+        eval_dataset=parts["test"],
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_metrics=lambda found: {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())},
+    )
+    trainer.train()
+    trainer.save_model()
+    tokenizer.save_pretrained(options.output_dir)
+    measured = trainer.evaluate()
+    return {
+        "examples": len(parts["train"]),
+        "updates": trainer.state.global_step,
+        "median_length": lengths[len(lengths) // 2],
+        "attention": getattr(model.config, "reluformer", "softmax"),
+        "bag_of_words_accuracy": baseline,
+        "accuracy": measured["eval_accuracy"],
+        "validation_loss": measured["eval_loss"],
+    }
+
+
+if __name__ == "__main__":
+    print(main())

@@ -1,0 +1,293 @@
+"""The regulariser L_reg (Eq. 7) of other models, without weight matrices: collected in their attention, added to their loss.
+
+A hook before the forward pass of a model opens a `Collection`. Each attention adds the penalties of its rows, which the fused
+path gives. A hook behind the pass takes their mean and adds it to the loss that the model returns, so that all that happens to
+that loss (accumulation, scaling, averages over processes) happens to the regulariser too. Where a model consists of several
+`PreTrainedModel`s, the outermost collects.
+
+What an attention computes depends on its settings and its mode alone, not on an open collection. So a checkpoint that computes a
+layer again in the backward pass finds the same operations, and nobody collects their result a second time.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import is_torchdynamo_compiling, logging
+
+from ..regularization_reluformer import row_entropy, row_penalty
+from ..visibility_reluformer import Visibility
+from .loss_share import call_inputs, loss_share
+from .support import ATTENTION_NAME, CONFIG_KEY
+
+logger = logging.get_logger(__name__)
+
+HOW = "use_relu_attention(model, regularization_weight=0.01)"
+_KEPT_BY = (
+    "_attention_regularization"  # attribute of a tensor that the model returned: as long as that lives, L_reg does
+)
+
+
+class _Rows(NamedTuple):
+    """One call of an attention. penalty: Eq. 7, (batch, heads, queries). real: (batch or 1, queries); None: all rows are."""
+
+    module: nn.Module
+    penalty: Tensor
+    real: Tensor | None
+
+
+@dataclass
+class Collection:
+    """What the attentions of one forward pass have added so far. owner: the model whose pass it is."""
+
+    owner: PreTrainedModel
+    calls: list[_Rows] = field(default_factory=list)
+
+
+@dataclass
+class _Latest:
+    """L_reg of a model's last forward pass. taken: it is in a loss, or was asked for."""
+
+    value: weakref.ref[Tensor]
+    taken: bool
+
+
+class _OfThread(threading.local):
+    collection: Collection | None = None
+
+
+_open = _OfThread()
+_latest: weakref.WeakKeyDictionary[nn.Module, _Latest] = weakref.WeakKeyDictionary()
+_met: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attentions of which a collection has had rows
+
+
+def attention_regularization(model: nn.Module) -> Tensor:
+    """L_reg (Eq. 7) of the last forward pass of a model in training, for the logs or for a loss of one's own.
+
+    The mean over the attention modules of the mean over their heads and real rows; padding does not count. It is part of the
+    autograd graph. Where that pass returned a loss, `regularization_weight` · L_reg is in it already: do not add it again.
+    Nothing is kept for this function: L_reg lives as long as the output of that pass does.
+
+    Args:
+        model: one that `use_relu_attention(model, regularization_weight=…)` was called for, or a wrapper around it
+            (`DistributedDataParallel`, PEFT).
+
+    Returns:
+        A scalar, float32 (float64 for a model in float64).
+
+    Raises:
+        ValueError: a model without ReLU attention or without `regularization_weight`, or no forward pass with gradients in
+            training mode whose output is still there.
+    """
+    wanting = [part for part in model.modules() if isinstance(part, PreTrainedModel) and regularization_weight(part)]
+    if not wanting:
+        with_attention = any(
+            isinstance(part, PreTrainedModel) and _has_relu_attention(part) for part in model.modules()
+        )
+        found = (
+            "has no regularization_weight" if with_attention else "does not compute attn_implementation='reluformer'"
+        )
+        raise ValueError(
+            f"{type(model).__name__} {found}, so nothing is collected. Call {HOW} before the forward pass."
+        )
+    for part in wanting:
+        latest = _latest.get(part)
+        value = None if latest is None else latest.value()
+        if value is not None:
+            latest.taken = True
+            return value
+    raise ValueError(
+        f"{type(model).__name__} has no L_reg to give: it is computed by a forward pass in training mode (model.train()) with "
+        "gradients, and lives as long as what that pass returned. Keep the output until you have asked for it."
+    )
+
+
+def watch(model: PreTrainedModel) -> None:
+    """Hooks the collection to the forward pass of a model whose config has a `regularization_weight`; once."""
+    if regularization_weight(model) and _begin not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_begin, with_kwargs=True)
+        model.register_forward_hook(_end, with_kwargs=True, always_call=True)
+
+
+def regularization_weight(model: PreTrainedModel) -> float:
+    """λ as the config of a model with ReLU attention has it; 0 for others. Settings are checked where attention reads them."""
+    settings = getattr(model.config, CONFIG_KEY, None)
+    if not isinstance(settings, Mapping) or not _has_relu_attention(model):
+        return 0.0
+    return settings.get("regularization_weight", 0.0)
+
+
+def collects(module: nn.Module, weight: float) -> bool:
+    """Whether an attention has to compute the statistics of its rows: in training, with gradients, where λ is above 0.
+
+    Raises:
+        ValueError: no model collects them, or they would be computed without gradients within a pass that has them.
+    """
+    if not weight or not module.training:
+        return False
+    if not torch.is_grad_enabled():
+        if _open.collection is None:
+            return False
+        raise ValueError(
+            f"{type(module).__name__} computes without gradients in a pass of {type(_open.collection.owner).__name__} that has "
+            "them, so its part of the regulariser would be lost. Checkpoints of activations: "
+            "gradient_checkpointing_kwargs={'use_reentrant': False}. A frozen part under torch.no_grad(): call its eval()."
+        )
+    if _open.collection is None and not is_torchdynamo_compiling() and module not in _met:
+        raise ValueError(
+            f"{type(module).__name__} has regularization_weight={weight} in its config, but no model adds it to a loss. Call "
+            f"{HOW} instead of writing it into the config of a model that is built already, and call the model, not its layers."
+        )
+    return True
+
+
+def collect(
+    module: nn.Module,
+    row_sum: Tensor,
+    row_sum_log: Tensor,
+    visible_keys: Tensor,
+    visibility: Visibility,
+    keys: int,
+    entropy_margin: float,
+) -> None:
+    """Adds the rows of one call to the open collection; in a checkpoint's second computation there is none.
+
+    Args:
+        row_sum, row_sum_log: S and T, (batch, heads, queries). visible_keys: n_i, (batch or 1, heads or 1, queries or 1).
+        keys: how many there are, hidden ones included.
+    """
+    batch, heads, queries = row_sum.shape
+    counts = visible_keys.to(row_sum.dtype).expand(batch, heads, queries).flatten(0, 1)
+    total, total_log = (each.flatten(0, 1).unsqueeze(1) for each in (row_sum, row_sum_log))
+    penalty = row_penalty(total, row_entropy(total, total_log), counts, entropy_margin)
+    if _open.collection is not None:
+        real = _real_rows(visibility, queries, keys)
+        _open.collection.calls.append(_Rows(module, penalty.view(batch, heads, queries), real))
+        if not is_torchdynamo_compiling():
+            _met.add(module)
+
+
+def _has_relu_attention(model: PreTrainedModel) -> bool:
+    return model.config._attn_implementation == ATTENTION_NAME
+
+
+@torch.compiler.disable
+def _begin(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if _open.collection is not None or not model.training or not torch.is_grad_enabled():
+        return
+    if not regularization_weight(model):
+        return
+    latest = _latest.get(model)
+    if latest is not None and not latest.taken:
+        logger.warning_once(
+            f"{type(model).__name__} computed the regulariser of ReLU attention (regularization_weight="
+            f"{regularization_weight(model)}) in a forward pass that returned no loss, and nobody asked for it. Give the model "
+            "its labels (the Trainer keeps them back for label_smoothing_factor and compute_loss_func), or add "
+            "regularization_weight * reluformer.attention_regularization(model) to your loss."
+        )
+    _open.collection = Collection(model)
+
+
+@torch.compiler.disable
+def _end(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    collection = _open.collection
+    if collection is None or collection.owner is not model:
+        return None
+    _open.collection = None
+    if output is None:  # the pass raised an error
+        return None
+    inputs = call_inputs(model, args, kwargs)
+    regularization = _mean(collection, inputs)
+    addition = regularization_weight(model) * loss_share(model, inputs) * regularization
+    output, keeper, has_loss = _add_to_loss(output, addition)
+    setattr(keeper, _KEPT_BY, regularization)
+    _latest[model] = _Latest(weakref.ref(regularization), taken=has_loss)
+    return output
+
+
+def _mean(collection: Collection, inputs: Mapping[str, Any]) -> Tensor:
+    """L_reg, of the calls of attention whose rows were collected."""
+    model = collection.owner
+    if not collection.calls:
+        raise ValueError(
+            f"{type(model).__name__} has regularization_weight={regularization_weight(model)}, and no attention in training mode "
+            "computed ReLU attention in this forward pass. Set regularization_weight to 0, or train the parts with attention."
+        )
+    in_decoder = _decoder_modules(model)
+    device = collection.calls[-1].penalty.device
+    means = []
+    for module, penalty, real in collection.calls:
+        if module in in_decoder:
+            real = _decoder_rows(inputs, penalty)
+        if real is None:
+            means.append(penalty.mean().to(device))
+            continue
+        counted = real.to(penalty.device)[:, None].expand_as(penalty)
+        # `where`, not a product: what padding holds may be anything
+        means.append((torch.where(counted, penalty, 0.0).sum() / counted.sum().clamp_min(1)).to(device))
+    return torch.stack(means).mean()
+
+
+def _real_rows(visibility: Visibility, queries: int, keys: int) -> Tensor | None:
+    """Which queries of a self-attention are tokens, (batch or 1, queries): those that are tokens as keys. None: all are."""
+    if visibility.given_mask is not None:
+        return visibility.given_mask.any(dim=(1, 2)) if queries == keys else None
+    mask = visibility.key_padding_mask
+    if mask is None or (queries != keys and not visibility.causal):
+        return None
+    places = torch.arange(queries, device=mask.device)
+    return mask[:, places + visibility.query_offset] if visibility.causal else mask
+
+
+def _decoder_modules(model: PreTrainedModel) -> set[nn.Module]:
+    """The modules whose queries are target tokens. The keys of some are source tokens, and so their masks say nothing of rows.
+
+    Raises:
+        ValueError: a decoder with cross-attention alone, without its encoder: its source may be as long as its target.
+    """
+    if model.config.is_encoder_decoder:
+        return set(model.get_decoder().modules())
+    if getattr(model.config, "add_cross_attention", False):
+        raise ValueError(
+            f"{type(model).__name__} has cross-attention and no encoder, so which of its rows are padding is not known: train it "
+            "within an EncoderDecoderModel, or set regularization_weight to 0."
+        )
+    return set()
+
+
+def _decoder_rows(inputs: Mapping[str, Any], penalty: Tensor) -> Tensor | None:
+    """(batch, queries): the tokens of `decoder_attention_mask`; without it those with a label; None: all rows."""
+    real, labels = inputs.get("decoder_attention_mask"), inputs.get("labels")
+    if real is None and labels is not None:
+        real = labels.ne(-100)
+    if real is None:
+        return None
+    batch, _, queries = penalty.shape
+    if real.ndim != 2 or real.shape[0] != batch or real.shape[1] < queries:
+        raise ValueError(
+            "The regulariser needs decoder_attention_mask, or labels without it, as (batch, target) = "
+            f"({batch}, {queries}), to know the padding of the decoder; got {tuple(real.shape)}."
+        )
+    return real.bool()[:, -queries:]
+
+
+def _add_to_loss(output: Any, addition: Tensor) -> tuple[Any, Tensor, bool]:
+    """The output with the addition in its loss, a tensor of it, and whether there is a loss. A tuple has its loss first."""
+    if isinstance(output, Mapping):
+        loss = output.get("loss")
+        if loss is None:
+            return output, next(each for each in output.values() if isinstance(each, Tensor)), False
+        output["loss"] = loss + addition.to(loss.device)
+        return output, output["loss"], True
+    parts = output if isinstance(output, tuple) else (output,)
+    if parts[0].ndim > 0:
+        return output, parts[0], False
+    loss = parts[0] + addition.to(parts[0].device)
+    return (loss, *parts[1:]) if isinstance(output, tuple) else loss, loss, True

@@ -1,0 +1,486 @@
+"""L_reg of other models: Eq. 7 from their weights, added to their loss in training, once, and nothing left behind."""
+
+import copy
+import gc
+import inspect
+import logging
+import math
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BertForSequenceClassification,
+    DynamicCache,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.utils.logging import warning_once
+
+from reluformer import attention_regularization, use_relu_attention
+from reluformer.other_models import regularization
+from reluformer.other_models.loss_share import divides_by_items
+
+from ..test_plain_trainer import CopyTask
+from .foreign_cases import bert_config, build, padding, tokens, vit_config
+
+WEIGHT = 0.5
+
+
+def regularised(family: str, **settings):
+    """A model of `build` in training mode, without dropout, that adds L_reg to its loss."""
+    model = build(family, "sdpa", reluformer=None, attention_dropout=0.0)
+    return use_relu_attention(model, **{"gamma": 0.6, "regularization_weight": WEIGHT, **settings}).train()
+
+
+def eq7(weights: Tensor, visible: Tensor, rows: Tensor) -> Tensor:
+    """As the formula stands, row by row. weights: (batch, heads, queries, keys), visible: the same, rows: (batch, queries)."""
+    penalties = []
+    for b, i in rows.nonzero().tolist():
+        for head in range(weights.shape[1]):
+            row = weights[b, head, i]
+            total = row.sum()
+            if total == 0:
+                penalties.append(total)
+                continue
+            share = row[row > 0] / total
+            entropy = -(share * share.log()).sum()
+            bound = 0.7 * math.log(max(int(visible[b, 0, i].sum()), 1))
+            penalties.append(total.log().abs() + (entropy - bound).clamp(min=0))
+    return torch.stack(penalties).mean()
+
+
+def square(mask: Tensor, causal: bool, queries: int | None = None) -> Tensor:
+    """(batch, 1, queries, keys), True where the key is visible."""
+    batch, keys = mask.shape
+    visible = mask.bool()[:, None, None].expand(batch, 1, queries or keys, keys)
+    return visible & torch.ones(queries or keys, keys, dtype=torch.bool).tril() if causal else visible
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("family", ["bert", "llama", "mistral"])
+def test_is_eq7_over_real_rows(family, side):
+    """Mistral's window of 4 has no compact form: the reference computes it."""
+    mask = padding(side)
+    model, inputs = regularised(family), {"input_ids": tokens(3, 7), "attention_mask": mask}
+    seen = torch.ones(3, 7) if mask is None else mask
+    visible = square(seen, causal=family != "bert")
+    if family == "mistral":
+        visible = visible & ~torch.ones(7, 7, dtype=torch.bool).tril(-4)
+    output = model(**inputs, output_attentions=True)
+    found = attention_regularization(model)
+    expected = torch.stack([eq7(weights, visible, seen.bool()) for weights in output.attentions]).mean()
+    torch.testing.assert_close(found, expected)
+    assert found > 0.1
+    fused = model(**inputs)
+    torch.testing.assert_close(attention_regularization(model), expected)
+    # and its gradient
+    query = next(parameter for name, parameter in model.named_parameters() if "q_proj" in name or "query" in name)
+    (through_rows,) = torch.autograd.grad(found, query, retain_graph=True)
+    (through_weights,) = torch.autograd.grad(expected, query)
+    torch.testing.assert_close(through_rows, through_weights)
+    del fused
+
+
+@pytest.mark.parametrize("length", [5, 7])
+@pytest.mark.parametrize("marked_by", ["labels", "decoder_attention_mask"])
+def test_rows_of_a_decoder_are_its_target_tokens(marked_by, length):
+    """With 7 the source is as long as the target: the padding of its keys is not that of the decoder's rows."""
+    model, mask, target_mask = regularised("marian"), padding("right"), padding("right", length=length)
+    labels = tokens(3, length, seed=1)
+    inputs = {"input_ids": tokens(3, 7), "attention_mask": mask, "decoder_input_ids": labels}
+    if marked_by == "labels":
+        inputs["labels"] = labels.masked_fill(target_mask == 0, -100)
+    else:
+        inputs |= {"decoder_attention_mask": target_mask, "labels": labels}
+    output = model(**inputs, output_attentions=True)
+    own = target_mask if marked_by == "decoder_attention_mask" else torch.ones_like(target_mask)
+    source, target = mask.bool(), target_mask.bool()
+    parts = [eq7(weights, square(mask, causal=False), source) for weights in output.encoder_attentions]
+    parts += [eq7(weights, square(own, causal=True), target) for weights in output.decoder_attentions]
+    parts += [eq7(weights, square(mask, causal=False, queries=length), target) for weights in output.cross_attentions]
+    torch.testing.assert_close(attention_regularization(model), torch.stack(parts).mean())
+
+
+def test_images_have_no_padding():
+    model = use_relu_attention(AutoModel.from_config(vit_config()), gamma=0.6, regularization_weight=WEIGHT).train()
+    output = model(torch.randn(2, 3, 8, 8), output_attentions=True)
+    everything = torch.ones(2, 1, 5, 5)
+    expected = torch.stack([eq7(weights, everything, torch.ones(2, 5)) for weights in output.attentions]).mean()
+    torch.testing.assert_close(attention_regularization(model), expected)
+
+
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_is_added_to_the_loss_in_training_alone(return_dict):
+    model, inputs = regularised("llama"), {"input_ids": tokens(3, 7), "return_dict": return_dict}
+    output = model(**inputs, labels=tokens(3, 7))
+    regularizer = attention_regularization(model)
+    alone = model.eval()(**inputs, labels=tokens(3, 7))[0]
+    torch.testing.assert_close(output[0], alone + WEIGHT * regularizer)
+    assert regularizer > 0.1
+    if return_dict:
+        assert output.loss is output[0] is output["loss"]
+    del output, regularizer
+    with pytest.raises(ValueError, match="no L_reg to give"):
+        attention_regularization(model)
+
+
+def test_positional_labels_are_found():
+    model, labels = regularised("marian"), tokens(2, 5, seed=1)
+    labels[1, 3:] = -100
+    by_name = model(input_ids=tokens(2, 7), labels=labels).loss
+    order = list(inspect.signature(model.forward).parameters)
+    given = {"input_ids": tokens(2, 7), "labels": labels}
+    by_place = model(*(given.get(name) for name in order[: order.index("labels") + 1])).loss
+    assert torch.equal(by_place, by_name)
+
+
+def test_a_schedule_may_change_the_weight():
+    model, inputs = regularised("llama"), {"input_ids": tokens(3, 7), "labels": tokens(3, 7)}
+    first = model(**inputs).loss
+    regularizer = attention_regularization(model)
+    model.config.reluformer["regularization_weight"] = 2 * WEIGHT
+    torch.testing.assert_close(model(**inputs).loss, first + WEIGHT * regularizer)
+    model.config.reluformer["regularization_weight"] = 0
+    torch.testing.assert_close(model(**inputs).loss.double(), first - WEIGHT * regularizer)
+
+
+def test_nothing_is_collected_without_gradients_or_while_generating(monkeypatch):
+    monkeypatch.setattr(regularization, "collect", None)  # whoever calls it fails
+    monkeypatch.setattr("reluformer.other_models.attention.collect", None)
+    model = regularised("llama")
+    with torch.no_grad():
+        model(tokens(2, 7), labels=tokens(2, 7))
+    model.generate(tokens(2, 7), max_new_tokens=3)
+    model.eval()(tokens(2, 7), labels=tokens(2, 7)).loss.backward()
+
+
+def test_a_cache_in_training_hides_the_padding_of_the_prefix():
+    model, mask = regularised("llama"), padding("left", length=9)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(tokens(3, 9)[:, :4], attention_mask=mask[:, :4], past_key_values=cache)
+    output = model(tokens(3, 9)[:, 4:], attention_mask=mask, past_key_values=cache, output_attentions=True)
+    visible = square(mask, causal=True)[:, :, 4:]
+    expected = torch.stack([eq7(weights, visible, mask[:, 4:].bool()) for weights in output.attentions]).mean()
+    torch.testing.assert_close(attention_regularization(model), expected)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_a_checkpoint_counts_once_and_gives_the_same_gradients():
+    found = []
+    for checkpointing in (False, True):
+        model = regularised("llama")
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        # two passes before the backward one
+        losses = [model(tokens(3, 7, seed=seed), labels=tokens(3, 7)).loss for seed in (0, 1)]
+        sum(losses).backward()
+        found.append((torch.stack(losses).detach(), gradients(model)))
+        assert regularization._open.collection is None
+    torch.testing.assert_close(found[1][0], found[0][0])
+    assert found[0][1].keys() == found[1][1].keys()
+    for name, gradient in found[0][1].items():
+        torch.testing.assert_close(found[1][1][name], gradient, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_a_reentrant_checkpoint_is_refused():
+    model = regularised("llama")
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    with pytest.raises(ValueError, match="'use_reentrant': False"):
+        model(tokens(3, 7), labels=tokens(3, 7))
+    assert regularization._open.collection is None
+    model.gradient_checkpointing_disable()
+    assert model(tokens(3, 7), labels=tokens(3, 7)).loss.isfinite()
+
+
+def test_an_error_in_a_pass_leaves_nothing_open():
+    model = regularised("llama")
+    with pytest.raises(ValueError, match="batch_size"):
+        model(tokens(3, 7), labels=tokens(3, 5))
+    assert regularization._open.collection is None
+
+
+def test_nothing_is_kept_alive():
+    model = regularised("llama")
+    output = model(tokens(3, 7), labels=tokens(3, 7))
+    kept = [weakref.ref(each) for each in (attention_regularization(model), output.loss, output.logits)]
+    del output
+    gc.collect()
+    assert [each() for each in kept] == [None] * 3
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+@pytest.fixture
+def warnings():
+    warning_once.cache_clear()
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    regularization.logger.addHandler(handler)
+    yield messages
+    regularization.logger.removeHandler(handler)
+
+
+def test_without_a_loss_somebody_has_to_ask_for_it(warnings):
+    model = regularised("llama")
+    for _ in range(2):
+        output = model(tokens(2, 7))
+        assert attention_regularization(model) > 0.1
+    assert not warnings
+    model(tokens(2, 7))
+    model(tokens(2, 7))
+    assert len(warnings) == 1 and "returned no loss" in warnings[0] and "label_smoothing_factor" in warnings[0]
+    del output
+
+
+def test_parts_of_a_model_collect_for_the_whole_and_alone():
+    parts = bert_config(), bert_config(is_decoder=True, add_cross_attention=True)
+    model = EncoderDecoderModel(config=EncoderDecoderConfig.from_encoder_decoder_configs(*parts))
+    model.config.pad_token_id, model.config.decoder_start_token_id = 0, 1
+    use_relu_attention(model, gamma=0.6, regularization_weight=WEIGHT).train()
+    inputs = {"input_ids": tokens(2, 7), "labels": tokens(2, 4)}
+    output = model(**inputs)
+    regularizer = attention_regularization(model)
+    torch.testing.assert_close(output.loss, model.eval()(**inputs).loss + WEIGHT * regularizer)
+    encoder = model.train().encoder
+    states = encoder(tokens(2, 7))
+    assert attention_regularization(encoder) > 0
+    with pytest.raises(ValueError, match="EncoderDecoderModel, or set regularization_weight to 0"):
+        model.decoder(tokens(2, 4), encoder_hidden_states=states.last_hidden_state)
+
+
+def test_the_weight_is_saved_and_never_counts_twice(tmp_path):
+    model = regularised("llama").float()
+    inputs = {"input_ids": tokens(3, 7), "labels": tokens(3, 7)}
+    expected = model(**inputs).loss
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.reluformer == {
+        "activation": "relu",
+        "scaling": "variance",
+        "gamma": 0.6,
+        "implementation": "auto",
+        "regularization_weight": WEIGHT,
+        "entropy_margin": 0.7,
+    }
+    again = use_relu_attention(copy.deepcopy(model), gamma=0.6, regularization_weight=WEIGHT)
+    for each in (loaded, again, pickle.loads(pickle.dumps(loaded))):
+        torch.testing.assert_close(each.train()(**inputs).loss, expected)
+
+
+def test_a_wrapper_of_several_processes_changes_nothing(tmp_path):
+    model, inputs = regularised("llama"), {"input_ids": tokens(3, 7), "labels": tokens(3, 7)}
+    model(**inputs).loss.backward()
+    expected = gradients(model)
+    model.zero_grad()
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        loss = wrapped(**inputs).loss
+        assert attention_regularization(wrapped) > 0.1
+        loss.backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[name])
+
+
+def test_an_adapter_of_peft_changes_nothing():
+    peft = pytest.importorskip("peft", reason="LoRA is peft's, which is not installed")
+    model = use_relu_attention(classifier(), gamma=0.6, regularization_weight=WEIGHT)
+    inputs = {"input_ids": tokens(4, 7), "labels": torch.tensor([0, 1, 1, 0])}
+    expected = model(**inputs).loss.detach()
+    settings = peft.LoraConfig(task_type="SEQ_CLS", r=2, lora_dropout=0.0, target_modules=["query", "value"])
+    adapted = peft.get_peft_model(model, settings).train()
+    loss = adapted(**inputs).loss
+    torch.testing.assert_close(loss, expected)
+    (gradient,) = torch.autograd.grad(
+        attention_regularization(adapted),
+        [parameter for name, parameter in adapted.named_parameters() if "layer.0" in name and "query.lora_B" in name],
+    )
+    assert gradient.abs().max() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["function", "method"])
+def test_a_compiled_model_gives_the_same(how):
+    model, inputs = regularised("llama"), {"input_ids": tokens(3, 7), "labels": tokens(3, 7)}
+    expected = model(**inputs).loss
+    expected.backward()
+    whole = gradients(model)
+    model.zero_grad()
+    torch._dynamo.reset()
+    if how == "function":
+        compiled = torch.compile(model, backend="aot_eager")
+    else:
+        compiled = model
+        model.compile(backend="aot_eager")
+    loss = compiled(**inputs).loss
+    torch.testing.assert_close(loss, expected)
+    assert attention_regularization(compiled) > 0.1
+    loss.backward()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, whole[name])
+    torch._dynamo.reset()
+
+
+def classifier():
+    torch.manual_seed(0)
+    return BertForSequenceClassification(bert_config(num_labels=2)).train()
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: attention_regularization(classifier()), "does not compute attn_implementation='reluformer'"),
+        (lambda: attention_regularization(use_relu_attention(classifier())), "has no regularization_weight"),
+        (lambda: attention_regularization(regularised("llama")), "no L_reg to give.*Keep the output"),
+        (lambda: attention_regularization(nn.Linear(1, 1)), "Linear does not compute"),
+        (
+            lambda: use_relu_attention(classifier(), activation="gelu", regularization_weight=0.1),
+            "regularization_weight=0.1 takes the logarithm.*'gelu'",
+        ),
+        (lambda: use_relu_attention(classifier(), regularization_weight=-1), "finite and at least 0"),
+        (lambda: use_relu_attention(classifier(), regularization_weight="0.1"), "must be a number"),
+        (lambda: use_relu_attention(classifier(), entropy_margin=0.5), "belongs to a regularization_weight above 0"),
+        (
+            lambda: use_relu_attention(classifier(), regularization_weight=0.1, entropy_margin=2),
+            r"entropy_margin=2 must lie in \[0, 1\]",
+        ),
+    ],
+)
+def test_wrong_use(act, message):
+    with pytest.raises(ValueError, match=message):
+        act()
+
+
+def test_a_weight_that_nobody_would_add_is_refused():
+    model = build("llama", "sdpa", reluformer={"gamma": 0.6, "regularization_weight": WEIGHT}).train()
+    model.set_attn_implementation("reluformer")
+    with pytest.raises(ValueError, match=r"no model adds it to a loss\. Call use_relu_attention"):
+        model(tokens(2, 7), labels=tokens(2, 7))
+
+
+def test_a_model_whose_attention_is_all_in_evaluation_is_refused():
+    model = regularised("llama")
+    model.model.eval()
+    with pytest.raises(ValueError, match="no attention in training mode"):
+        model(tokens(2, 7), labels=tokens(2, 7))
+
+
+class Rows(CopyTask):
+    """Rows of one length, for models that need labels beside their inputs."""
+
+    def __init__(self, rows: int, classes: bool) -> None:
+        self.rows = tokens(rows, 8)
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict:
+        label = int(self.rows[index].sum() % 2) if self.classes else self.rows[index]
+        return {"input_ids": self.rows[index], "labels": label}
+
+
+def train(model, folder, rows, batch: int, steps: int, **options):
+    """Two updates of plain SGD; the parameters behind them."""
+    arguments = TrainingArguments(
+        str(folder),
+        max_steps=2,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=steps,
+        optim="sgd",
+        learning_rate=0.05,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        seed=3,
+        **options,
+    )
+    torch.manual_seed(0)
+    Trainer(model=model, args=arguments, train_dataset=rows).train()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_two_half_batches_are_one_batch_in_the_plain_trainer(tmp_path):
+    """Rows of one length: each half has half of the labels and half of the rows."""
+    models = [regularised("llama") for _ in range(2)]
+    assert divides_by_items(type(models[0]))
+    whole = train(models[0], tmp_path, Rows(32, classes=False), batch=8, steps=1)
+    halves = train(models[1], tmp_path, Rows(32, classes=False), batch=4, steps=2)
+    torch.testing.assert_close(halves, whole, rtol=1e-6, atol=1e-8)
+
+
+def test_each_part_of_an_update_counts_by_its_labels():
+    """What is documented where the rows are not alike: L_reg of each part, by the share of its labels."""
+    model = regularised("llama")
+    parts = [(tokens(3, 7), padding("right")), (tokens(1, 7, seed=1), None)]
+    labels = [ids if mask is None else ids.masked_fill(mask == 0, -100) for ids, mask in parts]
+    items = sum(each[:, 1:].ne(-100).sum() for each in labels)
+    total, expected = 0, 0
+    for (ids, mask), own in zip(parts, labels, strict=True):
+        inputs = {"input_ids": ids, "attention_mask": mask, "labels": own, "num_items_in_batch": items}
+        loss = model.train()(**inputs).loss
+        share = own[:, 1:].ne(-100).sum() / items
+        expected = expected + WEIGHT * share * attention_regularization(model) + model.eval()(**inputs).loss
+        total = total + loss
+    torch.testing.assert_close(total, expected)
+
+
+def test_a_model_whose_loss_ignores_the_items_keeps_the_mean(tmp_path):
+    """BertForSequenceClassification returns a mean whatever the update holds: L_reg keeps its weight beside it."""
+    model = use_relu_attention(classifier(), gamma=0.6, regularization_weight=WEIGHT)
+    assert not divides_by_items(type(model))
+    inputs = {"input_ids": tokens(4, 7), "labels": torch.tensor([0, 1, 1, 0])}
+    first = model(**inputs).loss
+    assert torch.equal(model(**inputs, num_items_in_batch=8).loss, first)
+    before = model.classifier.weight.detach().clone()
+    train(model, tmp_path, Rows(16, classes=True), batch=4, steps=2)
+    assert not torch.equal(model.classifier.weight, before)
+
+
+def test_items_without_labels_are_refused():
+    class Counts(type(regularised("llama"))):
+        def forward(self, input_ids=None, num_items_in_batch=None, **kwargs):
+            output = super().forward(input_ids, labels=input_ids)
+            output.loss = self.loss_function(
+                output.logits, input_ids, self.config.vocab_size, num_items_in_batch=num_items_in_batch
+            )
+            return output
+
+    model = Counts(regularised("llama").config)
+    model = use_relu_attention(model, regularization_weight=WEIGHT).train()
+    with pytest.raises(ValueError, match="num_items_in_batch=12 and no labels"):
+        model(tokens(2, 7), num_items_in_batch=12)
+
+
+def test_the_plain_trainer_draws_row_sums_to_one(tmp_path):
+    """What the regulariser is for: with it alone in the way, the row sums move to 1."""
+    model = regularised("llama", regularization_weight=100.0, entropy_margin=1.0).float()
+    before = _row_sums(model)
+    train(model, tmp_path, Rows(64, classes=False), batch=16, steps=1, max_grad_norm=1.0)
+    assert _row_sums(model) < before
+
+
+def _row_sums(model) -> float:
+    """Mean |log S| of the rows that live."""
+    with torch.no_grad():
+        weights = torch.stack(model.eval()(tokens(4, 8), output_attentions=True).attentions).sum(-1)
+    return weights[weights > 0].log().abs().mean().item()
