@@ -1,0 +1,1 @@
+"""Translation models as ONNX graphs, and their use with onnxruntime."""

@@ -1,0 +1,193 @@
+"""The two graphs of an encoder-decoder model, and how each becomes an ONNX file.
+
+    encoder: input_ids, attention_mask                             → last_hidden_state, keys and values of the cross-attention
+    decoder: input_ids, encoder_attention_mask, keys and values    → logits, keys and values of the self-attention
+
+The cross-attention's keys and values depend on the source alone: the encoder's graph computes them once, and every step of the
+decoder takes them as they are. The first step takes keys and values of length 0 for the self-attention. The names are those of
+Optimum. `model` is any model of Transformers with an encoder and a decoder whose cache is an `EncoderDecoderCache`.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from reluformer.export.caches import KeysAndValues, both, pairs_of
+from reluformer.export.names import DECODER_FILE, ENCODER_FILE, cache_names
+from reluformer.generation_reluformer import SharedSources
+
+# Of an ONNX file: what is larger has its weights in a file beside it.
+LARGEST_FILE = 2**31 - 2**20
+# Sizes of the example that is traced; a size that occurs twice, or 1, would be taken for a rule.
+_SOURCES, _TARGETS, _SOURCE, _PAST, _TARGET = 2, 3, 5, 7, 4
+
+
+class EncoderGraph(nn.Module):
+    """The encoder, and the first layers that read it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, KeysAndValues]:
+        """Both (batch, source) → hidden states (batch, source, d_model); for each layer (batch, heads, source, head_dim)."""
+        hidden_states = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)[0]
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        # A step of the decoder computes the keys and values. Its other results are no output, so they leave the graph.
+        self.model.get_decoder()(
+            input_ids=input_ids[:, :1],
+            encoder_hidden_states=hidden_states,
+            encoder_attention_mask=attention_mask,
+            past_key_values=cache,
+        )
+        return hidden_states, pairs_of(cache.cross_attention_cache)
+
+
+class DecoderGraph(nn.Module):
+    """Some tokens of the decoder behind those whose keys and values are given, and its output layer."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, encoder_attention_mask: Tensor, past: KeysAndValues, cross: KeysAndValues
+    ) -> tuple[Tensor, KeysAndValues]:
+        """input_ids (batch, target), encoder_attention_mask (sources, source) → logits (batch, target, vocabulary) and past.
+
+        Neighbouring rows of the batch share a source where the model can do that; else `sources` is the batch.
+        """
+        sources, source = encoder_attention_mask.shape
+        cache = both(past, cross)
+        shared = {"targets_per_source": input_ids.shape[0] // sources} if shares_sources(self.model) else {}
+        # The model reads the shape alone: all that depends on the values is in the cache.
+        encoded = cross[0][0].new_zeros(sources, source, self.model.config.d_model)
+        logits = self.model(
+            decoder_input_ids=input_ids,
+            attention_mask=encoder_attention_mask,
+            encoder_outputs=BaseModelOutput(encoded),
+            past_key_values=cache,
+            use_cache=True,
+            **shared,
+        ).logits
+        return logits, pairs_of(cache.self_attention_cache)
+
+
+def shares_sources(model: PreTrainedModel) -> bool:
+    """Whether the beams of a sentence share its keys and values (`targets_per_source`), as only ours do."""
+    return isinstance(model, SharedSources)
+
+
+class Exported(NamedTuple):
+    """A graph of `torch.export`, and the dimensions of its inputs by name."""
+
+    program: ExportedProgram
+    sizes: tuple[Any, ...]
+
+
+def export_encoder(model: PreTrainedModel) -> Exported:
+    """The encoder's graph of a model in evaluation mode, with a dynamic batch and source."""
+    ids = torch.ones(_SOURCES, _SOURCE, dtype=torch.long)
+    sizes = {0: Dim("batch"), 1: Dim("source", max=model.config.max_position_embeddings)}
+    return _export(EncoderGraph(model), (ids, torch.ones_like(ids)), (sizes, sizes), shared=False)
+
+
+def export_decoder(model: PreTrainedModel) -> Exported:
+    """The decoder's graph of a model in evaluation mode, with dynamic batch, source, past and target."""
+    config, shared = model.config, shares_sources(model)
+    heads, features = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
+    layers, rows = range(config.decoder_layers), _SOURCES * _TARGETS
+    source, past, target = (Dim(name) for name in ("source", "past", "target"))
+    batch = Dim("batch", min=2 * _SOURCES if shared else None)  # of the trace; the graph has no such limit
+    sources, count = (Dim("sources"), _SOURCES) if shared else (batch, rows)
+
+    def pair(*shape: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(shape), torch.zeros(shape)
+
+    inputs = (
+        torch.ones(rows, _TARGET, dtype=torch.long),
+        torch.ones(count, _SOURCE, dtype=torch.long),
+        [pair(rows, heads, _PAST, features) for _ in layers],
+        [pair(count, heads, _SOURCE, features) for _ in layers],
+    )
+    own, cross = {0: batch, 2: past}, {0: sources, 2: source}
+    sizes = (
+        {0: batch, 1: target},
+        {0: sources, 1: source},
+        [(own, own) for _ in layers],
+        [(cross, cross) for _ in layers],
+    )
+    return _export(DecoderGraph(model), inputs, sizes, shared)
+
+
+def _export(graph: nn.Module, inputs: tuple[Any, ...], sizes: tuple[Any, ...], shared: bool) -> Exported:
+    with torch.no_grad():
+        program = torch.export.export(
+            graph.eval(),
+            inputs,
+            dynamic_shapes=sizes,
+            # that a batch is a multiple of the sources it shares is no rule that a dimension can have
+            prefer_deferred_runtime_asserts_over_guards=shared,
+        )
+    return Exported(program, sizes)
+
+
+def write_graphs(model: PreTrainedModel, folder: Path, opset: int) -> None:
+    """Writes both ONNX files of a model that is in evaluation mode and float32."""
+    layers = model.config.decoder_layers
+    _write(
+        export_encoder(model),
+        folder / ENCODER_FILE,
+        ["input_ids", "attention_mask"],
+        ["last_hidden_state", *cache_names("present", "encoder", layers)],
+        opset,
+    )
+    past = [*cache_names("past_key_values", "decoder", layers), *cache_names("past_key_values", "encoder", layers)]
+    _write(
+        export_decoder(model),
+        folder / DECODER_FILE,
+        ["input_ids", "encoder_attention_mask", *past],
+        ["logits", *cache_names("present", "decoder", layers)],
+        opset,
+    )
+
+
+def _write(exported: Exported, path: Path, inputs: list[str], outputs: list[str], opset: int) -> None:
+    with _without_notes():
+        written = torch.onnx.export(
+            exported.program,
+            dynamic_shapes=exported.sizes,
+            input_names=inputs,
+            output_names=outputs,
+            opset_version=opset,
+            dynamo=True,
+            verbose=False,
+        )
+    weights = sum(tensor.nbytes for tensor in exported.program.state_dict.values())
+    written.save(path, external_data=weights > LARGEST_FILE)
+
+
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """Leaves out what torch.onnx says of torchvision, which is not needed, and of each further use of a dimension's name."""
+    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = registration.level
+    registration.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="# The axis name: ")
+            warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")
+            yield
+    finally:
+        registration.setLevel(level)
