@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from transformers import Seq2SeqTrainingArguments
 
 from reluformer.configuration.recipe_checks import check_recipe
 from reluformer.configuration.scores import Headline
+from reluformer.configuration.splits import SPLITS
 
 
 @dataclass(kw_only=True)
@@ -17,7 +18,7 @@ class ParallelFiles:
     """Two files of one sentence a line; line n of one translates line n of the other.
 
     Args:
-        source: path of the source side, plain text or .gz; a relative path starts at the current directory.
+        source: path of the source side, plain text, .gz or .zst; a relative path starts at the current directory.
         target: path of the target side.
         documents: path of a file whose line n names the document that pair n is from; the pairs of a document stand
             together. `data.packing` needs it.
@@ -31,27 +32,60 @@ class ParallelFiles:
 
 
 @dataclass(kw_only=True)
-class DatasetConfig:
-    """A set that the `datasets` library loads, with a column of translations ({"de": …, "en": …}).
+class TablesConfig:
+    """Tables with named columns: .csv, .tsv, .jsonl, .json (a list of objects, or one on each line) or .parquet; all but the last
+    also as .gz or .zst. CSV has quotations, in which a text may have line breaks; TSV has none.
 
     Args:
-        path: id on the Hub, or a local folder.
+        train: path of the table of the training split, or several paths.
+        validation: of the validation split.
+        test: of the test split.
+        source_column: column of the source texts; `translation.de` is the field `de` of the column `translation`. null: the
+            field `translation.<source_language>`, or the column that is named as the language.
+        target_column: column of the target texts, likewise.
+        document_column: column with the name of each pair's document; `data.packing` needs it.
+        delimiter: between the columns of CSV and TSV; null: a comma in CSV, a tab in TSV.
+    """
+
+    train: list[str] | str
+    validation: list[str] | str | None = None
+    test: list[str] | str | None = None
+    source_column: str | None = None
+    target_column: str | None = None
+    document_column: str | None = None
+    delimiter: str | None = None
+
+    def paths(self, split: str) -> list[str]:
+        """The tables of a split, none where it has none."""
+        given = getattr(self, split)
+        return [given] if isinstance(given, str) else given or []
+
+
+@dataclass(kw_only=True)
+class DatasetConfig:
+    """A set that the `datasets` library loads, from the Hub or a folder.
+
+    Args:
+        path: id on the Hub, or a local folder: of data files, or written by `save_to_disk`.
         name: configuration of the set, for example a language pair.
         revision: branch, tag or commit on the Hub; name a commit to make a result reproducible.
-        translation_column: column that holds the translations; null where each language is a column of its own.
         train: name of the training split; slices such as `train[:1%]` work.
         validation: name of the validation split.
         test: name of the test split.
+        source_column: column of the source texts; `translation.de` is the field `de` of the column `translation`. null: the
+            field `translation.<source_language>`, or the column that is named as the language.
+        target_column: column of the target texts, likewise.
         document_column: column with the name or number of each pair's document; `data.packing` needs it.
     """
 
     path: str
     name: str | None = None
     revision: str | None = None
-    translation_column: str | None = "translation"
     train: str = "train"
     validation: str = "validation"
     test: str = "test"
+    source_column: str | None = None
+    target_column: str | None = None
     document_column: str | None = None
 
 
@@ -92,7 +126,7 @@ class PackingConfig:
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """Where the pairs come from: the three splits as files, or `dataset`, or `demo`; exactly one of them.
+    """Where the pairs come from: the three splits as files, or `tables`, `dataset`, or `demo`; exactly one of them.
 
     Args:
         source_language: ISO 639-1 code of the source language, for example `en`.
@@ -102,11 +136,13 @@ class DataConfig:
         train: files of the training split.
         validation: files of the validation split.
         test: files of the test split.
+        tables: files with named columns, such as CSV.
         dataset: a set of the `datasets` library that gives all splits.
         demo: the generated corpus.
         packing: train, translate and score packed documents; null: sentence by sentence.
         workers: processes that tokenise a split, in the one process that does it for all; null: 1 for fewer than 200,000
             pairs, otherwise as many as there are cores, at most 8. Changes no result. Packing tokenises in one.
+        homepage: where the corpus is to be had, for the error if it is missing.
     """
 
     source_language: str
@@ -115,10 +151,12 @@ class DataConfig:
     train: ParallelFiles | None = None
     validation: ParallelFiles | None = None
     test: ParallelFiles | None = None
+    tables: TablesConfig | None = None
     dataset: DatasetConfig | None = None
     demo: DemoConfig | None = None
     packing: PackingConfig | None = None
     workers: int | None = None
+    homepage: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -227,10 +265,31 @@ class Recipe:
     expected_world_size: int | None = None
     training: Seq2SeqTrainingArguments
 
+    batch_key: ClassVar[str] = "batching.tokens_per_batch"
+    batch_unit: ClassVar[str] = "tokens"
+    always_written: ClassVar[frozenset[str]] = frozenset({"data", "tokenizer", "model", "batching", "evaluation"})
+
     @property
     def run_folder(self) -> Path:
         """Where everything of the run is written."""
         return Path(self.training.output_dir)
+
+    @property
+    def batch_size(self) -> int:
+        """Tokens of a batch, with padding."""
+        return self.batching.tokens_per_batch
+
+    def inputs(self) -> list[tuple[str, str | None]]:
+        """What the run begins with: key and path or id."""
+        data = self.data
+        found = [("initialize_from", self.initialize_from), ("tokenizer.path", self.tokenizer.path)]
+        found.append(("data.dataset.path", None if data.dataset is None else data.dataset.path))
+        for split in SPLITS:
+            tables = [] if data.tables is None else data.tables.paths(split)
+            found += [(f"data.tables.{split}", path) for path in tables]
+            for side in ("source", "target", "documents"):
+                found.append((f"data.{split}.{side}", getattr(getattr(data, split), side, None)))
+        return found
 
     def check(self) -> None:
         """Raises `UserError` for values that are well typed yet cannot be trained, before anything is loaded."""

@@ -3,48 +3,58 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers import Seq2SeqTrainingArguments
+from transformers import TrainingArguments
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import SCORES
 from reluformer.configuration.splits import EVALUATED_SPLITS, SPLITS
 
 if TYPE_CHECKING:
-    from reluformer.configuration.recipe import AveragingConfig, DataConfig, Recipe
+    from reluformer.configuration.recipe import AveragingConfig, DataConfig, Recipe, TablesConfig
 
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises `UserError` for values that cannot be trained."""
-    _check_name(recipe.name)
+    check_name(recipe.name)
     _check_data(recipe.data)
     _check_documents(recipe)
     _check_initialization(recipe)
     _check_counts(recipe)
-    _check_training(recipe.training)
-    _check_averaging(recipe.averaging, recipe.training)
+    check_training(recipe.training, _REPLACED_ARGUMENTS)
+    check_averaging(recipe.averaging, recipe.training)
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raises `UserError` for what cannot name a folder."""
     if not name or Path(name).name != name or name in (".", ".."):
         raise UserError(f"name: {name!r} cannot name a folder; give a word such as 'multi30k_en_de'")
 
 
-def _check_data(data: DataConfig) -> None:
-    origins = {
-        "train/validation/test": any((data.train, data.validation, data.test)),
-        "dataset": data.dataset is not None,
-        "demo": data.demo is not None,
-    }
+def only_origin(origins: Mapping[str, bool]) -> str:
+    """The one place that `data` names; `UserError` where it names none or several. origins: is it given, by name."""
     given = [name for name, is_given in origins.items() if is_given]
     if len(given) != 1:
         raise UserError(
             f"data: give exactly one of {', '.join(origins)}; given: {' and '.join(given) if given else 'none of them'}"
         )
-    if given == ["train/validation/test"] and data.train is None:
+    return given[0]
+
+
+def _check_data(data: DataConfig) -> None:
+    origins = {
+        "train/validation/test": any((data.train, data.validation, data.test)),
+        "tables": data.tables is not None,
+        "dataset": data.dataset is not None,
+        "demo": data.demo is not None,
+    }
+    if only_origin(origins) == "train/validation/test" and data.train is None:
         raise UserError("data: the files of `train` are missing; give data.train.source and data.train.target")
+    if data.tables is not None:
+        _check_tables(data.tables)
     if data.demo is not None:
         for split in SPLITS:
             count, least = getattr(data.demo, split), 1 if split == "train" else 0
@@ -58,6 +68,18 @@ def _check_data(data: DataConfig) -> None:
         raise UserError(
             "data.workers: would have no effect on packed documents, which one process tokenises; leave it out"
         )
+
+
+def _check_tables(tables: TablesConfig) -> None:
+    if not tables.paths("train"):
+        raise UserError("data.tables.train: names no file; give at least one")
+    if tables.delimiter is None:
+        return
+    if len(tables.delimiter) != 1 or tables.delimiter in '\r\n"':
+        raise UserError(f"data.tables.delimiter: {tables.delimiter!r} cannot be one; give one character, such as ';'")
+    paths = [path for split in SPLITS for path in tables.paths(split)]
+    if not any(kind in path.lower() for path in paths for kind in (".csv", ".tsv")):
+        raise UserError("data.tables.delimiter: would have no effect, since no table is CSV or TSV; leave it out")
 
 
 def _check_documents(recipe: Recipe) -> None:
@@ -77,8 +99,11 @@ def _check_documents(recipe: Recipe) -> None:
         return
     if data.demo is not None:
         raise UserError("data.packing: the generated corpus has no documents; give files or a data set that has them")
-    if data.dataset is not None and data.dataset.document_column is None:
-        raise UserError("data.packing: needs data.dataset.document_column, the column that names each pair's document")
+    for section, given in (("tables", data.tables), ("dataset", data.dataset)):
+        if given is not None and given.document_column is None:
+            raise UserError(
+                f"data.packing: needs data.{section}.document_column, the column that names each pair's document"
+            )
     for split, given in files.items():
         if given.documents is None:
             raise UserError(f"data.packing: needs data.{split}.documents, the file that names each pair's document")
@@ -122,7 +147,12 @@ def _check_counts(recipe: Recipe) -> None:
             f"batching.tokens_per_batch: {recipe.batching.tokens_per_batch} cannot hold one pair of "
             f"data.max_length {recipe.data.max_length}; raise the first or lower the second"
         )
-    for split in evaluation.splits:
+    check_splits(evaluation.splits)
+
+
+def check_splits(splits: Sequence[str]) -> None:
+    """Raises `UserError` for what is no split to evaluate."""
+    for split in splits:
         if split not in EVALUATED_SPLITS:
             raise UserError(
                 f"evaluation.splits: {split!r} is not a split to evaluate; choose of {', '.join(EVALUATED_SPLITS)}"
@@ -147,9 +177,10 @@ _REPLACED_ARGUMENTS = {
 _HIDDEN_TOKEN = "<HUB_TOKEN>"
 
 
-def _check_training(training: Seq2SeqTrainingArguments) -> None:
-    defaults = {name: f.default for name, f in Seq2SeqTrainingArguments.__dataclass_fields__.items()}
-    for name, instead in _REPLACED_ARGUMENTS.items():
+def check_training(training: TrainingArguments, replaced: Mapping[str, str]) -> None:
+    """Raises `UserError` for arguments that are `replaced` (name → what to do instead), or cannot be used."""
+    defaults = {name: f.default for name, f in type(training).__dataclass_fields__.items()}
+    for name, instead in replaced.items():
         value = getattr(training, name, defaults.get(name))
         if value != defaults.get(name):
             raise UserError(f"training.{name}: {value!r} would have no effect here; {instead}")
@@ -170,7 +201,7 @@ def _check_training(training: Seq2SeqTrainingArguments) -> None:
         )
 
 
-def checkpoints_of(training: Seq2SeqTrainingArguments) -> int | None:
+def checkpoints_of(training: TrainingArguments) -> int | None:
     """Number of checkpoints a run writes, before `save_total_limit`; None where only the data can tell."""
     if training.save_strategy == "no":
         return 0
@@ -180,7 +211,8 @@ def checkpoints_of(training: Seq2SeqTrainingArguments) -> int | None:
     return math.ceil(training.max_steps / every)  # the last update is always saved
 
 
-def _check_averaging(averaging: AveragingConfig, training: Seq2SeqTrainingArguments) -> None:
+def check_averaging(averaging: AveragingConfig, training: TrainingArguments) -> None:
+    """Raises `UserError` where the checkpoints to average will not be there."""
     wanted = averaging.last_checkpoints
     if wanted < 2:
         return

@@ -15,11 +15,12 @@ from typing import Any
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
-from transformers import Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.image_recipe import ImageRecipe
 from reluformer.configuration.recipe import Recipe
-from reluformer.configuration.recipe_text import read_recipe_text, section_types
+from reluformer.configuration.recipe_text import RECIPE_KINDS, read_recipe_text, section_types
 from reluformer.configuration.whole_files import write_whole
 
 RECIPES_FOLDER = Path(__file__).parent / "recipes"
@@ -58,7 +59,11 @@ class LayeredConfig(ActionConfigFile):
             cfg["model"] = {**below, **(cfg.get("model") or {})}
 
 
+AnyRecipe = Recipe | ImageRecipe
+
 _BASE_LINE = re.compile(r"^base[ \t]*:.*$", re.MULTILINE)
+# What every recipe without `task` is: the line is for a reader alone.
+_TRANSLATION_LINE = re.compile(r"^task[ \t]*:[ \t]*translation[ \t]*(#.*)?$", re.MULTILINE)
 
 
 def recipe_layers(path: str | Path) -> list[tuple[str, str | None]]:
@@ -78,7 +83,8 @@ def recipe_layers(path: str | Path) -> list[tuple[str, str | None]]:
             raise UserError(f"{path}: base: {at} stands on itself")
         text = read_recipe_text(at)
         line = _BASE_LINE.search(text)
-        layers.append((str(at), _BASE_LINE.sub("", text) if line else None))
+        plain = _TRANSLATION_LINE.sub("", _BASE_LINE.sub("", text))
+        layers.append((str(at), None if plain == text else plain))
         at = None if line is None else _base_of(at, _base_named(at, line[0]))
     return layers[::-1]
 
@@ -112,8 +118,26 @@ def _find_recipe(path_or_name: str) -> str:
     )
 
 
-def recipe_parser(prog: str = "reluformer train") -> ArgumentParser:
-    """The parser of a recipe: `--config` files and one option for every key."""
+def recipe_kind(arguments: Sequence[str]) -> type[AnyRecipe]:
+    """What kind of recipe the files of `--config` are, by the `task` that the last of them names.
+
+    Raises:
+        UserError: an unknown task, or a file that is no recipe.
+    """
+    task = "translation"
+    pairs = zip(arguments, [*arguments, ""][1:], strict=True)
+    values = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--config"]
+    for value in values:
+        for path, text in recipe_layers(_find_recipe(value)):
+            says = yaml.safe_load(read_recipe_text(path) if text is None else text)
+            task = (says or {}).get("task", task)
+            if task not in RECIPE_KINDS:
+                raise UserError(f"{path}: task: {task!r} is unknown; choose one of {', '.join(RECIPE_KINDS)}")
+    return RECIPE_KINDS[task]
+
+
+def recipe_parser(prog: str = "reluformer train", kind: type[AnyRecipe] = Recipe) -> ArgumentParser:
+    """The parser of a recipe of a kind: `--config` files and one option for every key."""
     parser = ArgumentParser(
         prog=prog,
         description="Trains a model after a recipe.",
@@ -123,12 +147,13 @@ def recipe_parser(prog: str = "reluformer train") -> ArgumentParser:
         default_env=False,
     )
     parser.add_argument("--config", action=LayeredConfig, help="recipe: a YAML file; several are laid over each other")
-    parser.add_class_arguments(Recipe)
+    parser.add_class_arguments(kind)
     parser.set_defaults(TRAINING_DEFAULTS)
+    parser.recipe_kind = kind
     return parser
 
 
-def build_recipe(parser: ArgumentParser, namespace: Any) -> Recipe:
+def build_recipe(parser: ArgumentParser, namespace: Any) -> AnyRecipe:
     """The recipe of a parsed namespace, with the run folder filled in.
 
     Raises:
@@ -136,12 +161,12 @@ def build_recipe(parser: ArgumentParser, namespace: Any) -> Recipe:
     """
     if namespace.training.output_dir is None:
         namespace.training.output_dir = str(Path("runs") / namespace.name)
-    sections = {f.name for f in dataclasses.fields(Recipe)}
+    sections = {f.name for f in dataclasses.fields(parser.recipe_kind)}
     try:
         values = parser.instantiate(namespace)
     except (ValueError, ImportError) as error:  # what Seq2SeqTrainingArguments raises for an impossible combination
         raise UserError(f"training: {one_line(error)}") from error
-    recipe = Recipe(**{section: values[section] for section in sections})
+    recipe = parser.recipe_kind(**{section: values[section] for section in sections})
     recipe.check()
     return recipe
 
@@ -154,17 +179,17 @@ def parse_namespace(parser: ArgumentParser, arguments: Sequence[str]) -> Any:
         raise UserError(readable(error)) from error
 
 
-def parse_recipe(arguments: Sequence[str]) -> Recipe:
+def parse_recipe(arguments: Sequence[str]) -> AnyRecipe:
     """The recipe of command-line arguments: `["--config", "a.yaml", "--training.max_steps", "100"]`.
 
     Raises:
         UserError: an unknown key, a value of a wrong type, a missing file, a missing key; one line.
     """
-    parser = recipe_parser()
+    parser = recipe_parser(kind=recipe_kind(arguments))
     return build_recipe(parser, parse_namespace(parser, arguments))
 
 
-def load_recipe(*paths: str | Path) -> Recipe:
+def load_recipe(*paths: str | Path) -> AnyRecipe:
     """The recipe of YAML files, later ones laid over earlier ones; see [`parse_recipe`] for errors."""
     return parse_recipe([argument for path in paths for argument in ("--config", str(path))])
 
@@ -182,7 +207,7 @@ def library_defaults(output_dir: str | None) -> dict[str, Any]:
     return _DefaultArguments(output_dir=output_dir).to_dict()
 
 
-def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+def recipe_to_dict(recipe: AnyRecipe) -> dict[str, Any]:
     """Plain values that [`load_recipe`] reads back.
 
     All our own keys are written; of the training arguments those that differ from Transformers' defaults, since
@@ -193,7 +218,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
         for f in dataclasses.fields(recipe)
         if f.name != "training"
     }
-    names = {f.name for f in dataclasses.fields(Seq2SeqTrainingArguments) if f.init}
+    names = {f.name for f in dataclasses.fields(type(recipe.training)) if f.init}
     defaults = library_defaults(recipe.training.output_dir)
     training = {
         name: value
@@ -203,7 +228,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     return {**plain, "training": training}
 
 
-def save_recipe(recipe: Recipe, path: str | Path) -> None:
+def save_recipe(recipe: AnyRecipe, path: str | Path) -> None:
     """Writes the resolved recipe as YAML, whole or not at all; folders on the way are created."""
     write_whole(path, _saved_text(recipe_to_dict(recipe)))
 
@@ -214,8 +239,9 @@ def is_saved_recipe(text: str) -> bool:
     plain = yaml.safe_load(text)
     if not isinstance(plain, dict) or text != _saved_text(plain):
         return False
-    order = [f.name for f in dataclasses.fields(Recipe) if f.name in plain]
-    always = {"name", "description", "data", "tokenizer", "model", "batching", "evaluation", "averaging", "training"}
+    kind = RECIPE_KINDS.get(plain.get("task", "translation"), Recipe)
+    order = [f.name for f in dataclasses.fields(kind) if f.name in plain]
+    always = {"name", "description", "averaging", "training", *kind.always_written}
     only_changed = len(plain.get("training") or {}) < len(dataclasses.fields(Seq2SeqTrainingArguments)) / 2
     return list(plain) == order and always <= plain.keys() and only_changed
 
@@ -244,10 +270,10 @@ def readable(error: BaseException) -> str:
 
 
 def _known_keys() -> list[str]:
-    names, sections = set(), [Recipe]
+    names, sections = set(), list(RECIPE_KINDS.values())
     while sections:
         section = sections.pop()
         names |= {f.name for f in dataclasses.fields(section)}
-        if section is not Seq2SeqTrainingArguments:  # what is deeper is the library's
+        if not issubclass(section, TrainingArguments):  # what is deeper is the library's
             sections += section_types(section).values()
     return sorted(names)

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from transformers import Seq2SeqTrainingArguments
+from transformers import TrainingArguments
 
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.image_recipe import ImageRecipe
 from reluformer.configuration.recipe import Recipe
+
+# What a file may be, by its `task`.
+RECIPE_KINDS: dict[str, type] = {"translation": Recipe, "image_classification": ImageRecipe}
 
 _PLAIN_TAGS = {
     f"tag:yaml.org,2002:{kind}"
@@ -69,7 +74,7 @@ class _Checker:
         if not isinstance(root, yaml.MappingNode):
             raise UserError(f"{self._path}: holds no keys; a recipe is a YAML mapping such as `name: mine`")
         self._plain(root)
-        self._sections(root, Recipe, "")
+        self._sections(root, tuple(RECIPE_KINDS.values()), "")
 
     def _plain(self, node: yaml.Node) -> None:
         self._values += 1
@@ -104,12 +109,16 @@ class _Checker:
             if key.tag == _MERGE and not all(isinstance(merged, yaml.MappingNode) for merged in _merged(value)):
                 raise UserError(f"{self._place(value.start_mark)}: `<<` merges sections, found a value")
 
-    def _sections(self, node: yaml.MappingNode, kind: type, prefix: str) -> None:
-        sections = section_types(kind)
+    def _sections(self, node: yaml.MappingNode, kinds: Sequence[type], prefix: str) -> None:
+        """`kinds`: what the section is in each kind of recipe."""
+        sections: dict[str, list[type]] = {}
+        for kind in kinds:
+            for name, part in section_types(kind).items():
+                sections.setdefault(name, []).append(part)
         for key, value in node.value:
             if key.tag == _MERGE:
                 for merged in _merged(value):
-                    self._sections(merged, kind, prefix)
+                    self._sections(merged, kinds, prefix)
                 continue
             name = f"{prefix}{key.value}"
             if "." in key.value:
@@ -120,7 +129,7 @@ class _Checker:
                 continue
             if not isinstance(value, yaml.MappingNode):
                 raise UserError(f"{self._place(value.start_mark)}: {name} is a section: expected keys, found a value")
-            if kind is not Seq2SeqTrainingArguments:  # what is deeper is the library's
+            if not all(issubclass(kind, TrainingArguments) for kind in kinds):  # what is deeper is the library's
                 self._sections(value, sections[key.value], f"{name}.")
 
     def _place(self, mark: yaml.Mark | None) -> str:

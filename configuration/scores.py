@@ -79,6 +79,11 @@ _LIST = (
     Score("document_bleu", "BLEU", "BLEU over whole documents", "bleu", "BLEU", of_documents=True),
     Score("document_chrf", "chrF", "chrF over whole documents", "chrf", "CHRF", of_documents=True, is_told=False),
 )
+# Of classifiers of pictures, in the card.
+IMAGE_SCORES = (
+    Score("accuracy", "accuracy", "Accuracy (%)", "accuracy", None, unit="%"),
+    Score("top_5_accuracy", "top-5 accuracy", "Top-5 accuracy (%)", "accuracy", None, unit="%"),
+)
 SCORES = {score.name: score for score in _LIST}
 TOLD_SCORES = [score for score in _LIST if score.is_told]
 SCORES_IN_TRAINING = [score for score in _LIST if score.in_training]

@@ -49,7 +49,14 @@ def average_checkpoints(run_dir: str | Path, last_k: int) -> AveragedCheckpoints
         logger.warning("%s: averaging %d checkpoints, not %d: there are no more.", run_dir, len(folders), last_k)
 
     # From the last to the first, so that what is not floating point comes from the last.
-    bar = tqdm(reversed(folders), total=len(folders), desc="averaging checkpoints", unit="checkpoint", leave=False)
+    bar = tqdm(
+        reversed(folders),
+        total=len(folders),
+        desc="averaging checkpoints",
+        unit="checkpoint",
+        leave=False,
+        disable=None,
+    )
     last: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
     for folder in bar:

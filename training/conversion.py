@@ -1,10 +1,11 @@
-"""MarianMT checkpoints as ReLUFormers, and the attention of a model exchanged with its weights kept."""
+"""MarianMT and ViT checkpoints as ReLUFormers, and the attention of a model exchanged with its weights kept."""
 
 from __future__ import annotations
 
 import copy
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,28 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import MarianConfig, MarianMTModel
+from transformers import MarianConfig, MarianMTModel, ViTConfig
 
-from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration, ReLUFormerVisionConfig
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.whole_files import whole_folder
-from reluformer.configuration_reluformer import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, PRESETS
+from reluformer.configuration_attention import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, AttentionConfig
 from reluformer.training.loading import check_model_name, require_safetensors
-from reluformer.training.run.initialization import changed_config, load_any_config, load_weights, model_with_weights
-from reluformer.training.run.own_files import TOKENIZER_FILES, holds_one, own_files_of_model, remove_files
-
-ATTENTIONS = tuple(dict.fromkeys((*PRESETS, *POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS)))
+from reluformer.training.run.initialization import (
+    Model,
+    changed_config,
+    load_any_config,
+    load_weights,
+    model_with_weights,
+)
+from reluformer.training.run.own_files import (
+    IMAGE_PROCESSOR_FILE,
+    TOKENIZER_FILES,
+    holds_one,
+    own_files_of_model,
+    remove_files,
+)
+from reluformer.training.vit_conversion import convert_vit_model, load_vit
 
 # Fields that mean the same in both configurations.
 _SAME_FIELDS = (
@@ -62,20 +74,20 @@ class Conversion:
     """
 
     folder: Path
-    model: ReLUFormerForConditionalGeneration
+    model: Model
     notes: tuple[str, ...]
 
 
 def convert(
     source: str | Path, target: str | Path, *, attention: str | None = None, overwrite: bool = False
 ) -> Conversion:
-    """Writes a model as a ReLUFormer, tokenizer included.
+    """Writes a model as a ReLUFormer, with its tokenizer or image processor.
 
     Args:
-        source: folder or Hub id of a MarianMT checkpoint, or of a ReLUFormer whose attention is to be exchanged.
+        source: folder or Hub id of a MarianMT or ViT checkpoint, or of a ReLUFormer whose attention is to be exchanged.
         target: folder to write; it appears whole or not at all.
-        attention: a preset or an activation. None keeps the attention of the source, which is Marian's softmax: the
-            converted model then computes what Marian's does. Another one keeps the weights and needs fine-tuning.
+        attention: a preset or an activation. None keeps the attention of the source, which is the softmax of Marian and ViT: the
+            converted model then computes what the other one does. Another one keeps the weights and needs fine-tuning.
         overwrite: replace a model that is in `target` already.
 
     Raises:
@@ -86,24 +98,32 @@ def convert(
     _check_target(source, target, overwrite)
     check_model_name(str(source))
     config = load_any_config(source)
+    copied = TOKENIZER_FILES
     if config.model_type == MarianConfig.model_type:
         marian = _load_marian(source, config)
         notes = _notes(marian.config)
         model, new = _convert_model(marian, attention)
-    elif config.model_type == ReLUFormerConfig.model_type:
+    elif config.model_type == ViTConfig.model_type:
+        copied = (IMAGE_PROCESSOR_FILE,)
+        changes = None if attention is None else _attention_changes(attention, ReLUFormerVisionConfig)
+        vit, notes = load_vit(source, config)
+        model, new = convert_vit_model(vit, changes)
+    elif isinstance(config, AttentionConfig):
         if attention is None:
-            raise UserError(f"{source}: is a ReLUFormer already; name the attention it shall have: {_choices()}")
-        changed = changed_config(config, _attention_changes(attention))
+            choices = ", ".join(attentions_of(type(config)))
+            raise UserError(f"{source}: is a ReLUFormer already; name the attention it shall have: {choices}")
+        changed = changed_config(config, _attention_changes(attention, type(config)))
         model, new = load_weights(source, changed, dtype=config.dtype or torch.float32)
         notes = []
+        copied = (IMAGE_PROCESSOR_FILE,) if isinstance(config, ReLUFormerVisionConfig) else TOKENIZER_FILES
     else:
         raise UserError(
-            f"{source}: is a {config.model_type!r} model; only MarianMT and ReLUFormer models are converted"
+            f"{source}: is a {config.model_type!r} model; only MarianMT, ViT and ReLUFormer models are converted"
         )
     notes += _change_notes(new)
 
     with whole_folder(target, _remove_model) as folder:
-        notes += _copy_tokenizer(source, folder)
+        notes += _copy_preprocessor(source, folder, copied)
         model.save_pretrained(folder)
     return Conversion(target, model, tuple(notes))
 
@@ -146,7 +166,7 @@ def _convert_model(
 ) -> tuple[ReLUFormerForConditionalGeneration, list[str]]:
     config = marian_config(marian.config)
     if attention is not None:
-        config = changed_config(config, _attention_changes(attention))
+        config = changed_config(config, _attention_changes(attention, ReLUFormerConfig))
     weights = {name: tensor for name, tensor in marian.state_dict().items() if name not in _POSITION_TABLES}
     model, new = model_with_weights(config, weights, dtype=marian.dtype)
     _check_positions(marian, model)
@@ -154,16 +174,17 @@ def _convert_model(
     return model, new
 
 
-def _attention_changes(attention: str) -> dict[str, Any]:
-    if attention in PRESETS:
+def _attention_changes(attention: str, kind: type[AttentionConfig]) -> dict[str, Any]:
+    if attention in kind.presets:
         return {"preset": attention}
-    if attention in ATTENTIONS:
+    if attention in (*POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS):
         return {"attention_activation": attention}
-    raise UserError(f"attention: {attention!r} is unknown; choose one of {_choices()}")
+    raise UserError(f"attention: {attention!r} is unknown; choose one of {', '.join(attentions_of(kind))}")
 
 
-def _choices() -> str:
-    return ", ".join(ATTENTIONS)
+def attentions_of(kind: type[AttentionConfig]) -> tuple[str, ...]:
+    """What `attention` may name for a model with such a configuration."""
+    return tuple(dict.fromkeys((*kind.presets, *POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS)))
 
 
 def _load_marian(source: str | Path, config: MarianConfig) -> MarianMTModel:
@@ -227,19 +248,21 @@ def _remove_model(folder: Path) -> None:
     folder.rmdir()
 
 
-def _copy_tokenizer(source: str | Path, folder: Path) -> list[str]:
-    """Copies the tokenizer's files as they are; none of them is opened by the library they are for."""
+def _copy_preprocessor(source: str | Path, folder: Path, names: Sequence[str]) -> list[str]:
+    """Copies the files of a tokenizer or image processor as they are; none of them is opened by the library they are for."""
+    what = "tokenizer" if names is TOKENIZER_FILES else "image processor"
     if not (origin := Path(source)).is_dir():
         try:
-            origin = Path(snapshot_download(str(source), allow_patterns=list(TOKENIZER_FILES)))
+            origin = Path(snapshot_download(str(source), allow_patterns=list(names)))
         except (OSError, ValueError) as error:
-            raise UserError(f"{source}: its tokenizer cannot be loaded: {one_line(error)}") from error
-    found = [name for name in TOKENIZER_FILES if (origin / name).is_file()]
+            raise UserError(f"{source}: its {what} cannot be loaded: {one_line(error)}") from error
+    found = [name for name in names if (origin / name).is_file()]
     for name in found:
         shutil.copyfile(origin / name, folder / name)
     if "source.spm" in found:
         _name_tokenizer_class(folder / "tokenizer_config.json")
-    return [] if set(found) & {"source.spm", "tokenizer.json"} else [f"no tokenizer is in {source}: none was copied"]
+    whole = {"source.spm", "tokenizer.json", IMAGE_PROCESSOR_FILE}
+    return [] if whole & set(found) else [f"no {what} is in {source}: none was copied"]
 
 
 def _name_tokenizer_class(path: Path) -> None:

@@ -37,9 +37,31 @@ def load_model_and_tokenizer(
         raise UserError(
             f"{name}: holds a {config.model_type} model, which is no encoder-decoder; give a translation model"
         )
+    model = load_whole(AutoModelForSeq2SeqLM, name, attn_implementation=attn_implementation)
+    tokenizer = load_tokenizer(name)
+    pieces, embeddings = len(tokenizer), model.get_input_embeddings().weight.shape[0]
+    if pieces > embeddings:
+        raise UserError(
+            f"{name}: its tokenizer has {pieces:,} pieces, its model embeddings for {embeddings:,}; they do not belong "
+            "together"
+        )
+    return model, tokenizer
+
+
+def load_whole(model_class: Any, path_or_hub_id: str | Path, *, attn_implementation: str | None = None) -> Any:
+    """A model whose weights are all there and all numbers, from safetensors alone; code in its folder is never executed.
+
+    Args:
+        model_class: an Auto class, or a class of this package.
+        path_or_hub_id, attn_implementation: see `load_model_and_tokenizer`.
+
+    Raises:
+        UserError: weights that are damaged, incomplete, no numbers or no safetensors.
+    """
+    name = str(path_or_hub_id)
     require_safetensors(name)
     model, info = _load(
-        AutoModelForSeq2SeqLM,
+        model_class,
         name,
         "model",
         attn_implementation=attn_implementation,
@@ -51,14 +73,7 @@ def load_model_and_tokenizer(
         missing = sorted(info["missing_keys"])
         raise UserError(f"{name}: the weights lack {len(missing)} tensors of the model, the first is {missing[0]}")
     _check_finite(name, model)
-    tokenizer = load_tokenizer(name)
-    pieces, embeddings = len(tokenizer), model.get_input_embeddings().weight.shape[0]
-    if pieces > embeddings:
-        raise UserError(
-            f"{name}: its tokenizer has {pieces:,} pieces, its model embeddings for {embeddings:,}; they do not belong "
-            "together"
-        )
-    return model, tokenizer
+    return model
 
 
 def load_tokenizer(path_or_hub_id: str | Path) -> PreTrainedTokenizerBase:

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.arrow_cache import rows_by_file
 from reluformer.training.data.moses import MosesStep
+from reluformer.training.run.progress import bars_are_seen
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def train_tokenizer(
         special_tokens=RESERVED_TOKENS,
         limit_alphabet=ALPHABET_LIMIT,
         min_frequency=MINIMUM_PAIR_FREQUENCY,
-        show_progress=True,
+        show_progress=bars_are_seen(),
     )
     tokenizer.train_from_iterator(_texts(pairs, step), trainer, length=2 * len(pairs))
     trained = json.loads(tokenizer.to_str())["model"]

@@ -227,7 +227,7 @@ class Translator:
         """Each text of one part after the other. Inference mode never reaches the caller, who goes on between two texts."""
         total, cut = sum(map(len, sources)), 0
         left = list(map(len, sources))
-        with tqdm(total=total, desc="translating", unit="sentence", disable=not progress) as bar:
+        with tqdm(total=total, desc="translating", unit="sentence", disable=None if progress else True) as bar:
             for part in parts:
                 yield from ((index, "") for index in part if not sources[index])
                 pieces = {(index, place): ids for index in part for place, ids in enumerate(sources[index])}

@@ -9,6 +9,7 @@ import yaml
 
 from reluformer import ReLUFormerConfig
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.image_recipe import ImageRecipe
 from reluformer.configuration.recipe_checks import checkpoints_of
 from reluformer.configuration.recipe_parser import (
     RECIPES_FOLDER,
@@ -18,6 +19,7 @@ from reluformer.configuration.recipe_parser import (
     recipe_to_dict,
     save_recipe,
 )
+from reluformer.training.image_training import build_image_config
 from reluformer.training.run.model_building import build_config
 
 SMALL = {
@@ -54,15 +56,22 @@ def test_every_recipe_of_the_package_is_parsed_and_names_a_model_that_exists(nam
     assert recipe.name == name
     assert recipe.description
     assert str(recipe.run_folder) == f"runs/{name}"
+    build = build_image_config if isinstance(recipe, ImageRecipe) else build_config
     if recipe.initialize_from is not None:  # a model that its user converts first, in the current directory
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UserError, match="initialize_from"):
             build_config(recipe)
         ReLUFormerConfig.from_preset("vanilla").save_pretrained(recipe.initialize_from)
-    build_config(recipe)
+    build(recipe)
     first_line = (RECIPES_FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
     assert first_line.startswith("# ")
     assert f"reluformer train --config configuration/recipes/{name}.yaml" in first_line
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_says_where_its_corpus_is_to_be_had(name):
+    data = load_recipe(name).data
+    assert (data.homepage or "").startswith("https://") or data.demo is not None
 
 
 def test_the_recipes_that_the_issue_asks_for_are_there():

@@ -35,6 +35,12 @@ PAIRS, UPDATES, BATCHES_PER_UPDATE = 31, 20, 4
 SAVED_AT = 11  # within an epoch
 LONGER_THAN_ANY_JOB = 240.0  # seconds; what hangs says where
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+# fields of the model, skip_logits, and whether the output layer is sharded by itself
+SHARDED = {
+    "with logits": ({}, False, False),
+    "tied": ({}, True, False),
+    "untied": ({"tie_word_embeddings": False}, True, True),
+}
 TENSOR_PARALLEL = {
     "plain": {},
     "gate and norm": {"attention_gate": True, "attention_qk_norm": True, "ffn_output_norm": "layer_norm"},
@@ -128,24 +134,33 @@ def _validation_scores(rank: int, world: int, count: int) -> dict[str, float]:
 def shard(folder: Path, rank: int, world: int) -> None:
     """FSDP2: loss and gradients of a sharded model, of which each process sees half of the pairs, and of a whole one."""
     dist.init_process_group("gloo")
+    for name, (fields, skip_logits, separate_head) in SHARDED.items():
+        result = _sharded_and_whole(rank, world, fields, skip_logits, separate_head)
+        _write(folder / f"shard-{name}-{rank}.json", result)
+
+
+def _sharded_and_whole(rank: int, world: int, fields: dict, skip_logits: bool, separate_head: bool) -> dict:
+    """separate_head: the output layer is sharded by itself, so that only its own forward gathers its matrix."""
     rows = tiny_pairs(12).to_list()
     parts = [collate(rows[part::world]) for part in range(world)]
     targets = sum(part["labels"].ne(-100).sum() for part in parts)
-    whole, sharded = tiny_model(**NO_DROPOUT).train(), tiny_model(**NO_DROPOUT).train()
+    whole, sharded = (tiny_model(**NO_DROPOUT, **fields).train() for _ in range(2))
     losses = [whole(**part, num_items_in_batch=targets).loss for part in parts]
     sum(losses).backward()
     mesh = init_device_mesh("cpu", (world,))
     for layer in (*sharded.model.encoder.layers, *sharded.model.decoder.layers):
         fully_shard(layer, mesh=mesh)
+    if separate_head:
+        fully_shard(sharded.lm_head, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
-    loss = sharded(**parts[rank], num_items_in_batch=targets).loss
+    loss = sharded(**parts[rank], num_items_in_batch=targets, skip_logits=skip_logits).loss
     (loss * world).backward()  # gradients are means over the processes
     expected = {name: parameter.grad for name, parameter in whole.named_parameters()}
     found = {name: parameter.grad.full_tensor() for name, parameter in sharded.named_parameters()}
     parameters = list(sharded.parameters())
     held = torch.tensor(sum(parameter.to_local().numel() for parameter in parameters))
     dist.all_reduce(held)
-    result = {
+    return {
         "loss": [loss.item(), losses[rank].item()],
         "gradient_difference": max((found[name] - expected[name]).abs().max().item() for name in expected),
         "largest_gradient": max(gradient.abs().max().item() for gradient in expected.values()),
@@ -154,7 +169,6 @@ def shard(folder: Path, rank: int, world: int) -> None:
         "held_by_all": held.item(),
         "parameters": whole.num_parameters(),
     }
-    _write(folder / f"shard-{rank}.json", result)
 
 
 def tensor_parallel(folder: Path, rank: int, world: int) -> None:
@@ -181,7 +195,7 @@ def tensor_parallel(folder: Path, rank: int, world: int) -> None:
             refusal = str(error)
         for model in (whole, cut):
             model.config.regularization_weight = 0.0
-        losses = [model(**batch).loss for model in (whole, cut)]
+        losses = [whole(**batch).loss, cut(**batch, skip_logits=True).loss]
         for loss in losses:
             loss.backward()
         whole_gradients = {key: parameter.grad for key, parameter in whole.named_parameters()}

@@ -15,6 +15,7 @@ from .jobs import (
     PAIRS,
     REFUSED_BY_TENSOR_PARALLELISM,
     SAVED_AT,
+    SHARDED,
     TENSOR_PARALLEL,
     UPDATES,
 )
@@ -79,9 +80,10 @@ def test_translations_of_an_evaluation_are_the_same_in_two_processes(jobs):
     assert all(scores["exact_match"] > 0 for scores in one["validation"])
 
 
-def test_a_sharded_model_has_the_gradients_of_a_whole_one(jobs):
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_sharded_model_has_the_gradients_of_a_whole_one(jobs, name):
     for rank in (0, 1):
-        result = read(jobs / f"shard-{rank}.json")
+        result = read(jobs / f"shard-{name}-{rank}.json")
         assert result["all_sharded"]
         assert result["same_names"]
         assert result["held_by_all"] == result["parameters"]

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianForCausalLM, MarianMTModel
 from transformers.generation import utils as generation_utils
 
-from reluformer import ReLUFormerForConditionalGeneration
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.training.conversion import ATTENTIONS, convert, convert_marian_model, marian_config
+from reluformer.training.conversion import attentions_of, convert, convert_marian_model, marian_config
 
 from ..conftest import skip_beams_of_two_vocabularies
 from .tiny_marian import VOCABULARY, marian_model, save_marian, train_sentencepiece
@@ -340,4 +340,6 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_the_choices_are_the_presets_and_the_activations():
-    assert {"reluformer", "vanilla", "relu", "softmax", "entmax15", "rela", "relu_vit", "sigmoid"} <= set(ATTENTIONS)
+    assert {"reluformer", "vanilla", "relu", "softmax", "entmax15", "rela", "relu_vit", "sigmoid"} <= set(
+        attentions_of(ReLUFormerConfig)
+    )

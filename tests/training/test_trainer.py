@@ -1,5 +1,6 @@
 """Token batches under the Trainer: epochs, exact resume, several processes, figures in the logs."""
 
+import functools
 import json
 import os
 import subprocess
@@ -17,7 +18,8 @@ from transformers import TrainerState
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.token_batches import TokenBatchSampler
 from reluformer.training.run.figures import FigureMeans
-from reluformer.training.trainer import ReLUFormerTrainer, _EpochOfTheBatches
+from reluformer.training.run_trainer import _EpochOfTheBatches
+from reluformer.training.trainer import ReLUFormerTrainer
 
 from .tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer
 
@@ -249,3 +251,53 @@ def test_two_processes_resume_exactly_in_the_middle_of_an_epoch(two_processes, t
     folder, options, _, checkpoint = two_processes
     torchrun(tmp_path, 2, resume=str(checkpoint), **options)
     assert largest_difference(weights(tmp_path), weights(folder)) == 0
+
+
+def skipped(trainer: ReLUFormerTrainer, monkeypatch) -> list[bool]:
+    """Whether the output of each pass of the model from now on lacks logits."""
+    seen, forward = [], trainer.model.forward
+
+    @functools.wraps(forward)  # the Trainer reads its signature
+    def noting(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        seen.append(output.logits is None)
+        return output
+
+    monkeypatch.setattr(trainer.model, "forward", noting)
+    return seen
+
+
+def test_training_and_evaluation_skip_the_logits(tmp_path, monkeypatch):
+    trainer = tiny_trainer(tmp_path, max_steps=2)
+    seen = skipped(trainer, monkeypatch)
+    trainer.train()
+    trainer.evaluate()
+    assert seen == [True] * len(seen) and len(seen) > 2
+
+
+def test_the_logits_are_there_for_who_reads_them(tmp_path, monkeypatch):
+    trainer = tiny_trainer(tmp_path, max_steps=1)
+    shapes = []
+    trainer.compute_metrics = lambda prediction: shapes.append(prediction.predictions[0].shape) or {}
+    seen = skipped(trainer, monkeypatch)
+    trainer.evaluate()
+    assert shapes[0][0] == 12 and shapes[0][2] == 24
+    assert seen == [False] * len(seen) and seen
+    assert trainer.inputs_of_the_loss({}) == {"skip_logits": True}
+    for name in ("compute_loss_func", "label_smoother"):  # the Trainer computes another loss, from the logits
+        monkeypatch.setattr(trainer, name, lambda outputs, labels, **options: outputs.logits.sum())
+        assert trainer.inputs_of_the_loss({}) == {}
+        monkeypatch.undo()
+    monkeypatch.delattr(trainer.model.config, "skip_logits")  # a model that knows no such argument
+    monkeypatch.delattr(type(trainer.model.config), "skip_logits")
+    assert trainer.inputs_of_the_loss({}) == {}
+
+
+def testinputs_of_the_loss_a_training_is_the_same_to_rounding(tmp_path, monkeypatch):
+    without, with_logits = (tiny_trainer(tmp_path / name, tiny_model(**NO_DROPOUT), max_steps=5) for name in "ab")
+    without.train()
+    monkeypatch.setattr(with_logits, "inputs_of_the_loss", lambda inputs: inputs)
+    with_logits.train()
+    losses = [[entry["loss"] for entry in run.state.log_history if "loss" in entry] for run in (without, with_logits)]
+    assert len(losses[0]) == 5 and losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert largest_difference(without.model.state_dict(), with_logits.model.state_dict()) < 1e-5

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from reluformer.commands.train import train_and_document as train
+from reluformer.compiled import library
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training import training as training_module
@@ -47,6 +48,7 @@ def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
     assert record["averaged_checkpoints"] == ["checkpoint-4", "checkpoint-6"]
     assert 0 < record["target_tokens_per_update"] < 400
     assert record["target_tokens_per_second"] > 0
+    assert record["attention_loop"] == library.loop_name()
     assert "+cpu" in record["versions"]["torch"] or record["versions"]["torch"]
     logs = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     assert {"cross_entropy", "regularization", "attention_entropy", "dead_row_fraction"} <= logs[0].keys()

@@ -169,7 +169,9 @@ def content_hash(path: Path) -> str:
     try:
         with (
             path.open("rb", buffering=0) as file,
-            tqdm(total=path.stat().st_size, desc=f"hashing {path.name}", unit="B", unit_scale=True, delay=2) as bar,
+            tqdm(
+                total=path.stat().st_size, desc=f"hashing {path.name}", unit="B", unit_scale=True, delay=2, disable=None
+            ) as bar,
         ):
             while block := file.read(_HASHED_AT_ONCE):
                 digest.update(block)

@@ -1,36 +1,33 @@
-"""Parallel text from files or from `datasets`: every pair is kept, or counted with the reason and its first place.
+"""Parallel text from two files of lines: every pair is kept, or counted with the reason and its first place.
 
 What was read is kept on disk (see `arrow_cache`) and mapped into memory, so that a corpus may be larger than memory and is
 read once. Raw text stays raw here; normalisation is the tokenizer's. What makes the whole corpus doubtful (files of different
-lengths, broken gzip data, a missing column, nothing left) is a `UserError`; what is wrong with one pair skips that pair
-alone.
+lengths, damaged data, nothing left) is a `UserError`; what is wrong with one pair skips that pair alone.
 """
 
 from __future__ import annotations
 
-import gzip
 import logging
-import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import datasets
 from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.arrow_cache import CacheEntry, RowFiles, cached_rows, content_hash
-from reluformer.training.data.plain_text import BYTE_ORDER_MARK, HEAD_BYTES, refuse_other_encodings, refuse_table
-from reluformer.training.run.redaction import without_secrets
+from reluformer.training.data.compressed import content_lines
+from reluformer.training.data.plain_text import refuse_table
 
 logger = logging.getLogger(__name__)
 
 PAIR_FEATURES = datasets.Features({"source": datasets.Value("string"), "target": datasets.Value("string")})
 DOCUMENT_FEATURES = datasets.Features({**PAIR_FEATURES, "document": datasets.Value("string")})
-GZIP_MAGIC = b"\x1f\x8b"
-FILE_BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+
+
+class CorpusNotFound(UserError):
+    """A file that is not there, or a set that cannot be reached: who knows where the corpus is to be had can say so."""
 
 
 @dataclass
@@ -106,7 +103,7 @@ class DocumentOrder:
 
         Raises `UserError`: no name, or a document that was left for another one before.
         """
-        if name is None or not str(name).strip():
+        if name is None or not str(name).strip() or not _is_unicode(str(name)):
             raise UserError(
                 f"{place}: names no document (empty, or not text); each pair needs the name of its document"
             )
@@ -124,7 +121,7 @@ class DocumentOrder:
 def read_parallel_files(
     source: str | Path, target: str | Path, *, name: str, documents: str | Path | None = None
 ) -> tuple[datasets.Dataset, CorpusReport]:
-    """Read two text files, plain or gzip, line n of one translating line n of the other.
+    """Read two text files, plain, gzip or zstd, line n of one translating line n of the other.
 
     A line ends at "\\n" alone (a "\\r" before it is dropped), so no other separator can shift the alignment. A pair
     with an empty line or with bytes that are not UTF-8 on either side is skipped and counted with file:line of the
@@ -136,12 +133,12 @@ def read_parallel_files(
 
     The pairs go to the cache a few at a time. `documents` keeps the names of all documents in memory.
 
-    Raises `UserError`: a missing, unreadable or broken file, a table or text in UTF-16; different numbers of lines; no pair
-    left; a line of `documents` that is empty or not UTF-8, or a document that begins twice; a cache that cannot be written
-    to.
+    Raises `CorpusNotFound`: a missing file. Raises `UserError`: an unreadable or broken file, a table or text in UTF-16;
+    different numbers of lines; no pair left; a line of `documents` that is empty or not UTF-8, or a document that begins
+    twice; a cache that cannot be written to.
     """
     given = {"source": source, "target": target, **({"document": documents} if documents is not None else {})}
-    paths = {side: _existing_file(path, name) for side, path in given.items()}
+    paths = {side: _text_file(path, name) for side, path in given.items()}
     hashes = {path: content_hash(path) for path in set(paths.values())}
     for path in hashes:
         _refuse_other_encodings(path)  # here, since a cache may hold what an earlier version has read
@@ -157,9 +154,9 @@ def _write_parallel_files(paths: dict[str, Path], name: str, folder: Path) -> Co
     report, order = CorpusReport(name), DocumentOrder()
     features = DOCUMENT_FEATURES if "document" in paths else PAIR_FEATURES
     counts = dict.fromkeys(paths, 0)
-    lines = zip_longest(*(_read_lines(path) for path in paths.values()))
+    lines = zip_longest(*(content_lines(path) for path in paths.values()))
     with RowFiles(folder, "pairs", features) as rows:
-        for number, row in enumerate(tqdm(lines, desc=f"reading {name}", unit=" lines", delay=2), 1):
+        for number, row in enumerate(tqdm(lines, desc=f"reading {name}", unit=" lines", delay=2, disable=None), 1):
             for side, line in zip(paths, row, strict=True):
                 counts[side] += line is not None
             if None in row:
@@ -167,7 +164,7 @@ def _write_parallel_files(paths: dict[str, Path], name: str, folder: Path) -> Co
             texts = dict(zip(paths, map(_decode_line, row), strict=True))
             if "document" in paths:
                 texts["document"] = order.check(texts["document"], f"{paths['document']}:{number}")
-            side, problem = _first_problem(texts["source"], texts["target"], "is not UTF-8")
+            side, problem = first_problem(texts["source"], texts["target"], "is not UTF-8")
             if problem:
                 report.skip(problem, f"{paths[side]}:{number}")
                 continue
@@ -189,60 +186,49 @@ def _check_counts(name: str, paths: dict[str, Path], counts: dict[str, int]) -> 
     )
 
 
-def _existing_file(path: str | Path, name: str) -> Path:
+def existing_file(path: str | Path, name: str, expected: str) -> Path:
+    """The path of a file of corpus `name`; `expected` says what it should be, for errors.
+
+    Raises `CorpusNotFound`: there is none. Raises `UserError`: a folder.
+    """
     path = Path(path).expanduser()
     if not path.exists():
-        raise UserError(f"{name}: file not found: {path}")
+        raise CorpusNotFound(f"{name}: file not found: {path}")
     if path.is_dir():
-        raise UserError(f"{name}: expected a text file (plain or .gz), found a folder: {path}")
-    refuse_table(
-        path,
-        "give a table as data.dataset.path (with data.dataset.translation_column null where each language is a column), or "
-        "rename the file if it is plain text",
-    )
+        raise UserError(f"{name}: expected {expected}, found a folder: {path}")
+    return path
+
+
+def _text_file(path: str | Path, name: str) -> Path:
+    path = existing_file(path, name, "a text file (plain, .gz or .zst)")
+    refuse_table(path, "give a table as data.tables, or rename the file if it is plain text")
     return path
 
 
 def _refuse_other_encodings(path: Path) -> None:
-    lines = _read_lines(path)
+    lines = content_lines(path)
     next(lines, None)
     lines.close()
 
 
-def _read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a plain or gzip file (told by its first bytes) as bytes without the line end."""
-    number = 0
-    try:
-        with path.open("rb") as raw:
-            head = raw.peek(2)[:2]
-            if path.suffix == ".gz" and head and head != GZIP_MAGIC:
-                raise UserError(f"{path}: named .gz, but its content is not gzip; rename it or compress it")
-            content = gzip.GzipFile(fileobj=raw) if head == GZIP_MAGIC else raw
-            refuse_other_encodings(content.peek(HEAD_BYTES)[:HEAD_BYTES], path)
-            for number, line in enumerate(content, 1):
-                if number == 1:
-                    line = line.removeprefix(BYTE_ORDER_MARK)
-                yield line.removesuffix(b"\n").removesuffix(b"\r")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: broken gzip data after line {number:,} ({error}); fetch the file again") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
 def _decode_line(line: bytes) -> str | None:
-    """The text, or None if the bytes are not UTF-8."""
+    """The text without its line end, or None if the bytes are not UTF-8."""
     try:
-        return line.decode("utf-8")
+        return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError:
         return None  # the caller counts it
 
 
-def _first_problem(source: object, target: object, not_text: str) -> tuple[str, str | None]:
-    """The side and the reason for which a pair cannot be used; the reason is None for a good pair."""
-    if not isinstance(source, str):
-        return "source", f"source {not_text}"
-    if not isinstance(target, str):
-        return "target", f"target {not_text}"
+def first_problem(source: object, target: object, not_text: str) -> tuple[str, str | None]:
+    """The side and the reason for which a pair cannot be used; the reason is None for a good pair.
+
+    `not_text`: the reason where a side is no `str`.
+    """
+    for side, text in (("source", source), ("target", target)):
+        if not isinstance(text, str):
+            return side, f"{side} {not_text}"
+        if not _is_unicode(text):
+            return side, f"{side} is not UTF-8"
     empty_source, empty_target = not source.strip(), not target.strip()
     if empty_source and empty_target:
         return "source", "both sides empty"
@@ -251,118 +237,10 @@ def _first_problem(source: object, target: object, not_text: str) -> tuple[str, 
     return "target", "target empty" if empty_target else None
 
 
-def read_dataset(
-    path: str,
-    name: str | None,
-    split: str,
-    *,
-    revision: str | None = None,
-    translation_column: str | None = "translation",
-    source_language: str,
-    target_language: str,
-    data_files: str | list[str] | dict[str, str] | None = None,
-    document_column: str | None = None,
-) -> tuple[datasets.Dataset, CorpusReport]:
-    """Read one split of a `datasets` set whose `translation_column` holds {language: text}.
-
-    `path` is what `datasets.load_dataset` takes (a Hub id, a folder of data files, or a builder such as "json" together
-    with `data_files`), a folder written by `save_to_disk`, or one .json, .jsonl, .parquet or .csv file, which is then
-    the split asked for. With `translation_column=None` the languages are columns themselves. A pair with a null, an
-    empty or a non-text side is skipped and counted with the row (from 0) of the first. `document_column` holds the name
-    or number of each pair's document.
-
-    Returns the columns "source" and "target", with `document_column` "document" too, and the report.
-
-    Raises `UserError`: a set that cannot be loaded; a missing split, column or language (listing those there are); no
-    pair left; a row without a document, or a document that begins twice.
-    """
-    loaded = _load(path, name, split, revision, data_files)
-    label = without_secrets(" ".join(part for part in (path, name, split) if part))
-    languages = (source_language, target_language)
-    _check_columns(loaded, label, translation_column, languages, document_column)
-    facts = {
-        "set": loaded._fingerprint,  # of what was loaded, by `datasets`
-        "files": [_file_facts(Path(file["filename"])) for file in loaded.cache_files],
-        "label": label,
-        "columns": [translation_column, *languages, document_column],
-    }
-    entry = cached_rows("set", facts, lambda folder: asdict(_write_dataset(loaded, facts, folder)))
-    return entry.rows, CorpusReport.of_entry(entry, label)
-
-
-def _file_facts(path: Path) -> list[str | int]:
-    status = path.stat()
-    return [str(path), status.st_size, status.st_mtime_ns]
-
-
-def _write_dataset(loaded: datasets.Dataset, facts: dict[str, Any], folder: Path) -> CorpusReport:
-    label, (translation_column, *languages, document_column) = facts["label"], facts["columns"]
-    report, order = CorpusReport(label), DocumentOrder()
-
-    features = DOCUMENT_FEATURES if document_column else PAIR_FEATURES
-    bar = tqdm(loaded, desc=f"reading {label}", unit=" pairs", delay=2)
-    with RowFiles(folder, "pairs", features) as rows:
-        for number, row in enumerate(bar):
-            texts = row if translation_column is None else row[translation_column] or {}
-            source, target = (texts.get(language) for language in languages)
-            names = {}
-            if document_column:
-                names["document"] = order.check(row[document_column], f"{label}: row {number}")
-            _, problem = _first_problem(source, target, "is not text")
-            if problem:
-                report.skip(problem, f"row {number}")
-                continue
-            report.keep()
-            rows.append({"source": source, "target": target, **names})
-    report.require_pairs()
-    return report
-
-
-def _load(path: str, name: str | None, split: str, revision: str | None, data_files) -> datasets.Dataset:
-    local = Path(path).expanduser()
-    if data_files is None and ((local / "dataset_dict.json").exists() or (local / "state.json").exists()):
-        return _load_saved(local, split)
-    if data_files is None and local.is_file():
-        suffixes = [suffix for suffix in local.suffixes if suffix != ".gz"][-1:] or [""]
-        if suffixes[0] not in FILE_BUILDERS:
-            raise UserError(
-                f"{local}: expected a file ending in {', '.join(FILE_BUILDERS)}, or two parallel text files"
-            )
-        path, data_files = FILE_BUILDERS[suffixes[0]], {split.split("[")[0]: str(local)}
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no lone surrogates, which stand for bytes that are not UTF-8 and cannot be written."""
     try:
-        return datasets.load_dataset(path, name, split=split, revision=revision, data_files=data_files)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}".split())
-        fault = f"data set {path!r} (name {name!r}, split {split!r}) cannot be loaded: {reason}"
-        raise UserError(without_secrets(fault)) from error
-
-
-def _load_saved(folder: Path, split: str) -> datasets.Dataset:
-    """A folder written by `save_to_disk`: a `DatasetDict`, or one `Dataset`, whose split is then its own."""
-    saved = datasets.load_from_disk(str(folder))
-    if isinstance(saved, datasets.Dataset):
-        saved = {str(saved.split) if saved.split else split: saved}
-    if split not in saved:
-        raise UserError(f"{folder}: no split {split!r}; there are: {', '.join(saved)}")
-    return saved[split]
-
-
-def _check_columns(
-    loaded: datasets.Dataset, label: str, column: str | None, languages: tuple[str, str], document_column: str | None
-) -> None:
-    if document_column is not None and document_column not in loaded.column_names:
-        raise UserError(f"{label}: no document column {document_column!r}; there are: {', '.join(loaded.column_names)}")
-    if column is None:
-        missing, present = [name for name in languages if name not in loaded.column_names], loaded.column_names
-        if missing:
-            raise UserError(f"{label}: no column {missing[0]!r}; there are: {', '.join(present)}")
-        return
-    if column not in loaded.column_names:
-        raise UserError(f"{label}: no translation column {column!r}; there are: {', '.join(loaded.column_names)}")
-    feature = loaded.features[column]
-    present = feature.languages if isinstance(feature, datasets.Translation) else feature
-    if not isinstance(present, (dict, list, tuple)):
-        raise UserError(f"{label}: column {column!r} must hold {{language: text}} in each row, found {feature}")
-    for language in languages:
-        if language not in present:
-            raise UserError(f"{label}: no language {language!r} in column {column!r}; there are: {', '.join(present)}")
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

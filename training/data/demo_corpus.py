@@ -52,7 +52,7 @@ def demo_pairs(count: int, *, split: str, seed: int) -> datasets.Dataset:
     generator = np.random.default_rng([seed, SPLITS.index(split)])
     pairs: list[tuple[str, str]] = []
     seen: set[tuple[str, int, int]] = set()
-    with tqdm(total=count, desc=f"demo corpus {split}", unit=" pairs", delay=2) as progress:
+    with tqdm(total=count, desc=f"demo corpus {split}", unit=" pairs", delay=2, disable=None) as progress:
         for item in _draws(generator):
             if split_of_number(item[1]) != split or (split != "train" and item in seen):
                 continue

@@ -268,7 +268,7 @@ def _token_ids(texts: list[str], side: str, tokenizer: PreTrainedTokenizerBase) 
 
 
 def _batches(sentences: datasets.Dataset, side: str, name: str) -> Iterator[list[str]]:
-    with tqdm(total=len(sentences), desc=f"tokenising {name}, {side}", unit=" sentences", delay=2) as bar:
+    with tqdm(total=len(sentences), desc=f"tokenising {name}, {side}", unit=" sentences", delay=2, disable=None) as bar:
         for batch in sentences.select_columns(side).iter(batch_size=1_000):
             yield batch[side]
             bar.update(len(batch[side]))

@@ -65,7 +65,7 @@ class MosesStep:
 
 
 def _moses_progress(texts: Iterable[str]) -> Iterable[str]:
-    return tqdm(texts, desc="Moses", unit=" lines", delay=2, leave=False)
+    return tqdm(texts, desc="Moses", unit=" lines", delay=2, disable=None, leave=False)
 
 
 def _check_moses_language(language: str) -> None:

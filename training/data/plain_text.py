@@ -17,7 +17,8 @@ _OTHER_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+PACKED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 
 
 def refuse_other_encodings(head: bytes, path: object) -> None:
@@ -42,9 +43,14 @@ def refuse_table(path: PurePath, instead: str) -> None:
     """Raises `UserError` for a file that is named as a table, whose lines would be taken for sentences as they stand.
 
     Args:
-        path: of the file, with or without .gz.
+        path: of the file.
         instead: what to do with a table.
     """
-    suffix = PurePath(path.name.removesuffix(".gz")).suffix.lower()
-    if suffix in _TABLES:
+    suffix = without_packing(path).suffix.lower()
+    if suffix in TABLE_SUFFIXES:
         raise UserError(f"{path}: is a table by its name ({suffix}); expected text, one sentence a line: {instead}")
+
+
+def without_packing(path: PurePath) -> PurePath:
+    """The path without .gz or .zst at its end."""
+    return path.with_suffix("") if path.suffix.lower() in PACKED_SUFFIXES else path

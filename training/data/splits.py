@@ -10,11 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import DataConfig, ParallelFiles
+from reluformer.configuration.recipe import DataConfig, DatasetConfig, ParallelFiles, TablesConfig
 from reluformer.configuration.splits import SPLITS
-from reluformer.training.data.corpora import CorpusReport, read_dataset, read_parallel_files
+from reluformer.training.data.columns import PairColumns
+from reluformer.training.data.corpora import CorpusNotFound, CorpusReport, read_parallel_files
+from reluformer.training.data.data_sets import read_dataset
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.data.documents import PackedDocuments, pack_documents
+from reluformer.training.data.tables import read_tables
 
 if TYPE_CHECKING:
     import datasets
@@ -25,6 +28,8 @@ def has_split(data: DataConfig, split: str) -> bool:
     """Whether the recipe names the split."""
     if data.demo is not None:
         return getattr(data.demo, split) > 0
+    if data.tables is not None:
+        return bool(data.tables.paths(split))
     return data.dataset is not None or getattr(data, split) is not None
 
 
@@ -43,29 +48,44 @@ def load_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusRe
     if split not in SPLITS:
         raise UserError(f"no split {split!r}; choose one of {', '.join(SPLITS)}")
     if not has_split(data, split):
+        keys = f"data.{split}.source and data.{split}.target" if data.tables is None else f"data.tables.{split}"
         raise UserError(
-            f"data: the recipe has no {split} split; give data.{split}.source and data.{split}.target "
+            f"data: the recipe has no {split} split; give {keys} "
             f"(splits it has: {', '.join(name for name in SPLITS if has_split(data, name))})"
         )
+    try:
+        return _read_split(data, split)
+    except CorpusNotFound as error:
+        if data.homepage is None:
+            raise
+        raise UserError(f"{error}; the corpus is to be had at {data.homepage}") from error
+
+
+def _read_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusReport]:
     if data.demo is not None:
         pairs = demo_pairs(getattr(data.demo, split), split=split, seed=data.demo.seed)
         return pairs, CorpusReport(f"demo {split}", read=len(pairs), kept=len(pairs))
     if data.dataset is not None:
-        source = data.dataset
-        return read_dataset(
-            source.path,
-            source.name,
-            getattr(source, split),
-            revision=source.revision,
-            translation_column=source.translation_column,
-            source_language=data.source_language,
-            target_language=data.target_language,
-            document_column=source.document_column,
-        )
+        given, columns = data.dataset, _columns(data, data.dataset, "data.dataset")
+        return read_dataset(given.path, given.name, getattr(given, split), columns, revision=given.revision)
+    if data.tables is not None:
+        columns = _columns(data, data.tables, "data.tables")
+        return read_tables(data.tables.paths(split), columns, name=split, delimiter=data.tables.delimiter)
     files = getattr(data, split)
     _check_sides(files, split)
     pairs, report = read_parallel_files(files.source, files.target, name=split, documents=files.documents)
     return (pairs, report) if files.only is None else _only(pairs, report, files.only, split)
+
+
+def _columns(data: DataConfig, given: TablesConfig | DatasetConfig, section: str) -> PairColumns:
+    return PairColumns(
+        data.source_language,
+        data.target_language,
+        given.source_column,
+        given.target_column,
+        given.document_column,
+        section,
+    )
 
 
 def _check_sides(files: ParallelFiles, split: str) -> None:

@@ -13,22 +13,26 @@ from typing import TextIO
 from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError
+from reluformer.training.data.compressed import content_lines
 from reluformer.training.data.plain_text import BYTE_ORDER_MARK, HEAD_BYTES, refuse_other_encodings, refuse_table
 
 
 def read_lines(path: str) -> list[str]:
-    """Lines of a file or, for "-", of standard input. Only "\\n" ends a line, so that line n is translation n.
+    """Lines of a file, plain, gzip or zstd, or, for "-", of standard input. Only "\\n" ends a line: line n is translation n.
 
     Raises:
-        UserError: no such file, a table, or bytes that are not UTF-8, with the line.
+        UserError: no such file, a damaged one, a table, or bytes that are not UTF-8, with the line.
     """
     refuse_table(PurePath(path), "write the column to translate into a text file, or give plain text as standard input")
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"--input: {path!r} cannot be read: {error.strerror}") from error
-    refuse_other_encodings(data[:HEAD_BYTES], f"--input: {path!r}")
-    lines = data.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").split(b"\n") if data else []
+    if path == "-":
+        data = sys.stdin.buffer.read()
+        refuse_other_encodings(data[:HEAD_BYTES], "--input: '-'")
+        lines = data.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").split(b"\n") if data else []
+    else:
+        try:
+            lines = [line.removesuffix(b"\n") for line in content_lines(Path(path))]
+        except UserError as error:
+            raise UserError(f"--input: {error}") from error
     for number, line in enumerate(lines, start=1):
         try:
             line.decode("utf-8")

@@ -53,6 +53,8 @@ def seal_checkpoint(
     processes: int,
     accumulation_steps: int | None = None,
     tokens_per_batch: int | None = None,
+    images_per_batch: int | None = None,
+    attention_loop: str | None = None,
     off_schedule: bool = False,
 ) -> None:
     """Brings all files of a checkpoint to the disk and then writes its manifest: from now on the checkpoint counts.
@@ -61,7 +63,8 @@ def seal_checkpoint(
         folder: of the checkpoint; every process has written its part.
         processes: that train together.
         accumulation_steps: batches of an update that each of them computes.
-        tokens_per_batch: budget of each batch.
+        tokens_per_batch: budget of each batch; images_per_batch: pictures of each batch, in a training on pictures.
+        attention_loop: that has computed, see [`reluformer.training.run.attention_loop.attention_loop`].
         off_schedule: it was asked for by a signal. It serves to go on, and is neither averaged nor kept.
     """
     files = {}
@@ -74,6 +77,8 @@ def seal_checkpoint(
         "processes": processes,
         "gradient_accumulation_steps": accumulation_steps,
         "tokens_per_batch": tokens_per_batch,
+        **({} if images_per_batch is None else {"images_per_batch": images_per_batch}),
+        "attention_loop": attention_loop,
         "off_schedule": off_schedule,
         "files": files,
     }

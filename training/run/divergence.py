@@ -72,7 +72,7 @@ class DivergenceWatch(TrainerCallback):
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         self._names = _attention_names(model)
         self._update = self._looked = state.global_step
-        self._guessing = math.log(model.config.decoder_vocab_size)
+        self._guessing = math.log(getattr(model.config, "decoder_vocab_size", None) or max(model.config.num_labels, 2))
         self._hooks = [
             model.register_forward_hook(self._see_loss),
             model.base_model.register_forward_hook(self._see_figures),

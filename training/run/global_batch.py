@@ -22,12 +22,12 @@ class GlobalBatch:
     Args:
         processes: that compute them at the same time.
         accumulation_steps: that each process computes one after the other.
-        tokens_per_batch: budget of each batch; None in checkpoints of an earlier version.
+        size: of each batch, in tokens or pictures; None in checkpoints of an earlier version.
     """
 
     processes: int
     accumulation_steps: int
-    tokens_per_batch: int | None = None
+    size: int | None = None
 
     @property
     def batches(self) -> int:
@@ -40,9 +40,7 @@ class GlobalBatch:
 def global_batch_of(recipe: Recipe) -> GlobalBatch:
     """What the processes that were started will compute."""
     training = recipe.training
-    return GlobalBatch(
-        training.world_size, training.gradient_accumulation_steps, tokens_per_batch=recipe.batching.tokens_per_batch
-    )
+    return GlobalBatch(training.world_size, training.gradient_accumulation_steps, size=recipe.batch_size)
 
 
 def saved_global_batch(checkpoint: Path, recipe_file: Path) -> GlobalBatch | None:
@@ -55,7 +53,7 @@ def saved_global_batch(checkpoint: Path, recipe_file: Path) -> GlobalBatch | Non
     manifest = read_manifest(checkpoint) or {}
     processes = saved_processes(checkpoint)
     if (steps := manifest.get("gradient_accumulation_steps")) is not None:
-        return GlobalBatch(processes, steps, manifest.get("tokens_per_batch"))
+        return GlobalBatch(processes, steps, manifest.get("images_per_batch") or manifest.get("tokens_per_batch"))
     if not recipe_file.is_file():
         return None
     before = yaml.safe_load(recipe_file.read_text(encoding="utf-8"))
@@ -82,17 +80,17 @@ def require_same_updates(recipe: Recipe, checkpoint: Path, recipe_file: Path) ->
         if recipe.training.should_save:
             logger.warning("%s: does not tell how many batches an update held; not compared", checkpoint)
         return
-    if before.tokens_per_batch is None:
+    if before.size is None:
         if str(before) != str(now):
             raise UserError(
                 f"{checkpoint}: was written by an earlier version with {before}; go on with the same, not with {now}: the "
                 "next checkpoint allows other numbers"
             )
         return
-    if before.tokens_per_batch != now.tokens_per_batch:
+    if before.size != now.size:
         raise UserError(
-            f"{checkpoint}: was trained with batches of {before.tokens_per_batch} tokens, the recipe says "
-            f"{now.tokens_per_batch}; set batching.tokens_per_batch to {before.tokens_per_batch} to go on"
+            f"{checkpoint}: was trained with batches of {before.size} {recipe.batch_unit}, the recipe says "
+            f"{now.size}; set {recipe.batch_key} to {before.size} to go on"
         )
     if before.batches != now.batches:
         raise UserError(

@@ -13,40 +13,68 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig
 
-from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer import (
+    ReLUFormerConfig,
+    ReLUFormerForConditionalGeneration,
+    ReLUFormerForImageClassification,
+    ReLUFormerVisionConfig,
+)
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.configuration_reluformer import PRESETS
+from reluformer.configuration_attention import AttentionConfig
 from reluformer.training.loading import misfit, require_safetensors
 
+Model = ReLUFormerForConditionalGeneration | ReLUFormerForImageClassification
+_MODELS = {
+    ReLUFormerConfig: ReLUFormerForConditionalGeneration,
+    ReLUFormerVisionConfig: ReLUFormerForImageClassification,
+}
 # The weights were made for these: what they say cannot change without them.
-FIXED_BY_THE_WEIGHTS = (
-    "vocab_size",
-    "decoder_vocab_size",
-    "d_model",
-    "encoder_layers",
-    "encoder_attention_heads",
-    "encoder_ffn_dim",
-    "decoder_layers",
-    "decoder_attention_heads",
-    "decoder_ffn_dim",
-    "share_encoder_decoder_embeddings",
-    "tie_word_embeddings",
-)
+FIXED_BY_THE_WEIGHTS = {
+    ReLUFormerConfig: (
+        "vocab_size",
+        "decoder_vocab_size",
+        "d_model",
+        "encoder_layers",
+        "encoder_attention_heads",
+        "encoder_ffn_dim",
+        "decoder_layers",
+        "decoder_attention_heads",
+        "decoder_ffn_dim",
+        "share_encoder_decoder_embeddings",
+        "tie_word_embeddings",
+    ),
+    ReLUFormerVisionConfig: (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "image_size",
+        "patch_size",
+        "num_channels",
+        "qkv_bias",
+        "pooling",
+        "pooler_act",
+        "num_labels",
+    ),
+}
 
 
-def load_config(path_or_hub_id: str | Path) -> ReLUFormerConfig:
-    """The configuration of a ReLUFormer checkpoint.
+def load_config(path_or_hub_id: str | Path, kind: type[AttentionConfig] = ReLUFormerConfig) -> AttentionConfig:
+    """The configuration of a ReLUFormer checkpoint of a kind, by default one for translation.
 
     Raises:
-        UserError: nothing there, or another kind of model; for Marian's it names `reluformer convert`.
+        UserError: nothing there, or another kind of model; for one that can be converted it names `reluformer convert`.
     """
     config = load_any_config(path_or_hub_id)
-    if config.model_type == "marian":
+    convertible = {ReLUFormerConfig: ("marian", "Marian"), ReLUFormerVisionConfig: ("vit", "ViT")}[kind]
+    if config.model_type == convertible[0]:
         raise UserError(
-            f"{path_or_hub_id}: is a Marian checkpoint; run `reluformer convert --from {path_or_hub_id} --to FOLDER` first"
+            f"{path_or_hub_id}: is a {convertible[1]} checkpoint; run `reluformer convert --from {path_or_hub_id} --to FOLDER` "
+            "first"
         )
-    if config.model_type != ReLUFormerConfig.model_type:
-        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model; a ReLUFormer checkpoint is needed")
+    if config.model_type != kind.model_type:
+        wanted = "ReLUFormer" if kind is ReLUFormerConfig else kind.model_type
+        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model; a {wanted} checkpoint is needed")
     return config
 
 
@@ -62,7 +90,7 @@ def load_any_config(path_or_hub_id: str | Path) -> Any:
         raise UserError(f"{path_or_hub_id}: its config cannot be loaded: {one_line(error)}") from error
 
 
-def changed_config(config: ReLUFormerConfig, changes: Mapping[str, Any]) -> ReLUFormerConfig:
+def changed_config(config: AttentionConfig, changes: Mapping[str, Any]) -> AttentionConfig:
     """`config` with other values in some fields.
 
     A `preset` among the changes replaces the whole attention, regulariser included; an `attention_activation` alone takes
@@ -70,20 +98,21 @@ def changed_config(config: ReLUFormerConfig, changes: Mapping[str, Any]) -> ReLU
 
     Args:
         config: of an existing model.
-        changes: fields of `ReLUFormerConfig`, and `preset`.
+        changes: fields of the configuration, and `preset`.
 
     Raises:
         UserError: an unknown field or preset, a bad value, or a size that the existing weights have decided.
     """
-    changes = dict(changes)
+    changes, kind = dict(changes), type(config)
     preset = changes.pop("preset", None)
-    for name in FIXED_BY_THE_WEIGHTS:
+    for name in FIXED_BY_THE_WEIGHTS[kind]:
         if name in changes and changes[name] != getattr(config, name):
             raise UserError(f"{name}: {changes[name]!r} does not fit the weights, made for {getattr(config, name)!r}")
-    kept = {field.name: getattr(config, field.name) for field in dataclasses.fields(ReLUFormerConfig)}
+    kept = {field.name: getattr(config, field.name) for field in dataclasses.fields(kind)}
     follows = set()
     if preset is not None:
-        follows = set().union(*PRESETS.values())
+        fields = set().union(*kind.presets.values())
+        follows = {name for name in fields if name.startswith("attention_") or name == "regularization_weight"}
     elif changes.get("attention_activation", config.attention_activation) != config.attention_activation:
         follows = {"attention_scaling", "regularization_weight"}
     kept = {name: value for name, value in kept.items() if name not in follows}
@@ -91,14 +120,14 @@ def changed_config(config: ReLUFormerConfig, changes: Mapping[str, Any]) -> ReLU
         kept |= dict.fromkeys(follows)  # None: the default of the activation, not that of a preset
     try:
         # without a preset every field of it is kept or changed, so that the name does not matter
-        return ReLUFormerConfig.from_preset(preset or "reluformer", **{**kept, **changes})
+        return kind.from_preset(preset or next(iter(kind.presets)), **{**kept, **changes})
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise UserError(one_line(error)) from error
 
 
 def model_with_weights(
-    config: ReLUFormerConfig, state_dict: Mapping[str, Tensor], *, dtype: torch.dtype
-) -> tuple[ReLUFormerForConditionalGeneration, list[str]]:
+    config: AttentionConfig, state_dict: Mapping[str, Tensor], *, dtype: torch.dtype
+) -> tuple[Model, list[str]]:
     """A model in evaluation mode with the weights of another.
 
     Returns:
@@ -108,7 +137,7 @@ def model_with_weights(
     Raises:
         UserError: weights left over, lacking or of another shape.
     """
-    model, info = ReLUFormerForConditionalGeneration.from_pretrained(
+    model, info = _MODELS[type(config)].from_pretrained(
         None,
         config=config,
         state_dict=dict(state_dict),
@@ -119,16 +148,14 @@ def model_with_weights(
     return model, _new_parameters(info)
 
 
-def load_weights(
-    path_or_hub_id: str | Path, config: ReLUFormerConfig, *, dtype: torch.dtype
-) -> tuple[ReLUFormerForConditionalGeneration, list[str]]:
+def load_weights(path_or_hub_id: str | Path, config: AttentionConfig, *, dtype: torch.dtype) -> tuple[Model, list[str]]:
     """The model of a ReLUFormer checkpoint under another configuration; see `model_with_weights`.
 
     The checkpoint's generation settings come with it.
     """
     require_safetensors(path_or_hub_id)
     try:
-        model, info = ReLUFormerForConditionalGeneration.from_pretrained(
+        model, info = _MODELS[type(config)].from_pretrained(
             str(path_or_hub_id),
             config=config,
             dtype=dtype,
@@ -141,7 +168,7 @@ def load_weights(
     return model, _new_parameters(info)
 
 
-# Modules that a configuration adds to what Marian and the plain ReLUFormer have.
+# Modules that a configuration adds to what Marian, ViT and the plain ReLUFormer have.
 _OPTIONAL_MODULES = ("log_gamma", "gate_proj", "q_norm", "k_norm", "output_norm", "ffn_layer_norm")
 
 

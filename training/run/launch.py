@@ -200,7 +200,7 @@ def _check_sharding(recipe: Recipe) -> None:
         )
     if recipe.averaging.last_checkpoints > 1:
         raise UserError("averaging.last_checkpoints: does not go with FSDP; set it to 0, or train without FSDP")
-    if recipe.evaluation.at_most and recipe.training.eval_strategy != "no":
+    if getattr(recipe.evaluation, "at_most", 0) and recipe.training.eval_strategy != "no":
         raise UserError(
             "evaluation.at_most: translating during training does not go with FSDP; set it to 0 (the loss alone), or train "
             "without FSDP"

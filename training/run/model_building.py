@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 import reluformer
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
-from reluformer.configuration_reluformer import require_attention_implementation
+from reluformer.configuration_attention import require_attention_implementation
 from reluformer.training.run.initialization import changed_config, load_config, load_weights
 
 logger = logging.getLogger(__name__)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from transformers.training_args import OptimizerNames
 
-from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.configuration.recipe import Recipe
-from reluformer.training.run.model_building import build_config
+from reluformer.configuration.recipe_parser import AnyRecipe
 
 
-def check_packages(recipe: Recipe) -> None:
-    """Raises a `UserError` for a logger or an optimizer that cannot be used, and for kernels that do not know the model."""
+def check_packages(recipe: AnyRecipe, build: Callable[[], PreTrainedModel]) -> None:
+    """Raises a `UserError` for a logger or an optimizer that cannot be used, and for kernels that do not know the model.
+
+    Args:
+        recipe: of the run.
+        build: makes the model, whose values do not matter.
+    """
     training = recipe.training
     if training.use_liger_kernel:
         raise UserError(
@@ -29,7 +34,7 @@ def check_packages(recipe: Recipe) -> None:
                 f"training.report_to: {name!r} cannot be used ({one_line(error)}); install it, or set report_to to none"
             ) from error
     with torch.device("meta"):  # some optimizers look for the modules they are to work on
-        model = ReLUFormerForConditionalGeneration(build_config(recipe))
+        model = build()
     try:
         Trainer.get_optimizer_cls_and_kwargs(training, model)
     except (ImportError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
-from reluformer.configuration.splits import SPLITS
 from reluformer.training.run.checkpoints import remove_checkpoint, remove_leftovers
 from reluformer.training.run.own_files import RECIPE_FILE, own_files_of_run, remove_files
 
@@ -22,13 +21,8 @@ _ASIDE = ".overwritten.partial"
 
 def require_inputs_elsewhere(recipe: Recipe) -> None:
     """Raises a `UserError` that names an input of the run which `--overwrite` would take away, as it lies in the run folder."""
-    data, folder = recipe.data, recipe.run_folder.resolve()
-    inputs = {"initialize_from": recipe.initialize_from, "tokenizer.path": recipe.tokenizer.path}
-    inputs["data.dataset.path"] = None if data.dataset is None else data.dataset.path
-    for split in SPLITS:
-        for side in ("source", "target", "documents"):
-            inputs[f"data.{split}.{side}"] = getattr(getattr(data, split), side, None)
-    for key, path in inputs.items():
+    folder = recipe.run_folder.resolve()
+    for key, path in recipe.inputs():
         if path is not None and Path(path).exists() and Path(path).resolve().is_relative_to(folder):
             raise UserError(
                 f"{key}: {path!r} lies in {recipe.run_folder}, which --overwrite would take away before it is read; give the "

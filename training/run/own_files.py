@@ -32,6 +32,7 @@ TOKENIZER_FILES = (
     "source.spm",
     "target.spm",
 )
+IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 MODEL_FILES = (
     "config.json",
     "generation_config.json",
@@ -39,6 +40,7 @@ MODEL_FILES = (
     "model.safetensors.index.json",
     "model-?????-of-?????.safetensors",
     *TOKENIZER_FILES,
+    IMAGE_PROCESSOR_FILE,
 )
 _STATE_FILES = ("trainer_state.json", "training_args.bin")
 # Beside those of the model; the last ones are of models that are spread over processes.
@@ -59,6 +61,7 @@ RUN_FILES = (
     *("corpus_report.json", "packing_report.json", "training_files.json"),
     *(f"{name}.{split}.{ending}" for split in SPLITS
       for name, ending in (("evaluation", "json"), ("translations", "tsv"), ("translations", "tsv.partial"))),
+    *(f"predictions.{split}.tsv" for split in SPLITS),
     *_PICTURES,
     *_STATE_FILES,
     *MODEL_FILES,

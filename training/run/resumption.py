@@ -74,7 +74,8 @@ def require_same_recipe(recipe: Recipe, recipe_file: Path, *, remedy: str, other
     before = yaml.safe_load(recipe_file.read_text(encoding="utf-8"))
     now = yaml.safe_load(yaml.safe_dump(recipe_to_dict(recipe)))
     for plain in (before, now):
-        plain["data"].pop("workers", None)  # changes no result
+        for key in ("workers", "homepage"):  # change no result
+            plain["data"].pop(key, None)
     sections = [name for name in now if name not in (*_SECTIONS, "training", *(["name"] if other_name else []))]
     differences = [found for name in sections for found in _differences(name, before.get(name), now[name])]
     defaults = library_defaults(recipe.training.output_dir)
@@ -140,7 +141,7 @@ def write_training_files(data: DataConfig, run_folder: Path, *, anew: bool) -> N
         run_folder: of the run.
         anew: the training begins; when it goes on, they were compared with what is there already.
     """
-    if data.train is not None and (anew or not (run_folder / TRAINING_FILES).is_file()):
+    if _training_files(data) and (anew or not (run_folder / TRAINING_FILES).is_file()):
         write_json(run_folder / TRAINING_FILES, _hashes(data))
 
 
@@ -150,7 +151,8 @@ def require_same_training_files(recipe: Recipe, run_folder: Path, *, remedy: str
     Raises:
         UserError: a file has become another one.
     """
-    if (files := recipe.data.train) is None:
+    files = _training_files(recipe.data)
+    if not files:
         return
     if not (run_folder / TRAINING_FILES).is_file():
         if recipe.training.should_save:
@@ -161,9 +163,10 @@ def require_same_training_files(recipe: Recipe, run_folder: Path, *, remedy: str
     before = json.loads((run_folder / TRAINING_FILES).read_text(encoding="utf-8"))
     for side, now in _hashes(recipe.data).items():
         if before.get(side) != now:
+            key = "data.tables.train" if recipe.data.train is None else f"data.train.{side}"
             raise UserError(
-                f"{run_folder}: holds checkpoints trained with another content of {getattr(files, side)} (data.train.{side}); "
-                f"restore the file, or {remedy}"
+                f"{run_folder}: holds checkpoints trained with another content of {files[side]} ({key}); restore the file, or "
+                f"{remedy}"
             )
 
 
@@ -202,8 +205,13 @@ def _content(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
 
 
 def _hashes(data: DataConfig) -> dict[str, str]:
-    """Side → hash of the file's content; a file that does not exist is left to the reading of the corpus."""
-    named = (
-        {} if data.train is None else {side: getattr(data.train, side) for side in ("source", "target", "documents")}
-    )
-    return {side: content_hash(Path(path)) for side, path in named.items() if path is not None and Path(path).is_file()}
+    """Side or table → hash of the file's content; a file that does not exist is left to the reading of the corpus."""
+    return {side: content_hash(Path(path)) for side, path in _training_files(data).items() if Path(path).is_file()}
+
+
+def _training_files(data: DataConfig) -> dict[str, str]:
+    """Side or table → path."""
+    if getattr(data, "tables", None) is not None:
+        return {f"table {number}": path for number, path in enumerate(data.tables.paths("train"))}
+    sides = ("source", "target", "documents", "images", "labels")
+    return {side: path for side in sides if (path := getattr(data.train, side, None)) is not None}

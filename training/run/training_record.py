@@ -11,12 +11,12 @@ from reluformer.configuration.recipe import Recipe
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.run.run_folder import RECORD_FILE
-from reluformer.training.trainer import ReLUFormerTrainer
+from reluformer.training.run_trainer import RunTrainer
 
 
 def write_training_record(
     recipe: Recipe,
-    trainer: ReLUFormerTrainer,
+    trainer: RunTrainer,
     watch: DivergenceWatch,
     resume_from: Path | None,
     measured: dict[str, Any],
@@ -47,7 +47,7 @@ def write_training_record(
 
 def training_record(
     recipe: Recipe,
-    trainer: ReLUFormerTrainer,
+    trainer: RunTrainer,
     output: TrainOutput,
     seconds: float,
     averaged: list[str],
@@ -55,16 +55,17 @@ def training_record(
 ) -> dict[str, Any]:
     """What was measured in training, with what makes it traceable.
 
-    `target_tokens_per_update` and `target_tokens_per_second` are means over all logged updates, weighted by their
-    number; `seconds` is the wall time of this process' training, evaluation included.
+    `target_tokens_per_update` and `target_tokens_per_second` (in a training on pictures `images_per_…`) are means over all
+    logged updates, weighted by their number; `seconds` is the wall time of this process' training, evaluation included;
+    `attention_loop` is the one that computed on a CPU, "compiled" or "python", and null where neither did.
     """
     logs, means = [], {}
     update = 0
     for entry in trainer.state.log_history:
-        if "target_tokens_per_update" in entry:
+        if f"{trainer.items}_per_update" in entry:
             logs.append((entry["step"] - update, entry))
             update = entry["step"]
-    for name in ("target_tokens_per_update", "target_tokens_per_second"):
+    for name in (f"{trainer.items}_per_update", f"{trainer.items}_per_second"):
         weight = sum(updates for updates, _ in logs)
         means[name] = sum(updates * entry[name] for updates, entry in logs) / weight if weight else None
     return {
@@ -76,5 +77,6 @@ def training_record(
         "training_loss": output.training_loss,
         "parameters": trainer.model.num_parameters(),
         "processes": recipe.training.world_size,
+        "attention_loop": trainer.attention_loop,
         "averaged_checkpoints": averaged,
     }

@@ -43,7 +43,7 @@ class ValidationTranslation:
             batch_tokens=self.batch_tokens,
         )
         mine = range(process_index, len(self.sources), processes)
-        translations = translator([self.sources[index] for index in mine], progress=process_index == 0)
+        translations = translator([self.sources[index] for index in mine])
         if processes > 1:
             gathered = dict(gather_object(list(zip(mine, translations, strict=True))))
             translations = [gathered[index] for index in range(len(self.sources))]

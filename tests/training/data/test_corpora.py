@@ -8,7 +8,9 @@ import pytest
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, ParallelFiles
-from reluformer.training.data.corpora import read_dataset, read_parallel_files
+from reluformer.training.data.columns import PairColumns
+from reluformer.training.data.corpora import read_parallel_files
+from reluformer.training.data.data_sets import read_dataset
 from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs
 from reluformer.training.data.splits import load_split
 from reluformer.training.tokenization import train_tokenizer
@@ -30,6 +32,15 @@ def files(tmp_path, source: bytes, target: bytes, compress=False):
 
 def lines(texts):
     return "".join(f"{text}\n" for text in texts).encode()
+
+
+def test_a_file_that_is_missing_names_where_the_corpus_is_to_be_had(tmp_path):
+    nowhere = ParallelFiles(source=str(tmp_path / "a"), target=str(tmp_path / "b"))
+    data = DataConfig(**LANGUAGES, train=nowhere, homepage="https://www.statmt.org/europarl/")
+    with pytest.raises(
+        UserError, match=r"file not found: \S+/a; the corpus is to be had at https://www\.statmt\.org/europarl/$"
+    ):
+        load_split(data, "train")
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -126,13 +137,15 @@ ROWS = [
     {"translation": {"de": "fünf", "en": "five"}},
 ]
 LANGUAGES = {"source_language": "de", "target_language": "en"}
+COLUMNS = PairColumns("de", "en", section="data.dataset")
 
 
 @pytest.fixture
-def json_file(tmp_path):
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    return path
+def folder_of_json(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    return str(folder)
 
 
 def check_rows(pairs, report):
@@ -141,55 +154,60 @@ def check_rows(pairs, report):
     assert report.first == {"source is not text": "row 1", "target empty": "row 3"}
 
 
-def test_data_set_from_a_file_a_builder_and_a_saved_folder(tmp_path, json_file):
-    check_rows(*read_dataset(str(json_file), None, "validation", **LANGUAGES))
-    check_rows(*read_dataset("json", None, "train", data_files=str(json_file), **LANGUAGES))
+def test_data_set_from_a_folder_of_data_files_and_a_saved_one(tmp_path, folder_of_json):
+    check_rows(*read_dataset(folder_of_json, None, "train", COLUMNS))
     saved = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"test": saved}).save_to_disk(str(tmp_path / "saved"))
-    check_rows(*read_dataset(str(tmp_path / "saved"), None, "test", **LANGUAGES))
+    check_rows(*read_dataset(str(tmp_path / "saved"), None, "test", COLUMNS))
 
 
-def test_data_set_counts_are_the_same_when_read_again(json_file):
+def test_data_set_counts_are_the_same_when_read_again(folder_of_json):
     for _ in range(2):
-        check_rows(*read_dataset(str(json_file), None, "train", **LANGUAGES))
+        check_rows(*read_dataset(folder_of_json, None, "train", COLUMNS))
 
 
-def test_data_set_with_language_columns(tmp_path):
-    path = tmp_path / "pairs.jsonl"
-    path.write_text('{"de": "eins", "en": "one"}\n')
-    pairs, _ = read_dataset(str(path), None, "train", translation_column=None, **LANGUAGES)
+def test_a_slice_of_a_data_set(folder_of_json):
+    assert read_dataset(folder_of_json, None, "train[:20%]", COLUMNS)[1].read == 1
+
+
+def test_data_set_with_columns_of_any_name(tmp_path):
+    saved = datasets.Dataset.from_list([{"de": "eins", "en": "one", "text": {"german": "zwei"}}])
+    datasets.DatasetDict({"train": saved}).save_to_disk(str(tmp_path / "saved"))
+    pairs, _ = read_dataset(str(tmp_path / "saved"), None, "train", COLUMNS)
     assert pairs[0] == {"source": "eins", "target": "one"}
-    with pytest.raises(UserError, match=r"no column 'fr'; there are: de, en"):
-        read_dataset(str(path), None, "train", translation_column=None, source_language="fr", target_language="en")
+    nested = PairColumns("de", "en", source="text.german", section="data.dataset")
+    assert read_dataset(str(tmp_path / "saved"), None, "train", nested)[0][0] == {"source": "zwei", "target": "one"}
+    expected = r"no column 'translation\.fr' or 'fr'; there are: de, en, text\.german; set data\.dataset\.source_column"
+    with pytest.raises(UserError, match=expected):
+        read_dataset(str(tmp_path / "saved"), None, "train", PairColumns("fr", "en", section="data.dataset"))
 
 
 def test_data_set_of_the_translation_feature(tmp_path):
     features = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
     saved = datasets.Dataset.from_list(ROWS[:1], features=features)
     datasets.DatasetDict({"train": saved}).save_to_disk(str(tmp_path / "saved"))
-    pairs, _ = read_dataset(str(tmp_path / "saved"), None, "train", **LANGUAGES)
+    pairs, _ = read_dataset(str(tmp_path / "saved"), None, "train", COLUMNS)
     assert pairs[0] == {"source": "eins", "target": "one"}
-    with pytest.raises(UserError, match=r"no language 'fr'.*de, en"):
-        read_dataset(str(tmp_path / "saved"), None, "train", source_language="de", target_language="fr")
+    with pytest.raises(
+        UserError, match=r"no column 'translation\.fr' or 'fr'; there are: translation\.de, translation\.en"
+    ):
+        read_dataset(str(tmp_path / "saved"), None, "train", PairColumns("de", "fr"))
 
 
-def test_data_set_errors_list_what_exists(tmp_path, json_file):
-    with pytest.raises(UserError, match=r"no translation column 'text'; there are: translation"):
-        read_dataset(str(json_file), None, "train", translation_column="text", **LANGUAGES)
-    with pytest.raises(UserError, match=r"no language 'fr'.*de, en"):
-        read_dataset(str(json_file), None, "train", source_language="fr", target_language="en")
+def test_data_set_errors_list_what_exists(tmp_path, folder_of_json):
+    with pytest.raises(UserError, match=r"no column 'text'; there are: translation\.de, translation\.en"):
+        read_dataset(folder_of_json, None, "train", PairColumns("de", "en", source="text"))
+    with pytest.raises(UserError, match=r"'translation\.en' is both source and target"):
+        read_dataset(folder_of_json, None, "train", PairColumns("en", "en"))
     with pytest.raises(UserError, match="cannot be loaded"):
-        read_dataset("json", None, "nosplit", data_files=str(json_file), **LANGUAGES)
+        read_dataset(folder_of_json, None, "nosplit", COLUMNS)
     datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(UserError, match="no split 'train'; there are: test"):
-        read_dataset(str(tmp_path / "saved"), None, "train", **LANGUAGES)
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"translation": \n')
-    with pytest.raises(UserError, match="cannot be loaded") as error:
-        read_dataset(str(broken), None, "train", **LANGUAGES)
-    assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="expected a file ending in"):
-        read_dataset(str(files(tmp_path, b"a\n", b"a\n")[0]), None, "train", **LANGUAGES)
+        read_dataset(str(tmp_path / "saved"), None, "train", COLUMNS)
+    with pytest.raises(
+        UserError, match=r"is a file; expected the id of a data set, or a folder: .*data\.tables\.train"
+    ):
+        read_dataset(f"{folder_of_json}/train.jsonl", None, "train", COLUMNS)
 
 
 @pytest.fixture(scope="module")
@@ -249,18 +267,20 @@ def test_text_in_another_encoding_is_refused_by_name_even_from_the_cache(tmp_pat
     with pytest.raises(UserError, match=expected):
         read_parallel_files(*paths, name="train")
     with monkeypatch.context() as patch:  # a version that took it for text
-        patch.setattr("reluformer.training.data.corpora.refuse_other_encodings", lambda *_: None)
+        patch.setattr("reluformer.training.data.compressed.refuse_other_encodings", lambda *_: None)
         patch.setattr("reluformer.training.data.corpora._check_counts", lambda *_: None)
         read_parallel_files(*paths, name="train")
     with pytest.raises(UserError, match=expected):
         read_parallel_files(*paths, name="train")
 
 
-@pytest.mark.parametrize("name", ["train.csv", "train.TSV", "train.tsv.gz", "train.jsonl", "train.parquet"])
+@pytest.mark.parametrize(
+    "name", ["train.csv", "train.TSV", "train.tsv.gz", "train.csv.zst", "train.jsonl", "train.parquet"]
+)
 def test_a_table_is_not_taken_for_text(tmp_path, name):
     (tmp_path / name).write_bytes(lines(GERMAN))
     (tmp_path / "train.csv.de").write_bytes(lines(GERMAN))
-    with pytest.raises(UserError, match=r"is a table by its name \(\.\w+\).*data\.dataset\.path"):
+    with pytest.raises(UserError, match=r"is a table by its name \(\.\w+\).*data\.tables"):
         read_parallel_files(tmp_path / name, tmp_path / "train.csv.de", name="train")
 
 

@@ -1,6 +1,7 @@
 """Packing of documents: nothing lost, nothing mixed, nothing too long, nothing that would still have fitted."""
 
 import json
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training.data.corpora import read_dataset, read_parallel_files
+from reluformer.training.data.columns import PairColumns
+from reluformer.training.data.corpora import read_parallel_files
+from reluformer.training.data.data_sets import read_dataset
 from reluformer.training.data.documents import greedy_spans, pack_documents
 from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.splits import load_split, pack_split
@@ -243,15 +246,15 @@ def test_documents_from_a_column_of_a_data_set(tmp_path, monkeypatch):
     rows = [{"it": row["source"], "en": row["target"], "session": int(row["document"][1])} for row in corpus()]
     rows[2]["en"] = None
     datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(str(tmp_path / "set"))
-    options = {"translation_column": None, **LANGUAGES}
-    pairs, report = read_dataset(str(tmp_path / "set"), None, "train", document_column="session", **options)
+    columns = PairColumns("it", "en", document="session")
+    pairs, report = read_dataset(str(tmp_path / "set"), None, "train", columns)
     assert list(pairs["document"]) == ["0"] * 11 + ["1"] * 12 + ["2"] * 12 and report.kept == 35
-    with pytest.raises(UserError, match="no document column 'chapter'; there are: it, en, session"):
-        read_dataset(str(tmp_path / "set"), None, "train", document_column="chapter", **options)
+    with pytest.raises(UserError, match=r"no column 'chapter'; there are: it, en, session; set \S+document_column"):
+        read_dataset(str(tmp_path / "set"), None, "train", replace(columns, document="chapter"))
     rows[30]["session"] = 0
     datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(str(tmp_path / "other"))
     with pytest.raises(UserError, match="row 30: document '0' begins again after '2'"):
-        read_dataset(str(tmp_path / "other"), None, "train", document_column="session", **options)
+        read_dataset(str(tmp_path / "other"), None, "train", columns)
 
 
 @pytest.fixture
@@ -349,7 +352,8 @@ def test_mistakes_are_found_before_training(recipe_file, capsys):
         "--data.max_length", 4, "--model.max_position_embeddings", 5, "--data.packing.too_long", "keep"
     )
     nowhere = ["--data.train", "null", "--data.validation", "null", "--data.test", "null"]
-    assert "document_column" in mistake(*nowhere, "--data.dataset.path", "x")
+    assert "data.dataset.document_column" in mistake(*nowhere, "--data.dataset.path", "x")
+    assert "data.tables.document_column" in mistake(*nowhere, "--data.tables.train", "x.csv")
     assert "no documents" in mistake(*nowhere, "--data.demo", "{}")
 
 

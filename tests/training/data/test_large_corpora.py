@@ -17,9 +17,11 @@ import pytest
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, ParallelFiles
 from reluformer.configuration.recipe_parser import parse_recipe
-from reluformer.training.data import arrow_cache, corpora, encoding
+from reluformer.training.data import arrow_cache, corpora, data_sets, encoding
 from reluformer.training.data.arrow_cache import cache_folder, cached_rows, rows_by_file
-from reluformer.training.data.corpora import read_dataset, read_parallel_files
+from reluformer.training.data.columns import PairColumns
+from reluformer.training.data.corpora import read_parallel_files
+from reluformer.training.data.data_sets import read_dataset
 from reluformer.training.data.encoding import default_workers, encode_pairs, token_lengths, tokenizer_facts
 from reluformer.training.data.splits import load_split
 from reluformer.training.data.token_batches import LENGTH_JITTER, TokenBatchSampler
@@ -161,12 +163,13 @@ def test_a_tokenizer_is_known_by_what_it_does(tokenizer, tmp_path):
 
 def test_a_data_set_is_read_once(tmp_path, monkeypatch):
     rows = [{"translation": {"de": str(n), "en": None if n % 7 == 3 else "x"}} for n in range(2_300)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    read = lambda: read_dataset(str(tmp_path / "pairs.jsonl"), None, "train", **LANGUAGES)  # noqa: E731
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    read = lambda: read_dataset(str(tmp_path / "set"), None, "train", PairColumns("de", "en"))  # noqa: E731
     pairs, report = read()
     assert [int(text) for text in pairs["source"]] == [n for n in range(2_300) if n % 7 != 3]
     assert report.first == {"target is not text": "row 3"}
-    monkeypatch.setattr(corpora, "_write_dataset", no_writer)
+    monkeypatch.setattr(data_sets, "write_pairs", no_writer)
     again, report_again = read()
     assert report_again.from_cache and asdict(report_again) == asdict(report)
     assert again.to_list() == pairs.to_list()

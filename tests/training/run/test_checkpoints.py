@@ -231,7 +231,7 @@ def test_all_is_on_the_disk_before_the_manifest_is(tmp_path, on_the_disk):
     (folder / "shards").mkdir()
     for name in ("weights", "shards/0"):
         (folder / name).touch()
-    seal_checkpoint(folder, processes=3, accumulation_steps=5, tokens_per_batch=7)
+    seal_checkpoint(folder, processes=3, accumulation_steps=5, tokens_per_batch=7, attention_loop="python")
     partial = folder / f".{MANIFEST_FILE}.partial"
     paths = [path for path, _ in on_the_disk]
     assert {*paths[:3]} == {folder / "weights", folder / "shards" / "0", folder / "shards"}
@@ -245,6 +245,7 @@ def test_all_is_on_the_disk_before_the_manifest_is(tmp_path, on_the_disk):
         "processes": 3,
         "gradient_accumulation_steps": 5,
         "tokens_per_batch": 7,
+        "attention_loop": "python",
         "off_schedule": False,
     }
 

@@ -171,7 +171,7 @@ def test_a_full_disk_is_named_whoever_meets_it(command, monkeypatch, tmp_path, c
     elif module == "safetensors":
         monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full_in_rust)
     else:
-        monkeypatch.setattr("reluformer.training.trainer.seal_checkpoint", full)
+        monkeypatch.setattr("reluformer.training.run_trainer.seal_checkpoint", full)
     assert cli.main(command) == 2
     line = last_error(capsys)
     assert "(No space left on device; " in line

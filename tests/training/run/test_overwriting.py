@@ -4,7 +4,7 @@ import pytest
 
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import DatasetConfig, ParallelFiles
+from reluformer.configuration.recipe import DatasetConfig, ParallelFiles, TablesConfig
 from reluformer.configuration.recipe_parser import parse_recipe, recipe_parser
 from reluformer.training import training as training_module
 from reluformer.training.run.checkpoints import MANIFEST_FILE
@@ -103,7 +103,9 @@ def test_overwriting_leaves_an_earlier_run_as_it_is_if_the_new_one_cannot_begin(
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("key", ["initialize_from", "tokenizer.path", "data.train.target", "data.dataset.path"])
+@pytest.mark.parametrize(
+    "key", ["initialize_from", "tokenizer.path", "data.train.target", "data.tables.train", "data.dataset.path"]
+)
 def test_overwriting_refuses_a_run_that_begins_with_what_is_in_its_own_folder(folder_of, key):
     recipe, folder = folder_of(6, finished=True)
     before, path = contents(folder), str(folder / "checkpoint-6" / "model.safetensors")
@@ -112,8 +114,9 @@ def test_overwriting_refuses_a_run_that_begins_with_what_is_in_its_own_folder(fo
     elif key == "tokenizer.path":
         recipe.tokenizer.path = path = str(folder / "checkpoint-6")
     else:
-        recipe.data.train = ParallelFiles(source="elsewhere", target=path) if "train" in key else None
-        recipe.data.dataset = None if "train" in key else DatasetConfig(path=path)
+        recipe.data.train = ParallelFiles(source="elsewhere", target=path) if "target" in key else None
+        recipe.data.tables = TablesConfig(train=["elsewhere", path]) if "tables" in key else None
+        recipe.data.dataset = DatasetConfig(path=path) if "dataset" in key else None
     with pytest.raises(UserError, match=rf"^{key}: '{path}' lies in \S+, which --overwrite would take away"):
         checkpoint_to_resume(recipe, overwrite=True)
     assert contents(folder) == before

@@ -1,10 +1,14 @@
 """When a run goes on at a checkpoint, and what it refuses to go on with."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import datasets
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import Seq2SeqTrainingArguments
 
 from reluformer.commands.train import train_and_document as train
@@ -13,7 +17,7 @@ from reluformer.configuration.recipe import ParallelFiles
 from reluformer.configuration.recipe_parser import parse_recipe, save_recipe
 from reluformer.training.run.checkpoints import seal_checkpoint
 from reluformer.training.run.resumption import require_same_recipe, write_training_files
-from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, checkpoint_to_resume, write_recipe
+from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, checkpoint_to_resume, write_recipe
 from reluformer.training.tokenization import train_tokenizer
 
 
@@ -232,6 +236,26 @@ def test_a_run_of_a_version_without_a_section_goes_on(folder_of):
     text = yaml.safe_dump(saved, sort_keys=False, allow_unicode=True, width=120)
     (folder / RECIPE_FILE).write_text(text, encoding="utf-8")
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+
+
+def test_a_copy_of_a_run_folder_goes_on_on_another_machine(recipe_file, tmp_path, monkeypatch):
+    """Another working directory, in which the run folder lies at the same relative place."""
+    arguments = ["--config", str(recipe_file), "--training.output_dir", "runs/tiny", "--training.eval_strategy", "no"]
+    weights = []
+    for machine in ("first", "second"):
+        (tmp_path / machine).mkdir()
+        monkeypatch.chdir(tmp_path / machine)
+        if machine == "second":
+            finished = shutil.ignore_patterns("checkpoint-6", "model.safetensors", RECORD_FILE, CARD_FILE)
+            shutil.copytree(tmp_path / "first/runs/tiny", "runs/tiny", ignore=finished)
+            for number in (2, 4):
+                weights_file = f"runs/tiny/checkpoint-{number}/model.safetensors"
+                shutil.copy(tmp_path / "first" / weights_file, weights_file)
+            shutil.rmtree(tmp_path / "first")
+            assert checkpoint_to_resume(parse_recipe(arguments)) == Path("runs/tiny/checkpoint-4")
+        train(parse_recipe(arguments))
+        weights.append(load_file("runs/tiny/model.safetensors"))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_an_explicit_checkpoint_is_followed_or_refused(folder_of):

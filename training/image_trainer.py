@@ -1,0 +1,81 @@
+"""`Trainer` of pictures: augmented batches, and accuracy at every evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import EvalPrediction
+
+from reluformer.training.data.image_batches import ImageBatchSampler
+from reluformer.training.run_trainer import RunTrainer
+
+TOP = 5
+
+
+def hits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Whether the class of each picture is the highest, and among the `TOP` highest: (batch, 2), 0 or 1, -1 where none counts.
+
+    Args:
+        logits: (batch, classes).
+        labels: (batch,) classes, -100 where a picture does not count, or (batch, classes) shares.
+    """
+    classes = labels.argmax(-1) if labels.ndim == 2 else labels
+    highest = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices
+    found = highest == classes.unsqueeze(-1)
+    rows = torch.stack([found[:, 0], found.any(-1)], dim=1).to(torch.int8)
+    return rows.masked_fill((classes == -100).unsqueeze(1), -1)
+
+
+def accuracies(rows: Any) -> dict[str, float]:
+    """Accuracy and top-5 accuracy in percent, of what `hits` gives."""
+    rows = torch.as_tensor(rows)
+    counted = rows[rows[:, 0] >= 0].float()
+    first, among = (100 * counted.mean(0)).tolist()
+    return {"accuracy": first, "top_5_accuracy": among}
+
+
+class ImageTrainer(RunTrainer):
+    """Trains a classifier of pictures; it logs `images_per_second` and `eval_accuracy`, too.
+
+    Args:
+        model: a classifier whose `pixel_values` the data sets give.
+        others: as in `Trainer`; batches are planned for `args.per_device_train_batch_size`.
+    """
+
+    items = "images"
+    batch_key = "images_per_batch"
+
+    def __init__(self, model: Any, args: Any, **kwargs: Any) -> None:
+        self.batch_size = args.per_device_train_batch_size
+        options = {"preprocess_logits_for_metrics": hits, "compute_metrics": _accuracies_of}
+        super().__init__(model, args, **options, **kwargs)
+
+    def plan_of_batches(self) -> ImageBatchSampler:
+        """The plan of all training batches; the same on every process."""
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return ImageBatchSampler(len(self.train_dataset), self.batch_size, seed)
+
+    def count_items(self, labels: torch.Tensor) -> torch.Tensor:
+        """Pictures."""
+        return labels.ne(-100).sum() if labels.ndim == 1 else torch.tensor(len(labels), device=labels.device)
+
+    def divisor_of(self, num_items_in_batch: torch.Tensor | int, labels: torch.Tensor) -> torch.Tensor | int:
+        """Pictures of the update: the Trainer counts entries of `labels`, of which a picture may have one for each class."""
+        return num_items_in_batch if labels.ndim == 1 else num_items_in_batch / labels.shape[1]
+
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """As in `Trainer`; pictures that stand in the last batch a second time do not count in the loss."""
+        labels = inputs["labels"]
+        count = self.rows_that_count(len(labels), labels.device)
+        if count is not None and labels.ndim == 1:
+            inputs = {**inputs, "labels": labels.masked_fill(~count, -100)}
+        # of the model's other outputs, only the logits are gathered
+        ignored = ["cross_entropy", "regularization", "attention_sum", "attention_entropy", "dead_row_fraction"]
+        return super().prediction_step(model, inputs, prediction_loss_only, ignored)
+
+
+def _accuracies_of(prediction: EvalPrediction) -> dict[str, float]:
+    return accuracies(prediction.predictions)

@@ -1,0 +1,74 @@
+"""One split of a run's pictures, classified: accuracy, top-5 accuracy and every prediction, written into the run folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, default_data_collator
+
+from reluformer.configuration.image_recipe import ImageRecipe
+from reluformer.configuration.whole_files import write_whole
+from reluformer.configuration_vision import pair
+from reluformer.training.data.image_batches import PixelValues
+from reluformer.training.data.images import load_image_split
+from reluformer.training.image_trainer import TOP, accuracies, hits
+from reluformer.training.run.progress import say
+from reluformer.training.run.records import run_record, write_json
+
+
+def evaluate_image_split(
+    recipe: ImageRecipe, split: str, model: PreTrainedModel, *, command: str | None = None
+) -> dict[str, Any]:
+    """Classifies all pictures of a split, and writes `evaluation.<split>.json` and `predictions.<split>.tsv`.
+
+    Args:
+        recipe: of the run.
+        split: "train", "validation" or "test".
+        model: a classifier; it stays in evaluation mode.
+        command: the command line, for the record; None takes the process' own.
+
+    Returns:
+        The run record, `split`, `dataset`, `images`, `accuracy` and `top_5_accuracy` in percent, `device`, `seconds` of
+        classifying, and `images_per_second`.
+
+    Raises:
+        UserError: files that cannot be used.
+    """
+    config, folder = model.config, recipe.run_folder
+    pictures = load_image_split(recipe.data, split, pair(config.image_size), config.num_channels)
+    data = PixelValues(pictures, pair(config.image_size), config.num_channels)
+    loader = DataLoader(data, batch_size=recipe.evaluation.batch_size, collate_fn=default_data_collator)
+    model.eval()
+    rows, predicted = [], []
+    started = time.perf_counter()
+    with torch.inference_mode():
+        for batch in tqdm(loader, desc=f"classifying {split}", unit="batch", leave=False, disable=None):
+            logits = model(batch["pixel_values"].to(model.device)).logits.float().cpu()
+            rows.append(hits(logits, batch["labels"]))
+            predicted += logits.argmax(-1).tolist()
+    seconds = time.perf_counter() - started
+    _write_predictions(folder / f"predictions.{split}.tsv", pictures.labels.tolist(), predicted)
+    result = {
+        **run_record(command, recipe.name, recipe.training.seed),
+        "split": split,
+        "dataset": split,
+        "images": len(pictures),
+        **accuracies(torch.cat(rows)),
+        "device": str(model.device),
+        "seconds": round(seconds, 3),
+        "images_per_second": round(len(pictures) / seconds, 2),
+    }
+    write_json(folder / f"evaluation.{split}.json", result)
+    say(recipe, f"{split}: accuracy {result['accuracy']:.2f} %, top-{TOP} {result['top_5_accuracy']:.2f} %")
+    return result
+
+
+def _write_predictions(path: Path, labels: list[int], predicted: list[int]) -> None:
+    """One line for each picture, in the order of the split: the number of its class, and of the one that the model found."""
+    lines = [f"{label}\t{found}\n" for label, found in zip(labels, predicted, strict=True)]
+    write_whole(path, "".join(["label\tprediction\n", *lines]))
