@@ -1,4 +1,4 @@
-"""What of a run is published. Files are chosen by name: whatever else lies in the folder stays there."""
+"""What of a model is published. Files are chosen by name: whatever else lies in the folder stays there."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from reluformer import ReLUFormerConfig
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.hub_cards.card import render_card
+from reluformer.hub_cards.card import render_card_of
 from reluformer.hub_cards.card_contents import PICTURES
-from reluformer.hub_cards.measurements import RunFolder
+from reluformer.hub_cards.model_folder import ModelFolder
 from reluformer.hub_cards.weights import check_weights, weight_files
 from reluformer.training.loading import load_tokenizer
-from reluformer.training.run.initialization import load_config
+from reluformer.training.run.own_files import IMAGE_PROCESSOR_FILE
 from reluformer.training.run.redaction import is_secret, without_secrets
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, is_finished
 
@@ -47,41 +46,56 @@ class PublishedFile:
         return self.name.endswith((".safetensors", ".png")) or self.size > _REGULAR_BYTES
 
 
-def check_run(folder: Path, *, without_evaluation: bool) -> None:
-    """Raises a `UserError` for a folder that does not hold a run, or a run that is unfinished, diverged or not evaluated."""
+def require_run(folder: Path) -> None:
+    """Raises a `UserError` for a folder that `reluformer train` has not written."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give the folder of a run, for example runs/demo")
     if not (folder / RECIPE_FILE).is_file():
         raise UserError(
-            f"{folder}: is not a run folder (no {RECIPE_FILE} in it); give one that `reluformer train` has written"
+            f"{folder}: is not a run folder (no {RECIPE_FILE} in it); give one that `reluformer train` has written, or any saved "
+            "model with --model"
         )
+
+
+def check_trained(folder: Path) -> None:
+    """Raises a `UserError` for a run that is unfinished or diverged; of another model nothing is known of that."""
+    if not (folder / RECIPE_FILE).is_file():
+        return
     if not is_finished(folder):
         missing = next(name for name in (RECORD_FILE, CARD_FILE) if not (folder / name).is_file())
         raise UserError(
             f"{folder}: the run is not finished (no {missing}); the command that began it goes on, or `reluformer evaluate "
             f"--run {folder}` if it was trained to the end"
         )
-    run = RunFolder(folder)
-    if run.training_record.get("diverged"):
+    if ModelFolder(folder).training_record.get("diverged"):
         raise UserError(f"{folder}: the training diverged, there is nothing to publish; see {RECORD_FILE}")
-    if not run.is_evaluated and not without_evaluation:
-        raise UserError(
-            f"{folder}: the run has no evaluation; `reluformer evaluate --run {folder}` makes one, --without-evaluation "
-            "publishes without"
+
+
+def check_evaluated(model: ModelFolder) -> None:
+    """Raises a `UserError` for a model of which no score is known."""
+    if model.is_evaluated:
+        return
+    if model.is_run:
+        what = f"the run has no evaluation; `reluformer evaluate --run {model.path}` makes one"
+    else:
+        what = (
+            "no score of the model is known; a score is a metric of `compute_metrics` in the log of its Trainer, which its "
+            "checkpoints and ModelCardCallback keep"
         )
+    raise UserError(f"{model.path}: {what}; --without-evaluation publishes without")
 
 
-def collect_files(folder: Path, *, repo_id: str, license: str | None = None) -> list[PublishedFile]:
-    """The files of a run to publish, each checked, the largest first.
+def collect_files(model: ModelFolder, *, repo_id: str) -> list[PublishedFile]:
+    """The files of a model to publish, each checked, the largest first.
 
     The recipe is not among them, since it may hold paths of this machine: the card holds its values.
 
     Raises:
         UserError: weights, configuration, tokenizer or the model's code are missing, damaged or do not belong together.
     """
-    config = load_config(folder)
-    check_weights(folder, config)
-    names = ["config.json", *_code_files(folder), *_tokenizer_files(folder, config)]
+    folder = model.path
+    check_weights(folder, model.config, model.kind.auto_class)
+    names = ["config.json", *_code_files(model), *_preprocessor_files(model)]
     if (folder / "generation_config.json").is_file():
         _check_generation_config(folder)
         names.append("generation_config.json")
@@ -90,16 +104,17 @@ def collect_files(folder: Path, *, repo_id: str, license: str | None = None) -> 
     for path in paths:
         if path.name.endswith("_config.json") or path.name == "config.json":
             _check_nothing_private(path)
-    card = render_card(folder, license=license, repo_id=repo_id)
+    card = render_card_of(model, repo_id=repo_id)
     files = [PublishedFile(CARD_FILE, card.encode()), *(PublishedFile(path.name, path) for path in paths)]
     return sorted(files, key=lambda file: (-file.size, file.name))
 
 
-def _code_files(folder: Path) -> list[str]:
+def _code_files(model: ModelFolder) -> list[str]:
     """The Python files that `trust_remote_code=True` needs, those they import included."""
+    folder = model.path
     auto_map = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("auto_map") or {}
     again = "save the model again with `import reluformer` and save_pretrained"
-    if not {"AutoConfig", "AutoModelForSeq2SeqLM"} <= auto_map.keys():
+    if not {"AutoConfig", model.kind.auto_class} <= auto_map.keys():
         raise UserError(
             f"{folder / 'config.json'}: its auto_map does not name the model's code, without which only the package can load it; "
             f"{again}"
@@ -118,11 +133,27 @@ def _code_files(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _tokenizer_files(folder: Path, config: ReLUFormerConfig) -> list[str]:
-    tokenizer = load_tokenizer(folder)
-    if len(tokenizer) > config.vocab_size:
+def _preprocessor_files(model: ModelFolder) -> list[str]:
+    """Those of the tokenizer or, of a model for pictures, of its image processor."""
+    if model.kind.preprocessor == "AutoTokenizer":
+        return _tokenizer_files(model.path, model.config.vocab_size)
+    if not (model.path / IMAGE_PROCESSOR_FILE).is_file():
         raise UserError(
-            f"{folder}: its tokenizer has {len(tokenizer):,} pieces, its model embeddings for {config.vocab_size:,}; they do not "
+            f"{model.path}: holds no {IMAGE_PROCESSOR_FILE}, which a user of the model needs; save its image processor there "
+            "with save_pretrained"
+        )
+    return [IMAGE_PROCESSOR_FILE]
+
+
+def _tokenizer_files(folder: Path, vocab_size: int) -> list[str]:
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise UserError(
+            f"{folder}: holds no tokenizer, which a user of the model needs; save it there with save_pretrained"
+        )
+    tokenizer = load_tokenizer(folder)
+    if len(tokenizer) > vocab_size:
+        raise UserError(
+            f"{folder}: its tokenizer has {len(tokenizer):,} pieces, its model embeddings for {vocab_size:,}; they do not "
             "belong together"
         )
     names = dict.fromkeys((*_TOKENIZER_FILES, *tokenizer.vocab_files_names.values()))

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
+from transformers.trainer import TRAINING_ARGS_NAME
+
+from reluformer.configuration.scores import SCORES, Score
 from reluformer.hub_cards.formula import attention_formula, attention_notes, regularization_formula
-from reluformer.hub_cards.measurements import RunFolder, is_number
+from reluformer.hub_cards.model_folder import ModelFolder
 from reluformer.hub_cards.public_names import public_name
-from reluformer.training.run.redaction import last_part, public_command, public_values
+from reluformer.hub_cards.trainer_log import is_number
+from reluformer.training.run.redaction import last_part, public_command, public_text, public_values
+from reluformer.training.run.run_folder import RECORD_FILE
 
 PICTURES = ("training_curve.png", "attention_map.png")
 # Of transformers.TrainingArguments: a saved recipe leaves out what is the library's default.
@@ -25,22 +29,29 @@ _ROW_FIGURES = (
 )
 
 
-def contents(run: RunFolder, license: str | None, repo_id: str | None) -> dict[str, Any]:
+def model_name(run: ModelFolder, repo_id: str | None) -> str:
+    """The recipe's name or, of another model, that of its repository or folder."""
+    return repo_id.split("/")[-1] if repo_id and not run.recipe.get("name") else run.name
+
+
+def contents(run: ModelFolder, repo_id: str | None) -> dict[str, Any]:
     """The values of the template by name; a value that is None or empty leaves its part out."""
-    config, record = run.config, _training_record(run)
+    config, kind, record, name = run.config, run.kind, _training_record(run), model_name(run, repo_id)
+    location = repo_id or f"path/to/{public_text(name)}"
     command = record.get("command")
     formulas = {
-        "config": config,
+        "kind": kind,
+        "summary": kind.summary(config, run.languages),
+        "location": location,
+        "with_package": kind.with_package(location),
         "formula": attention_formula(config),
         "notes": attention_notes(config),
         "regularization": regularization_formula(config),
         "command": public_command(command) if command else None,
     }
     told = {
-        "name": run.name,
+        "name": name,
         "description": run.recipe.get("description"),
-        "languages": run.languages,
-        "location": repo_id or f"path/to/{run.name}",
         "needs_entmax": config.attention_activation in ("sparsemax", "entmax15"),
         "moses": run.moses,
         "lowercases": run.lowercases,
@@ -50,18 +61,45 @@ def contents(run: RunFolder, license: str | None, repo_id: str | None) -> dict[s
         "base_is_other": bool(run.recipe.get("initialize_from")),
         "corpora": [{**corpus, "name": run.public_label(corpus["name"])} for corpus in run.corpora],
         "training": _training(run),
+        "unknown": _unknown(run),
         "evaluations": [_evaluation(run, evaluation, record) for evaluation in run.evaluations],
+        "logged_evaluations": _logged_evaluations(run),
         "figures": run.attention_figures(),
         "analysis": _analysis(run),
         "speeds": _speeds(run),
         "measured_on": _measured_on(record),
         "limits": _limits(run),
-        "license": license,
+        "license": run.license,
+        "is_run": run.is_run,
+        "regularization_was": _regularization_was(run),
+        "last_checkpoint": _last_checkpoint(run),
+        "weights_are_of_either": _weights_are_of_either(run),
     }
     return {**public_values(told), **formulas}
 
 
-def _origin(run: RunFolder) -> str | None:
+def _regularization_was(run: ModelFolder) -> str:
+    """What stands before the formula of the regulariser: a configuration alone does not say that it was used."""
+    if run.section("training").get("label_smoothing_factor"):
+        return "The Trainer's own label smoothing was on, which trains without the model's regulariser:"
+    known = run.is_run or run.section("training")
+    return "Trained with the regulariser" if known else "The model's loss in training holds the regulariser"
+
+
+def _last_checkpoint(run: ModelFolder) -> str | None:
+    """The checkpoint whose log stands in for the folder's own."""
+    elsewhere = run.state_file is not None and run.state_file.parent != run.path
+    return run.state_file.parent.name if elsewhere and not run.has(RECORD_FILE) else None
+
+
+def _weights_are_of_either(run: ModelFolder) -> bool:
+    """Whether the weights may be those of the best checkpoint, which the state of a Trainer does not tell."""
+    best = run.training_record.get("best")
+    is_known = run.is_run or run.has(RECORD_FILE) or run.checkpoint is not None
+    return bool(best) and not is_known and best["update"] != run.training_record.get("updates")
+
+
+def _origin(run: ModelFolder) -> str | None:
     """Where the pairs come from, without the paths of the machine that read them."""
     data = run.section("data")
     if dataset := run.dataset:
@@ -69,35 +107,73 @@ def _origin(run: RunFolder) -> str | None:
         return f"data set `{dataset['path']}`" + (f" ({', '.join(details)})" if details else "")
     if data.get("demo"):
         return "a generated corpus of number words (`reluformer.training.data.demo_corpus`)"
-    if files := data.get("train"):
+    if run.stated_dataset:
+        return f"data set `{run.stated_dataset}`"
+    if tables := data.get("tables"):
+        paths = [tables["train"]] if isinstance(tables["train"], str) else tables["train"]
+        return f"tables {', '.join(f'`{last_part(path)}`' for path in paths)}"
+    if folder := data.get("folder"):
+        return f"folder `{last_part(folder['path'])}`"
+    if (files := data.get("train")) and "images" in files:
+        return f"IDX files `{last_part(files['images'])}` and `{last_part(files['labels'])}`"
+    if files:
         return f"parallel files `{last_part(files['source'])}` and `{last_part(files['target'])}`"
     return None
 
 
-def _training(run: RunFolder) -> list[tuple[str, str]]:
+def _unknown(run: ModelFolder) -> list[str]:
+    """What a reader will look for, and nobody has recorded."""
+    if run.is_run:
+        return []
+    pickled = (
+        " (`training_args.bin`, a pickle, which can execute code and is not opened)"
+        if run.has(TRAINING_ARGS_NAME)
+        else ""
+    )
+    missing = {
+        "the data that it was trained on": _origin(run) is None,
+        "the weights that it started from": not run.recipe and run.base_model is None,
+        f"the arguments of the training{pickled}": not run.section("training"),
+        "the updates of the training": not is_number(run.training_record.get("updates")),
+        "machine and versions": _measured_on(run.training_record) is None,
+    }
+    return [what for what, is_missing in missing.items() if is_missing]
+
+
+def _training(run: ModelFolder) -> list[tuple[str, str]]:
     """(what, value) of the recipe and its record, in the order of the card."""
     record, arguments, tokenizer = run.training_record, run.section("training"), run.section("tokenizer")
     averaged = record.get("averaged_checkpoints") or []
     schedule = f"{arguments.get('lr_scheduler_type')}, {arguments.get('warmup_steps') or 0:g} warm-up updates"
     precision = next((name for name in ("bf16", "fp16") if arguments.get(name)), None)
+    has_adam = arguments and "adam" in arguments.get("optim", "adamw")
     rows = [
         ("parameters", _number(record.get("parameters"))),
         ("updates", _number(record.get("updates"))),
         ("epochs", _number(record.get("epochs"), "{:.2f}")),
         ("target tokens an update, mean", _number(record.get("target_tokens_per_update"))),
+        ("pictures an update, mean", _number(record.get("images_per_update"))),
+        ("examples an update", _number(record.get("examples_per_update"))),
+        ("loss, last logged", _number(record.get("last_loss"), "{:.4g}")),
+        ("best checkpoint", _best(record)),
+        ("weights", _weights_of(record)),
         ("wall time", f"{record['seconds'] / 60:,.1f} min" if is_number(record.get("seconds")) else None),
         ("processes", _number(record.get("processes"))),
         ("mixed precision", precision),
         ("averaged checkpoints", f"{len(averaged)}: {', '.join(averaged)}" if averaged else None),
         ("learning rate, peak", _number(arguments.get("learning_rate"), "{:g}")),
+        (
+            "learning rate, highest logged",
+            None if arguments else _number(record.get("highest_learning_rate"), "{:.3g}"),
+        ),
+        ("optimizer", _optimizer(arguments)),
         ("schedule", schedule if arguments.get("lr_scheduler_type") else None),
         (
             "Adam β1, β2",
-            _pair(*(arguments.get(name, default) for name, default in ADAM.items())) if arguments else None,
+            _pair(*(arguments.get(name, default) for name, default in ADAM.items())) if has_adam else None,
         ),
-        ("label smoothing", f"{run.config.label_smoothing:g}"),
-        ("dropout (residual, attention)", _pair(run.config.dropout, run.config.attention_dropout)),
-        ("vocabulary", f"{run.config.vocab_size:,} pieces"),
+        ("label smoothing by the Trainer", _number(arguments.get("label_smoothing_factor") or None, "{:g}")),
+        *run.kind.settings(run.config),
         ("longest side in training", _number(run.section("data").get("max_length"), "{:,} tokens")),
         ("tokenizer taken from", f"`{public_name(tokenizer['path'])}`" if tokenizer.get("path") else None),
         ("seed", _number(record.get("seed"), "{}")),
@@ -105,24 +181,42 @@ def _training(run: RunFolder) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value is not None]
 
 
-def _training_record(run: RunFolder) -> dict[str, Any]:
+def _best(record: Mapping[str, Any]) -> str | None:
+    best = record.get("best")
+    return f"update {best['update']:,}, chosen by a metric of {best['metric']:.4g}" if best else None
+
+
+def _weights_of(record: Mapping[str, Any]) -> str | None:
+    update = record.get("weights_of_update")
+    return f"of update {update:,}" if is_number(update) and update != record.get("updates") else None
+
+
+def _optimizer(arguments: Mapping[str, Any]) -> str | None:
+    """Where it is recorded: recipes do not name the library's default."""
+    decay = arguments.get("weight_decay")
+    return f"{arguments['optim']}, weight decay {decay or 0:g}" if arguments.get("optim") else None
+
+
+def _training_record(run: ModelFolder) -> dict[str, Any]:
     """The record, with the device where the recipe says that it is the processor: accelerators may have stood idle."""
     on_cpu = run.training_record and run.section("training").get("use_cpu")
     return {**run.training_record, **({"device": "cpu"} if on_cpu else {})}
 
 
-def measured_scores(run: RunFolder, evaluation: Mapping[str, Any]) -> list[Score]:
+def measured_scores(run: ModelFolder, evaluation: Mapping[str, Any]) -> list[Score]:
     """The scores that the card tells of an evaluation, the recipe's headline first.
 
     Cased scores are left out where the tokenizer lower-cases, unless the headline is one of them.
     """
-    headline = SCORES.get(run.section("evaluation").get("headline"), TOLD_SCORES[0])
+    headline = SCORES.get(run.section("evaluation").get("headline"), run.kind.scores[0])
     uncased = run.lowercases and not headline.cased
-    told = [score for score in TOLD_SCORES if is_number(evaluation.get(score.name)) and not (uncased and score.cased)]
+    told = [
+        score for score in run.kind.scores if is_number(evaluation.get(score.name)) and not (uncased and score.cased)
+    ]
     return sorted(told, key=lambda score: score is not headline)
 
 
-def _evaluation(run: RunFolder, evaluation: dict[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluation(run: ModelFolder, evaluation: dict[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
     scores = [
         (score.title, f"{evaluation[score.name]:.2f}", evaluation.get(f"{score.name}_signature"))
         for score in measured_scores(run, evaluation)
@@ -138,18 +232,44 @@ def _evaluation(run: RunFolder, evaluation: dict[str, Any], training: Mapping[st
     }
 
 
+def _logged_evaluations(run: ModelFolder) -> list[dict[str, Any]]:
+    """Of a plain Trainer: its figures under its names, as nothing more is known of them."""
+    weights_of = run.training_record.get("weights_of_update", run.checkpoint)
+    return [
+        {
+            "prefix": prefix,
+            "after": _number(evaluation.get("update")),
+            "is_of_others": weights_of is not None and evaluation.get("update") != weights_of,
+            "metrics": [
+                (name.replace("|", "\\|"), f"{round(value, 4):g}") for name, value in evaluation["metrics"].items()
+            ],
+        }
+        for prefix, evaluation in run.logged_evaluations.items()
+    ]
+
+
 def _decoding(evaluation: Mapping[str, Any]) -> str:
     settings = evaluation.get("decoding") or {}
     return ", ".join(f"{name} {value}" for name, value in settings.items() if name != "batch_tokens")
 
 
-def _speeds(run: RunFolder) -> list[tuple[str, str, str]]:
+def _speeds(run: ModelFolder) -> list[tuple[str, str, str]]:
     """(what, speed, measured on) of the training and of each evaluation, as far as they were measured."""
     record, rows = _training_record(run), []
     if is_number(record.get("target_tokens_per_second")):
         speed = f"{record['target_tokens_per_second']:,.0f} target tokens a second"
         rows.append(("training, all processes", speed, _machine(record)))
+    if is_number(record.get("images_per_second")):
+        rows.append(
+            ("training, all processes", f"{record['images_per_second']:,.0f} pictures a second", _machine(record))
+        )
+    if is_number(record.get("examples_per_second")):
+        speed = f"{record['examples_per_second']:,.4g} examples a second"
+        rows.append(("training, all processes", speed, _machine(record) or "not recorded"))
     for evaluation in run.evaluations:
+        if is_number(evaluation.get("images_per_second")):
+            speed = f"{evaluation['images_per_second']:,.0f} pictures a second"
+            rows.append((f"classifying `{evaluation['split']}`", speed, _machine(evaluation)))
         if not is_number(evaluation.get("sentences_per_second")):
             continue
         decoding = evaluation.get("decoding") or {}
@@ -162,7 +282,7 @@ def _speeds(run: RunFolder) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _analysis(run: RunFolder) -> dict[str, Any] | None:
+def _analysis(run: ModelFolder) -> dict[str, Any] | None:
     """The table of `reluformer analyze --what entropy`: head, rows and what it was measured on."""
     rows, text = run.analysed_rows()
     rows = [row for row in rows if row.get("module") in _MODULES]
@@ -183,10 +303,10 @@ def _analysis(run: RunFolder) -> dict[str, Any] | None:
     }
 
 
-def _limits(run: RunFolder) -> list[str]:
+def _limits(run: ModelFolder) -> list[str]:
     """One sentence or two each, in the order of the card."""
     config, data = run.config, run.section("data")
-    limits = [f"At most {config.max_position_embeddings:,} tokens a side; longer input is refused."]
+    limits = [run.kind.input_limit(config)]
     if data.get("packing") and data.get("max_length"):
         limits.append(
             f"Trained on consecutive sentences packed to documents of at most {data['max_length']:,} tokens a side."
@@ -201,12 +321,13 @@ def _limits(run: RunFolder) -> list[str]:
         gamma = "the learned `γ`" if config.attention_gamma_learnable else f"`γ` = {config.attention_gamma:g}"
         limits.append(
             f"The weights of a row with `n` visible keys are scaled by 1/(γ√(n/2)). The model and {gamma} fit the `n` of its "
-            "training text; rows that see many more keys have other sums, and what that does to a translation was not measured."
+            f"training {run.kind.material}; rows that see many more keys have other sums, and what that does to "
+            f"{run.kind.product} was not measured."
         )
     elif config.attention_scaling == "length":
         limits.append(
             f"The weights of a row with `n` visible keys are scaled by `n` to the power of −{config.attention_alpha:g}. The "
-            "model fits the `n` of its training text; what many more keys do was not measured."
+            f"model fits the `n` of its training {run.kind.material}; what many more keys do was not measured."
         )
     limits.append(
         f"The weights belong to `{config.attention_activation}` attention as above. Another activation (softmax for ReLU, or "
@@ -219,6 +340,10 @@ def _limits(run: RunFolder) -> list[str]:
     if run.is_evaluated:
         limits.append(
             "Measured on the splits above and nothing else: no other domain, no robustness, no bias was examined."
+        )
+    elif run.logged_evaluations:
+        limits.append(
+            "Only its loss was measured: no score of this model is known, and no domain, robustness or bias was examined."
         )
     else:
         limits.append("Not evaluated: no score of this model is known, and no domain, robustness or bias was examined.")

@@ -1,4 +1,4 @@
-"""Publishing a run on the Hub: what is needed to use the model, with its card, in one commit."""
+"""Publishing a model on the Hub: what is needed to use the model, with its card, in one commit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from huggingface_hub.hf_api import ModelInfo
 from huggingface_hub.utils import validate_repo_id
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.hub_cards.bundle import PublishedFile, check_run, collect_files
+from reluformer.hub_cards.bundle import PublishedFile, check_evaluated, check_trained, collect_files
+from reluformer.hub_cards.card_contents import model_name
 from reluformer.hub_cards.hub_faults import no_token, with_retries
-from reluformer.hub_cards.measurements import RunFolder
+from reluformer.hub_cards.model_folder import ModelFolder
+from reluformer.hub_cards.statements import Statements
+from reluformer.training.run.redaction import public_text
 
 
 @dataclass(frozen=True)
@@ -27,49 +30,57 @@ class Publication:
 
 
 def publish(
-    run_dir: str | Path,
+    folder: str | Path,
     repo_id: str,
     *,
     private: bool | None = None,
     dry_run: bool = False,
     license: str | None = None,
+    language: str | Sequence[str] | None = None,
+    dataset: str | None = None,
     without_evaluation: bool = False,
     api: HfApi | None = None,
     tell: Callable[[str], None] = print,
 ) -> Publication:
-    """Uploads a finished run to a repository of the Hub in one commit, which it makes if anything is to change.
+    """Uploads a finished run or another saved model to a repository of the Hub in one commit, which it makes if anything is
+    to change.
 
-    Nothing is deleted from the repository, and nothing of the run folder is changed.
+    Nothing is deleted from the repository, and nothing of the folder is changed.
 
     Args:
-        run_dir: folder of a finished run.
+        folder: of a finished run, of a plain `Trainer` (its output_dir or a checkpoint), or of `save_pretrained`.
         repo_id: `owner/name`; the repository is made if there is none.
         private: True makes a new repository private and refuses an existing one that is public; None leaves both as the
             owner's account has it.
         dry_run: check and tell what would be uploaded, without token or network.
-        license: of the weights, as the Hub names licences; None takes the one of the card in the run folder, if any.
-        without_evaluation: publish a run that was not evaluated.
+        license: of the weights, as the Hub names licences.
+        language: codes of ISO 639, of a translation the source's and the target's.
+        dataset: id on the Hub of what it was trained and evaluated on. For the card, as the two before: None takes what
+            the recipe or the card in the folder says, if anything.
+        without_evaluation: publish a model of which no score is known.
         api: the client, with another token or endpoint; None takes `HF_ENDPOINT` and the token of `hf auth login` or
             `HF_TOKEN`.
         tell: takes each line of what is done.
 
     Raises:
-        UserError: a run that is not to be published as it is, a wrong repository id, no token, or a fault of the Hub or
+        UserError: a model that is not to be published as it is, a wrong repository id, no token, or a fault of the Hub or
             the connection that did not pass.
     """
-    folder = Path(run_dir)
     check_repo_id(repo_id)
-    check_run(folder, without_evaluation=without_evaluation)
+    check_trained(Path(folder))
+    model = ModelFolder(Path(folder), Statements.of(license=license, language=language, dataset=dataset))
+    if not without_evaluation:
+        check_evaluated(model)
     api = HfApi() if api is None else api
     if not dry_run:
         check_token(api)
-    files = collect_files(folder, repo_id=repo_id, license=license)
+    files = collect_files(model, repo_id=repo_id)
     for line in describe(files, repo_id):
         tell(line)
     if dry_run:
         tell("dry run: nothing was uploaded")
         return Publication(None)
-    upload = _Upload(api, repo_id, files, private, f"Publish {RunFolder(folder).name}", tell)
+    upload = _Upload(api, repo_id, files, private, f"Publish {public_text(model_name(model, repo_id))}", tell)
     return with_retries(upload.attempt, repo_id=repo_id, tell=tell)
 
 

@@ -1,4 +1,4 @@
-"""The weights of a run before they are published: all there, all numbers, and those of the configuration."""
+"""The weights of a model before they are published: all there, all numbers, and those of the configuration."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors import SafetensorError
+from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.training.loading import misfit, require_safetensors
 
@@ -39,8 +40,11 @@ def weight_files(folder: Path) -> list[Path]:
     return [index, *(folder / name for name in names)]
 
 
-def check_weights(folder: Path, config: ReLUFormerConfig) -> None:
+def check_weights(folder: Path, config: PreTrainedConfig, auto_class: str) -> None:
     """Loads the weights into the configuration's model, and looks at what the library reports and at every number.
+
+    Args:
+        auto_class: of Transformers, that makes the model.
 
     Raises:
         UserError: a tensor holds NaN or infinity, is missing, left over or of another shape, or a file is damaged.
@@ -48,10 +52,11 @@ def check_weights(folder: Path, config: ReLUFormerConfig) -> None:
     first, *shards = weight_files(folder)
     try:
         with _in_silence():
-            model, info = ReLUFormerForConditionalGeneration.from_pretrained(
+            model, info = getattr(transformers, auto_class).from_pretrained(
                 str(folder),
                 config=config,
                 use_safetensors=True,
+                trust_remote_code=False,
                 ignore_mismatched_sizes=True,  # reported below
                 output_loading_info=True,
             )

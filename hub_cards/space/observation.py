@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from reluformer.analysis.collection import observe
+from reluformer.analysis.collection import CROSS, observe
+from reluformer.analysis.colors import color_of_model
 from reluformer.analysis.entropy import RowStatistics
 from reluformer.analysis.head_sums import ALL
 from reluformer.analysis.model_maps import PairMaps, pair_maps
 from reluformer.analysis.texts import make_batch
 from reluformer.attention_activations import ACTIVATIONS
 from reluformer.configuration.errors import UserError
-from reluformer.configuration_reluformer import DEFAULT_ENTROPY_MARGIN
+from reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN
 from reluformer.training.translation import Translator
 
 DEFAULT_MAP_TOKENS = 40
@@ -63,6 +64,19 @@ class ObservedText:
         return heads.mean(dim=0) if place.head == ALL else heads[place.head - 1]
 
 
+def opening_place(observed: Iterable[ObservedText]) -> Place:
+    """The map to begin with: of the heads of cross-attention with the fewest dead rows, the one with the most exact zeros.
+
+    It is taken of the first text that has zeros there; where none has, it is the mean over the heads of the first layer.
+    """
+    for each in observed:
+        rows = [row for (module, _, head), row in each.figures.items() if module == CROSS and head != ALL]
+        if any(row["zero_fraction"] for row in rows):
+            row = min(rows, key=lambda row: (row["dead_row_fraction"], -row["zero_fraction"]))
+            return Place(CROSS, row["layer"], row["head"])
+    return Place(CROSS, 1)
+
+
 class ObservedTranslator:
     """A translator whose attention is looked at.
 
@@ -98,6 +112,11 @@ class ObservedTranslator:
         """The name of the model's attention, as a reader knows it."""
         activation = getattr(self.translator.model.config, "attention_activation", "softmax")
         return f"{ACTIVATIONS[activation].title} attention"
+
+    @property
+    def color(self) -> str:
+        """The colour of the model's attention, as in every picture."""
+        return color_of_model(self.translator.model.config)
 
     @property
     def description(self) -> str:

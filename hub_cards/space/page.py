@@ -16,7 +16,7 @@ import gradio as gr
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
 from reluformer.analysis.head_sums import ALL
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.hub_cards.space.observation import ObservedText, ObservedTranslator, Place
+from reluformer.hub_cards.space.observation import ObservedText, ObservedTranslator, Place, opening_place
 from reluformer.hub_cards.space.views import heading_html, message_html, result_html
 
 TITLE = "Attention, head by head"
@@ -32,8 +32,11 @@ def build_page(models: Sequence[ObservedTranslator], examples: Sequence[str] = (
 
     Args:
         models: what translates; one column each.
-        examples: texts to begin with; the first stands in the text field.
+        examples: texts to begin with; the page opens on the translation of the first, at its `opening_place`.
     """
+    opened = [_observe(model, examples[0]) for model in models] if examples else []
+    place = opening_place(_observed(opened))
+    layers, heads = _sizes(opened, place.module)
     with gr.Blocks(title=f"{TITLE} · reluformer", analytics_enabled=False, fill_width=True) as page:
         gr.Markdown(_introduction(len(models)), elem_classes="intro")
         with gr.Row(elem_classes="ask"):
@@ -51,13 +54,14 @@ def build_page(models: Sequence[ObservedTranslator], examples: Sequence[str] = (
         if examples:
             shown = gr.Examples([[example] for example in examples], inputs=[text], label="Examples")
             starts.append(shown.load_input_event.then)
-        with gr.Row(visible=False, elem_classes="choose") as chooser:
-            module = gr.Radio(_MODULES, value=CROSS, label="Attention", elem_id="module", scale=4, min_width=420)
-            layer = gr.Radio([1], value=1, label="Layer", elem_id="layer", scale=2, min_width=160)
-            head = gr.Radio([_ALL_HEADS], value=ALL, label="Head", elem_id="head", scale=4, min_width=400)
+        with gr.Row(visible=bool(_observed(opened)), elem_classes="choose") as chooser:
+            module = gr.Radio(_MODULES, value=place.module, label="Attention", elem_id="module", scale=4, min_width=420)
+            layer = gr.Radio(layers, value=place.layer, label="Layer", elem_id="layer", scale=2, min_width=160)
+            head = gr.Radio(heads, value=place.head, label="Head", elem_id="head", scale=4, min_width=400)
         with gr.Row(elem_classes="models"):
-            views = [_column(model) for model in models]
-        _Actions(models, text, chooser, [module, layer, head], views).connect(starts)
+            results = opened or [None] * len(models)
+            views = [_column(model, _view(model, result, place)) for model, result in zip(models, results, strict=True)]
+        _Actions(models, text, chooser, [module, layer, head], views).connect(starts, opened)
     return page
 
 
@@ -65,15 +69,16 @@ def _introduction(models: int) -> str:
     side_by_side = f": {models} models side by side" if models > 1 else ""
     return (
         f"# {TITLE}\n\nTranslate a text and see which tokens each head looks at, how many of its weights are exactly zero, and "
-        f"how spread the others are{side_by_side}. White is a weight of 0."
+        f"how spread the others are{side_by_side}. In the maps, white is a weight of exactly 0, and hatched is a key that the "
+        "query does not see. The page opens on the cross-attention head with the most zeros and without dead rows."
     )
 
 
-def _column(model: ObservedTranslator) -> gr.HTML:
+def _column(model: ObservedTranslator, view: str) -> gr.HTML:
     with gr.Column(min_width=480):
         gr.HTML(heading_html(model), apply_default_css=False)
         script = (_FOLDER / "page.js").read_text(encoding="utf-8")
-        return gr.HTML('<div class="view"></div>', js_on_load=script, apply_default_css=False)
+        return gr.HTML(view, js_on_load=script, apply_default_css=False)
 
 
 @dataclass(frozen=True)
@@ -86,15 +91,15 @@ class _Actions:
     chosen: list[gr.Radio]
     views: list[gr.HTML]
 
-    def connect(self, starts: Sequence[Callable[..., Any]]) -> None:
-        """Translating is an event of its own: choosing a map reads what is kept of the last text."""
-        results = gr.State([])
+    def connect(self, starts: Sequence[Callable[..., Any]], opened: Results) -> None:
+        """Translating is an event of its own: choosing a map reads what is kept of the last text, at first `opened`."""
+        results = gr.State(opened)
         drawn = [*self.chosen, *self.views]
         options = {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": self.views}
         for start in starts:
             start(
                 self._translate,
-                [self.text, *self.chosen],
+                [results, self.text, *self.chosen],
                 [results, self.chooser, *drawn],
                 concurrency_id="translate",
                 **options,
@@ -104,29 +109,36 @@ class _Actions:
         for view in self.views:
             view.click(self._choose_clicked, [results], drawn, **options)
 
-    def _translate(self, text: str, module: str, layer: int, head: int | str) -> list[Any]:
+    def _translate(self, before: Results, text: str, module: str, layer: int, head: int | str) -> list[Any]:
         results = [_observe(model, text) for model in self.models]
-        shown = gr.Row(visible=any(isinstance(result, ObservedText) for result in results))
-        return [results, shown, *self._choose(results, module, layer, head)]
+        place = Place(module, layer, head) if _observed(before) else opening_place(_observed(results))
+        shown = gr.Row(visible=bool(_observed(results)))
+        return [results, shown, *self._choose(results, place.module, place.layer, place.head)]
 
     def _choose(self, results: Results, module: str, layer: int, head: int | str) -> list[Any]:
         """The radio buttons with what there is to choose, and a view for each model."""
-        observed = [result for result in results if isinstance(result, ObservedText)]
-        layers = max((each.layers(module) for each in observed), default=1)
-        heads = max((each.heads(module) for each in observed), default=1)
+        layers, heads = _sizes(results, module)
         # Encoder and decoder may differ in layers and heads: what is not there is left for what is.
-        place = Place(module, min(layer, layers), head if head == ALL or head <= heads else ALL)
-        controls = [
-            gr.Radio(value=module),
-            gr.Radio(list(range(1, layers + 1)), value=place.layer),
-            gr.Radio([_ALL_HEADS, *range(1, heads + 1)], value=place.head),
-        ]
+        place = Place(module, min(layer, layers[-1]), head if head in heads else ALL)
+        controls = [gr.Radio(value=module), gr.Radio(layers, value=place.layer), gr.Radio(heads, value=place.head)]
         pairs = zip(self.models, results, strict=True) if results else ()
         return [*controls, *(_view(model, result, place) for model, result in pairs)]
 
     def _choose_clicked(self, results: Results, event: gr.EventData) -> list[Any]:
         head = event.head if event.head == ALL else int(event.head)
         return self._choose(results, event.module, int(event.layer), head)
+
+
+def _observed(results: Results) -> list[ObservedText]:
+    return [result for result in results if isinstance(result, ObservedText)]
+
+
+def _sizes(results: Results, module: str) -> tuple[list[int], list[Any]]:
+    """Layers and heads to choose from: those of the model that has most."""
+    observed = _observed(results)
+    layers = max((each.layers(module) for each in observed), default=1)
+    heads = max((each.heads(module) for each in observed), default=0)
+    return list(range(1, layers + 1)), [_ALL_HEADS, *range(1, heads + 1)]
 
 
 def _observe(model: ObservedTranslator, text: str) -> ObservedText | str:
@@ -136,7 +148,9 @@ def _observe(model: ObservedTranslator, text: str) -> ObservedText | str:
         return str(error)
 
 
-def _view(model: ObservedTranslator, result: ObservedText | str, place: Place) -> str:
+def _view(model: ObservedTranslator, result: ObservedText | str | None, place: Place) -> str:
+    if result is None:
+        return '<div class="view"></div>'
     return message_html(result) if isinstance(result, str) else result_html(model, result, place)
 
 
@@ -151,9 +165,9 @@ def launch_page(page: gr.Blocks, *, host: str | None = "127.0.0.1", port: int | 
     Raises:
         UserError: the port is taken.
     """
-    # Fonts of the reader's system: others would be fetched from a server.
+    # Fonts of the reader's system: others would be fetched from a server. Buttons are neutral: blue is ReLU's.
     theme = gr.themes.Default(
-        primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+        primary_hue="neutral", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
     )
     try:
         _, address, _ = page.launch(

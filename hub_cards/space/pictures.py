@@ -46,6 +46,8 @@ def draw_map(observed: ObservedText, place: Place) -> Picture:
         title=place_name(observed, place),
         key_label="tokens read by the decoder" if place.module == DECODER_SELF else "source tokens",
         query_label="source tokens" if place.module == ENCODER_SELF else "predicted target tokens",
+        hidden=observed.maps.hidden(place.module),
+        color=observed.maps.color,
         style=_STYLE,
     )
     stream = io.BytesIO()
@@ -64,7 +66,10 @@ def _describe(observed: ObservedText, place: Place) -> str:
     weights = observed.weights(place)
     queries, keys = observed.maps.axes(place.module)
     query, key = divmod(int(weights.argmax()), weights.shape[1])
+    hidden = observed.maps.hidden(place.module)
+    seen = weights if hidden is None else weights[~hidden]
     return (
         f"Heat map of attention weights. {place_name(observed, place)}. Rows: {len(queries)} tokens that look; columns: "
-        f"{len(keys)} tokens looked at. Largest weight {weights.max():.2f}, from {queries[query]} to {keys[key]}."
+        f"{len(keys)} tokens looked at. Largest weight {weights.max():.2f}, from {queries[query]} to {keys[key]}; "
+        f"{int((seen == 0).sum())} of {seen.numel()} weights are exactly 0."
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import HfApi, constants, file_download
+from huggingface_hub import HfApi, constants, file_download, hf_api
 from huggingface_hub.utils import _http
 
 from .hub_routes import WRITE_TOKEN
@@ -84,6 +84,8 @@ def hub_client(loopback_hub: HubOfTest, client_waits: list[float], monkeypatch: 
     }
     for name, value in settings.items():
         monkeypatch.setattr(constants, name, value, raising=False)
+    # the functions of the module (`create_repo`), which the Trainer calls, belong to an object that was made at import
+    monkeypatch.setattr(hf_api.api, "endpoint", loopback_hub.endpoint)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")

@@ -21,7 +21,7 @@ import torch
 from kernels import get_kernel
 kernel = get_kernel("{REPO_ID}", version=0, trust_remote_code=["{REPO_ID}"])
 query = torch.ones(1, 1, 2, 4)
-print(kernel.__name__, kernel.relu_attention(query, query, query, row_scale=None).tolist())
+print(kernel.__name__, kernel.relu_attention(query, query, query, scaling="none").tolist())
 """
 
 

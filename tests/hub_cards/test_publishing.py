@@ -11,8 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.hub_cards.bundle import collect_files
+from reluformer.hub_cards.bundle import collect_files as collect_files_of
+from reluformer.hub_cards.model_folder import ModelFolder
 from reluformer.hub_cards.publishing import publish
+from reluformer.hub_cards.statements import Statements
 from reluformer.training.run.records import write_json
 
 from .finished_run import LEFT_BEHIND, write_finished_run
@@ -35,6 +37,10 @@ def run(finished, tmp_path):
 @pytest.fixture(autouse=True)
 def no_token(monkeypatch):
     monkeypatch.setattr("reluformer.hub_cards.publishing.get_token", lambda: None)
+
+
+def collect_files(folder, *, repo_id=REPO, license=None):
+    return collect_files_of(ModelFolder(folder, Statements(license=license)), repo_id=repo_id)
 
 
 def dry_run(folder, **options):
@@ -306,9 +312,11 @@ def test_a_run_without_evaluation_is_published_when_that_is_said(run):
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "checkpoint-2"])
-def test_folders_that_are_no_runs_are_refused(run, folder):
-    with pytest.raises(UserError, match=r"no such folder|is not a run folder"):
+def test_folders_that_are_no_runs_are_refused(run, folder, capsys):
+    with pytest.raises(UserError, match=r"no such folder|holds no config\.json"):
         dry_run(run / folder)
+    assert cli.main(["publish", "--run", str(run / folder), "--repo-id", REPO, "--dry-run"]) == 2
+    assert re.search("no such folder|is not a run folder", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("repo_id", ["little", "a/b/c", "me/", "me/lit tle", "me/-little", "me/li..ttle", ""])

@@ -12,7 +12,7 @@ from huggingface_hub import RepoCard
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
 from reluformer.commands import space
 from reluformer.configuration.errors import UserError
-from reluformer.hub_cards.space.observation import ObservedTranslator, Place
+from reluformer.hub_cards.space.observation import ObservedTranslator, Place, opening_place
 from reluformer.hub_cards.space.pictures import draw_map
 from reluformer.hub_cards.space.views import heading_html, result_html
 from reluformer.training.scoring.evaluation import write_translations
@@ -94,6 +94,10 @@ def test_a_picture_says_what_it_shows(observe):
     assert "Cross-attention, layer 1 of 2, head 2 of 4" in one.description
     assert "mean of 4 heads" in mean.description
     queries, keys = observed.maps.axes(CROSS)
+    zeros = int((observed.weights(Place(CROSS, 1, 2)) == 0).sum())
+    assert f"{zeros} of {len(queries) * len(keys)} weights are exactly 0" in one.description
+    hidden = draw_map(observed, Place(DECODER_SELF, 1, 2)).description
+    assert f"of {len(queries) * (len(queries) + 1) // 2} weights" in hidden, "a hidden cell is no weight"
     assert f"{len(queries)} tokens that look" in one.description and f"{len(keys)} tokens looked at" in one.description
 
 
@@ -166,7 +170,7 @@ def test_the_command_refuses_in_one_line(tmp_path, monkeypatch, tokenizer):
         with pytest.raises(UserError, match=f"--port: {port}"):
             space.run(["--model", folder, "--port", port])
     monkeypatch.setattr(space.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="needs the package gradio"):
+    with pytest.raises(UserError, match="needs the package 'gradio'"):
         space.run(["--model", folder])
 
 
@@ -198,6 +202,40 @@ def test_choosing_keeps_to_what_there_is(observe):
     assert isinstance(module, gradio.Radio) and (layer.value, head.value) == (LAYERS, "all")
     assert "layer 2 of 2, mean of 4 heads" in view
     assert actions._choose([], CROSS, 1, 1)[3:] == []
+
+
+def test_the_page_opens_on_the_head_with_most_zeros_that_is_not_dead(observe):
+    row = {"module": CROSS, "layer": 1, "dead_row_fraction": 0.0}
+    rows = [
+        {**row, "head": "all", "zero_fraction": 0.95},
+        {**row, "head": 1, "zero_fraction": 0.5},
+        {**row, "head": 2, "zero_fraction": 0.7},
+        {**row, "head": 3, "zero_fraction": 0.9, "dead_row_fraction": 0.1},
+        {**row, "head": 1, "zero_fraction": 0.8, "module": ENCODER_SELF},
+    ]
+    text = SimpleNamespace(figures={(row["module"], row["layer"], row["head"]): row for row in rows})
+    dense = observe("vanilla")(TEXT)
+    assert opening_place([dense, text]) == Place(CROSS, 1, 2)
+    assert opening_place([dense]) == opening_place([]) == Place(CROSS, 1)
+
+
+def test_the_page_opens_on_a_translation(observe):
+    pytest.importorskip("gradio", reason="the page needs the optional package gradio")
+    from reluformer.hub_cards.space.page import build_page
+
+    def shown(page) -> dict[str, list]:
+        values = {}
+        for block in page.blocks.values():
+            values.setdefault(getattr(block, "elem_id", None) or type(block).__name__.lower(), []).append(block)
+        return values
+
+    model = observe()
+    page = shown(build_page([model], [TEXT]))
+    place = opening_place([model(TEXT)])
+    assert page["head"][0].value == place.head and page["layer"][0].value == place.layer
+    assert any(model(TEXT).translation in str(html.value) and "<img" in html.value for html in page["html"])
+    without = shown(build_page([model]))
+    assert not any("<img" in str(html.value) for html in without["html"])
 
 
 def test_the_space_installs_what_the_package_needs():

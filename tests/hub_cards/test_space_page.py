@@ -95,19 +95,21 @@ def test_one_model(visit, models, tmp_path):
     model = models[0]
     browser = visit([model], examples=[TEXT, "zwei hunde"])
     assert browser.find_element(By.CSS_SELECTOR, "#text textarea").get_property("value") == TEXT
-    assert not browser.find_elements(By.CSS_SELECTOR, "#head input"), "there is nothing to choose yet"
-    shots.translate(browser, TEXT)
     (view,) = shots.views(browser)
     assert view.find_element(By.CLASS_NAME, "translation").text.strip() == model.translator(TEXT).strip()
+    opened = chosen(view)
+    assert opened[0] == "cross" and opened[2] != "all", "the page opens on a translation, and on one head of it"
+    shots.choose(browser, "head", "mean of all")
+    (view,) = shots.views(browser)
     assert len(view.find_elements(By.CSS_SELECTOR, "table.zeros button")) == 3 * LAYERS * (HEADS + 1)
     mean, calls = map_of(view), model.calls
 
     shots.choose(browser, "head", "2")
     (view,) = shots.views(browser)
     second = map_of(view)
-    assert second != mean and chosen(view) == ("cross", "1", "2")
+    assert second != mean and chosen(view) == ("cross", opened[1], "2")
     alt = view.find_element(By.CSS_SELECTOR, "img.map").get_attribute("alt")
-    assert "Cross-attention, layer 1 of 2, head 2 of 4" in alt
+    assert f"Cross-attention, layer {opened[1]} of 2, head 2 of 4" in alt
 
     # A head of the table, by keyboard: the radio buttons follow, and the focus stays.
     before = shots.contents(browser)

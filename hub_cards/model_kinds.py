@@ -1,0 +1,168 @@
+"""What a card says by type of model: its task, how it is loaded and used, and its sizes. A new type is one entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from reluformer import ReLUFormerConfig, ReLUFormerVisionConfig
+from reluformer.configuration.errors import UserError
+from reluformer.configuration.scores import IMAGE_SCORES, TOLD_SCORES, Score
+from reluformer.configuration_vision import pair
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """One type of model, as config.json names it.
+
+    config_class: of its config.json.
+    task: the Hub's name of what it does, for the pipeline tag and the metadata. task_title: the same for a reader.
+    auto_class, preprocessor: Transformers' classes that load the model and what makes its inputs, which the examples call
+        `model` and `variable`.
+    with_package: a program that needs this package, from the place of the model.
+    use: what follows after the model is loaded with Transformers alone.
+    summary: (configuration, languages) → a sentence.
+    settings: configuration → rows (what, value) of the table of training.
+    input_limit: configuration → what it does not take.
+    material: what it is trained on. product: what it makes of it. map_caption: of the picture of its attention.
+    papers: tags of the papers that it is from.
+    scores: those of our evaluations that the card tells, the main one first.
+    """
+
+    config_class: type[PreTrainedConfig]
+    task: str
+    task_title: str
+    auto_class: str
+    preprocessor: str
+    variable: str
+    with_package: Callable[[str], str]
+    use: str
+    summary: Callable[[Any, Sequence[str]], str]
+    settings: Callable[[Any], list[tuple[str, str]]]
+    input_limit: Callable[[Any], str]
+    scores: Sequence[Score] = ()
+    material: str = "text"
+    product: str = "a translation"
+    map_caption: str = "Cross-attention weights of one sentence"
+    papers: Sequence[str] = ("arxiv:2302.06461",)
+
+
+def _translator(location: str) -> str:
+    return (
+        "from reluformer.training.translation import Translator\n\n"
+        f'translator = Translator.from_pretrained("{location}")\n'
+        'print(translator(["…", "…"]))'
+    )
+
+
+def _encoder_decoder(config: ReLUFormerConfig, languages: Sequence[str]) -> str:
+    what = f" that translates from `{languages[0]}` to `{languages[1]}`" if len(languages) == 2 else ""
+    return (
+        f"encoder-decoder Transformer{what}:\n"
+        f"{config.encoder_layers} encoder and {config.decoder_layers} decoder layers, width {config.d_model},\n"
+        f"{config.encoder_attention_heads} heads, FFN {config.encoder_ffn_dim}, attention activation\n"
+        f"`{config.attention_activation}`."
+    )
+
+
+def _encoder_decoder_settings(config: ReLUFormerConfig) -> list[tuple[str, str]]:
+    return [
+        ("label smoothing", f"{config.label_smoothing:g}"),
+        ("dropout (residual, attention)", f"{config.dropout:g}, {config.attention_dropout:g}"),
+        ("vocabulary", f"{config.vocab_size:,} pieces"),
+    ]
+
+
+def _classifier(location: str) -> str:
+    return (
+        "import reluformer\nfrom transformers import pipeline\n\n"
+        f'classify = pipeline("image-classification", model="{location}")\n'
+        'print(classify("picture.png"))'
+    )
+
+
+def _vision_transformer(config: ReLUFormerVisionConfig, languages: Sequence[str]) -> str:
+    rows, columns = config.patch_grid
+    return (
+        f"Vision Transformer ([2309.08586](https://arxiv.org/abs/2309.08586)) for {config.num_labels} classes:\n"
+        f"{config.num_hidden_layers} layers, width {config.hidden_size}, {config.num_attention_heads} heads, FFN\n"
+        f"{config.intermediate_size}, {rows} × {columns} patches, attention activation `{config.attention_activation}`."
+    )
+
+
+def _vision_settings(config: ReLUFormerVisionConfig) -> list[tuple[str, str]]:
+    return [
+        ("dropout (residual, attention)", f"{config.hidden_dropout_prob:g}, {config.attention_dropout:g}"),
+        ("pooling", config.pooling),
+        ("initial weights", config.initialization),
+        ("loss", "sigmoids" if config.problem_type == "multi_label_classification" else "softmax"),
+    ]
+
+
+def _picture_size(config: ReLUFormerVisionConfig) -> str:
+    height, width = pair(config.image_size)
+    return f"Pictures of {height} × {width} pixels; the image processor resizes others to that."
+
+
+MODEL_KINDS = {
+    ReLUFormerConfig.model_type: ModelKind(
+        config_class=ReLUFormerConfig,
+        task="translation",
+        task_title="Translation",
+        auto_class="AutoModelForSeq2SeqLM",
+        preprocessor="AutoTokenizer",
+        variable="tokenizer",
+        with_package=_translator,
+        use='translation = model.generate(**tokenizer("…", return_tensors="pt"))\n'
+        "print(tokenizer.batch_decode(translation, skip_special_tokens=True))",
+        summary=_encoder_decoder,
+        settings=_encoder_decoder_settings,
+        input_limit=lambda config: (
+            f"At most {config.max_position_embeddings:,} tokens a side; longer input is refused."
+        ),
+        scores=TOLD_SCORES,
+    ),
+    ReLUFormerVisionConfig.model_type: ModelKind(
+        config_class=ReLUFormerVisionConfig,
+        task="image-classification",
+        task_title="Image classification",
+        auto_class="AutoModelForImageClassification",
+        preprocessor="AutoImageProcessor",
+        variable="processor",
+        with_package=_classifier,
+        use='picture = Image.open("picture.png").convert("RGB")  # from PIL import Image\n'
+        'logits = model(**processor(picture, return_tensors="pt")).logits\n'
+        "print(model.config.id2label[int(logits.argmax())])",
+        summary=_vision_transformer,
+        settings=_vision_settings,
+        input_limit=_picture_size,
+        scores=IMAGE_SCORES,
+        material="pictures",
+        product="a class",
+        map_caption="Attention of each head over the patches of one picture",
+        papers=("arxiv:2302.06461", "arxiv:2309.08586"),
+    ),
+}
+
+
+def kind_of(model_type: Any, where: Any) -> ModelKind:
+    """The kind of a model.
+
+    Args:
+        model_type: as its config.json or its configuration names it.
+        where: what holds the model, for the message.
+
+    Raises:
+        UserError: a type of which no card can be made here.
+    """
+    kind = MODEL_KINDS.get(model_type) if isinstance(model_type, str) else None
+    if kind is None:
+        expected = " or ".join(map(repr, MODEL_KINDS))
+        raise UserError(
+            f"{where}: holds a model of type {model_type!r}, expected {expected}; for any other model, `create_model_card` and "
+            "`push_to_hub` of its Trainer write the card"
+        )
+    return kind

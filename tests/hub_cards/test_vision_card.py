@@ -1,0 +1,59 @@
+"""The card and the publication of a classifier of pictures: its own task, scores, examples and files."""
+
+import pytest
+from huggingface_hub import ModelCard
+
+from reluformer.commands.train import train_and_document
+from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe_parser import load_recipe
+from reluformer.hub_cards.bundle import collect_files
+from reluformer.hub_cards.card import render_card
+from reluformer.hub_cards.model_folder import ModelFolder
+from reluformer.hub_cards.publishing import publish
+
+from ..training.tiny_pictures import write_recipe
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vision")
+    return train_and_document(load_recipe(write_recipe(folder)))
+
+
+def test_the_card_is_that_of_a_classifier(run):
+    text = render_card(run, repo_id="someone/tiny")
+    data = ModelCard(text).data
+    assert data.pipeline_tag == "image-classification" and "arxiv:2309.08586" in data.tags
+    assert [result.metric_name for result in data.eval_results] == ["Accuracy (%)", "Top-5 accuracy (%)"]
+    for part in (
+        'pipeline("image-classification", model="someone/tiny")',
+        "AutoImageProcessor, AutoModelForImageClassification",
+        "for 3 classes",
+        "2 × 2 patches",
+        "13 pictures",
+        "pictures a second",
+        "Attention of each head over the patches of one picture",
+        "IDX files `train-images` and `train-labels`",
+    ):
+        assert part in text
+    assert "translat" not in text.lower() and "tokenizer" not in text.lower()
+
+
+def test_what_is_published_is_what_a_user_needs(run):
+    names = {file.name for file in collect_files(ModelFolder(run), repo_id="someone/tiny")}
+    assert {"config.json", "model.safetensors", "preprocessor_config.json", "modeling_vision.py", "README.md"} <= names
+    assert not names & {"predictions.test.tsv", "recipe.yaml", "training_args.bin", "modeling_reluformer.py"}
+    lines = []
+    publish(run, "someone/tiny", dry_run=True, tell=lines.append)
+    assert lines[-1] == "dry run: nothing was uploaded"
+
+
+def test_a_model_without_its_image_processor_is_refused(run):
+    path = run / "preprocessor_config.json"
+    content = path.read_bytes()
+    path.unlink()
+    try:
+        with pytest.raises(UserError, match=r"holds no preprocessor_config\.json"):
+            collect_files(ModelFolder(run), repo_id="someone/tiny")
+    finally:
+        path.write_bytes(content)
