@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reluformer.analysis.drawing import BLUE, draw_bars
+from reluformer.analysis.colors import TEAL
+from reluformer.analysis.drawing import draw_bars
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.figure import MODEL, Figure, Rows, Subject, Taken
 from reluformer.analysis.head_sums import ALL
@@ -92,7 +93,7 @@ class Anisotropy(Figure):
 
     def draw(self, rows: Rows, path: Path, title: str) -> Path:
         """Mean pairwise cosine of the value slots of each layer."""
-        return draw_bars(rows, {"anisotropy": ("", BLUE)}, "anisotropy (mean cosine of value slots)", path, title)
+        return draw_bars(rows, {"anisotropy": ("", TEAL)}, "anisotropy (mean cosine of value slots)", path, title)
 
 
 FIGURE = Anisotropy

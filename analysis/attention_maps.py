@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import eager
+from reluformer.analysis.colors import color_of_model
 from reluformer.analysis.heat_maps import draw_heat_maps
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.moses import MosesStep
@@ -29,7 +30,7 @@ def plot_attention_map(
     """Draws the cross-attention of one decoder layer: the mean over its heads, or every head in a grid.
 
     A row belongs to the step that predicts its target token. Weights are shown as the model computed them: those of a
-    point-wise activation need not sum to one, and a dead row is blank.
+    point-wise activation need not sum to one, and an exact zero is white, so that a dead row is blank.
 
     Args:
         model: a sequence-to-sequence model; it computes in "eager" attention here and is given back as it was.
@@ -67,6 +68,7 @@ def plot_attention_map(
         title=title,
         key_label="source tokens",
         query_label="predicted target tokens",
+        color=color_of_model(model.config),
     )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from reluformer.analysis.colors import BLACK, GREY, OLIVE, PURPLE, TEAL, WINE
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import SCORES_IN_TRAINING
 
@@ -40,19 +41,19 @@ class Panel:
     percent: bool = False
 
 
-_BLUE, _ORANGE, _GREEN, _RED, _GREY = "#1f5fa8", "#e08214", "#2a8c4a", "#b2182b", "#666666"
-_PURPLE = "#7b3294"
-_SCORE_LOOKS = ((_BLUE, "s"), (_PURPLE, "^"), (_ORANGE, "D"), (_GREEN, "o"), (_RED, "v"), (_GREY, "P"))
+# Neither of ReLU nor of softmax: what is drawn here may have either.
+_TRAINING, _VALIDATION = BLACK, PURPLE
+_SCORE_LOOKS = ((OLIVE, "s"), (PURPLE, "^"), (TEAL, "D"), (WINE, "o"), (BLACK, "v"), (GREY, "P"))
 
 PANELS = (
     Panel(
         "nats per target token",
         3.0,
         (
-            Line("loss", "training loss", _BLUE),
-            Line("cross_entropy", "training cross-entropy", _GREEN, style="--"),
-            Line("eval_loss", "validation loss", _RED, marker="o"),
-            Line("eval_cross_entropy", "validation cross-entropy", _ORANGE, style="--", marker="s"),
+            Line("loss", "training loss", _TRAINING),
+            Line("cross_entropy", "training cross-entropy", _TRAINING, style="--"),
+            Line("eval_loss", "validation loss", _VALIDATION, marker="o"),
+            Line("eval_cross_entropy", "validation cross-entropy", _VALIDATION, style="--", marker="s"),
         ),
     ),
     Panel(
@@ -73,19 +74,19 @@ PANELS = (
         "$L_{reg}$ (Eq. 7)",
         1.3,
         (
-            Line("regularization", "training", _BLUE),
-            Line("eval_regularization", "validation", _RED, marker="o"),
+            Line("regularization", "training", _TRAINING),
+            Line("eval_regularization", "validation", _VALIDATION, marker="o"),
         ),
     ),
     Panel(
         "dead rows (%)",
         1.3,
         (
-            Line("dead_row_fraction", "training", _BLUE, factor=100.0),
-            Line("eval_dead_row_fraction", "validation", _RED, marker="o", factor=100.0),
+            Line("dead_row_fraction", "training", _TRAINING, factor=100.0),
+            Line("eval_dead_row_fraction", "validation", _VALIDATION, marker="o", factor=100.0),
         ),
     ),
-    Panel("learning rate", 1.0, (Line("learning_rate", "learning rate", _GREY),)),
+    Panel("learning rate", 1.0, (Line("learning_rate", "learning rate", _TRAINING),)),
 )
 
 

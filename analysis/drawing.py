@@ -1,4 +1,4 @@
-"""What the pictures of `reluformer analyze` have in common: colours, names of modules, axes over layers."""
+"""What the pictures of `reluformer analyze` have in common: names of modules, axes over layers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from reluformer.analysis.colors import GREY
 from reluformer.analysis.head_sums import ALL
 
 Rows = Sequence[Mapping[str, Any]]
 
-BLUE, ORANGE, GREY = "#1f5fa8", "#e08214", "#666666"
 NAMES = {
     "encoder_self": "encoder self-attention",
     "decoder_self": "decoder self-attention",

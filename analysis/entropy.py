@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reluformer.analysis.drawing import BLUE, GREY, NAMES, finish, label_layers, modules_of, new_figure, save
+from reluformer.analysis.colors import GREY, color_of_model
+from reluformer.analysis.drawing import NAMES, finish, label_layers, modules_of, new_figure, save
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
 from reluformer.analysis.head_sums import ALL, HeadSums, Place
 from reluformer.configuration.errors import UserError
-from reluformer.configuration_reluformer import DEFAULT_ENTROPY_MARGIN
+from reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN
 
 DEFINITIONS = {
     "rows": "query rows of real tokens; one query of each head is one row",
@@ -112,6 +113,7 @@ class Entropy(Figure):
     def watch(self, model: PreTrainedModel) -> Watch:
         # Models of other kinds have no margin in their configuration.
         self._rows = RowStatistics(getattr(model.config, "entropy_margin", DEFAULT_ENTROPY_MARGIN))
+        self._color = color_of_model(model.config)
         return Watch(attention=self._rows)
 
     def take(self, subject: Subject) -> Taken:
@@ -137,8 +139,8 @@ class Entropy(Figure):
                 layers = [row["layer"] for row in means]
                 dots = [row[name] * factor for row in heads]
                 places = [row["layer"] for row in heads]
-                axes.plot(places, dots, "o", color=BLUE, alpha=0.45, markersize=4, label="head", clip_on=False)
-                axes.plot(layers, [row[name] * factor for row in means], color=BLUE, label="mean of the layer")
+                axes.plot(places, dots, "o", color=self._color, alpha=0.45, markersize=4, label="head", clip_on=False)
+                axes.plot(layers, [row[name] * factor for row in means], color=self._color, label="mean of the layer")
                 if name == "entropy":
                     uniform = [row["uniform_entropy"] for row in means]
                     axes.plot(layers, uniform, "--", color=GREY, label="equal weights")

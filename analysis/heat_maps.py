@@ -1,23 +1,42 @@
-"""Heat maps of attention weights with tokens on both axes."""
+"""Heat maps of attention weights with tokens on both axes.
+
+Three kinds of cells never look alike: a weight of exactly 0 is white, the smallest weight above it is clearly coloured, and a key
+that a query does not see is hatched in grey.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Patch
 from torch import Tensor
+
+from reluformer.analysis.colors import GREY, HIDDEN, RELU, ZERO, shade
+
+_NEGATIVE = GREY
+_HATCH = "/////"
+_LINE = "#dddddd"  # between cells: white ones have an edge
+# A letter's width in inches for a font of one point.
+_LETTER = 0.0083
 
 
 @dataclass(frozen=True)
 class MapStyle:
-    """cell: inches a token has. font_size: of the tokens, in points. columns: most maps side by side."""
+    """Sizes in inches: a token has `cell`, or more where a map would be smaller than `least` (width, height).
+
+    font_size: of the tokens, in points. columns: most maps side by side.
+    """
 
     cell: float = 0.34
+    least: tuple[float, float] = (3.6, 2.2)
     font_size: float = 9
     columns: int = 4
 
@@ -31,59 +50,112 @@ def draw_heat_maps(
     title: str,
     key_label: str,
     query_label: str,
+    hidden: Tensor | None = None,
+    color: str = RELU,
     style: MapStyle | None = None,
 ) -> Figure:
-    """A grid of maps (queries, keys) over the same tokens, with one colour scale; white is 0.
+    """A grid of maps (queries, keys) over the same tokens, with one colour scale.
 
     Args:
         maps: one or more; `titles`: one for each.
         keys, queries: tokens of the horizontal and of the vertical axis.
         title: above the figure. key_label, query_label: what the tokens are.
+        hidden: boolean (queries, keys), True where the query does not see the key; None: it sees all.
+        color: of the model's attention (`colors`).
         style: sizes.
     """
     style = style or MapStyle()
     columns = min(style.columns, len(maps))
     rows = math.ceil(len(maps) / columns)
-    longest = max(map(len, [*keys, *queries])) * 0.0083 * style.font_size  # inches of the longest label
-    width = columns * style.cell * len(keys) + longest + 1.7
-    height = rows * (style.cell * len(queries) + 0.3) + longest + 0.55
-    figure = Figure(figsize=(max(width, 5.0), max(height, 3.2)), layout="constrained")
+    widths = max(style.cell * len(keys), style.least[0]), max(style.cell * len(queries), style.least[1])
+    longest = max(map(len, [*keys, *queries])) * _LETTER * style.font_size
+    figure = Figure(
+        figsize=(columns * widths[0] + longest + 1.7, rows * (widths[1] + 0.3) + longest + 0.9), layout="constrained"
+    )
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    scale = _color_scale(maps)
+    hidden_cells = np.zeros(tuple(maps[0].shape), dtype=bool) if hidden is None else hidden.numpy()
+    scale = scale_of(min(float(m.min()) for m in maps), max(float(m.max()) for m in maps), color)
+    upright = longest > widths[0] / len(keys)
     for axes, weights, name in zip(grid.flat, maps, titles, strict=False):
-        image = axes.imshow(weights.numpy(), aspect="equal", interpolation="nearest", **scale)
+        image = draw_cells(axes, weights.numpy(), hidden_cells, scale)
         axes.set_title(name, fontsize=10)
-        _label(axes, keys, queries, style.font_size)
+        label_tokens(axes, keys, queries, style.font_size, 90 if upright else 0)
     for axes in grid.flat[len(maps) :]:
         axes.set_visible(False)
-    figure.colorbar(image, ax=grid, label="attention weight", shrink=0.8, pad=0.02)
+    figure.colorbar(image, ax=grid, label="attention weight, other than 0", shrink=0.8, pad=0.02)
+    name_cells(figure, is_hidden=bool(hidden_cells.any()))
     figure.suptitle(title, fontsize=11)
-    if len(maps) == 1:  # beside the tokens, however wide the figure is
-        grid[0, 0].set_xlabel(key_label, fontsize=10)
-        grid[0, 0].set_ylabel(query_label, fontsize=10)
-    else:
-        figure.supxlabel(key_label, fontsize=10)
-        figure.supylabel(query_label, fontsize=10)
+    for axes in grid[-1]:
+        axes.set_xlabel(key_label, fontsize=10)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(query_label, fontsize=10)
     return figure
 
 
-def _color_scale(maps: Sequence[Tensor]) -> dict[str, Any]:
-    """One scale for all heads, so that they can be compared; white is 0."""
-    lowest, highest = min(float(m.min()) for m in maps), max(float(m.max()) for m in maps)
+@dataclass(frozen=True)
+class Scale:
+    """From weights to colours. Exact zeros have a colour of their own, which no other weight has."""
+
+    colors: ListedColormap
+    lowest: float
+    highest: float
+
+
+def scale_of(lowest: float, highest: float, color: str) -> Scale:
+    """A scale that holds the weights from `lowest` to `highest`; of all maps that are to be compared.
+
+    Where some are negative, as those of gelu, they are grey.
+    """
+    ramp = [shade(color, amount) for amount in np.concatenate([np.linspace(0.72, 0, 80), np.linspace(0, -0.6, 48)])]
     if lowest >= 0:
-        return {"cmap": "Blues", "vmin": 0.0, "vmax": highest}
-    largest = max(-lowest, highest)  # activations such as gelu have negative weights
-    return {"cmap": "RdBu", "vmin": -largest, "vmax": largest}
+        return Scale(ListedColormap(ramp).with_extremes(bad=ZERO), 0.0, highest or 1.0)
+    below = [shade(_NEGATIVE, amount) for amount in np.linspace(-0.4, 0.6, 128)]
+    largest = max(-lowest, highest)
+    return Scale(ListedColormap(below + ramp).with_extremes(bad=ZERO), -largest, largest)
 
 
-def _label(axes: Axes, keys: Sequence[str], queries: Sequence[str], font_size: float) -> None:
-    axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=font_size, parse_math=False)
+def draw_cells(axes: Axes, weights: np.ndarray, hidden: np.ndarray, scale: Scale) -> AxesImage:
+    """Draws weights (queries, keys); exact zeros are masked in the image's array, and hidden cells hatched."""
+    image = axes.imshow(
+        np.ma.masked_equal(weights, 0.0),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=scale.colors,
+        vmin=scale.lowest,
+        vmax=scale.highest,
+    )
+    if hidden.any():
+        edges = [np.arange(size + 1) - 0.5 for size in reversed(weights.shape)]
+        axes.pcolor(
+            *edges,
+            np.ma.masked_where(~hidden, np.zeros_like(weights)),
+            cmap=ListedColormap([HIDDEN]),
+            hatch=_HATCH,
+            edgecolor="white",
+            linewidth=0,
+            zorder=2.5,  # above the lines between cells
+        )
+    return image
+
+
+def name_cells(figure: Figure, *, is_hidden: bool) -> None:
+    """A legend at the foot of the figure for the cells that the colour bar does not name."""
+    marks = [Patch(facecolor=ZERO, edgecolor=GREY, linewidth=0.6, label="exactly 0")]
+    if is_hidden:
+        marks.append(
+            Patch(facecolor=HIDDEN, edgecolor="white", hatch=_HATCH, linewidth=0, label="hidden from the query")
+        )
+    figure.legend(handles=marks, loc="outside lower right", ncols=len(marks), frameon=False, fontsize=9)
+
+
+def label_tokens(axes: Axes, keys: Sequence[str], queries: Sequence[str], font_size: float, rotation: int) -> None:
+    """Writes the tokens along both axes, and draws the lines between their cells."""
+    axes.set_xticks(range(len(keys)), keys, rotation=rotation, fontsize=font_size, parse_math=False)
     axes.set_yticks(range(len(queries)), queries, fontsize=font_size, parse_math=False)
     axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    # White lines between cells.
+    axes.spines[:].set_color(_LINE)
     axes.set_xticks([position - 0.5 for position in range(1, len(keys))], minor=True)
     axes.set_yticks([position - 0.5 for position in range(1, len(queries))], minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.8)
+    axes.grid(which="minor", color=_LINE, linewidth=0.6)
     axes.tick_params(which="minor", length=0)

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, attention_weights, decoder_inputs, eager
+from reluformer.analysis.colors import color_of_model
 from reluformer.analysis.figure import TEXT, Analysed, Figure, Subject
 from reluformer.analysis.heat_maps import MapStyle, draw_heat_maps
 from reluformer.analysis.result_files import write_csv, write_result
@@ -37,18 +38,26 @@ class PairMaps:
     """The beginning of one pair's maps.
 
     weights: by module and layer, (heads, queries, keys). tokens: "source", "read" and "predicted" by the decoder.
-    lengths: tokens of source and target, of which no more than the maps' are here.
+    lengths: tokens of source and target, of which no more than the maps' are here. color: of the model's attention.
     """
 
     sentence: int
     weights: dict[str, list[Tensor]]
     tokens: dict[str, list[str]]
     lengths: tuple[int, int]
+    color: str
 
     def axes(self, module: str) -> tuple[list[str], list[str]]:
         """Tokens of the queries and of the keys."""
         queries = self.tokens["source" if module == ENCODER_SELF else "predicted"]
         return queries, self.tokens["read" if module == DECODER_SELF else "source"]
+
+    def hidden(self, module: str) -> Tensor | None:
+        """Boolean (queries, keys), True for later tokens, which the decoder does not see; None: every key is seen."""
+        if module != DECODER_SELF:
+            return None
+        queries, keys = self.weights[module][0].shape[1:]
+        return torch.ones(queries, keys, dtype=torch.bool).triu(1)
 
 
 def pair_maps(
@@ -75,7 +84,7 @@ def pair_maps(
     }
     ids = {"source": source_ids, "read": read, "predicted": labels}
     tokens = {side: tokenizer.convert_ids_to_tokens(list(some[cut])) for side, some in ids.items()}
-    return PairMaps(sentence, kept, tokens, (len(source_ids), len(labels)))
+    return PairMaps(sentence, kept, tokens, (len(source_ids), len(labels)), color_of_model(model.config))
 
 
 def plot_pair_maps(maps: PairMaps, folder: str | Path) -> list[Path]:
@@ -95,7 +104,9 @@ def plot_pair_maps(maps: PairMaps, folder: str | Path) -> list[Path]:
                 title=f"{NAMES[module]}, layer {layer} of {len(layers)}{_cut_note(maps)}",
                 key_label="tokens read by the decoder" if module == DECODER_SELF else "source tokens",
                 query_label="source tokens" if module == ENCODER_SELF else "predicted target tokens",
-                style=MapStyle(cell=0.2, font_size=8, columns=math.ceil(math.sqrt(heads))),
+                hidden=maps.hidden(module),
+                color=maps.color,
+                style=MapStyle(cell=0.2, least=(1.8, 1.4), font_size=8, columns=math.ceil(math.sqrt(heads))),
             )
             paths.append(folder / f"{maps.sentence}.{module}.layer{layer}.png")
             figure.savefig(paths[-1], dpi=150)

@@ -122,7 +122,7 @@ def batches(
     """
     lengths = [(len(row["input_ids"]), len(row["labels"])) for row in pairs]
     order = sorted(range(len(lengths)), key=lambda index: (max(lengths[index]), lengths[index]), reverse=True)
-    with tqdm(total=len(order), desc="analysing", unit="sentence", disable=not progress) as bar:
+    with tqdm(total=len(order), desc="analysing", unit="sentence", disable=None if progress else True) as bar:
         start = 0
         while start < len(order):
             longest = max(lengths[order[start]])

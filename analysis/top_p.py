@@ -14,7 +14,8 @@ from matplotlib.ticker import NullLocator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reluformer.analysis.drawing import GREY, NAMES, finish, modules_of, new_figure, save
+from reluformer.analysis.colors import GREY
+from reluformer.analysis.drawing import NAMES, finish, modules_of, new_figure, save
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
 from reluformer.analysis.head_sums import ALL, HeadSums

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reluformer.analysis.drawing import BLUE, ORANGE, draw_bars
+from reluformer.analysis.colors import OLIVE, TEAL
+from reluformer.analysis.drawing import draw_bars
 from reluformer.analysis.feed_forward import require_post_norm
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
 from reluformer.analysis.head_sums import ALL
@@ -140,7 +141,7 @@ class VarianceRatio(Figure):
 
     def draw(self, rows: Rows, path: Path, title: str) -> Path:
         """Var(FFN out) / Var(residual) of each layer, over features and over tokens."""
-        columns = {"variance_ratio": ("over features", BLUE), "variance_ratio_over_tokens": ("over tokens", ORANGE)}
+        columns = {"variance_ratio": ("over features", TEAL), "variance_ratio_over_tokens": ("over tokens", OLIVE)}
         return draw_bars(rows, columns, "Var(FFN out) / Var(residual)", path, title)
 
 

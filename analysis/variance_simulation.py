@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from reluformer.analysis.drawing import BLUE, GREY, new_figure, save
+from reluformer.analysis.colors import GREY, RELU
+from reluformer.analysis.drawing import new_figure, save
 from reluformer.analysis.figure import NOTHING, Figure, Rows, Subject, Taken
 from reluformer.configuration.errors import UserError
 
@@ -96,14 +97,14 @@ class VarianceSimulation(Figure):
         figure = new_figure(8.0, 3.4)
         left, right = figure.subplots(1, 2)
         left.plot(lengths, [row["expected_variance"] for row in rows], color=GREY, label="n/2 (Theorem 4.1)")
-        left.plot(lengths, [row["variance"] for row in rows], "o", color=BLUE, label="simulated")
+        left.plot(lengths, [row["variance"] for row in rows], "o", color=RELU, label="simulated")
         left.set_yscale("log", base=2)
         left.set_ylabel("variance of y", fontsize=9)
         left.legend(frameon=False, fontsize=8)
         ratios = [row["variance"] / row["expected_variance"] for row in rows]
         errors = [2 * row["standard_error"] / row["expected_variance"] for row in rows]
-        right.axhline(1, color=GREY)
-        right.errorbar(lengths, ratios, yerr=errors, fmt="o", color=BLUE, capsize=3, label="± 2 standard errors")
+        right.axhline(1, color=GREY, label="n/2 (Theorem 4.1)")
+        right.errorbar(lengths, ratios, yerr=errors, fmt="o", color=RELU, capsize=3, label="± 2 standard errors")
         right.set_ylabel("variance / (n/2)", fontsize=9)
         right.legend(frameon=False, fontsize=8)
         for axes in (left, right):

@@ -1,0 +1,93 @@
+"""Heat maps: an exact zero, the smallest weight and a hidden cell look different; small maps fill their picture."""
+
+import numpy as np
+import pytest
+import torch
+
+from reluformer.analysis import colors
+from reluformer.analysis.heat_maps import draw_heat_maps
+
+WEIGHTS = torch.tensor([[0.0, 1e-6, 0.0], [0.01, 1.0, 0.0], [0.5, 0.0, 0.2]])
+
+
+def draw(weights=WEIGHTS, heads=1, **options):
+    """The figure and a function from (query, key) to the colours of its cell, away from the edge."""
+    keys, queries = [f"k{i}" for i in range(weights.shape[1])], [f"q{i}" for i in range(weights.shape[0])]
+    labels = {"title": "a title", "key_label": "keys", "query_label": "queries"}
+    figure = draw_heat_maps([weights] * heads, ["head"] * heads, keys, queries, **labels, **options)
+    figure.canvas.draw()
+    pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
+
+    def cell(query, key):
+        x, y = figure.axes[0].transData.transform((key, query))
+        row, column = pixels.shape[0] - round(y), round(x)
+        return np.unique(pixels[row - 4 : row + 5, column - 4 : column + 5].reshape(-1, 3), axis=0)
+
+    return figure, cell
+
+
+def test_zero_small_and_hidden_cells_look_different():
+    hidden = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    _, cell = draw(hidden=hidden)
+    assert len(cell(2, 1)) == 1 and (cell(2, 1) == 255).all(), "an exact zero is white"
+    (small,) = cell(1, 0)
+    assert 255 - small.min() > 40, "a weight of 0.01 is clearly not white"
+    assert len(cell(0, 2)) > 2, "a hidden cell is hatched"
+    assert all(abs(pixel.max() - pixel.min()) < 3 for pixel in cell(0, 1)), "in grey, whatever weight stands there"
+
+
+def test_the_smallest_weight_is_not_white():
+    _, cell = draw()
+    assert 255 - cell(0, 1).min() > 40
+    (largest,) = cell(1, 1)
+    assert largest.sum() < cell(2, 2).sum() < cell(1, 0).sum(), "a larger weight is darker"
+
+
+def test_negative_weights_have_another_colour_than_zero_and_positive_ones():
+    _, cell = draw(WEIGHTS - torch.tensor([0.0, 0.0, 0.01]))
+    (negative,), (positive,) = cell(0, 2), cell(1, 0)
+    assert (cell(2, 1) == 255).all() and negative.min() < 230
+    assert negative.max() - negative.min() < 5 < positive.max() - positive.min()
+
+
+def test_the_legend_names_every_kind_of_cell():
+    (legend,) = draw()[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["exactly 0"]
+    (legend,) = draw(hidden=torch.eye(3, dtype=torch.bool))[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["exactly 0", "hidden from the query"]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (12, 3), (3, 12)])
+def test_a_short_text_fills_the_picture(size):
+    figure, _ = draw(torch.rand(size))
+    place = figure.axes[0].get_position()
+    assert place.width > 0.6 and place.height > 0.5
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_nothing_lies_on_the_legend(heads):
+    figure, _ = draw(hidden=torch.eye(3, dtype=torch.bool), heads=heads)
+    legend = figure.legends[0].get_window_extent()
+    labels = [axes.xaxis.label.get_window_extent() for axes in figure.axes if axes.xaxis.label.get_text()]
+    assert labels and not any(legend.overlaps(label) for label in labels)
+
+
+def luminance(color):
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("color", [colors.RELU, colors.SOFTMAX])
+@pytest.mark.parametrize("ground", ["#ffffff", "#131416"])  # of the documentation, light and dark
+def test_both_attentions_stand_out_on_light_and_dark(color, ground):
+    lighter, darker = sorted((luminance(color), luminance(ground)), reverse=True)
+    assert (lighter + 0.05) / (darker + 0.05) >= 3  # WCAG 2.2, 1.4.11
+
+
+def test_nothing_else_has_the_colours_of_relu_and_softmax():
+    named = {name: value for name, value in vars(colors).items() if name.isupper() and isinstance(value, str)}
+    assert len(named) >= 10 and len(set(named.values())) == len(named)
+    assert colors.color_of("relu") == colors.RELU and colors.color_of("softmax") == colors.SOFTMAX
+    assert colors.color_of("gelu") not in (colors.RELU, colors.SOFTMAX)
+    assert colors.color_of_model(object()) == colors.SOFTMAX
