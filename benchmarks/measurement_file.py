@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from reluformer.compiled.loop import is_wanted
+from reluformer.compiled.library import library, loop_name
 from reluformer.training.run.records import run_record
 
 PAGES = Path(__file__).parent
@@ -20,20 +20,13 @@ RESULTS = PAGES / "results"
 RECORDED_VARIABLES = ("RELUFORMER_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "LD_PRELOAD")
 
 
-def file_name(name: str, compiled: bool) -> str:
-    """Of a result: with the compiled loop (RELUFORMER_COMPILED=1) `attention-cpu.json` is `attention-cpu-compiled.json`."""
-    path = Path(name)
-    return f"{path.stem}-compiled{path.suffix}" if compiled else name
-
-
 def benchmark_parser(description: str, output: str) -> argparse.ArgumentParser:
     """A parser with the options --output, --quick, --threads and --seed.
 
     Args:
         description: the docstring of the program.
-        output: name of the file that is written by default, in `benchmarks/results/`; see `file_name`.
+        output: name of the file that is written by default, in `benchmarks/results/`.
     """
-    output = file_name(output, is_wanted())
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS / output, help=f"default: benchmarks/results/{output}")
     parser.add_argument("--quick", action="store_true", help="seconds, sizes that mean nothing: does the program work?")
@@ -47,7 +40,7 @@ def begin(options: argparse.Namespace) -> dict[str, Any]:
 
     Returns:
         `run_record` with the machine's memory and its load of the last minute (1 is one busy core), and `environment`
-        (variables that change timing or allocation), `quick`.
+        (variables that change timing or allocation), `loop` (which loop computes attention, compiled or python), `quick`.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -58,4 +51,5 @@ def begin(options: argparse.Namespace) -> dict[str, Any]:
     record["environment"] = {
         name: value for name, value in sorted(os.environ.items()) if name.startswith(RECORDED_VARIABLES)
     }
-    return {**record, "quick": options.quick}
+    library(large=True)  # built before anything is timed
+    return {**record, "loop": loop_name(), "quick": options.quick}

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 
 from reluformer import relu_attention
 from reluformer.attention_reference import reference_attention
-from reluformer.configuration_reluformer import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
-from reluformer.layers_reluformer import GatedRMSNorm
+from reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
+from reluformer.multihead_reluformer import GatedRMSNorm
 from reluformer.regularization_reluformer import module_figures, row_penalty
 
 # name of the contender → the statistics it returns
 OURS = {"fused": "none", "fused+S": "sum", "fused+S+T": "sum+entropy"}
-SDPA = "sdpa softmax"
-EAGER = ("eager softmax", "eager relu", "sparsemax", "entmax15", "rela")
+PLAIN, _, WITH_STATISTICS = OURS
+SDPA, EAGER_RELU = "sdpa softmax", "eager relu"
+EAGER = ("eager softmax", EAGER_RELU, "sparsemax", "entmax15", "rela")
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 

@@ -26,7 +26,7 @@ from benchmarks.speed.contenders import (
 )
 from reluformer.attention_reference import reference_attention
 
-LENGTHS = (65, 384, 1025)
+LENGTHS = (17, 65, 150, 384, 1025)
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 5e-3}
 
 
@@ -62,8 +62,8 @@ def run_gate(
 def failures(records: list[dict[str, Any]]) -> list[str]:
     """One line for each check that was not passed."""
     return [
-        f"{record['contender']}, {record['dtype']}, n={record['length']}, causal={record['causal']}: relative error "
-        + ", ".join(f"{name} {error['relative_rms']:.1e}" for name, error in record["errors"].items())
+        f"{record['contender']}, {record['dtype']}, d={record['head_dim']}, n={record['length']}, causal={record['causal']}: "
+        "relative error " + ", ".join(f"{name} {error['relative_rms']:.1e}" for name, error in record["errors"].items())
         for record in records
         if not record["passed"]
     ]

@@ -3,7 +3,7 @@
 Two products forward (scores, output), five backward with recomputed scores (scores, gradient of the weights, and those of
 query, key and value). One worker thread a core, each with heads of its own and a single thread of torch's: letting a small
 product use all cores costs more than it gains. No scale, no activation, no sum over blocks: an implementation of this kind
-cannot be faster. There are two floors: with the product that the fused path calls, and with `torch.mm` into tiles that are
+cannot be faster. There are two floors: with oneDNN's product, and with `torch.mm` into tiles that are
 there already (`addmm` for the sums over blocks); on some processors they differ much.
 """
 
@@ -19,10 +19,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed.contenders import AttentionCase, AttentionInputs
-from reluformer.attention_blockwise import block_size
-from reluformer.attention_products import product
 
 FLOOR, FLOOR_MM = "products only", "products only, torch.mm"
+
+
+def block_size(keys: int, bytes_per_score: int) -> int:
+    """Queries in a block: 2 MiB of scores, which stay in the cache of most processors, of 16 to 512 queries."""
+    return min(512, max(16, 2**21 // (bytes_per_score * max(1, keys))))
+
+
+def product(first: Tensor, second: Tensor) -> Tensor:
+    """(m, k) and (n, k) → first @ second.T by oneDNN, which on some processors is twice as fast as `torch.mm` in float32."""
+    return torch.ops.mkldnn._linear_pointwise.default(first, second, None, "none", [], "")
 
 
 class MatrixProducts:
@@ -30,7 +38,7 @@ class MatrixProducts:
 
     Args:
         workers: threads.
-        block_size: queries in a block, of the number of keys and the bytes of a score; default: that of the fused path.
+        block_size: queries in a block, of the number of keys and the bytes of a score; default: 2 MiB of scores.
     """
 
     def __init__(self, workers: int, block_size: Callable[[int, int], int] = block_size) -> None:
@@ -86,7 +94,7 @@ Blocks = list[tuple[slice, slice]]
 
 
 class _Products:
-    """With the product of the fused path; one head's queries, keys, values and output gradient are (length, head_dim)."""
+    """With oneDNN's product; one head's queries, keys, values and output gradient are (length, head_dim)."""
 
     def __init__(self, like: Tensor, rows: int) -> None:
         """like: (heads, length, head_dim), what the heads are views of. rows: queries in the largest block."""

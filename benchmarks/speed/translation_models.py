@@ -1,7 +1,9 @@
 """The models and batches that end_to_end.py and generation.py time: ReLUFormer, its baselines, and MarianMTModel.
 
-All have random weights, the same layers, widths, shared embeddings and dropout. MarianMTModel has no label smoothing inside,
-so none has it here; ReLUFormer with λ = 0 is there beside the one with its regulariser.
+All have random weights, the same layers, widths, shared embeddings and dropout, and ours label smoothing of 0.1. MarianMTModel
+has none inside; it is there as it is, which is less work, and with the smoothed loss of its logits. Ours train without logits, as
+`reluformer train` does. ReLUFormer with λ = 0 is
+there beside the one with its regulariser.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedModel
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
-MARIAN = "MarianMTModel sdpa"
+MARIAN, MARIAN_SMOOTHED = "MarianMTModel sdpa", "MarianMTModel sdpa with label smoothing"
+LABEL_SMOOTHING = 0.1
 OURS, OURS_UNREGULARIZED = "ReLUFormer", "ReLUFormer, λ = 0"
 BASELINES = {"vanilla": ("vanilla", "sdpa"), "sparsemax": ("sparsemax", "eager"), "entmax15": ("entmax15", "eager")}
 TABLE_4 = {**BASELINES, "rela": ("rela", "fused")}  # beside ReLUFormer itself
@@ -41,6 +45,7 @@ def _shape(layers: int, width: int, heads: int, ffn: int, vocabulary: int) -> di
 SHAPES = {
     "tiny": _shape(4, 128, 4, 256, 10350),  # of configuration/recipes/multi30k_en_de_tiny.yaml
     "wide": _shape(2, 512, 8, 2048, 8000),  # widths of the Transformer base model, fewer layers
+    "wide, 32,000 pieces": _shape(2, 512, 8, 2048, 32000),
     "quick": _shape(1, 32, 2, 32, 60),
 }
 
@@ -74,12 +79,25 @@ INPUTS = {
 }
 
 
+class SmoothedMarian(MarianMTModel):
+    """MarianMTModel whose loss is the label-smoothed cross-entropy of its logits; its own loss is not computed."""
+
+    def forward(self, labels: Tensor | None = None, **inputs: Any) -> Seq2SeqLMOutput:
+        if labels is None:
+            return super().forward(**inputs)
+        output = super().forward(decoder_input_ids=self.prepare_decoder_input_ids_from_labels(labels), **inputs)
+        output.loss = nn.functional.cross_entropy(
+            output.logits.flatten(0, 1), labels.flatten(), label_smoothing=LABEL_SMOOTHING
+        )
+        return output
+
+
 def build(name: str, shape: dict[str, int], attention_dropout: float, seed: int) -> PreTrainedModel:
     """A model of this name, in training mode, with dropout 0.1 on activations and `attention_dropout` on weights."""
     torch.manual_seed(seed)
     dropout = {"dropout": 0.1, "attention_dropout": attention_dropout, "activation_dropout": 0.0}
     tokens = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
-    if name == MARIAN:
+    if name in (MARIAN, MARIAN_SMOOTHED):
         config = MarianConfig(
             **shape,
             **dropout,
@@ -90,10 +108,12 @@ def build(name: str, shape: dict[str, int], attention_dropout: float, seed: int)
             share_encoder_decoder_embeddings=True,
             attn_implementation="sdpa",
         )
-        return MarianMTModel(config).train()
+        return (MarianMTModel if name == MARIAN else SmoothedMarian)(config).train()
     preset, implementation = TABLE_4.get(name, ("reluformer", "fused"))
     weight = {"regularization_weight": 0.0} if name == OURS_UNREGULARIZED else {}
-    config = ReLUFormerConfig.from_preset(preset, **shape, **dropout, **tokens, **weight, label_smoothing=0.0)
+    config = ReLUFormerConfig.from_preset(
+        preset, **shape, **dropout, **tokens, **weight, label_smoothing=LABEL_SMOOTHING, skip_logits=True
+    )
     config._attn_implementation = implementation
     return ReLUFormerForConditionalGeneration(config).train()
 

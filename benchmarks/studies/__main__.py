@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks.studies.costs import study_costs, summary
 from benchmarks.studies.parser import load_rows, load_study, study_names
 from benchmarks.studies.running import run_tasks, tasks_by_study
 from benchmarks.studies.study import SIZES
@@ -37,8 +38,11 @@ def _run(arguments: Sequence[str]) -> int:
     places = Places.of(options.size, options.runs, options.results)
     found = tasks_by_study(studies, catalogue, places, only=options.only, seeds=options.seed)
     if options.list:
+        costs = study_costs(options.size, runs=options.runs, results=options.results)
         for name, tasks in found.items():
             print(f"{name}: {studies[name].title}")
+            if name in costs:
+                print(f"  {summary(costs[name])}")
             for line in map(_listed, tasks):
                 print(f"  {line}")
         return 0
@@ -82,7 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="these rows alone; may be repeated")
     parser.add_argument("--seed", action="append", type=int, default=[], help="instead of the study's; may be repeated")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at once, a core each; default: 1")
-    parser.add_argument("--list", action="store_true", help="list these rows and how far they are, run nothing")
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list these rows, how far they are and what they cost, run nothing",
+    )
     parser.add_argument(
         "--report",
         type=Path,

@@ -32,6 +32,7 @@ _NOT_IN_THE_KEY = (
     ("name",),
     ("description",),
     ("model", "attn_implementation"),  # the same function, to rounding
+    ("data", "homepage"),  # for the message that the corpus is missing
     ("training", "output_dir"),
     ("training", "seed"),
 )
@@ -178,7 +179,7 @@ def _row_elsewhere(entry: StudyRow) -> TableRow:
         column: " · ".join(map(str, value.values())) if isinstance(value, Mapping) else value
         for column, value in entry.paper.items()
     }
-    label = re.sub(r"\{(\w+)\}", r"every \1", entry.label)
+    label = re.sub(r"\{(\w+)(?::\w+)?\}", r"every \1", entry.label)
     return TableRow(entry.row, label, None, paper, entry.not_here)
 
 

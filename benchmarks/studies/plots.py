@@ -2,51 +2,58 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.studies.outcomes import Outcome, select, value
 from benchmarks.studies.study import Plot, Study
+from reluformer.analysis.colors import GREY, OLIVE, PURPLE, TEAL, WINE, color_of, shade
+from reluformer.configuration.errors import UserError
 
-_COLORS = ("#b2182b", "#1f5fa8", "#2a8c4a", "#7b3294", "#e08214")
+_OTHERS = (TEAL, WINE, OLIVE, PURPLE)
 _MARKERS = ("o", "s", "^", "D", "v")
+# Several lines of one activation are shades of its colour.
+_SHADES = (0.0, 0.5, -0.5, 0.7)
 
 Points = list[tuple[float, float]]
+Seeds = dict[float, list[float]]
 
 
 def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder: Path) -> Path | None:
     """Draws a plot of a study; None if no row has a figure for it.
 
-    Means over the seeds; single seeds as small points. Rows below their budget are not drawn.
+    Lines are means over the seeds; where there are several, a band reaches from the lowest to the highest. Rows below their
+    budget are not drawn.
+
+    Raises:
+        UserError: the plot names the activation of a line that it does not have.
     """
     lines = {label: _points(plot, name, study, outcomes) for label, name in plot.lines.items()}
-    if not any(means for means, _ in lines.values()):
+    if not any(lines.values()):
         return None
+    levels = {label: _level(plot, name, study, outcomes) for label, name in plot.levels.items()}
+    colors = _colors(plot)
     canvas = Canvas(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.subplots()
-    for (label, (means, single)), color, marker in zip(lines.items(), _COLORS, _MARKERS, strict=False):
-        if means:
-            axes.plot(*zip(*means, strict=True), label=label, color=color, marker=marker, markersize=5)
-            axes.plot(*zip(*single, strict=True), ".", color=color, alpha=0.5, markersize=4)
-    for (label, name), color in zip(plot.levels.items(), reversed(_COLORS), strict=False):
-        if (level := _level(plot, name, study, outcomes)) is not None:
-            axes.axhline(level, label=label, color=color, linestyle="--", linewidth=1)
-    if plot.log_x:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-    if plot.x_max is not None:
-        axes.set_xlim(0, plot.x_max)
-    axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(plot.y.replace("_", " ") if plot.table else study.figures[plot.y].label)
-    axes.set_title(plot.title, fontsize=11)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
+    for (label, seeds), marker in zip(lines.items(), cycle(_MARKERS), strict=False):
+        if seeds:
+            _draw_line(axes, label, seeds, colors[label], marker)
+    for label, seeds in levels.items():
+        if seeds:
+            axes.axhline(_mean(seeds), label=label, color=colors[label], linestyle="--", linewidth=1.2)
+            axes.axhspan(min(seeds), max(seeds), color=colors[label], alpha=0.15, linewidth=0)
+    _finish(axes, plot, study, sorted({x for seeds in lines.values() for x in seeds}))
+    several = [ys for seeds in lines.values() for ys in seeds.values()] + list(levels.values())
+    _name_marks(axes, has_band=any(len(ys) > 1 for ys in several))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / plot.file
     # no date or version in the file: the same figures give the same bytes
@@ -54,9 +61,60 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
     return path
 
 
-def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> tuple[Points, Points]:
-    """Means over seeds, and the points of single seeds, both sorted by x."""
-    by_x: dict[float, list[float]] = {}
+def _colors(plot: Plot) -> dict[str, str]:
+    """The colour of every line and level, by its label."""
+    labels = [*plot.lines, *plot.levels]
+    if unknown := [label for label in plot.activations if label not in labels]:
+        raise UserError(f"{plot.file}: activations names {unknown[0]!r}, which is no line or level; choose of {labels}")
+    drawn: Counter[str] = Counter()
+    others, colors = cycle(_OTHERS), {}
+    for label in labels:
+        activation = plot.activations.get(label)
+        if activation is None:
+            colors[label] = next(others)
+        else:
+            colors[label] = shade(color_of(activation), _SHADES[drawn[activation] % len(_SHADES)])
+            drawn[activation] += 1
+    return colors
+
+
+def _draw_line(axes: Axes, label: str, seeds: Seeds, color: str, marker: str) -> None:
+    means = [_mean(ys) for ys in seeds.values()]
+    axes.plot(list(seeds), means, label=label, color=color, marker=marker, markersize=5, clip_on=False)
+    if any(len(ys) > 1 for ys in seeds.values()):
+        low, high = ([of(ys) for ys in seeds.values()] for of in (min, max))
+        axes.fill_between(list(seeds), low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def _finish(axes: Axes, plot: Plot, study: Study, places: list[float]) -> None:
+    if plot.log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(places))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter("{x:,g}")
+    if plot.x_max is not None:
+        axes.set_xlim(0, plot.x_max)
+    axes.set_xlabel(plot.x_label)
+    axes.set_ylabel(plot.y.replace("_", " ") if plot.table else study.figures[plot.y].label)
+    axes.set_title(plot.title, fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _name_marks(axes: Axes, *, has_band: bool) -> None:
+    marks, _ = axes.get_legend_handles_labels()
+    if has_band:
+        marks.append(Patch(color=GREY, alpha=0.25, linewidth=0, label="from the lowest seed to the highest"))
+    axes.legend(handles=marks, frameon=False, fontsize=9)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> Seeds:
+    """The figures of all seeds by their place on the axis, in its order."""
+    by_x: Seeds = {}
     for own_name, outcome in outcomes.items():
         row = outcome.entry.row
         if row is None or own_name != row_of_line(name, row.values):
@@ -64,18 +122,16 @@ def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]
         for result in outcome.results.values():
             for x, y in _of_result(plot, study, outcome, result):
                 by_x.setdefault(x, []).append(y)
-    means = [(x, sum(ys) / len(ys)) for x, ys in sorted(by_x.items())]
-    return means, [(x, y) for x, ys in sorted(by_x.items()) for y in ys]
+    return dict(sorted(by_x.items()))
 
 
-def _level(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> float | None:
-    """Mean over the seeds of a row; None if it has not run."""
+def _level(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> list[float]:
+    """The figures of a row's seeds; none if it has not run."""
     if name not in outcomes:
-        return None
+        return []
     outcome = outcomes[name]
     figures = [value(study.figures[plot.y], outcome.entry, result) for result in outcome.results.values()]
-    found = [figure for figure in figures if figure is not None]
-    return sum(found) / len(found) if found else None
+    return [figure for figure in figures if figure is not None]
 
 
 def _of_result(plot: Plot, study: Study, outcome: Outcome, result: Mapping) -> Points:

@@ -161,6 +161,7 @@ class Plot:
         x_label: of the axis.
         lines: families, or rows, by their label in the legend.
         levels: rows that have no place on the axis, by label: a dashed line across at their figure. Not with `table`.
+        activations: whose colour a line or a level has, by label (`reluformer.analysis.colors`); one without has its own.
         table: path of a table in a row's result, as in [`Figure`]; without a last name, all its rows that fit.
         log_x: a logarithmic axis.
         x_max: the axis ends here.
@@ -173,6 +174,7 @@ class Plot:
     x_label: str
     lines: dict[str, str]
     levels: dict[str, str] = field(default_factory=dict)
+    activations: dict[str, str] = field(default_factory=dict)
     table: str | None = None
     log_x: bool = True
     x_max: float | None = None

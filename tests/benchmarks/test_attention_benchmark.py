@@ -21,16 +21,21 @@ def test_a_quick_run_writes_every_cell_twice(attention, tmp_path, monkeypatch, c
     assert result["quick"] and result["seed"] == 0 and "git_commit" in result
     assert result["machine"]["memory_gb"] > 0 and "threads" in result["settings"]
     assert all(check["passed"] for check in result["gate"])
-    assert len(result["cells"]) == 4
+    assert {check["head_dim"] for check in result["gate"]} == {32, 64}
+    assert result["loop"] in ("compiled", "python")
+    assert [(cell["batch"], cell["head_dim"], cell["length"]) for cell in result["cells"]] == (
+        4 * [(1, 64, 64)] + 4 * [(4, 32, 16)] + 2 * [(1, 64, 1)]
+    )
     names = {*attention.OURS, attention.SDPA, *attention.EAGER, attention.FLOOR, attention.FLOOR_MM}
+    few = {attention.PLAIN, attention.WITH_STATISTICS, attention.SDPA, attention.EAGER_RELU}
     for cell in result["cells"]:
-        assert set(cell["times"]) == names and cell["left_out"] == {}
+        assert set(cell["times"]) == (names if cell["length"] == 64 else few) and cell["left_out"] == {}
         mine, rival = cell["times"]["fused"], cell["times"][attention.SDPA]
         low, high = sorted((rival["p10_ms"] / mine["p90_ms"], rival["p90_ms"] / mine["p10_ms"]))
         assert low <= cell["speedups"]["fused"][attention.SDPA]["median"] <= high
     with (tmp_path / "speed.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 4 * len(names)
+    assert len(rows) == 4 * len(names) + 6 * len(few)
     assert {row["pass"] for row in rows} == {"forward", "forward+backward"}
 
 
@@ -56,14 +61,34 @@ def test_a_wrong_fast_path_is_not_timed(attention, program, tmp_path, monkeypatc
 
 def test_the_cells_are_those_of_the_plan(attention):
     cases = list(attention.all_cases())
-    assert len(cases) == len(set(cases)) == 7 * 8 + 4 * 4
-    assert {case.length for case in cases} == {64, 128, 256, 512, 1024, 2048, 4096}
+    assert len(cases) == len(set(cases)) and {case.heads for case in cases} == {8}
+    of_each = [
+        (case.batch, case.head_dim, case.length)
+        for case in cases
+        if case.causal and case.backward and case.dtype.itemsize == 2
+    ]
+    short = {(batch, dim, length) for batch in (1, 4, 64) for dim in (32, 64) for length in (16, 32, 64, 128, 256)}
+    long = {(1, 64, length) for length in (512, 1024, 2048)} | {(4, 64, 512), (4, 64, 1024), (8, 64, 512)}
+    assert set(of_each) == short | long
+    assert len(cases) == 8 * len(of_each) + 4 * 2, "the longest that is not causal, and a call by itself"
+
+
+def test_the_slowest_rivals_stay_where_one_sequence_is_timed(attention):
+    for case in attention.all_cases():
+        names = attention.contenders_of(case)
+        with_all = case.batch == 1 and case.head_dim == 64 and case.length >= 64
+        assert ("sparsemax" in names) == (attention.FLOOR in names) == with_all
+        assert ("eager relu" in names) == (with_all or case.length <= 256), "the goals of short cells need it"
+        assert {attention.PLAIN, attention.WITH_STATISTICS, attention.SDPA} <= set(names)
+        left = attention._chosen(case, {}, 2.5)[1]
+        assert ("sparsemax" in left) == (with_all and case.length > 1024)
+        assert ("eager relu" in left) == (with_all and case.causal and case.length > 1024)
 
 
 def test_what_is_too_slow_at_one_length_is_not_tried_at_the_next(attention, program, monkeypatch):
     contenders, timing = program("speed.contenders"), program("speed.timing")
-    case = contenders.AttentionCase(1, 1, 16, 8, torch.float32, False, False)
-    longer = contenders.AttentionCase(1, 1, 32, 8, torch.float32, False, False)
+    case = contenders.AttentionCase(1, 1, 64, 64, torch.float32, False, False)
+    longer = contenders.AttentionCase(1, 1, 128, 64, torch.float32, False, False)
     tried = []
 
     def fake(steps, **options):

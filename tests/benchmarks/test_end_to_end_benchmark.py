@@ -25,6 +25,9 @@ def test_a_quick_run_times_training_and_generation(program, models, tmp_path):
         assert cell["speeds"][models.MARIAN] == pytest.approx(expected)
     full = next(cell for cell in result["cells"] if cell["task"] == "training" and cell["dtype"] == "float32")
     assert {"vanilla", "sparsemax", "entmax15", models.OURS_UNREGULARIZED} < set(full["speeds"])
+    assert models.MARIAN_SMOOTHED in full["speedups"][models.OURS]
+    generation = [cell for cell in result["cells"] if cell["task"] == "generation"]
+    assert all(models.MARIAN_SMOOTHED not in cell["speeds"] for cell in generation), "it has no loss to smooth"
 
 
 def test_contenders_have_the_dropout_and_the_regulariser_they_are_named_for(models):
@@ -34,7 +37,26 @@ def test_contenders_have_the_dropout_and_the_regulariser_they_are_named_for(mode
     }
     assert all((config.dropout, config.attention_dropout) == (0.1, 0.1) for config in built.values())
     assert built[models.OURS].regularization_weight > 0 == built[models.OURS_UNREGULARIZED].regularization_weight
+    assert built[models.OURS].label_smoothing == models.LABEL_SMOOTHING > 0
     assert built[models.OURS]._attn_implementation == "fused" and built[models.MARIAN]._attn_implementation == "sdpa"
+
+
+def test_the_smoothed_marian_computes_the_loss_of_our_config(models):
+    batch = models.padded_batch(models.INPUTS["quick"], 60, 64, seed=0)
+    plain, smoothed, ours = (
+        models.build(name, models.SHAPES["quick"], 0.1, 0).eval()
+        for name in (models.MARIAN, models.MARIAN_SMOOTHED, models.OURS)
+    )
+    with torch.no_grad():
+        found, without = smoothed(**batch), plain(**batch)
+    torch.testing.assert_close(found.logits, without.logits)
+    log_probabilities = found.logits.double().log_softmax(-1)
+    real = batch["labels"] != -100
+    of_label = log_probabilities.gather(2, batch["labels"].clamp(min=0).unsqueeze(2)).squeeze(2)
+    smoothing = ours.config.label_smoothing
+    expected = -((1 - smoothing) * of_label + smoothing * log_probabilities.mean(-1))[real].mean()
+    torch.testing.assert_close(found.loss.double(), expected)
+    assert found.loss != without.loss
 
 
 @pytest.mark.parametrize("kind", ["multi30k-like", "1,024 tokens"])
@@ -64,4 +86,7 @@ def test_sequences_of_another_length_stop_the_comparison(program, models, monkey
 
 def test_the_plan_has_both_shapes_inputs_and_dtypes(program):
     cells = list(program("speed.end_to_end").all_cells())
-    assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 3
+    assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 3 + 2
+    shapes = program("speed.translation_models").SHAPES
+    large = [cell for cell in cells if shapes[cell.shape]["vocab_size"] >= 32_000]
+    assert {(cell.task, cell.dtype) for cell in large} == {("training", "float32"), ("training", "bfloat16")}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @pytest.fixture
@@ -100,6 +101,45 @@ def test_a_run_writes_settings_and_cells(memory, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "run_cell", lambda cell, options: {"extra_bytes": 1, "seconds": 0.0})
     assert memory.main(["--output", str(tmp_path / "memory.json")]) == 0
     result = json.loads((tmp_path / "memory.json").read_text(encoding="utf-8"))
-    assert len(result["cells"]) == 2 * 3 * 5
+    assert len(result["cells"]) == 2 * 3 * 5 + 2 * 3
+    assert [cell["vocabulary"] for cell in result["cells"][-6:]] == [10_000] * 3 + [64_000] * 3
+    assert len({cell["contender"] for cell in result["cells"][-6:]}) == 3
     assert result["settings"]["limit_bytes"] == int(0.6 * result["settings"]["available_bytes"])
     assert not any(name.startswith("MALLOC_") for name in result["environment"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
+def test_a_step_without_logits_needs_less_memory_by_some_of_them(memory):
+    options = argparse.Namespace(threads=1, timeout=300.0)
+    cell = {"what": "vocabulary", "vocabulary": 10_000, "length": 1024, "seed": 0}
+    needs = {
+        name: memory.run_cell({**cell, "contender": name}, options)["extra_bytes"]
+        for name in ("without logits", "with logits")
+    }
+    logits = 900 * 10_000 * 4  # 1,024 positions, some of them padding on either side
+    assert needs["without logits"] + logits < needs["with logits"]
+
+
+def test_the_rivals_of_a_step_of_short_sentences_are_what_they_are_called(program):
+    step = program("memory.peak_step")
+    found = {}
+    for contender in step.VOCABULARY_CONTENDERS:
+        run = step.vocabulary_step(contender, 0, 101)(64)
+        with Logits(101) as seen:
+            run()
+        found[contender] = seen.made
+    assert found == {"without logits": False, "with logits": True, step.MARIAN: True}
+
+
+class Logits(TorchDispatchMode):
+    """Whether a tensor (batch, target, vocabulary) is made."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary, self.made = vocabulary, False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.ndim == 3:
+            self.made = self.made or result.shape[2] == self.vocabulary
+        return result

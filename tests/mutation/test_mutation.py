@@ -90,7 +90,7 @@ def test_a_fault_that_tests_see_is_killed_and_others_survive_until_explained(rep
 @pytest.mark.parametrize(
     ("file", "after"),
     [
-        ("layers_reluformer.py", "dropout=(0.0),"),
+        ("multihead_reluformer.py", "dropout=(0.0),"),
         ("attention_reference.py", "weights = (weights)"),
         ("regularization_reluformer.py", "return torch.log(safe_sum).abs() + torch.relu((entropy))"),
     ],

@@ -14,6 +14,7 @@ from benchmarks.studies.outcomes import outcomes_of, select
 from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study
 from benchmarks.studies.report import write_reproduction
 from benchmarks.studies.tasks import Places, Task
+from reluformer.analysis.colors import RELU, SOFTMAX
 from reluformer.configuration.errors import UserError
 from reluformer.training.run.records import write_json
 from reluformer.training.scoring.evaluation import write_translations
@@ -286,9 +287,47 @@ def test_a_row_without_a_place_on_the_axis_is_a_dashed_line_across(study, tmp_pa
     scores = [study.give("softmax", seed, quality)["bleu"]["score"] for seed, quality in ((1, 0.5), (2, 0.7))]
     study.report()
     axes = canvases[0].axes[0]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["width", "without attention"]
+    names = ["width", "without attention", "from the lowest seed to the highest"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == names
     (level,) = [line for line in axes.lines if line.get_linestyle() == "--"]
     assert level.get_ydata() == pytest.approx([sum(scores) / 2] * 2)
+
+
+def test_seeds_are_a_band_around_their_mean(study, monkeypatch):
+    canvases = []
+    monkeypatch.setattr(study_plots, "Canvas", lambda **options: canvases.append(Figure(**options)) or canvases[-1])
+    study.claims()
+    scores = [study.give("width_8", seed, quality)["bleu"]["score"] for seed, quality in ((1, 0.9), (2, 0.7))]
+    study.give("width_16", 1, 0.8)
+    study.report()
+    axes = canvases[0].axes[0]
+    (line,), (band,) = axes.lines, axes.collections
+    assert line.get_ydata()[0] == pytest.approx(sum(scores) / 2)
+    heights = [y for x, y in band.get_paths()[0].vertices if x == 8]
+    assert (min(heights), max(heights)) == pytest.approx((min(scores), max(scores)))
+
+
+def test_a_line_has_the_colour_of_its_activation(study, monkeypatch):
+    canvases = []
+    monkeypatch.setattr(study_plots, "Canvas", lambda **options: canvases.append(Figure(**options)) or canvases[-1])
+    (plot,) = STUDY["plots"]
+    lines, levels = {"ReLU": "width_{n}", "the same": "width_{n}"}, {"softmax": "softmax"}
+    plot = {
+        **plot,
+        "lines": lines,
+        "levels": levels,
+        "activations": {"ReLU": "relu", "the same": "relu", "softmax": "softmax"},
+    }
+    study.claims(plots=[plot])
+    for row in ("width_8", "softmax"):
+        study.give(row, 1, 0.9)
+    study.report()
+    colors = {line.get_label(): line.get_color() for line in canvases[0].axes[0].lines}
+    assert colors["ReLU"] == RELU and colors["softmax"] == SOFTMAX
+    assert colors["the same"] not in (RELU, SOFTMAX)
+    study.claims(plots=[{**plot, "activations": {"relu": "relu"}}])
+    with pytest.raises(UserError, match=r"p\.png: activations names 'relu', which is no line or level"):
+        study.report()
 
 
 def test_a_path_finds_a_row_of_a_table():

@@ -347,7 +347,8 @@ def test_the_list_says_how_far_every_row_is(capsys, tmp_path):
     some = ["--study", "t2", "--study", "t6", "--only", "vanilla", "--only", "documents_relu_512", "--seed", "7"]
     assert studies_program.main(["--list", *some, *places]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[1::2] == ["vanilla-seed7: missing", "documents_relu_512-seed7: missing"]
+    assert lines[2::3] == ["vanilla-seed7: missing", "documents_relu_512-seed7: missing"]
+    assert all(line.startswith("missing: ") and "corpus: data/" in line for line in lines[1::3])
 
 
 @pytest.mark.slow

@@ -103,6 +103,9 @@ def test_every_line_and_level_of_a_plot_is_of_rows_of_its_table(name, catalogues
             assert any(entry.name == row_of_line(line, entry.row.values) for entry in rows), line
         assert set(plot.levels.values()) <= {entry.name for entry in rows}
         assert not (plot.levels and plot.table), "a table has no single figure"
+        labels = {*plot.lines, *plot.levels}
+        named = {label for label in labels if "softmax" in label or "ReLU" in label}
+        assert named <= set(plot.activations) <= labels, "ReLU and softmax have one colour each"
 
 
 def test_figures_of_the_paper_by_row_are_a_familys(studies):
