@@ -1,10 +1,10 @@
-"""`reluformer card`: the model card of a run."""
+"""`reluformer card`: the model card of a run or of any saved model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from reluformer.commands.parsing import LICENSE_HELP, Parser
+from reluformer.commands.parsing import Parser, add_folder_options, add_statement_options
 from reluformer.configuration.errors import UserError
 
 
@@ -15,10 +15,11 @@ def run(arguments: list[str]) -> int:
         UserError: see `reluformer.hub_cards.card.write_card`.
     """
     parser = Parser(
-        prog="reluformer card", description="Writes the model card of a run anew, from what is measured in its folder."
+        prog="reluformer card",
+        description="Writes the model card of a run or of any saved model anew, from what is measured in its folder.",
     )
-    parser.add_argument("--run", required=True, metavar="FOLDER", help="run folder, for example runs/demo")
-    parser.add_argument("--license", metavar="NAME", help=LICENSE_HELP)
+    add_folder_options(parser)
+    add_statement_options(parser)
     parser.add_argument("--repo-id", "--repo_id", metavar="OWNER/NAME", help="where the model is, for the examples")
     parser.add_argument(
         "--output",
@@ -34,5 +35,6 @@ def run(arguments: list[str]) -> int:
         check_repo_id(options.repo_id)
     if options.output is not None and Path(options.output).is_dir():
         raise UserError(f"--output: {options.output!r} is a folder; give a file")
-    print(write_card(options.run, license=options.license, repo_id=options.repo_id, output=options.output))
+    told = {name: getattr(options, name) for name in ("license", "language", "dataset", "repo_id", "output")}
+    print(write_card(options.model if options.run is None else options.run, **told))
     return 0

@@ -1,27 +1,35 @@
-"""`reluformer evaluate`: translates and scores a split of a run's corpus."""
+"""`reluformer evaluate`: translates or classifies a split of a run's data, and scores it."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from reluformer.commands.parsing import DECODING, Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.splits import SPLITS
 
+if TYPE_CHECKING:
+    from reluformer.configuration.image_recipe import ImageRecipe
+    from reluformer.configuration.recipe import Recipe
+
 
 def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
-    parser = Parser(prog="reluformer evaluate", description="Translates and scores a split of a run's corpus.")
+    parser = Parser(
+        prog="reluformer evaluate", description="Translates or classifies a split of a run's data, and scores it."
+    )
     parser.add_argument("--run", required=True, metavar="FOLDER", help="run folder, for example runs/demo")
     parser.add_argument("--split", default="test", choices=SPLITS, help="default: test")
     add_decoding_options(parser, dict.fromkeys((*DECODING, "long_sources"), "the recipe's"))
     parser.add_argument("--samples", type=int, help="translations printed beside their references")
     options = parser.parse_args(arguments)
 
+    from reluformer.configuration.image_recipe import ImageRecipe
     from reluformer.configuration.recipe_parser import load_recipe
     from reluformer.hub_cards.card import write_card
     from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
-    from reluformer.training.scoring.split_evaluation import evaluate_split
     from reluformer.training.training import headline
 
     folder = Path(options.run)
@@ -29,15 +37,25 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"--run: {options.run!r} is not a run folder (no {RECIPE_FILE} in it)")
     recipe = load_recipe(folder / RECIPE_FILE)
     recipe.training.output_dir = str(folder)  # the folder may have been moved since
+    scores = (_classify if isinstance(recipe, ImageRecipe) else _translate)(recipe, options)
+    if (folder / RECORD_FILE).is_file():  # the card of a finished run shows its figures
+        write_card(folder)
+    print(headline(recipe, options.split, scores))
+    return 0
+
+
+def _translate(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
+    from reluformer.training.scoring.split_evaluation import evaluate_split
+
     evaluation = recipe.evaluation
     for name in ("num_beams", "length_penalty", "batch_tokens", "long_sources", "samples", "attn_implementation"):
         if getattr(options, name) is not None:
             setattr(evaluation, name, getattr(options, name))
     recipe.check()
-    scores = evaluate_split(
+    return evaluate_split(
         recipe,
         options.split,
-        folder,
+        recipe.run_folder,
         num_beams=evaluation.num_beams,
         length_penalty=evaluation.length_penalty,
         batch_tokens=evaluation.batch_tokens,
@@ -45,7 +63,20 @@ def run(arguments: list[str]) -> int:
         attn_implementation=evaluation.attn_implementation,
         device=options.device,
     )
-    if (folder / RECORD_FILE).is_file():  # the card of a finished run shows its figures
-        write_card(folder)
-    print(headline(recipe, options.split, scores))
-    return 0
+
+
+def _classify(recipe: ImageRecipe, options: argparse.Namespace) -> dict[str, Any]:
+    from reluformer import ReLUFormerForImageClassification
+    from reluformer.training.loading import device_of, load_whole
+    from reluformer.training.scoring.image_evaluation import evaluate_image_split
+
+    for name in ("num_beams", "length_penalty", "batch_tokens", "long_sources", "samples"):
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name}: is for translations; {recipe.run_folder} is a run on pictures, leave it out")
+    if options.attn_implementation is not None:
+        recipe.evaluation.attn_implementation = options.attn_implementation
+    recipe.check()
+    device = device_of(options.device)
+    chosen = recipe.evaluation.attn_implementation
+    model = load_whole(ReLUFormerForImageClassification, recipe.run_folder, attn_implementation=chosen)
+    return evaluate_image_split(recipe, options.split, model.to(device))

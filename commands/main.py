@@ -36,9 +36,10 @@ VERBS = {
     "evaluate": "a run on one of its splits",
     "translate": "text with a model",
     "analyze": "attention and feed-forward memories of a model",
-    "convert": "a MarianMT checkpoint to a ReLUFormer",
-    "card": "the model card of a run",
-    "publish": "a run on the Hub",
+    "convert": "a MarianMT or ViT checkpoint to a ReLUFormer",
+    "export": "a model to ONNX, for onnxruntime",
+    "card": "the card of a run or a saved model",
+    "publish": "a run or a saved model on the Hub",
     "kernel": "the attention as a folder for the Hub",
     "space": "a page that shows the attention of every head",
 }
@@ -72,7 +73,7 @@ def _run(arguments: list[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package in ("", "reluformer"):
             raise
-        extra = "space" if verb == "space" else "train"
+        extra = "space" if verb == "space" else "onnx" if package.startswith("onnx") else "train"
         raise UserError(
             f"{verb}: needs the package {package!r}, which is not installed; pip install 'reluformer[{extra}]' brings what the "
             "command needs"
@@ -111,7 +112,7 @@ def _told_status(run: Callable[[], int]) -> int:
     except SystemExit as stop:  # argparse: --help, --version and --print_config
         return stop.code if isinstance(stop.code, int) else EXIT_OK
     except RuntimeError as error:
-        from reluformer.compiled.loop import CompiledAttentionError
+        from reluformer.compiled.building import CompiledAttentionError
 
         if not isinstance(error, CompiledAttentionError):
             raise

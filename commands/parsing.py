@@ -10,9 +10,6 @@ from reluformer.training.scoring.long_sources import LONG_SOURCES
 
 # What `Translator` takes where nothing is said, for help texts: importing it takes seconds.
 DECODING = {"num_beams": "5", "length_penalty": "1.0", "batch_tokens": "4096"}
-LICENSE_HELP = (
-    "of the weights, by the Hub's name, for example cc-by-4.0; default: the one that the card in the folder has, if any"
-)
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,6 +17,35 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+def add_folder_options(parser: argparse.ArgumentParser) -> None:
+    """Adds --run and --model, of which one must be given."""
+    folder = parser.add_mutually_exclusive_group(required=True)
+    folder.add_argument("--run", metavar="FOLDER", help="folder of a finished run, for example runs/demo")
+    folder.add_argument(
+        "--model",
+        metavar="FOLDER",
+        help="folder of any saved model: output_dir or checkpoint of a plain Seq2SeqTrainer, or of save_pretrained; of a run, "
+        "the same as --run",
+    )
+
+
+def add_statement_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what only a person can say of a model."""
+    default = "default: what the recipe or the card in the folder says, if anything"
+    parser.add_argument(
+        "--license", metavar="NAME", help=f"of the weights, by the Hub's name, for example cc-by-4.0; {default}"
+    )
+    parser.add_argument(
+        "--language",
+        nargs="+",
+        metavar="CODE",
+        help=f"of ISO 639, the source's and the target's, for example de en; {default}",
+    )
+    parser.add_argument(
+        "--dataset", metavar="ID", help=f"on the Hub, of what the model was trained and evaluated on; {default}"
+    )
 
 
 def add_decoding_options(parser: argparse.ArgumentParser, defaults: Mapping[str, str]) -> None:

@@ -1,8 +1,10 @@
-"""`reluformer publish`: a finished run, to the Hub."""
+"""`reluformer publish`: a finished run or any saved model, to the Hub."""
 
 from __future__ import annotations
 
-from reluformer.commands.parsing import LICENSE_HELP, Parser
+from pathlib import Path
+
+from reluformer.commands.parsing import Parser, add_folder_options, add_statement_options
 
 
 def run(arguments: list[str]) -> int:
@@ -13,34 +15,38 @@ def run(arguments: list[str]) -> int:
     """
     parser = Parser(
         prog="reluformer publish",
-        description="Uploads a finished run to the Hub in one commit: weights, configuration, tokenizer, the model's code, card, "
-        "training curve and attention map. Checkpoints, logs, translations and the recipe stay here.",
+        description="Uploads a finished run or any saved model to the Hub in one commit: weights, configuration, tokenizer, the "
+        "model's code, card, training curve and attention map. Checkpoints, logs, translations and the recipe stay here.",
     )
-    parser.add_argument(
-        "--run", required=True, metavar="FOLDER", help="folder of a finished run, for example runs/demo"
-    )
+    add_folder_options(parser)
     parser.add_argument("--repo-id", "--repo_id", required=True, metavar="OWNER/NAME", help="made if there is none")
     parser.add_argument("--private", action="store_true", help="make the repository private")
     parser.add_argument(
         "--dry-run", "--dry_run", action="store_true", help="check and list what would be uploaded; uses no network"
     )
-    parser.add_argument("--license", metavar="NAME", help=LICENSE_HELP)
+    add_statement_options(parser)
     parser.add_argument(
         "--without-evaluation",
         "--without_evaluation",
         action="store_true",
-        help="publish a run that was not evaluated; its card has no scores",
+        help="publish a model of which no score is known; its card has none",
     )
     options = parser.parse_args(arguments)
 
-    from reluformer.hub_cards.publishing import publish
+    from reluformer.hub_cards.bundle import require_run
+    from reluformer.hub_cards.publishing import check_repo_id, publish
 
+    check_repo_id(options.repo_id)
+    if options.run is not None:
+        require_run(Path(options.run))
     publish(
-        options.run,
+        options.model if options.run is None else options.run,
         options.repo_id,
         private=True if options.private else None,
         dry_run=options.dry_run,
         license=options.license,
+        language=options.language,
+        dataset=options.dataset,
         without_evaluation=options.without_evaluation,
     )
     return 0

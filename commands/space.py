@@ -43,7 +43,10 @@ def run(arguments: list[str]) -> int:
 def require_gradio() -> None:
     """Raises a `UserError` where Gradio is not installed."""
     if importlib.util.find_spec("gradio") is None:
-        raise UserError("space: needs the package gradio: pip install gradio")
+        raise UserError(
+            "space: needs the package 'gradio', which is not installed; pip install 'reluformer[space]' brings what the "
+            "command needs"
+        )
 
 
 def examples_of(model: str | Path) -> list[str]:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
-    from reluformer.configuration.recipe_parser import build_recipe, parse_namespace, recipe_parser
+    from reluformer.configuration.recipe_parser import build_recipe, parse_namespace, recipe_kind, recipe_parser
 
-    parser = recipe_parser("reluformer train")
+    parser = recipe_parser("reluformer train", recipe_kind(arguments))
     parser.add_argument(
         "--overwrite", action="store_true", help="delete what an earlier run of this name wrote, and train anew"
     )
@@ -68,6 +68,7 @@ def train_and_document(recipe: Recipe, *, overwrite: bool = False, command: str 
 def document(run: FinishedRun) -> None:
     """Draws the training curve and an attention map, writes the card, and tells the scores that the recipe is about."""
     from reluformer.analysis.curves import holds_a_curve, plot_training_curve
+    from reluformer.configuration.image_recipe import ImageRecipe
     from reluformer.hub_cards.card import write_card
     from reluformer.training.training import headline
 
@@ -77,11 +78,26 @@ def document(run: FinishedRun) -> None:
     else:
         updates, every = run.log_history[-1]["step"], f"{training.logging_strategy.value} {training.logging_steps:g}"
         tqdm.write(f"no training curve: nothing was logged in {updates} updates (logging: {every})")
-    _draw_attention(run, folder / "attention_map.png")
+    if isinstance(run.recipe, ImageRecipe):
+        _draw_patches(run, folder / "attention_map.png")
+    else:
+        _draw_attention(run, folder / "attention_map.png")
     write_card(folder)
     tqdm.write(f"everything of this run is in {folder}/")
     for split, scores in run.scores.items():
         tqdm.write(headline(run.recipe, split, scores))
+
+
+def _draw_patches(run: FinishedRun, path: Path) -> None:
+    """Of the first picture of an evaluated split, or of the training split."""
+    from reluformer.analysis.patch_maps import plot_patch_map
+    from reluformer.configuration_vision import pair
+    from reluformer.training.data.images import load_image_split
+
+    config, splits = run.model.config, run.recipe.evaluation.splits
+    split = splits[0] if splits else "train"
+    pictures = load_image_split(run.recipe.data, split, pair(config.image_size), config.num_channels)
+    plot_patch_map(run.model, run.processing, pictures.images([0], config.num_channels)[0], path)
 
 
 def _draw_attention(run: FinishedRun, path: Path) -> None:
@@ -92,5 +108,5 @@ def _draw_attention(run: FinishedRun, path: Path) -> None:
 
     data, splits, positions = run.recipe.data, run.recipe.evaluation.splits, run.model.config.max_position_embeddings
     pairs, _ = load_split(data, splits[0] if splits else "train")
-    for pair in first_encoded_pairs(pairs, run.tokenizer, max_length=positions, at_most=1):
-        plot_attention_map(run.model, run.tokenizer, pair["source"], path, target=pair["target"])
+    for pair in first_encoded_pairs(pairs, run.processing, max_length=positions, at_most=1):
+        plot_attention_map(run.model, run.processing, pair["source"], path, target=pair["target"])

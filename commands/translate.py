@@ -13,7 +13,9 @@ def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
     parser = Parser(prog="reluformer translate", description="Translates text: arguments, a file, or standard input.")
     parser.add_argument("text", nargs="*", help="texts to translate")
-    parser.add_argument("--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
+    parser.add_argument(
+        "--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint, exported model or id on the Hub"
+    )
     parser.add_argument("--input", metavar="FILE", help="one sentence a line; - is standard input, the default")
     parser.add_argument("--output", metavar="FILE", help="default: standard output")
     add_decoding_options(parser, {**DECODING, "long_sources": "error"})
@@ -24,11 +26,11 @@ def run(arguments: list[str]) -> int:
         check_output(options.output, options.input)
     texts = texts_of_arguments(options.text) or read_lines(options.input or "-")
 
-    from reluformer.training.translation import Translator
+    from reluformer.export.translating import load_translator
 
     names = ("num_beams", "length_penalty", "batch_tokens", "long_sources", "attn_implementation", "device")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    translator = Translator.from_pretrained(options.model, **given)
+    translator = load_translator(options.model, **given)
     # The bar goes to stderr; a person who gave a text or two, or sees each line as it is done, has no need of it.
     progress = not options.text and (options.output is not None or not sys.stdout.isatty())
     translations = translator.stream(texts, progress=progress)  # all texts are checked before a file is opened

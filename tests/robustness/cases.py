@@ -78,7 +78,7 @@ utf16_unmarked.txt: is UTF-16 or no text at all by its NUL bytes; expected UTF-8
 
 a table in place of a text
 train --config good.yaml --data.train.source pairs.csv
-pairs.csv: is a table by its name (.csv); expected text, one sentence a line: give a table as data.dataset.path
+pairs.csv: is a table by its name (.csv); expected text, one sentence a line: give a table as data.tables
 
 the same file as source and target
 train --config good.yaml --data.train.target ./good.de
@@ -98,7 +98,7 @@ corrupt.gz: broken gzip data after line …; fetch the file again
 
 a folder in place of a text
 train --config good.yaml --data.train.source a_folder
-train: expected a text file (plain or .gz), found a folder: a_folder
+train: expected a text file (plain, .gz or .zst), found a folder: a_folder
 
 a file that does not exist
 train --config good.yaml --data.train.source nowhere.txt
@@ -110,15 +110,19 @@ translate --model model --input latin1.txt
 
 UTF-16 to translate
 translate --model model --input utf16.txt
---input: 'utf16.txt': is UTF-16 by its byte order mark; expected UTF-8
+--input: utf16.txt: is UTF-16 by its byte order mark; expected UTF-8
 
 a table to translate
 translate --model model --input pairs.csv
 pairs.csv: is a table by its name (.csv); expected text, one sentence a line: write the column to translate into a text file
 
+.gz to translate that is cut off
+translate --model model --input truncated.gz
+--input: truncated.gz: broken gzip data after line …; fetch the file again
+
 a folder to translate
 translate --model model --input a_folder
---input: 'a_folder' cannot be read: Is a directory
+--input: a_folder: cannot be read: Is a directory
 
 a line with more tokens than the model has positions
 translate --model model --input long_line.txt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .cases import CHECKPOINTS, RECIPES, TEXT, TOKENIZERS, Case, expressions, refusals
+from .table_cases import TABLES
 
 ARGUMENTS = [
     Case(
@@ -236,25 +237,34 @@ heads that do not divide the width
 ReLUFormerConfig(d_model=10, encoder_attention_heads=4)
 ValueError: d_model=10 must be a multiple of encoder_attention_heads=4.
 
+attention without the scale of its rows
+relu_attention(*3 * [torch.ones(1, 2, 3, 4)], causal=True)
+ValueError: relu_attention was given no scale for its rows; give gamma (sqrt(2 n) is a good start for n tokens), …
+
+attention with two scales for its rows
+relu_attention(*3 * [torch.ones(1, 2, 3, 4)], gamma=8.0, row_scale=torch.ones(1, 1, 3))
+ValueError: row_scale was given together with gamma=8.0, alpha=None, scaling='variance'; row_scale is all of r_i. …
+
 a number as row scale
 relu_attention(*3 * [torch.ones(1, 2, 3, 4)], row_scale=0.1)
 ValueError: row_scale must be a tensor (batch, 1 or heads, queries) or None; got 0.1. One factor for all rows is torch.full(…
 
 a query of three dimensions
-relu_attention(*3 * [torch.ones(2, 3, 4)], row_scale=None)
+relu_attention(*3 * [torch.ones(2, 3, 4)], scaling="none")
 ValueError: query must be a tensor (batch, heads, length, head_dim); got the shape (2, 3, 4).
 
 a value of another number of dimensions
-relu_attention(*2 * [torch.ones(1, 2, 3, 4)], torch.ones(4), row_scale=None)
+relu_attention(*2 * [torch.ones(1, 2, 3, 4)], torch.ones(4), scaling="none")
 ValueError: value must be a tensor (batch, heads, length, head_dim); got the shape (4,).
 
 a list as padding mask
-relu_attention(*3 * [torch.ones(1, 2, 3, 4)], row_scale=None, key_padding_mask=[True])
+relu_attention(*3 * [torch.ones(1, 2, 3, 4)], scaling="none", key_padding_mask=[True])
 ValueError: key_padding_mask must be a boolean tensor (batch, keys) or None; got a list.
 """)
 
 GROUPS: dict[str, list[Case]] = {
     "Texts": TEXT,
+    "Tables and data sets": TABLES,
     "Recipes": RECIPES,
     "Checkpoints": CHECKPOINTS,
     "Tokenizers": TOKENIZERS,

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -28,6 +29,23 @@ TEXTS = {
     "not_gzip.gz": GERMAN,
     "truncated.gz": gzip.compress(GERMAN)[:-12],
     "corrupt.gz": gzip.compress(GERMAN)[:12] + b"\xff" * 20,
+}
+TABLES = {
+    "columns.csv": b"german,english\neins,one\n",
+    "nested.jsonl": b'{"translation": {"de": "eins", "en": "one"}}\n',
+    "semicolons.csv": b"de;en\neins;one\n",
+    "quotation.csv": b'de,en\n"eins,one\nzwei,two\ndrei,three\n',
+    "sheet.csv": b"PK\3\4\x14\0\6\0",
+    "utf16.csv": "de,en\neins,one\n".encode("utf-16"),
+    "truncated.csv.zst": pa.compress(b"de,en\neins,one\n", "zstd", asbytes=True)[:-4],
+    "gzip.csv.zst": gzip.compress(b"de,en\neins,one\n"),
+    "text.jsonl": GERMAN,
+    "text.parquet": GERMAN,
+    "empty_rows.csv": b"de,en\neins,\nzwei,\n",
+    "ragged.csv": b"de,en\neins,one\nzwei\nf\xfcnf,five\n",
+    "line_breaks.csv": b'de,en\n"eins\nzwei","one\ntwo"\nnull,zero\n',
+    "mark.tsv": b'de\ten\n"eins\tone\nzwei"\ttwo\n',
+    "cut.jsonl": b'{"de": "eins", "en": "one"}\n{"de": "zwei", "e',
 }
 RECIPE = """\
 name: mine
@@ -66,7 +84,7 @@ BINARY_RECIPES = {"nul.yaml": b"name: mi\0ne\n", "latin1.yaml": b"name: f\xfcnf\
 
 def write_files(folder: Path) -> None:
     """Texts, recipes, models and tokenizers into `folder`; `model` alone is without fault."""
-    for name, content in {**TEXTS, **BINARY_RECIPES}.items():
+    for name, content in {**TEXTS, **TABLES, **BINARY_RECIPES}.items():
         (folder / name).write_bytes(content)
     for name, text in RECIPES.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -14,9 +14,11 @@ import torch
 from benchmarks.studies import __main__ as studies
 from reluformer import ReLUFormerConfig, relu_attention
 from reluformer.commands import main as cli
-from reluformer.compiled import loop as compiled
+from reluformer.compiled import library
 from reluformer.configuration.errors import UserError
+from reluformer.training.data.columns import PairColumns
 from reluformer.training.data.corpora import read_parallel_files
+from reluformer.training.data.tables import read_tables
 from reluformer.training.data.text_lines import read_lines
 from reluformer.training.translation import Translator
 
@@ -59,6 +61,8 @@ def names_of_a_call() -> dict:
         "nan_in_second": nan_in_second,
         "second_hidden": torch.tensor([[1] * 7, [0] * 7]),
         "read_parallel_files": read_parallel_files,
+        "read_tables": read_tables,
+        "PairColumns": PairColumns,
         "ReLUFormerConfig": ReLUFormerConfig,
         "relu_attention": relu_attention,
         "Translator": Translator,
@@ -145,16 +149,15 @@ def test_a_compiled_attention_that_cannot_be_had_is_one_line(value, monkeypatch,
 
     def translate(arguments):
         query = torch.ones(1, 1, 200, 8)
-        relu_attention(query, query, query, row_scale=None)
+        relu_attention(query, query, query, scaling="none")
         return 0
 
     monkeypatch.setattr("reluformer.commands.translate.run", translate)
-    monkeypatch.setattr(compiled, "_operators", compiled._operators.__wrapped__)
-    monkeypatch.setenv(compiled.VARIABLE, value)
+    monkeypatch.setattr(library, "_stage", library._BEGINNING)
+    monkeypatch.setattr(library, "_operators", None)
+    monkeypatch.setenv(library.VARIABLE, value)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    if not compiled.uses_onednn(torch.ones(1)):
-        pytest.skip("this torch has no oneDNN, and the compiled attention serves nothing")
     assert cli.main(["translate"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
