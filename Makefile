@@ -1,5 +1,5 @@
-# make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make studies-smoke · make studies · make lint: each
-# sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-oldest sets up .venv-oldest, and needs
+# make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make studies-smoke ·
+# make studies · make wheel · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-oldest sets up .venv-oldest, and needs
 # Python 3.11.
 #
 #   PYTHON=python3.12                                      the Python to use
@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-all test-kills mutants test-peer test-oldest bench bench-compiled studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card lint format clean
+.PHONY: demo test test-all test-kills mutants test-peer test-oldest bench studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
 
 demo: .venv/train .venv/links
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -50,21 +50,17 @@ test-peer: .venv/all .venv/links
 test-oldest: .venv-oldest/dev
 	.venv-oldest/bin/python -m pytest -rfEs
 
-# Speed and memory of the attention and of whole models, on this machine alone: about 20 minutes on two idle cores. Writes
-# benchmarks/results/ and benchmarks/ATTENTION.md. Whole models run as training should, with glibc keeping the memory of the
-# logits (benchmarks/NOTES.md); the others with the allocator as it comes. speed/gpu.py measures nothing without a CUDA device.
+# Speed and memory of the attention and of whole models, on this machine alone: about 25 minutes on two idle cores. Writes
+# benchmarks/results/ and benchmarks/ATTENTION.md. All of it with the allocator as it comes; benchmarks/NOTES.md says what glibc's
+# variables give. speed/gpu.py measures nothing without a CUDA device.
 bench: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.attention
 	$(BIN)/python -m benchmarks.memory.peak
-	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m benchmarks.speed.end_to_end
+	$(BIN)/python -m benchmarks.speed.loss
+	$(BIN)/python -m benchmarks.speed.end_to_end
 	$(BIN)/python -m benchmarks.speed.generation
+	$(BIN)/python -m benchmarks.speed.compiled_step
 	$(BIN)/python -m benchmarks.speed.gpu
-	$(BIN)/python -m benchmarks.speed.attention_tables
-
-# The same with the compiled loop, on a page of its own, benchmarks/ATTENTION_COMPILED.md.
-bench-compiled: .venv/all .venv/links
-	RELUFORMER_COMPILED=1 $(BIN)/python -m benchmarks.speed.attention
-	RELUFORMER_COMPILED=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m benchmarks.speed.end_to_end
 	$(BIN)/python -m benchmarks.speed.attention_tables
 
 # Every study of the paper, so small that it means nothing: does all of it run?
@@ -80,6 +76,7 @@ studies: .venv/all .venv/links
 
 reproduction: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.studies --report docs/reproduction.md
+	$(BIN)/python docs/reference_tables.py
 
 # docs/errors.md: what wrong input does, from the cases that the tests run.
 error-table: .venv/all .venv/links
@@ -91,7 +88,7 @@ fault-table: .venv/all .venv/links
 
 # Tokens a second of one and of two processes on this machine: some minutes on two idle cores. docs/scaling.md
 scaling: .venv/all .venv/links
-	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m benchmarks.scaling.processes
+	$(BIN)/python -m benchmarks.scaling.processes
 	$(MAKE) scaling-table
 
 scaling-table: .venv/all .venv/links
@@ -121,6 +118,13 @@ runs/demo/README.md:
 # docs/example_card.md from a finished run: make example-card RUN=runs/finetune_reluformer_from_softmax
 example-card: .venv/all .venv/links
 	$(BIN)/reluformer card --run $(RUN) --output docs/example_card.md
+
+# dist/*.tar.gz, the source package, and dist/*.whl, built from it with the compiled attention inside, for this kind of processor
+# and the torch of .venv; needs a C++ compiler.
+wheel: .venv/all .venv/links
+	rm -f dist/reluformer-*
+	RELUFORMER_COMPILED=1 $(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m twine check --strict dist/reluformer-*
 
 lint: .venv/all .venv/links
 	$(BIN)/ruff check .
@@ -152,6 +156,12 @@ EDITABLE := --config-settings editable_mode=strict -e
 	$(@D)/bin/python -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(@D)/bin/python -m pip install -c $(filter constraints%,$^) $(EDITABLE) '.[$(EXTRAS)]'
 	touch $@ $(@D)/train $(@D)/links
+
+# Before the tests, which would all wait for the one that builds; without a compiler, they say so themselves.
+test test-all: .venv/compiled
+.venv/compiled: .venv/all .venv/links $(wildcard modeling_reluformer/compiled/*)
+	-$(BIN)/python -m reluformer.compiled
+	touch $@
 
 # A file that is new, moved or gone: its folder is newer than the links.
 .venv/links: $(shell sed -n 's/^    "reluformer.*": "\(.*\)",$$/\1/p' setup.py)

@@ -2,9 +2,20 @@
 
 The folders carry the names users look for (`modeling_reluformer`, `configuration`, `training`, …); what is installed is
 `reluformer`, `reluformer.configuration`, `reluformer.training`, … and no generic top-level name. Metadata: pyproject.toml.
+
+The compiled attention is built into the package where the build can import torch, which it can with `--no-build-isolation`:
+an isolated build would fetch a second torch, perhaps of another version. The package then fits this kind of processor, and
+its compiled attention this version of torch. RELUFORMER_COMPILED=0 leaves it out, 1 makes its absence an error. An editable
+install leaves it to the first use.
 """
 
+import importlib.util
+import os
+from pathlib import Path
+
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
 
 PACKAGE_FOLDERS = {
     "reluformer": "modeling_reluformer",
@@ -15,15 +26,69 @@ PACKAGE_FOLDERS = {
     "reluformer.training.data": "training/data",
     "reluformer.training.run": "training/run",
     "reluformer.training.scoring": "training/scoring",
+    "reluformer.export": "export",
     "reluformer.analysis": "analysis",
     "reluformer.hub_cards": "hub_cards",
     "reluformer.hub_cards.space": "hub_cards/space",
     "reluformer.commands": "commands",
 }
 
+COMPILED = PACKAGE_FOLDERS["reluformer.compiled"]
+
+
+class BuildWithCompiledAttention(build_py):
+    """Copies the modules, and builds the compiled attention beside them."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode and os.environ.get("RELUFORMER_COMPILED") != "0":
+            demanded = os.environ.get("RELUFORMER_COMPILED") == "1"
+            if importlib.util.find_spec("torch") is not None:
+                self._build(demanded)
+            elif demanded:
+                raise SystemExit(
+                    "RELUFORMER_COMPILED=1: the build cannot import torch; install with --no-build-isolation"
+                )
+
+    def _build(self, demanded: bool) -> None:
+        # the file, not the package, which imports what a build does not need
+        spec = importlib.util.spec_from_file_location("building", Path(COMPILED) / "building.py")
+        building = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(building)
+        folder = Path(self.build_lib) / "reluformer" / "compiled"
+        name = building.library_name(folder, building.UNITS)
+        for other in folder.glob("attention-*.so"):  # of an earlier build in the same folder
+            other.unlink()
+        try:
+            building.build_library(folder, building.UNITS, folder / name, building.find_compiler())
+        except building.CompiledAttentionError as error:
+            if demanded:
+                raise SystemExit(
+                    f"RELUFORMER_COMPILED=1: the compiled attention could not be built ({error})"
+                ) from error
+            self.warn(f"the compiled attention could not be built ({error}); it is left to the first use")
+        else:
+            self.distribution.has_ext_modules = lambda: True  # the wheel is for this platform
+
+
+class WheelForAnyPython(bdist_wheel):
+    """The compiled attention uses nothing of Python: its wheel serves every version of it, on one platform."""
+
+    def run(self) -> None:
+        self.run_command("build")
+        self.root_is_pure = self.distribution.is_pure()
+        super().run()
+
+    def get_tag(self) -> tuple[str, str, str]:
+        *_, platform = super().get_tag()
+        return "py3", "none", platform
+
+
 setup(
+    cmdclass={"build_py": BuildWithCompiledAttention, "bdist_wheel": WheelForAnyPython},
     packages=list(PACKAGE_FOLDERS),
     package_dir=PACKAGE_FOLDERS,
+    include_package_data=False,  # what is listed here and no more: the folders of data are no packages
     package_data={
         "reluformer.compiled": ["*.cpp", "*.h"],
         "reluformer.configuration": ["recipes/*.yaml", "accelerate/*.yaml"],

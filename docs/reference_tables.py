@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import yaml
 
-from reluformer import ReLUFormerConfig
+from reluformer import ReLUFormerConfig, ReLUFormerVisionConfig
 from reluformer.analysis.figure import figure_class
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.recipe_checks import _REPLACED_ARGUMENTS
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, recipe_layers, recipe_names
-from reluformer.configuration_reluformer import (
+from reluformer.configuration_attention import (
     ATTENTION_SCALINGS,
     NON_NEGATIVE_ACTIVATIONS,
     NORMALIZED_ACTIVATIONS,
     POINTWISE_ACTIVATIONS,
-    PRESETS,
+    AttentionConfig,
     valid_attention_implementations,
 )
+from reluformer.configuration_reluformer import PRESETS
 
 DOCS = Path(__file__).parent
+sys.path.append(str(DOCS.parent))  # benchmarks/ is not installed
 _BLOCK = re.compile(
     r"(?P<begin><!-- generated: (?P<name>[\w ]+) -->\n).*?(?P<end><!-- end of generated -->)", re.DOTALL
 )
@@ -80,10 +84,19 @@ def presets() -> str:
 
 
 def configuration_fields() -> str:
-    """Fields of `ReLUFormerConfig` itself, with their types and defaults."""
-    own = ReLUFormerConfig.__annotations__
+    """Fields of `ReLUFormerConfig` and of `AttentionConfig`, with their types and defaults."""
+    return _fields_of(ReLUFormerConfig)
+
+
+def vision_configuration_fields() -> str:
+    """The same of `ReLUFormerVisionConfig`."""
+    return _fields_of(ReLUFormerVisionConfig)
+
+
+def _fields_of(config: type[AttentionConfig]) -> str:
+    own = {**AttentionConfig.__annotations__, **config.__annotations__}
     rows = []
-    for each in dataclasses.fields(ReLUFormerConfig):
+    for each in dataclasses.fields(config):
         if each.name in own:
             kind = each.type if isinstance(each.type, str) else getattr(each.type, "__name__", str(each.type))
             rows.append([f"`{each.name}`", f"`{kind}`".replace("|", r"\|"), f"`{each.default!r}`"])
@@ -91,10 +104,9 @@ def configuration_fields() -> str:
 
 
 def recipes() -> str:
-    """Every recipe of the package."""
+    """Every recipe for translation."""
     rows = []
-    for name in recipe_names():
-        says = _resolved(name)
+    for name, says in _recipes_of("translation"):
         data, model = says["data"], says["model"]
         languages = f"{data['source_language']} → {data['target_language']}"
         preset = model.get("preset", "reluformer")
@@ -103,6 +115,25 @@ def recipes() -> str:
         length, steps = f"{data.get('max_length', 256):,}", f"{says['training']['max_steps']:,}"
         rows.append([f"`{name}`", languages, f"`{preset}`", length, "–" if gamma is None else f"{gamma:g}", steps])
     return table(("recipe", "languages", "preset", "`data.max_length`", "γ", "updates"), rows)
+
+
+def image_recipes() -> str:
+    """Every recipe for pictures."""
+    rows = []
+    for name, says in _recipes_of("image_classification"):
+        model = dict(says["model"])
+        chosen = {key: value for key, value in model.items() if key not in ("preset", "problem_type")}
+        config = ReLUFormerVisionConfig.from_preset(model["preset"], **chosen)
+        length = math.prod(config.patch_grid) + (config.pooling == "cls")
+        epochs, batch = says["training"]["num_train_epochs"], says["training"]["per_device_train_batch_size"]
+        shape = f"{config.hidden_size} × {config.num_hidden_layers}"
+        rows.append([f"`{name}`", f"`{model['preset']}`", shape, f"{length}", f"{epochs}", f"{batch:,}"])
+    return table(("recipe", "preset", "width × layers", "tokens", "epochs", "pictures a batch"), rows)
+
+
+def _recipes_of(task: str) -> Iterable[tuple[str, dict]]:
+    found = ((name, _resolved(name)) for name in recipe_names())
+    return [(name, says) for name, says in found if says.get("task", "translation") == task]
 
 
 def _resolved(name: str) -> dict:
@@ -131,13 +162,23 @@ def analysis_definitions() -> str:
     return table(("`--what`", "column", "meaning"), rows)
 
 
+def costs_of_studies() -> str:
+    """What the studies of the paper lack, and what they take."""
+    from benchmarks.studies.costs import costs_table
+
+    return costs_table()
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "activations": activations,
     "presets": presets,
     "configuration fields": configuration_fields,
+    "vision configuration fields": vision_configuration_fields,
     "recipes": recipes,
+    "image recipes": image_recipes,
     "refused arguments": refused_arguments,
     "analysis definitions": analysis_definitions,
+    "costs of studies": costs_of_studies,
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # The names inside `reluformer`; the first folder is `reluformer` itself.
-ORDER = ("modeling_reluformer", "configuration", "training", "analysis", "hub_cards", "commands")
+ORDER = ("modeling_reluformer", "configuration", "training", "export", "analysis", "hub_cards", "commands")
 DOORS = {"modeling_reluformer/__init__.py", "modeling_reluformer/__main__.py"}  # of the package, for all of it
 
 

@@ -2,17 +2,25 @@
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+import reluformer
+from reluformer.compiled.building import UNITS, library_name
 
 from .mutation.run import package_folders
 
@@ -20,11 +28,24 @@ ROOT = Path(__file__).parent.parent
 # Folder of the repository → where it is installed, as setup.py says.
 PACKAGE_FOLDERS = {folder: package.replace(".", "/") for package, folder in package_folders(ROOT / "setup.py").items()}
 # Extras that do not go with the oldest versions: Gradio and kernels want a newer huggingface-hub than the package does.
-NEW_ONLY = ("docs", "kernels", "space")
+NEW_ONLY = ("docs", "kernels", "onnx", "space")
+FILES_OF_THE_BUILD = ("pyproject.toml", "setup.py", "README.md")
+FILES_OF_THE_SOURCE_PACKAGE = ("MANIFEST.in", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+# A user's first lines, where the package alone is installed.
+USE = """
+import sys, torch
+from reluformer import relu_attention
+assert "transformers" not in sys.modules
+query = torch.randn(1, 2, 5, 4)
+print(tuple(relu_attention(query, query, query, row_scale=torch.ones(1, 1, 5), causal=True).shape))
+from transformers import AutoConfig
+print(type(AutoConfig.for_model("reluformer")).__name__, sys.modules["reluformer"].__file__)
+"""
 GENERIC_NAMES = [
     "training",
     "configuration",
     "analysis",
+    "export",
     "hub_cards",
     "commands",
     "modeling_reluformer",
@@ -62,7 +83,7 @@ def source(tmp_path_factory) -> Path:
     for name in PACKAGE_FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md"):
+    for name in (*FILES_OF_THE_BUILD, *FILES_OF_THE_SOURCE_PACKAGE):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -93,8 +114,8 @@ def test_the_wheel_holds_every_module_and_recipe_and_no_generic_name(source, tmp
         tmp_path,
         source,
     ]
-    subprocess.run([sys.executable, "-m", *build], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([sys.executable, "-m", *build], check=True, env={**os.environ, "RELUFORMER_COMPILED": "0"})
+    (wheel,) = tmp_path.glob("*-py3-none-any.whl")
     python = install(wheel, tmp_path / "venv")
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
 
@@ -114,6 +135,103 @@ def test_the_wheel_holds_every_module_and_recipe_and_no_generic_name(source, tmp
     assert found.pop("reluformer.configuration") == str(site / "reluformer/configuration/__init__.py")
     assert set(found.values()) == {None}
     assert (tmp_path / "venv" / "bin" / "reluformer").is_file()
+
+
+@pytest.fixture(scope="module")
+def distributions(source) -> Path:
+    """The folder with what `make wheel` builds, here without the compiled attention, and checks by twine."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile.split("\nwheel: .venv/all .venv/links\n")[1].split("\n\n")[0]
+    recipe = recipe.replace("$(BIN)/python", sys.executable).replace("RELUFORMER_COMPILED=1", "RELUFORMER_COMPILED=0")
+    result = subprocess.run(["sh", "-e", "-c", recipe], cwd=source, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("PASSED") == 2, result.stdout
+    assert "absent from the `packages`" not in result.stdout + result.stderr
+    return source / "dist"
+
+
+@pytest.mark.slow
+def test_the_source_package_holds_what_is_installed_and_builds_the_wheel(distributions):
+    (archive,), (wheel,) = distributions.glob("*.tar.gz"), distributions.glob("*.whl")
+    with tarfile.open(archive) as opened:
+        held = {member.name.partition("/")[2] for member in opened.getmembers() if member.isfile()}
+    expected = {path.relative_to(ROOT).as_posix() for path in installed_files().values()}
+    generated = {"PKG-INFO", "setup.cfg"}
+    assert {name for name in held if ".egg-info/" not in name} == {
+        *expected,
+        *FILES_OF_THE_BUILD,
+        *FILES_OF_THE_SOURCE_PACKAGE,
+        *generated,
+    }
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert inside == set(installed_files())
+
+
+@pytest.mark.slow
+def test_the_wheel_works_where_nothing_else_of_this_repository_is(distributions, tmp_path):
+    """An environment of its own, which borrows the libraries, as there is no network."""
+    (wheel,) = distributions.glob("*.whl")
+    python = install(wheel, tmp_path / "venv")
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (site / "borrowed.pth").write_text(str(Path(torch.__file__).parents[1]) + "\n", encoding="utf-8")
+
+    def run(*command: str | Path) -> str:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run(python.with_name("reluformer"), "--version") == f"reluformer {reluformer.__version__}\n"
+    shape, config = run(python, "-c", USE).splitlines()
+    assert shape == "(1, 2, 5, 4)"
+    assert config == f"ReLUFormerConfig {site}/reluformer/__init__.py"
+
+
+def test_the_version_is_one_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert project["version"] == citation["version"] == reluformer.__version__
+    assert project["license"] == citation["license"]
+    assert project["version"] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def with_stub(source, tmp_path) -> Path:
+    """The same with a compiled attention that does nothing."""
+    folder = tmp_path / "stub"
+    shutil.copytree(source, folder)
+    for path in (folder / "modeling_reluformer" / "compiled").glob("*.cpp"):
+        path.write_text("// nothing\n", encoding="utf-8")
+    return folder
+
+
+def build_wheel(source: Path, target: Path, **environment: str) -> subprocess.CompletedProcess:
+    code = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+    environment = {**os.environ, **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code, target], cwd=source, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_the_wheel_holds_the_compiled_attention_where_the_build_has_torch(with_stub, tmp_path):
+    compiled = with_stub / "modeling_reluformer" / "compiled"
+    assert build_wheel(with_stub, tmp_path, RELUFORMER_COMPILED="1").returncode == 0
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.split("-")[2:4] == ["py3", "none"] and not wheel.stem.endswith("-any")
+    libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".so", ".lock"))]
+    assert libraries == [f"reluformer/compiled/{library_name(compiled, UNITS)}"]
+
+
+def test_a_wheel_without_a_compiler_is_built_unless_the_compiled_attention_is_demanded(with_stub, tmp_path):
+    result = build_wheel(with_stub, tmp_path, PATH=str(tmp_path), RELUFORMER_COMPILED="")
+    assert result.returncode == 0, result.stderr
+    assert "could not be built (no C++ compiler" in result.stdout + result.stderr
+    assert [path.name.endswith("-py3-none-any.whl") for path in tmp_path.glob("*.whl")] == [True]
+    result = build_wheel(with_stub, tmp_path, PATH=str(tmp_path), RELUFORMER_COMPILED="1")
+    assert result.returncode != 0
+    assert result.stderr.splitlines()[-1].startswith(
+        "RELUFORMER_COMPILED=1: the compiled attention could not be built (no C++"
+    )
 
 
 @pytest.mark.parametrize("mode", ["lenient", "strict"])

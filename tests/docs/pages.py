@@ -13,17 +13,22 @@ _FENCE = re.compile(
 # A model of the Hub: an id of owner and name that is no run folder.
 _FROM_THE_HUB = re.compile(r"""from_pretrained\(\s*["'](?!runs/)[\w.-]+/[\w.-]+["']""")
 _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->")
+_SLOW = re.compile(r"<!-- slow: .+? -->")
 
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """page: from the repository's root. line: of the fence. not_run: why it is not run; None: it is."""
+    """page: from the repository's root. line: of the fence. not_run: why it is not run; None: it is.
+
+    slow: run in `make test-all` alone.
+    """
 
     page: str
     line: int
     language: str
     code: str
     not_run: str | None
+    slow: bool = False
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -55,5 +60,6 @@ def blocks_of(page: str) -> list[CodeBlock]:
         not_run = reason and reason["reason"]
         if _FROM_THE_HUB.search(match["code"]):
             not_run = "needs a model of the Hub"
-        found.append(CodeBlock(page, line, match["language"], match["code"], not_run))
+        slow = bool(_SLOW.search(match["before"] or ""))
+        found.append(CodeBlock(page, line, match["language"], match["code"], not_run, slow))
     return found

@@ -4,6 +4,8 @@ import ast
 import os
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -22,7 +24,7 @@ RUN = {
         f"docs/{name}.md"
         for name in (
             *("analysis", "converting", "distributed", "fine_tuning", "formula", "index", "recipes"),
-            *("reproducing", "start", "translating", "troubleshooting"),
+            *("publishing", "reproducing", "start", "translating", "troubleshooting", "vision"),
         )
     ),
 }
@@ -69,11 +71,21 @@ def test_python_compiles(block):
     ast.parse(block.code, filename=str(block))
 
 
-@pytest.mark.parametrize("block", [block for block in PYTHON if block.page in RUN], ids=str)
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, marks=[pytest.mark.slow] if block.slow else [], id=str(block))
+        for block in PYTHON
+        if block.page in RUN
+    ],
+)
 def test_python_runs(block, place_of_demo, monkeypatch):
     if block.not_run:
         pytest.skip(block.not_run)
     monkeypatch.chdir(place_of_demo)
+    if block.slow:  # it compiles, and what the compiler then knows would reach the other tests of this process
+        subprocess.run([sys.executable, "-c", block.code], check=True)
+        return
     exec(compile(block.code, str(block), "exec"), {"__name__": "__main__"})
 
 
@@ -160,11 +172,15 @@ def test_scripts_exist_and_have_the_options(block, arguments):
 def test_the_recipe_that_is_shown_is_one(tmp_path):
     from reluformer.configuration.recipe_parser import load_recipe
 
-    (block,) = (block for block in code_blocks("yaml") if block.code.startswith("base:"))
-    (tmp_path / "mine.yaml").write_text(block.code, encoding="utf-8")
-    recipe = load_recipe(tmp_path / "mine.yaml")
-    assert (recipe.name, recipe.data.demo, recipe.tokenizer.vocab_size) == ("mine", None, 8000)
-    assert recipe.model["d_model"] == load_recipe("demo").model["d_model"]
+    recipes = []
+    for block in (block for block in code_blocks("yaml") if block.code.startswith("base:")):
+        (tmp_path / "mine.yaml").write_text(block.code, encoding="utf-8")
+        recipes.append(load_recipe(tmp_path / "mine.yaml"))
+    of_files, of_tables = recipes
+    assert (of_files.name, of_files.data.demo, of_files.tokenizer.vocab_size) == ("mine", None, 8000)
+    assert of_files.model["d_model"] == load_recipe("demo").model["d_model"]
+    tables = of_tables.data.tables
+    assert tables.paths("train") == ["first.csv", "second.csv.gz"] and tables.source_column == "german"
 
 
 def test_files_that_commands_name_exist():

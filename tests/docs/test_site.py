@@ -81,6 +81,28 @@ def test_the_start_page_is_the_readme(site):
     missing = [target for target in targets if f'href="{os.path.relpath(target, "docs")}.html"' not in start]
     assert len(targets) > 15 and missing == []
     assert 'src="../_images/space.png"' in start
+    assert 'src="../_images/attention.png"' in start.partition("<h2>")[0], "the first page begins with a picture"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_cut_off(site, width):
+    """No page is wider than its window, and no code than its box, on a screen and on a telephone."""
+    pytest.importorskip("selenium", reason="the browser is driven by the optional package selenium")
+    pytest.importorskip("gradio", reason="docs.screenshot, which starts the browser, needs the optional package gradio")
+    if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
+        pytest.skip("chromium or chromedriver is not installed (Debian: chromium, chromium-driver)")
+    from docs.screenshot import headless_chromium
+
+    boxes = "[document.documentElement, ...document.querySelectorAll('pre')]"
+    wide = f"return {boxes}.filter(box => box.scrollWidth > box.clientWidth + 1).length"
+    with headless_chromium() as browser:
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        found = {}
+        for page in sorted((site / "docs").glob("*.html")):
+            browser.get(page.as_uri())
+            found[page.name] = browser.execute_script(wide)
+    assert len(found) > 15 and {page: count for page, count in found.items() if count} == {}
 
 
 def test_the_top_leads_to_the_start_page(site, pages):
@@ -130,7 +152,8 @@ def test_faults_stop_the_build(tmp_path):
     shutil.copytree(
         CONFIGURATION / "sphinx_extensions", docs / "sphinx_extensions", ignore=shutil.ignore_patterns("__pycache__")
     )
-    shutil.copytree(CONFIGURATION / "top", docs / "top")
+    for folder in ("top", "static"):
+        shutil.copytree(CONFIGURATION / folder, docs / folder)
     shutil.copy(CONFIGURATION / "conf.py", docs)
     docs.joinpath("index.md").write_text(
         "# Start\n\n[page](no_such_page.md) [place](other.md#no-such-place) [file](../no_such_file.py) [good](other.md#there)\n\n"

@@ -1,0 +1,76 @@
+"""The picture that the first page begins with: one head of two models on one sentence, with softmax and with ReLU.
+
+    reluformer train --config demo
+    reluformer train --config demo --name demo_softmax --model.preset vanilla --model.regularization_weight 0
+    python -m docs.first_picture --relu runs/demo --softmax runs/demo_softmax --text "…" --output docs/images/attention.png
+
+It is the head of the model with ReLU attention that `reluformer space` opens on, and the head at the same place in the other
+model; both read the same source, and the translation of the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from reluformer.analysis.colors import shade
+from reluformer.analysis.heat_maps import draw_cells, label_tokens, name_cells, scale_of
+from reluformer.analysis.model_maps import PairMaps, pair_maps
+from reluformer.configuration.errors import UserError
+from reluformer.hub_cards.space.observation import ObservedTranslator, Place, opening_place
+
+
+def draw_pair(maps: dict[str, PairMaps], place: Place, path: Path) -> Path:
+    """Draws the map of one place for every model, side by side.
+
+    Args:
+        maps: by the name of the attention; of the same tokens.
+        place: of the head.
+        path: PNG file.
+    """
+    queries, keys = next(iter(maps.values())).axes(place.module)
+    figure = Figure(figsize=(9.6, 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(1, len(maps), sharey=True)
+    for axes, (name, each) in zip(grid, maps.items(), strict=True):
+        weights = each.weights[place.module][place.layer - 1][place.head - 1].numpy()
+        image = draw_cells(axes, weights, np.zeros(weights.shape, bool), scale_of(0.0, weights.max(), each.color))
+        figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
+        label_tokens(axes, keys, queries, 10, 90)
+        title = f"{name}: {np.mean(weights == 0):.0%} of the weights are exactly 0"
+        axes.set_title(title, fontsize=12, color=shade(each.color, -0.2), fontweight="bold")
+    name_cells(figure, is_hidden=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    return path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--relu", required=True, help="folder of a model with ReLU attention")
+    parser.add_argument("--softmax", required=True, help="folder of one that was trained alike, with softmax attention")
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--output", type=Path, required=True, help="PNG file")
+    options = parser.parse_args(arguments)
+    relu, softmax = (ObservedTranslator.from_pretrained(folder) for folder in (options.relu, options.softmax))
+    source = relu.translator.tokenizer(options.text)["input_ids"]
+    if softmax.translator.tokenizer(options.text)["input_ids"] != source:
+        raise UserError(
+            "--softmax: its tokenizer cuts the text into other tokens than that of --relu; train both alike"
+        )
+    target = relu.translator.target_ids(options.text)
+    maps = {
+        name: pair_maps(each.translator.model, each.translator.tokenizer, source, target)
+        for name, each in (("softmax", softmax), ("ReLU", relu))
+    }
+    print(draw_pair(maps, opening_place([relu(options.text)]), options.output))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
