@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import HfApi, constants, file_download, hf_api
 from huggingface_hub.utils import _http
+from transformers.utils import hub as transformers_hub
 
 from .hub_routes import WRITE_TOKEN
 from .loopback_hub import LoopbackHub
@@ -86,6 +87,8 @@ def hub_client(loopback_hub: HubOfTest, client_waits: list[float], monkeypatch: 
         monkeypatch.setattr(constants, name, value, raising=False)
     # the functions of the module (`create_repo`), which the Trainer calls, belong to an object that was made at import
     monkeypatch.setattr(hf_api.api, "endpoint", loopback_hub.endpoint)
+    # Transformers keeps a client of its own from its first call on: this test gets a new one, and later tests the old
+    monkeypatch.setattr(transformers_hub, "_hf_api", None, raising=False)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")

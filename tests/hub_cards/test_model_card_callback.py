@@ -8,6 +8,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from transformers import BertConfig, BertForMaskedLM, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers.utils import hub as transformers_hub
 
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError
@@ -52,6 +53,8 @@ def plain_trainer(folder, model, **arguments):
 def trained(tmp_path_factory):
     """The folder of a training with the callback, and the Trainer."""
     place = tmp_path_factory.mktemp("home")
+    # as any earlier call in this process does: the client that Transformers then keeps knows no Hub of a later test
+    getattr(transformers_hub, "hf_api", lambda: None)()
     tiny_model().save_pretrained(place / "base")
     model = ReLUFormerForConditionalGeneration.from_pretrained(place / "base")
     best = {"load_best_model_at_end": True, "metric_for_best_model": "goodness", "greater_is_better": True}
