@@ -65,7 +65,7 @@ def relu_attention(
         gamma: of the scaling "variance", without a default, since a suitable one grows with the length: sqrt(2 n) is a good
             start for n tokens. A number above 0, or a tensor () or (heads,), which gets a gradient.
         scaling: "variance", see above; "length", n_i^-alpha; "none", 1, or `row_scale`.
-        alpha: of the scaling "length", from 0 to 1; default 1.
+        alpha: of the scaling "length", from 0 to 2; default 1.
         row_scale: in place of the above, r_i > 0 itself, (batch, 1 or heads, queries). Gets a gradient.
         causal: key j is visible to query i only if j <= i + query_offset.
         key_padding_mask: boolean (batch, keys), True for real tokens; padding may stand anywhere.

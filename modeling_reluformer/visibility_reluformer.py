@@ -18,6 +18,7 @@ ATTENTION_SCALINGS = ("variance", "length", "none")
 # The paper gives no value. In the study `gamma`, 8 and 16 are the best on sentences of about 15 tokens.
 DEFAULT_GAMMA = 8.0
 DEFAULT_ALPHA = 1.0
+LARGEST_ALPHA = 2  # the text of arXiv 2309.08586 says 1; the axes of its figures seem to run further
 
 
 @dataclass(frozen=True)
@@ -191,8 +192,8 @@ def check_scaling(scaling: str, gamma: float | Tensor | None, alpha: float | Non
             )
     elif gamma is not None and not (is_number(gamma) and 0 < gamma < float("inf")):
         raise ValueError(f"gamma={gamma!r} must be a finite number above 0.")
-    if alpha is not None and not (is_number(alpha) and 0 <= alpha <= 1):
-        raise ValueError(f"alpha={alpha!r} must be a number from 0 to 1.")
+    if alpha is not None and not (is_number(alpha) and 0 <= alpha <= LARGEST_ALPHA):
+        raise ValueError(f"alpha={alpha!r} must be a number from 0 to {LARGEST_ALPHA:g}.")
 
 
 def is_number(value: object) -> bool:
