@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .cases import CHECKPOINTS, RECIPES, TEXT, TOKENIZERS, Case, expressions, refusals
+from .picture_cases import PICTURES, VISION_MODEL
 from .table_cases import TABLES
 
 ARGUMENTS = [
@@ -265,9 +266,11 @@ ValueError: key_padding_mask must be a boolean tensor (batch, keys) or None; got
 GROUPS: dict[str, list[Case]] = {
     "Texts": TEXT,
     "Tables and data sets": TABLES,
+    "Pictures": PICTURES,
     "Recipes": RECIPES,
     "Checkpoints": CHECKPOINTS,
     "Tokenizers": TOKENIZERS,
     "Arguments of commands": ARGUMENTS,
     "Calls of the model": MODEL,
+    "Calls of the vision model": VISION_MODEL,
 }

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Sampler
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.image_recipe import AugmentationConfig
 from reluformer.training.data.images import ImageSplit
 
@@ -77,6 +78,12 @@ class AugmentedPixelValues(PixelValues):
         seed: int,
         shares: bool = False,
     ) -> None:
+        padding = augmentation.random_crop_padding
+        if padding >= min(size):
+            raise UserError(
+                f"augmentation.random_crop_padding: {padding} would cut out zeros alone, since pictures have "
+                f"{size[0]} × {size[1]} pixels; choose less"
+            )
         super().__init__(split, size, channels, shares=shares or augmentation.mixup_alpha > 0)
         self.augmentation, self.seed = augmentation, seed
 
