@@ -130,12 +130,19 @@ def _prepare(recipe: ImageRecipe, resume_from: Path | None) -> PreparedImages:
 
 
 def image_processor(config: ReLUFormerVisionConfig) -> BaseImageProcessor:
-    """What resizes a user's picture to the model's size and scales it to values from -1 to 1: ViT's, through Pillow."""
+    """What resizes a user's picture to the model's size and scales it to values from -1 to 1: ViT's, through Pillow.
+
+    For a model of three channels it makes grey pictures coloured and lays transparent ones on white; one of a single channel
+    needs grey ones.
+    """
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
     height, width = pair(config.image_size)
-    half = [0.5] * config.num_channels
-    return ViTImageProcessorPil(size={"height": height, "width": width}, image_mean=half, image_std=half)
+    coloured = config.num_channels == 3
+    # for one channel a number, which goes with any: a picture of too many then gets as far as the model, which says so
+    half = [0.5] * 3 if coloured else 0.5
+    size = {"height": height, "width": width}
+    return ViTImageProcessorPil(size=size, image_mean=half, image_std=half, do_convert_rgb=coloured)
 
 
 def _some(names: list[str], shown: int = 5) -> str:
