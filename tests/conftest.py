@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -73,6 +74,16 @@ def demo_tokenizer(count: int) -> PreTrainedTokenizerBase:
         target_language="en",
         max_length=32,
     )
+
+
+@pytest.fixture(autouse=True)
+def no_compiled_code_of_other_tests():
+    """torch.compile keeps what it decided for each function of Python, which is one for all models: after too many variants in
+    this process it compiles that function no more."""
+    yield
+    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+    if convert_frame is not None and convert_frame.input_codes.seen:
+        torch._dynamo.reset()
 
 
 def tiny_config(**fields) -> ReLUFormerConfig:
