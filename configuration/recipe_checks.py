@@ -14,24 +14,29 @@ from reluformer.configuration.scores import SCORES
 from reluformer.configuration.splits import EVALUATED_SPLITS, SPLITS
 
 if TYPE_CHECKING:
-    from reluformer.configuration.recipe import AveragingConfig, DataConfig, Recipe, TablesConfig
+    from reluformer.configuration.recipe import DataConfig, Recipe, TablesConfig
+    from reluformer.configuration.recipe_base import AveragingConfig
 
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises `UserError` for values that cannot be trained."""
-    check_name(recipe.name)
     _check_data(recipe.data)
     _check_documents(recipe)
     _check_initialization(recipe)
     _check_counts(recipe)
-    check_training(recipe.training, _REPLACED_ARGUMENTS)
-    check_averaging(recipe.averaging, recipe.training)
+    recipe.check_settings(_REPLACED_ARGUMENTS)
 
 
 def check_name(name: str) -> None:
     """Raises `UserError` for what cannot name a folder."""
     if not name or Path(name).name != name or name in (".", ".."):
         raise UserError(f"name: {name!r} cannot name a folder; give a word such as 'multi30k_en_de'")
+
+
+def check_expected_world_size(processes: int | None) -> None:
+    """Raises `UserError` for what is no number of processes."""
+    if processes is not None and processes < 1:
+        raise UserError(f"expected_world_size: {processes} must be at least 1; null allows any number")
 
 
 def only_origin(origins: Mapping[str, bool]) -> str:
@@ -140,8 +145,6 @@ def _check_counts(recipe: Recipe) -> None:
     for name, value in at_least_zero.items():
         if value < 0:
             raise UserError(f"{name}: {value} must be at least 0")
-    if recipe.expected_world_size is not None and recipe.expected_world_size < 1:
-        raise UserError(f"expected_world_size: {recipe.expected_world_size} must be at least 1; null allows any number")
     if recipe.batching.tokens_per_batch < recipe.data.max_length:
         raise UserError(
             f"batching.tokens_per_batch: {recipe.batching.tokens_per_batch} cannot hold one pair of "
