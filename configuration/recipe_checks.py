@@ -14,6 +14,7 @@ from reluformer.configuration.scores import SCORES
 from reluformer.configuration.splits import EVALUATED_SPLITS, SPLITS
 
 if TYPE_CHECKING:
+    from reluformer.configuration.language_recipe import LanguageRecipe
     from reluformer.configuration.recipe import DataConfig, Recipe, TablesConfig
     from reluformer.configuration.recipe_base import AveragingConfig
 
@@ -22,7 +23,7 @@ def check_recipe(recipe: Recipe) -> None:
     """Raises `UserError` for values that cannot be trained."""
     _check_data(recipe.data)
     _check_documents(recipe)
-    _check_initialization(recipe)
+    check_initialization(recipe)
     _check_counts(recipe)
     recipe.check_settings(_REPLACED_ARGUMENTS)
 
@@ -39,12 +40,12 @@ def check_expected_world_size(processes: int | None) -> None:
         raise UserError(f"expected_world_size: {processes} must be at least 1; null allows any number")
 
 
-def only_origin(origins: Mapping[str, bool]) -> str:
-    """The one place that `data` names; `UserError` where it names none or several. origins: is it given, by name."""
+def only_origin(origins: Mapping[str, bool], section: str = "data") -> str:
+    """The one place that a section names; `UserError` where it names none or several. origins: is it given, by name."""
     given = [name for name, is_given in origins.items() if is_given]
     if len(given) != 1:
         raise UserError(
-            f"data: give exactly one of {', '.join(origins)}; given: {' and '.join(given) if given else 'none of them'}"
+            f"{section}: give exactly one of {', '.join(origins)}; given: {' and '.join(given) if given else 'none of them'}"
         )
     return given[0]
 
@@ -119,7 +120,8 @@ def _check_documents(recipe: Recipe) -> None:
         )
 
 
-def _check_initialization(recipe: Recipe) -> None:
+def check_initialization(recipe: Recipe | LanguageRecipe) -> None:
+    """Raises `UserError` for a tokenizer beside a model that brings its own."""
     if recipe.initialize_from is not None and recipe.tokenizer != type(recipe.tokenizer)():
         raise UserError(
             "tokenizer: comes with the model of initialize_from, whose embeddings were made for it; leave the section out"
