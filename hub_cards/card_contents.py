@@ -218,7 +218,7 @@ def measured_scores(run: ModelFolder, evaluation: Mapping[str, Any]) -> list[Sco
 
 def _evaluation(run: ModelFolder, evaluation: dict[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
     scores = [
-        (score.title, f"{evaluation[score.name]:.2f}", evaluation.get(f"{score.name}_signature"))
+        (score.title, f"{evaluation[score.name]:.{score.digits}f}", evaluation.get(f"{score.name}_signature"))
         for score in measured_scores(run, evaluation)
     ]
     # Said once where only the minute differs from that of the training.

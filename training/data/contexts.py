@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import batched
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,8 @@ class _Packer:
     def _encoded(self, documents: Documents) -> Iterator[tuple[Document, list[int]]]:
         """Each document that can be used, with its ids and the end token."""
         read = tqdm(documents.read(), desc=f"encoding {self.report.name}", unit=" documents", delay=2, disable=None)
-        for group in batched(filter(self._usable, read), _DOCUMENTS_AT_ONCE):
+        usable = filter(self._usable, read)
+        while group := list(islice(usable, _DOCUMENTS_AT_ONCE)):
             texts = [document.text for document in group]
             options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
             for document, ids in zip(group, self.tokenizer(texts, **options)["input_ids"], strict=True):
@@ -155,22 +156,15 @@ class _Packer:
         self.report.contexts += 1
 
 
-@dataclass(frozen=True)
-class ContextCollator:
-    """Rows of token ids → `input_ids` and `labels`, which the model shifts; the first token of a context is not predicted.
+def collate_contexts(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Rows of token ids → `input_ids` and `labels` (batch, longest); the model shifts the labels.
 
-    Args:
-        padding: id behind a shorter row, which nothing before it sees.
+    The first token of a context is not predicted. Nothing sees what stands behind the end of a shorter row, so that any id does.
     """
-
-    padding: int
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        longest = max(len(row["input_ids"]) for row in rows)
-        filled = [[*row["input_ids"], *[self.padding] * (longest - len(row["input_ids"]))] for row in rows]
-        input_ids = torch.tensor(filled)
-        labels = input_ids.clone()
-        labels[:, 0] = _IGNORED
-        for label, row in zip(labels, rows, strict=True):
-            label[len(row["input_ids"]) :] = _IGNORED
-        return {"input_ids": input_ids, "labels": labels}
+    lengths = [len(row["input_ids"]) for row in rows]
+    input_ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
+    labels = torch.full_like(input_ids, _IGNORED)
+    for number, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        input_ids[number, :length] = torch.as_tensor(row["input_ids"])
+        labels[number, 1:length] = input_ids[number, 1:length]
+    return {"input_ids": input_ids, "labels": labels}
