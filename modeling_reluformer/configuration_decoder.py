@@ -32,6 +32,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "llama_relu": {
         "attention_activation": "relu",
+        "attention_scaling": None,  # that of the activation, which a caller may exchange
         "norm_type": "rms_norm",
         "position_embedding": "rotary",
         "ffn_type": "glu",
