@@ -158,6 +158,12 @@ class ReLUFormerDecoderConfig(AttentionConfig):
             self.require_choice(name, choices)
         self._resolve_sizes()
         self._check_numbers()
+        self._check_rotary_arguments(kwargs)
+        super().__post_init__(**kwargs)
+        if self.position_embedding == "learned":
+            self.rope_parameters = None  # the library makes some for every configuration that has the field
+
+    def _check_rotary_arguments(self, kwargs: Mapping[str, Any]) -> None:
         rotary = self.position_embedding == "rotary"
         if given := [name for name in ("rope_theta", "rope_scaling") if kwargs.get(name) is not None]:
             if not rotary:
@@ -166,9 +172,8 @@ class ReLUFormerDecoderConfig(AttentionConfig):
             raise ValueError(
                 f"rope_parameters={self.rope_parameters} need position_embedding='rotary'; it is 'learned'."
             )
-        super().__post_init__(**kwargs)
-        if not rotary:
-            self.rope_parameters = None
+        if "partial_rotary_factor" in {**kwargs, **(self.rope_parameters or {})}:
+            raise ValueError("partial_rotary_factor is not supported: rotary positions turn whole heads. Leave it out.")
 
     def _resolve_sizes(self) -> None:
         self.require_at_least_one("vocab_size", "max_position_embeddings", "hidden_size")

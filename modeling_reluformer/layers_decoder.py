@@ -36,7 +36,7 @@ class ReLUFormerMLP(nn.Module):
         return self.fc2(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
 
     def last_projection(self) -> nn.Linear:
-        """What writes to the residual stream."""
+        """What writes to the residual stream, see `scale_residual_init`."""
         return self.fc2
 
 
@@ -58,7 +58,7 @@ class ReLUFormerGatedMLP(nn.Module):
         return self.down_proj(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
 
     def last_projection(self) -> nn.Linear:
-        """What writes to the residual stream."""
+        """What writes to the residual stream, see `scale_residual_init`."""
         return self.down_proj
 
 
@@ -81,6 +81,8 @@ class ReLUFormerCausalLayer(GradientCheckpointingLayer):
             head_dim=config.head_dim,
         )
         self.mlp = (ReLUFormerMLP if config.ffn_type == "mlp" else ReLUFormerGatedMLP)(config)
+        for projection in (self.self_attn.out_proj, self.mlp.last_projection()):
+            projection.writes_to_residual = True  # for `scale_residual_init`
         self.input_layernorm = self.post_attention_layernorm = None
         if config.normalization == "pre":
             self.input_layernorm, self.post_attention_layernorm = norm_of(config), norm_of(config)

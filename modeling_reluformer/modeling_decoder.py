@@ -42,11 +42,10 @@ class ReLUFormerDecoderPreTrainedModel(AttentionPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        # after the projections themselves, which come first
-        if isinstance(module, ReLUFormerCausalLayer) and self.config.scale_residual_init:
+        # On the projection itself: a module of ours without parameters of its own, as the layer, never comes by here.
+        if getattr(module, "writes_to_residual", False) and self.config.scale_residual_init:
             std = self.config.init_std / math.sqrt(2 * self.config.num_hidden_layers)
-            for projection in (module.self_attn.out_proj, module.mlp.last_projection()):
-                init.normal_(projection.weight, mean=0.0, std=std)
+            init.normal_(module.weight, mean=0.0, std=std)
 
 
 class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
@@ -96,7 +95,6 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             segment_ids = packed_segments(position_ids, attention_mask, past_key_values)
         if position_ids is None:
             position_ids = self._positions(length, inputs_embeds.device, attention_mask, segment_ids, seen)
-        hidden_states = self._with_positions(inputs_embeds, position_ids)
         context = attention_context(
             self.config,
             inputs_embeds,
@@ -111,6 +109,7 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             statistics=statistics,
             rotation=None if self.rotary_emb is None else self.rotary_emb(inputs_embeds, position_ids=position_ids),
         )
+        hidden_states = self._with_positions(inputs_embeds, position_ids)
         figures = []
         for layer in self.layers:
             hidden_states, layer_figures = layer(hidden_states, context, past_key_values=past_key_values, **kwargs)
@@ -218,6 +217,7 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         segment_ids: Tensor | None = None,
+        shift_labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
@@ -234,6 +234,8 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             labels: (batch, length), the input ids, -100 where a token is no target; they are shifted here, as in Transformers.
             segment_ids: (batch, length): for packed sequences, the number of each token's sequence from 1, 0 for padding; equal
                 numbers side by side. No sequence sees another one, nor predicts its first token.
+            shift_labels: (batch, length), in place of `labels`: the label that each position predicts, as it is. The Trainer
+                gives it where a sequence is divided among processes.
             logits_to_keep: how many of the last positions get logits, or which; 0: all.
             num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided by it.
             skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and time; it
@@ -248,15 +250,16 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
             TypeError: an argument that the model does not have.
         """
+        given = labels if shift_labels is None else shift_labels
         if skip_logits is None:
-            skip_logits = self.config.skip_logits and self.training and labels is not None
+            skip_logits = self.config.skip_logits and self.training and given is not None
         row_weight, statistics = None, "none"
-        if labels is not None:
+        if given is not None:
             use_cache = False if self.training else use_cache
-            self._check_labels(labels, input_ids if inputs_embeds is None else inputs_embeds, logits_to_keep)
+            self._check_labels(given, input_ids if inputs_embeds is None else inputs_embeds, logits_to_keep)
             if segment_ids is None:
                 segment_ids = packed_segments(position_ids, attention_mask, past_key_values)
-            labels = next_token_labels(labels, segment_ids)
+            labels = next_token_labels(labels, segment_ids) if shift_labels is None else shift_labels
             statistics = self._statistics()
             # each row that predicts a label counts as that one label
             row_weight = (labels != IGNORED_LABEL).to(wide(self.lm_head.weight.dtype))
