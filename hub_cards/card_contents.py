@@ -208,6 +208,8 @@ def measured_scores(run: ModelFolder, evaluation: Mapping[str, Any]) -> list[Sco
 
     Cased scores are left out where the tokenizer lower-cases, unless the headline is one of them.
     """
+    if not run.kind.scores:
+        return []
     headline = SCORES.get(run.section("evaluation").get("headline"), run.kind.scores[0])
     uncased = run.lowercases and not headline.cased
     told = [

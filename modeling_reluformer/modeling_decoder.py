@@ -217,7 +217,6 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         segment_ids: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
@@ -234,12 +233,12 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             labels: (batch, length), the input ids, -100 where a token is no target; they are shifted here, as in Transformers.
             segment_ids: (batch, length): for packed sequences, the number of each token's sequence from 1, 0 for padding; equal
                 numbers side by side. No sequence sees another one, nor predicts its first token.
-            shift_labels: (batch, length), in place of `labels`: the label that each position predicts, as it is. The Trainer
-                gives it where a sequence is divided among processes.
             logits_to_keep: how many of the last positions get logits, or which; 0: all.
             num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided by it.
             skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and time; it
                 needs `labels`. Default: `config.skip_logits` in training with labels, else False.
+            kwargs: among others `shift_labels`, (batch, length), in place of `labels`: the label that each position predicts, as
+                it is. The Trainer gives it where a sequence is divided among processes.
 
         Returns:
             logits (batch, length, vocabulary), None with `skip_logits`; with `labels`, the fields of `ReLUFormerCausalLMOutput`.
@@ -250,6 +249,9 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
             TypeError: an argument that the model does not have.
         """
+        shift_labels = kwargs.pop(
+            "shift_labels", None
+        )  # not named above: the Trainer waits for every argument with "label" in it
         given = labels if shift_labels is None else shift_labels
         if skip_logits is None:
             skip_logits = self.config.skip_logits and self.training and given is not None
