@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.scores import IMAGE_SCORES, TOLD_SCORES, Score
+from reluformer.configuration.scores import IMAGE_SCORES, LANGUAGE_SCORES, TOLD_SCORES, Score
 from reluformer.configuration_vision import pair
 
 
@@ -191,6 +191,7 @@ MODEL_KINDS = {
         input_limit=_context_limit,
         product="a continuation",
         map_caption="Attention weights of each head over one text",
+        scores=LANGUAGE_SCORES,
     ),
     ReLUFormerVisionConfig.model_type: ModelKind(
         config_class=ReLUFormerVisionConfig,

@@ -140,7 +140,7 @@ class _Packer:
         if reason is None:
             self.report.keep()
         else:
-            self.report.skip(reason, document.place)
+            self.report.skip(reason, document.name)
         return reason is None
 
     def _cut(self, stream: list[int], rows: RowFiles) -> list[int]:

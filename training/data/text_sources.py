@@ -26,10 +26,9 @@ _NAMED = "expected a text file (plain, .gz or .zst)"
 
 @dataclass(frozen=True)
 class Document:
-    """One text. name: the same wherever the corpus lies. place: for a message. text: None where its bytes are not UTF-8."""
+    """One text. name: the same wherever the corpus lies: a path in it, or a number. text: None where its bytes are not UTF-8."""
 
     name: str
-    place: str
     text: str | None
 
 
@@ -124,7 +123,7 @@ def _of_files(files: dict[str, Path], keep: Keep, facts: dict[str, Any]) -> Docu
 
     def read() -> Iterator[Document]:
         for name, path in chosen.items():
-            yield Document(name, str(path), _decoded(b"".join(content_lines(path))))
+            yield Document(name, _decoded(b"".join(content_lines(path))))
 
     return Documents({**facts, "files": files_hash(chosen)}, read)
 
@@ -141,7 +140,7 @@ def _of_lines(source: TextSource, keep: Keep, facts: dict[str, Any], split: str)
             lines = [line for _, line in rows]
             missing.discard(name)
             if keep(name) and (wanted is None or name in wanted):
-                yield Document(name, f"document {name} of {text}", _decoded(b"".join(lines)))
+                yield Document(name, _decoded(b"".join(lines)))
         if missing:
             raise UserError(f"data.{split}.only: no document {min(missing)!r} in {names}; name one that is there")
 
@@ -173,7 +172,7 @@ def _of_dataset(given: TextDataset, keep: Keep, facts: dict[str, Any]) -> Docume
         for number, row in enumerate(rows.select_columns(given.column)):
             if keep(str(number)):
                 text = row[given.column]
-                yield Document(str(number), f"row {number} of {given.path}", text if isinstance(text, str) else None)
+                yield Document(str(number), text if isinstance(text, str) else None)
 
     return Documents({**facts, **set_facts(rows), "column": given.column}, read)
 
