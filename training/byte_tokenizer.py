@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import chain
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -31,12 +32,17 @@ def train_byte_tokenizer(texts: Iterator[str], *, vocab_size: int, max_length: i
         max_length: becomes `model_max_length`; nothing is truncated unless the caller asks for it.
 
     Raises:
-        UserError: a vocabulary without room for merges, or texts in which no two bytes meet often enough.
+        UserError: no text, a vocabulary without room for merges, or texts in which no two bytes meet often enough.
     """
     if vocab_size <= _RESERVED:
         raise UserError(
             f"tokenizer.vocab_size: {vocab_size} leaves no room for BPE merges beside {_RESERVED} bytes and special tokens; "
             f"give at least {_RESERVED + 1}"
+        )
+    first = next(texts, None)
+    if first is None:
+        raise UserError(
+            "data: empty corpus: no document of the training split holds text; give files with text in UTF-8"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -48,7 +54,7 @@ def train_byte_tokenizer(texts: Iterator[str], *, vocab_size: int, max_length: i
         min_frequency=MINIMUM_PAIR_FREQUENCY,
         show_progress=bars_are_seen(),
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(chain([first], texts), trainer)
     give_back_memory()
     size = tokenizer.get_vocab_size()
     if size <= _RESERVED:
