@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .cases import CHECKPOINTS, RECIPES, TEXT, TOKENIZERS, Case, expressions, refusals
+from .language_cases import LANGUAGE_MODELS
 from .table_cases import TABLES
 
 ARGUMENTS = [
@@ -266,6 +267,7 @@ GROUPS: dict[str, list[Case]] = {
     "Texts": TEXT,
     "Tables and data sets": TABLES,
     "Recipes": RECIPES,
+    "Language models": LANGUAGE_MODELS,
     "Checkpoints": CHECKPOINTS,
     "Tokenizers": TOKENIZERS,
     "Arguments of commands": ARGUMENTS,
