@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from reluformer import ReLUFormerConfig, ReLUFormerVisionConfig
+from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig
 from reluformer.analysis.figure import figure_class
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.recipe_checks import _REPLACED_ARGUMENTS
@@ -91,6 +91,11 @@ def configuration_fields() -> str:
 def vision_configuration_fields() -> str:
     """The same of `ReLUFormerVisionConfig`."""
     return _fields_of(ReLUFormerVisionConfig)
+
+
+def decoder_configuration_fields() -> str:
+    """The same of `ReLUFormerDecoderConfig`."""
+    return _fields_of(ReLUFormerDecoderConfig)
 
 
 def _fields_of(config: type[AttentionConfig]) -> str:
@@ -173,6 +178,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "activations": activations,
     "presets": presets,
     "configuration fields": configuration_fields,
+    "decoder configuration fields": decoder_configuration_fields,
     "vision configuration fields": vision_configuration_fields,
     "recipes": recipes,
     "image recipes": image_recipes,

@@ -62,7 +62,11 @@ class ReLUFormerDecoderModelOutput(BaseModelOutputWithPast):
 
 @dataclass
 class ReLUFormerCausalLMOutput(CausalLMOutputWithPast):
-    """With `labels`, the loss, its parts per target token and figures of the attention, as in `ReLUFormerSeq2SeqLMOutput`."""
+    """With `labels`, the loss, its parts per target token and figures of the attention. All are scalars, None where undefined.
+
+    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7).
+    attention_sum, attention_entropy, dead_row_fraction: as in `ReLUFormerSeq2SeqLMOutput`.
+    """
 
     cross_entropy: Tensor | None = None
     regularization: Tensor | None = None

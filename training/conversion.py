@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import MarianConfig, MarianMTModel, ViTConfig
+from transformers import GPT2Config, MarianConfig, MarianMTModel, ViTConfig
 
 from reluformer import (
     ReLUFormerConfig,
@@ -133,7 +133,7 @@ def convert(
     notes += _change_notes(new)
 
     with whole_folder(target, _remove_model) as folder:
-        notes += _copy_preprocessor(source, folder, copied)
+        notes += _copy_preprocessor(source, folder, copied, config.model_type)
         model.save_pretrained(folder)
     return Conversion(target, model, tuple(notes))
 
@@ -240,7 +240,7 @@ def _remove_model(folder: Path) -> None:
     folder.rmdir()
 
 
-def _copy_preprocessor(source: str | Path, folder: Path, names: Sequence[str]) -> list[str]:
+def _copy_preprocessor(source: str | Path, folder: Path, names: Sequence[str], model_type: str) -> list[str]:
     """Copies the files of a tokenizer or image processor as they are; none of them is opened by the library they are for."""
     what = "tokenizer" if names is TOKENIZER_FILES else "image processor"
     if not (origin := Path(source)).is_dir():
@@ -252,14 +252,16 @@ def _copy_preprocessor(source: str | Path, folder: Path, names: Sequence[str]) -
     for name in found:
         shutil.copyfile(origin / name, folder / name)
     if "source.spm" in found:
-        _name_tokenizer_class(folder / "tokenizer_config.json")
+        _name_tokenizer_class(folder / "tokenizer_config.json", "MarianTokenizer")
+    elif model_type == GPT2Config.model_type and "tokenizer.json" in found:
+        _name_tokenizer_class(folder / "tokenizer_config.json", "GPT2Tokenizer")
     whole = {"source.spm", "tokenizer.json", IMAGE_PROCESSOR_FILE}
     return [] if whole & set(found) else [f"no {what} is in {source}: none was copied"]
 
 
-def _name_tokenizer_class(path: Path) -> None:
-    """AutoTokenizer finds Marian's tokenizer by the kind of model, unless its settings name the class themselves."""
+def _name_tokenizer_class(path: Path, name: str) -> None:
+    """AutoTokenizer finds Marian's and GPT-2's tokenizers by the kind of model, unless their settings name the class."""
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if "tokenizer_class" not in settings:
-        settings = {**settings, "tokenizer_class": "MarianTokenizer"}
+        settings = {**settings, "tokenizer_class": name}
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

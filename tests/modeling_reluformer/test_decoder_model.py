@@ -248,7 +248,7 @@ def test_bad_fields_are_refused_by_name(fields, named):
 
 
 def std_of(model: ReLUFormerForCausalLM, name: str) -> float:
-    return float(model.get_parameter(f"model.{name}.weight").std())
+    return float(model.get_parameter(f"model.{name}.weight").detach().std())
 
 
 @pytest.mark.parametrize("preset", ReLUFormerDecoderConfig.presets)
@@ -295,3 +295,34 @@ def test_each_dropout_acts_in_training_alone():
         expected = model(token_ids()).logits
         torch.testing.assert_close(expected, decoder_model(**RELU)(token_ids()).logits)
         assert not torch.allclose(model.train()(token_ids()).logits, expected), name
+
+
+@pytest.mark.parametrize("ffn_type", ["mlp", "glu", "dglu"])
+def test_the_feed_forward_network_is_its_formula(ffn_type):
+    mlp = decoder_model(preset="llama_relu", ffn_type=ffn_type, ffn_bias=True).model.layers[0].mlp
+    states = torch.randn(2, 3, 24)
+    if ffn_type == "mlp":
+        expected = torch.relu(states @ mlp.fc1.weight.T + mlp.fc1.bias) @ mlp.fc2.weight.T + mlp.fc2.bias
+    else:
+        gate, up = (states @ part.weight.T + part.bias for part in (mlp.gate_proj, mlp.up_proj))
+        up = up if ffn_type == "glu" else torch.relu(up)
+        expected = (torch.relu(gate) * up) @ mlp.down_proj.weight.T + mlp.down_proj.bias
+    torch.testing.assert_close(mlp(states), expected)
+
+
+@pytest.mark.parametrize("final_norm", [True, False])
+@pytest.mark.parametrize("normalization", ["pre", "none"])
+def test_norms_stand_where_the_configuration_says(normalization, final_norm):
+    model = decoder_model(normalization=normalization, final_norm=final_norm, num_hidden_layers=1).model
+    layer, ids = model.layers[0], token_ids()
+    hidden = model.embed_tokens(ids) + model.embed_positions(torch.arange(9))
+    captured = {}
+    layer.self_attn.register_forward_hook(lambda module, inputs, output: captured.update(attended=output[0]))
+    layer.self_attn.register_forward_pre_hook(lambda module, inputs: captured.update(normed=inputs[0]))
+    found = model(ids).last_hidden_state
+    pre = normalization == "pre"
+    torch.testing.assert_close(captured["normed"], layer.input_layernorm(hidden) if pre else hidden)
+    hidden = hidden + captured["attended"]
+    hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden) if pre else hidden)
+    torch.testing.assert_close(found, model.norm(hidden) if final_norm else hidden)
+    assert (model.norm is None) != final_norm and (layer.input_layernorm is None) != pre

@@ -112,6 +112,15 @@ def test_an_old_checkpoint_of_the_model_without_head(tmp_path):
     assert "no tokenizer" in found.notes[0]
 
 
+def test_the_tokenizer_of_a_gpt2_that_does_not_name_its_class_keeps_its_special_tokens(tmp_path):
+    gpt2_model().save_pretrained(tmp_path / "gpt2")
+    Tokenizer(models.BPE({"(": 0, ")": 1}, [])).save(str(tmp_path / "gpt2" / "tokenizer.json"))
+    (tmp_path / "gpt2" / "tokenizer_config.json").write_text('{"model_max_length": 40}')
+    convert(tmp_path / "gpt2", tmp_path / "ours")
+    ours, theirs = (AutoTokenizer.from_pretrained(tmp_path / folder) for folder in ("ours", "gpt2"))
+    assert ours.eos_token == theirs.eos_token == "<|endoftext|>" and ours.model_max_length == 40
+
+
 def test_half_precision_stays_as_it_is(tmp_path):
     llama_model().to(torch.bfloat16).save_pretrained(tmp_path / "half")
     assert convert(tmp_path / "half", tmp_path / "ours").model.dtype == torch.bfloat16
