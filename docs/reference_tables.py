@@ -136,6 +136,22 @@ def image_recipes() -> str:
     return table(("recipe", "preset", "width × layers", "tokens", "epochs", "pictures a batch"), rows)
 
 
+def language_recipes() -> str:
+    """Every recipe for language models."""
+    rows = []
+    for name, says in _recipes_of("language_modeling"):
+        model = dict(says["model"])
+        preset = model.pop("preset")
+        config = ReLUFormerDecoderConfig.from_preset(preset, **model)
+        shape = f"{config.hidden_size} × {config.num_hidden_layers}"
+        training = says["training"]
+        contexts = training["per_device_train_batch_size"] * training.get("gradient_accumulation_steps", 1)
+        cells = (f"`{preset}`", f"`{config.attention_activation}`", shape, f"{says['data']['max_length']:,}")
+        rows.append([f"`{name}`", *cells, f"{training['max_steps']:,}", f"{contexts:,}"])
+    header = ("recipe", "preset", "attention", "width × layers", "context", "updates", "contexts an update")
+    return table(header, rows)
+
+
 def _recipes_of(task: str) -> Iterable[tuple[str, dict]]:
     found = ((name, _resolved(name)) for name in recipe_names())
     return [(name, says) for name, says in found if says.get("task", "translation") == task]
@@ -182,6 +198,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "vision configuration fields": vision_configuration_fields,
     "recipes": recipes,
     "image recipes": image_recipes,
+    "language recipes": language_recipes,
     "refused arguments": refused_arguments,
     "analysis definitions": analysis_definitions,
     "costs of studies": costs_of_studies,
