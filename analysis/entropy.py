@@ -61,7 +61,7 @@ class RowStatistics:
         seen = visible.unsqueeze(1)
         weights = torch.where(seen, weights, 0.0).double()
         require_weights(f"entropy: {module} attention, layer {layer + 1}", weights)
-        entropy, row_sum = row_entropy(weights)
+        entropy, row_sum = entropy_of_rows(weights)
         dead = row_sum == 0
         keys = visible.sum(dim=-1, keepdim=True).double()
         log_keys = keys.log().expand_as(entropy)
@@ -91,7 +91,7 @@ def require_weights(where: str, weights: Tensor) -> None:
         )
 
 
-def row_entropy(weights: Tensor) -> tuple[Tensor, Tensor]:
+def entropy_of_rows(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Entropy in nats of rows (…, keys) normalised to sum 1, and their sums S, both (…); a row with S = 0 has entropy 0."""
     row_sum = weights.sum(dim=-1)
     return torch.special.entr(weights / torch.where(row_sum == 0, 1.0, row_sum).unsqueeze(-1)).sum(dim=-1), row_sum

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reluformer.analysis.drawing import NAMES, label_layers, modules_of, new_figure, save
-from reluformer.analysis.entropy import require_weights, row_entropy
+from reluformer.analysis.entropy import require_weights, entropy_of_rows
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
 from reluformer.analysis.head_sums import ALL, HeadSums
 
@@ -47,7 +47,7 @@ class EntropyShares:
         require_weights(f"entropy-share: {module} attention, layer {layer + 1}", weights)
         keys = visible.sum(dim=-1, keepdim=True)
         counts = (keys > 1) & ~bad.any(dim=-1)
-        entropy, _ = row_entropy(weights)
+        entropy, _ = entropy_of_rows(weights)
         share = torch.where(counts, entropy / keys.clamp_min(2).double().log(), 0.0)
         figures = (counts.double(), share, bad.sum(dim=-1).double())
         self._sums.add(module, layer, torch.stack([figure.sum(dim=0) for figure in figures], dim=-1))
