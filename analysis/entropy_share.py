@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reluformer.analysis.drawing import NAMES, label_layers, modules_of, new_figure, save
-from reluformer.analysis.entropy import require_weights, entropy_of_rows
+from reluformer.analysis.entropy import entropy_of_rows, require_weights
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
 from reluformer.analysis.head_sums import ALL, HeadSums
 
