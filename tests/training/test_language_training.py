@@ -20,7 +20,7 @@ from reluformer.training.language_trainer import LanguageTrainer, perplexities
 from reluformer.training.language_training import build_language_config
 from reluformer.training.run.own_files import own_files_of_run
 
-from .tiny_texts import write_recipe
+from .tiny_texts import text, write_recipe
 
 
 @pytest.fixture
@@ -277,3 +277,29 @@ def test_the_recipes_of_the_package():
         assert differing <= {"attention_activation", "attention_scaling", "regularization_weight"}
         assert relu["attention_activation"] == "relu" and softmax["attention_activation"] == "softmax"
     assert isinstance(config, ReLUFormerDecoderConfig)
+
+
+def test_the_papers_recipe_runs_in_a_small_size(tmp_path):
+    rows = datasets.Dataset.from_list([{"content": text(number)} for number in range(6)])
+    datasets.DatasetDict({"train": rows, "validation": rows.select([0])}).save_to_disk(tmp_path / "set")
+    sizes = ["--model.hidden_size", "24", "--model.num_hidden_layers", "1"]
+    batches = ["--training.max_steps", "1", "--training.per_device_train_batch_size", "2"]
+    splits = [
+        "--data.train.dataset.path",
+        str(tmp_path / "set"),
+        "--data.validation.dataset.path",
+        str(tmp_path / "set"),
+    ]
+    options = [
+        "--data.validation.dataset.split",
+        "validation",
+        "--tokenizer.path",
+        "null",
+        "--tokenizer.vocab_size",
+        "300",
+    ]
+    place = ["--training.output_dir", str(tmp_path / "run"), "--training.use_cpu", "true"]
+    workers = ["--training.dataloader_num_workers", "0"]
+    arguments = ["--config", "gpt2_normalization_free", *sizes, *batches, *splits, *options, *place, *workers]
+    folder = train(parse_recipe(arguments))
+    assert evaluation_of(folder, "validation")["documents"] == 1
