@@ -25,9 +25,10 @@ DEFINITIONS = {
         "mean over rows of H / log n_i: entropy of the weights normalised to sum 1, over that of equal weights on the n_i "
         "visible keys; a dead row counts as 0; null where there is no row"
     ),
-    "quarter_1 … quarter_4": (
-        "share of the heads whose entropy_share lies in [0, 1/4), [1/4, 1/2), [1/2, 3/4), [3/4, 1]; of one head, 1 where it lies"
-    ),
+    "quarter_1": "share of the heads whose entropy_share lies in [0, 1/4); of one head, 1 where it lies there, else 0",
+    "quarter_2": "the same of [1/4, 1/2)",
+    "quarter_3": "the same of [1/2, 3/4)",
+    "quarter_4": "the same of [3/4, 1]",
     "nan_count": "weights of visible keys that are NaN",
     "all": "over the rows of all heads, of all layers, or of all kinds of attention",
 }
