@@ -105,12 +105,23 @@ class Visibility:
         return torch.searchsorted(in_order, wanted, right=True) - torch.searchsorted(in_order, wanted)
 
 
-def positions_from_padding(key_padding_mask: Tensor, queries: int) -> Tensor:
-    """Position of each of the last `queries` tokens among the real tokens of its row, from 0, (batch, queries).
+def positions_from_padding(key_padding_mask: Tensor, queries: int, seen: int | Tensor | None = None) -> Tensor:
+    """Position of each of `queries` tokens behind `seen` others among the real tokens of its row, from 0, (batch, queries).
 
-    Padding on the left then shifts nothing; padding itself gets the position of the last real token before it, or 0.
+    Padding on the left then shifts nothing; padding itself gets the position of the last real token before it, or 0. Without
+    `seen`, the tokens are the last of the mask, which is wider than that with a static cache.
     """
-    return (key_padding_mask.bool().cumsum(-1) - 1).clamp_min(0)[:, -queries:]
+    positions = (key_padding_mask.bool().cumsum(-1) - 1).clamp_min(0)
+    if seen is None or (isinstance(seen, int) and seen + queries == positions.shape[1]):
+        return positions[:, -queries:]
+    columns = torch.arange(queries, device=positions.device) + seen
+    return positions.index_select(1, columns.clamp_max(positions.shape[1] - 1))
+
+
+def segments_from_positions(position_ids: Tensor) -> Tensor:
+    """Number of each token's packed sequence, from 1, (batch, queries): one begins where a position does not follow the last."""
+    first = torch.ones_like(position_ids[:, :1])
+    return torch.cat([first, (position_ids.diff(dim=1) != 1).to(first.dtype)], dim=1).cumsum(1)
 
 
 def positions_from_segments(segments: Tensor) -> Tensor:

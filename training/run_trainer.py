@@ -76,6 +76,11 @@ class RunTrainer(Trainer):
             self.batches = self.plan_of_batches()
             self.add_callback(_EpochOfTheBatches(self.batches))
 
+    @property
+    def plan_seed(self) -> int:
+        """That the plan of the batches follows from."""
+        return self.args.seed if self.args.data_seed is None else self.args.data_seed
+
     def plan_of_batches(self) -> Sampler:
         """The plan of all training batches, the same on every process, with `set_epoch`."""
         raise NotImplementedError
@@ -249,15 +254,20 @@ class RunTrainer(Trainer):
         # Some trainers gather with the rows that accelerate repeats to fill the last batch, and would score them twice.
         self.gather_function = self.accelerator.gather_for_metrics
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        means, _ = self._evaluation_figures.pop(self._sum_over_processes)
-        scores = self.scores() if metric_key_prefix == "eval" else {}
+        means, items = self._evaluation_figures.pop(self._sum_over_processes)
+        scores = self.scores(means, items) if metric_key_prefix == "eval" else {}
         # Here, rather than after `evaluate`, logs, callbacks and the choice of the best checkpoint see them too.
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in {**means, **scores}.items()})
         self._clock_start += time.perf_counter() - started
         return output
 
-    def scores(self) -> dict[str, float]:
-        """Further figures of an evaluation during training, the same on every process."""
+    def scores(self, means: dict[str, float], items: int) -> dict[str, float]:
+        """Further figures of an evaluation during training, the same on every process.
+
+        Args:
+            means: what the model has reported, over the items.
+            items: their number.
+        """
         return {}
 
 
