@@ -54,7 +54,8 @@ def comparable(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None
 def paired_bootstrap(
     kind: Statistic, first: Mapping[str, Any], second: Mapping[str, Any], samples: int = SAMPLES
 ) -> Comparison:
-    """sacreBLEU's paired bootstrap test of two statistics of a kind, with the same samples and the same p-value.
+    """sacreBLEU's paired bootstrap test of two statistics of a kind, with the same samples and the same p-value, but 1 for
+    equal scores.
 
     Raises:
         ValueError: statistics that are not [`comparable`].
@@ -66,6 +67,10 @@ def paired_bootstrap(
     drawn = np.random.default_rng(SEED).choice(count, size=(samples, count), replace=True)
     scores = [np.array([kind.score(part[indices].sum(0)) for indices in drawn]) for part in statistics]
     difference = kind.score(statistics[0].sum(0)) - kind.score(statistics[1].sum(0))
+    if (
+        difference == 0
+    ):  # where two agree in every item, the formula below would find no sample beyond, and so the smallest p
+        return Comparison(difference, 1.0, samples)
     differences = np.abs(scores[0] - scores[1])
     beyond = int(np.sum(differences - differences.mean() > abs(difference)))
     return Comparison(difference, (beyond + 1) / (samples + 1), samples)

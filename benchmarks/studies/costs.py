@@ -20,6 +20,7 @@ from benchmarks.studies.tasks import RESULTS, RUNS, Places, Task, read_result
 
 GENERATED = "made by the program"
 ALL = "all"
+NAMED = 8  # so many missing rows are named; `--list` names all
 CORPORA = "recipes.md#corpora"  # beside docs/reproducing.md
 CORPORA_PAGE = f"docs/{CORPORA}"
 
@@ -34,12 +35,17 @@ class Cost:
     unknown: int = 0
 
     def __str__(self) -> str:
-        """Core-hours: "2.4", "~0.3" where some are estimated, "not known" where nothing like a row has run, "–" for none."""
+        """Core-hours: "2.4", "~0.3" where some are estimated, "–" for none.
+
+        Where nothing like some of the rows has run, "> 2.4", and where that holds for all, "not known".
+        """
         if not self.trainings:
             return "–"
-        if self.unknown:
+        if self.unknown == self.trainings:
             return "not known"
         hours = self.seconds / 3600
+        if self.unknown:
+            return f"> {hours:.1f}"
         return f"{'~' if self.estimated else ''}{hours:.1f}" if hours >= 0.05 else "< 0.1"
 
 
@@ -49,7 +55,7 @@ class StudyCosts:
 
     Args:
         title: of the study.
-        missing: rows without evidence, as a reader knows them, and seeds that others lack.
+        missing: rows without evidence, as a reader knows them or how many, and seeds that others lack.
         whole: from nothing, with what its rows start from. left: what is missing, the same way.
         corpora: rows by what they are trained on: see `corpus_of`.
     """
@@ -195,7 +201,7 @@ def _joined(parts: list[str]) -> str:
 
 
 def _missing(outcomes: Iterable[Outcome]) -> list[str]:
-    """Rows without any evidence by name; of the others, how many lack a seed."""
+    """Rows without any evidence, by name where they are few; of the others, how many lack a seed."""
     rows, seeds = [], {}
     for outcome in outcomes:
         lacking = [seed for seed in outcome.tasks if seed not in outcome.results]
@@ -204,6 +210,8 @@ def _missing(outcomes: Iterable[Outcome]) -> list[str]:
         else:
             for seed in lacking:
                 seeds[seed] = seeds.get(seed, 0) + 1
+    if len(rows) > NAMED:
+        rows = [f"{len(rows)} rows"]
     return rows + [f"seed {seed} of {count} row{'s' * (count > 1)}" for seed, count in sorted(seeds.items())]
 
 
