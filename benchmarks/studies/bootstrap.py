@@ -67,9 +67,8 @@ def paired_bootstrap(
     drawn = np.random.default_rng(SEED).choice(count, size=(samples, count), replace=True)
     scores = [np.array([kind.score(part[indices].sum(0)) for indices in drawn]) for part in statistics]
     difference = kind.score(statistics[0].sum(0)) - kind.score(statistics[1].sum(0))
-    if (
-        difference == 0
-    ):  # where two agree in every item, the formula below would find no sample beyond, and so the smallest p
+    # Where two agree in every item, the formula below would find no sample beyond, and so the smallest p.
+    if difference == 0:
         return Comparison(difference, 1.0, samples)
     differences = np.abs(scores[0] - scores[1])
     beyond = int(np.sum(differences - differences.mean() > abs(difference)))
