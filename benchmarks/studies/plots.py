@@ -21,6 +21,7 @@ from reluformer.configuration.errors import UserError
 
 _OTHERS = (TEAL, WINE, OLIVE, PURPLE)
 _MARKERS = ("o", "s", "^", "D", "v")
+_MARKS_INSIDE = 6  # a longer legend stands beside the picture
 # Several lines of one activation are shades of its colour.
 _SHADES = (0.0, 0.5, -0.5, 0.7)
 
@@ -110,7 +111,8 @@ def _name_marks(axes: Axes, *, has_band: bool) -> None:
     marks, _ = axes.get_legend_handles_labels()
     if has_band:
         marks.append(Patch(color=GREY, alpha=0.25, linewidth=0, label="from the lowest seed to the highest"))
-    axes.legend(handles=marks, frameon=False, fontsize=9)
+    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if len(marks) > _MARKS_INSIDE else {}
+    axes.legend(handles=marks, frameon=False, fontsize=9, **beside)
 
 
 def _mean(values: list[float]) -> float:
