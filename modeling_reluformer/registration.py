@@ -28,10 +28,6 @@ AUTO_CLASSES = {
         "ReLUFormerConfig",
         {"AutoModel": "ReLUFormerModel", "AutoModelForSeq2SeqLM": "ReLUFormerForConditionalGeneration"},
     ),
-    "reluformer_decoder": (
-        "ReLUFormerDecoderConfig",
-        {"AutoModel": "ReLUFormerDecoderModel", "AutoModelForCausalLM": "ReLUFormerForCausalLM"},
-    ),
     "reluformer_vision": (
         "ReLUFormerVisionConfig",
         {"AutoModel": "ReLUFormerVisionModel", "AutoModelForImageClassification": "ReLUFormerForImageClassification"},
