@@ -19,8 +19,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.model_files import ModelFiles
 from reluformer.hub_cards.model_kinds import ModelKind, kind_of
-from reluformer.hub_cards.public_names import is_hub_id, public_name, run_name
-from reluformer.hub_cards.statements import Statements, card_metadata, is_id, texts
+from reluformer.hub_cards.public_names import has_form_of_id, is_hub_id, public_name, run_name
+from reluformer.hub_cards.statements import Statements, card_metadata, texts
 from reluformer.hub_cards.trainer_log import is_number, logged_evaluations, training_facts
 from reluformer.training.run.checkpoints import checkpoint_folders
 from reluformer.training.run.redaction import last_part, public_text, public_values, without_secrets
@@ -295,7 +295,7 @@ class ModelFolder:
         return any(part.get("type") == "Lowercase" for part in _parts(normalizer))
 
     def _base_model_id(self, recorded: Any) -> str | None:
-        if recorded is not None and not (isinstance(recorded, str) and is_id(recorded)):
+        if recorded is not None and not (isinstance(recorded, str) and has_form_of_id(recorded)):
             raise UserError(
                 f"{self.path}: its base_model is {recorded!r}, which is no id on the Hub; write one such as me/base, or null"
             )

@@ -13,15 +13,20 @@ from reluformer.training.run.redaction import last_part
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
-def is_hub_id(name: str) -> bool:
-    """Whether a recipe's path or id can only be meant as an id: it is one in form, and no folder here is called so."""
-    if name.startswith((".", "/", "~", "runs/")) or Path(name).exists():
+def has_form_of_id(name: str) -> bool:
+    """Whether it has the form of an id on the Hub."""
+    if name.startswith((".", "/", "~")):
         return False
     try:
         validate_repo_id(name)
     except HFValidationError:
         return False
     return True
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a recipe's path or id can only be meant as an id: it is one in form, and no folder here is called so."""
+    return has_form_of_id(name) and not name.startswith("runs/") and not Path(name).exists()
 
 
 def public_name(name: str) -> str:

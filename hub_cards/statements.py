@@ -10,10 +10,9 @@ from typing import Any
 
 import yaml
 from huggingface_hub import metadata_load
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.hub_cards.public_names import has_form_of_id
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
@@ -45,7 +44,7 @@ class Statements:
                 raise UserError(
                     f"--language: {code!r} is no code of a language; give one of ISO 639, such as de or pt-BR"
                 )
-        if self.dataset is not None and not is_id(self.dataset):
+        if self.dataset is not None and not has_form_of_id(self.dataset):
             raise UserError(
                 f"--dataset: {self.dataset!r} is no data set of the Hub; give an id such as bentrevett/multi30k, or nothing"
             )
@@ -75,14 +74,3 @@ def card_metadata(card: Path) -> dict[str, Any]:
 def texts(value: Any) -> list[str]:
     """The texts of a field of metadata, which holds one or a list."""
     return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
-
-
-def is_id(name: str) -> bool:
-    """Whether it has the form of an id on the Hub."""
-    if name.startswith((".", "/", "~")):
-        return False
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
