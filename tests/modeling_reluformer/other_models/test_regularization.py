@@ -324,7 +324,6 @@ def test_a_compiled_model_gives_the_same(how):
     expected.backward()
     whole = gradients(model)
     model.zero_grad()
-    torch._dynamo.reset()
     if how == "function":
         compiled = torch.compile(model, backend="aot_eager")
     else:
@@ -336,7 +335,6 @@ def test_a_compiled_model_gives_the_same(how):
     loss.backward()
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, whole[name])
-    torch._dynamo.reset()
 
 
 def classifier():
