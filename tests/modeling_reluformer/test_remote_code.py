@@ -3,9 +3,6 @@
 import ast
 import json
 import shutil
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,22 +12,14 @@ from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
 
 from ..conftest import random_tokens, tiny_config, tiny_model
 from .vision_cases import vision_model
+from .without_package import run_without_package
 
 PACKAGE = Path(reluformer.__file__).parent
 DOOR = {"__init__.py", "__main__.py", "registration.py", "settings_foreign.py"}
 NOT_OF_THE_MODEL = {"attention_module.py"}
 KINDS = (ReLUFormerModel, ReLUFormerForConditionalGeneration)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-# A process in which neither the package nor Triton can be imported.
 LOAD = """
-    import json, sys
-
-    class Missing:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] in ("reluformer", "triton", "entmax"):
-                raise ModuleNotFoundError(name)
-
-    sys.meta_path.insert(0, Missing())
     import torch
     from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
@@ -57,16 +46,8 @@ def saved(tmp_path_factory):
     return folder
 
 
-def load_elsewhere(name: str, environment: dict, folder) -> dict:
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LOAD), name, json.dumps(random_tokens(2, 7).tolist())],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), **environment},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return json.loads(result.stdout.splitlines()[-1])
+def load_elsewhere(name: str, folder: Path, **environment: str) -> dict:
+    return run_without_package(LOAD, name, json.dumps(random_tokens(2, 7).tolist()), folder=folder, **environment)
 
 
 def check(loaded: dict) -> None:
@@ -77,7 +58,7 @@ def check(loaded: dict) -> None:
 
 
 def test_from_a_directory(saved, tmp_path):
-    check(load_elsewhere(str(saved), {}, tmp_path))
+    check(load_elsewhere(str(saved), tmp_path))
 
 
 def test_from_an_offline_hub_cache(saved, tmp_path):
@@ -85,7 +66,7 @@ def test_from_an_offline_hub_cache(saved, tmp_path):
     shutil.copytree(saved, repository / "snapshots" / COMMIT)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(COMMIT)
-    check(load_elsewhere("someone/tiny", {"HF_HUB_CACHE": str(tmp_path / "hub")}, tmp_path))
+    check(load_elsewhere("someone/tiny", tmp_path, HF_HUB_CACHE=str(tmp_path / "hub")))
 
 
 def test_the_directory_holds_the_code_and_says_where(saved):

@@ -1,11 +1,7 @@
 """The Vision Transformer: what it takes, refuses and returns, its loss with the regulariser, and the library around it."""
 
 import copy
-import json
 import shutil
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
@@ -16,6 +12,7 @@ from reluformer.attention_activations import POINTWISE
 from reluformer.regularization_reluformer import row_penalty
 
 from .vision_cases import CLASSES, classes, moved, pictures, vision_config, vision_model
+from .without_package import run_without_package
 
 FULL = {
     "preset": "relu_vit",
@@ -195,14 +192,6 @@ def test_saved_equals_loaded(fields, tmp_path):
 
 
 LOAD = """
-    import json, sys
-
-    class Missing:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] in ("reluformer", "triton", "entmax"):
-                raise ModuleNotFoundError(name)
-
-    sys.meta_path.insert(0, Missing())
     import torch
     from transformers import AutoModel, AutoModelForImageClassification
 
@@ -221,15 +210,8 @@ def test_what_is_saved_loads_without_the_package(tmp_path):
     carried = {path.name for path in (tmp_path / "model").glob("*.py")}
     assert {"modeling_vision.py", "configuration_vision.py", "attention_fused.py"} <= carried
     assert not carried & {"modeling_reluformer.py", "configuration_reluformer.py", "stacks_reluformer.py"}
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LOAD), str(tmp_path / "model"), str(tmp_path / "picture.pt")],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    name, *logits = json.loads(result.stdout.splitlines()[-1])
+    places = (str(tmp_path / "model"), str(tmp_path / "picture.pt"))
+    name, *logits = run_without_package(LOAD, *places, folder=tmp_path)
     assert name == "ReLUFormerVisionModel"
     torch.testing.assert_close(torch.tensor(logits).view(3, CLASSES), model(pictures()).logits)
 
