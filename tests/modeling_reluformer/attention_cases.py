@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from reluformer import relu_attention
 from reluformer.attention_reference import reference_attention
@@ -137,3 +138,43 @@ def assert_equals_reference(inputs: Inputs, mask: dict, activation: str = "relu"
         assert one.shape == other.shape
         error = relative_error(one, other)
         assert error <= TOLERANCE[inputs.query.dtype], f"{name}: {error:.1e} with {mask}"
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, row_scale: Tensor, **options) -> tuple[Tensor, ...]:
+    return relu_attention(query, key, value, row_scale=row_scale, statistics="sum+entropy", **options)
+
+
+def assert_compiles_without_a_break(inputs: Inputs, **options) -> None:
+    """To what it computes uncompiled, forward and backward, bit by bit."""
+    others = inputs.leaves()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    expected, found = attend(*inputs, **options), compiled(*others, **options)
+    for one, other in zip((*expected, *gradients(expected, inputs)), (*found, *gradients(found, others)), strict=True):
+        assert torch.equal(one, other)
+
+
+def assert_checkpoint_draws_the_same_dropout(inputs: Inputs, reentrant: bool) -> None:
+    others = inputs.leaves()
+
+    def with_dropout(*tensors):
+        return attend(*tensors, dropout_p=0.5)
+
+    torch.manual_seed(7)
+    expected = with_dropout(*inputs)
+    torch.manual_seed(7)
+    found = checkpoint(with_dropout, *others, use_reentrant=reentrant)
+    sum(item.sum() for item in expected).backward()
+    sum(item.sum() for item in found).backward()
+    for one, other in zip(inputs, others, strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def assert_nothing_is_read_before_it_is_written(queries: int, keys: int, dtype: torch.dtype = torch.float64) -> None:
+    """With every mask, under the setting by which torch fills new memory with NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        for mask in masks(2, queries, keys):
+            assert_equals_reference(random_inputs(queries=queries, keys=keys, dtype=dtype), mask)
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -20,6 +20,7 @@ from .attention_cases import (
     WIDTHS,
     Inputs,
     assert_equals_reference,
+    assert_nothing_is_read_before_it_is_written,
     gradients,
     masks,
     random_inputs,
@@ -185,14 +186,7 @@ def test_gradient_of_stride_zero(path):
 
 
 def test_nothing_is_read_before_it_is_written(blocks):
-    """Under this setting torch fills new memory with NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.utils.deterministic.fill_uninitialized_memory
-        for mask in masks(2, 50, 61):
-            assert_equals_reference(random_inputs(queries=50, keys=61), mask)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    assert_nothing_is_read_before_it_is_written(50, 61)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0)])

@@ -5,14 +5,18 @@ import sys
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 import reluformer.attention_fused as fused
 from reluformer import relu_attention
 from reluformer.attention_operator import pointwise_attention
 from reluformer.compiled.library import python_loop
 
-from .attention_cases import gradients, random_inputs
+from .attention_cases import (
+    assert_checkpoint_draws_the_same_dropout,
+    assert_compiles_without_a_break,
+    attend,
+    random_inputs,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -20,10 +24,6 @@ def blocks(monkeypatch):
     monkeypatch.setattr(fused, "_is_small", lambda *call: False)
     with python_loop():
         yield
-
-
-def attend(query, key, value, row_scale, **options):
-    return relu_attention(query, key, value, row_scale=row_scale, statistics="sum+entropy", **options)
 
 
 @pytest.mark.parametrize("statistics", ["none", "sum", "sum+entropy"])
@@ -41,30 +41,12 @@ def test_operator_keeps_torchs_rules(statistics):
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "query_offset": torch.tensor(2)}], ids=["full", "offset"])
 def test_compiles_without_a_break(options):
-    inputs = random_inputs(queries=40).leaves()
-    others = inputs.leaves()
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    expected, found = attend(*inputs, **options), compiled(*others, **options)
-    for one, other in zip((*expected, *gradients(expected, inputs)), (*found, *gradients(found, others)), strict=True):
-        assert torch.equal(one, other)
+    assert_compiles_without_a_break(random_inputs(queries=40).leaves(), **options)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoint_draws_the_same_dropout(reentrant):
-    inputs = random_inputs(queries=40).leaves()
-    others = inputs.leaves()
-
-    def with_dropout(*tensors):
-        return attend(*tensors, dropout_p=0.5)
-
-    torch.manual_seed(7)
-    expected = with_dropout(*inputs)
-    torch.manual_seed(7)
-    found = checkpoint(with_dropout, *others, use_reentrant=reentrant)
-    sum(item.sum() for item in expected).backward()
-    sum(item.sum() for item in found).backward()
-    for one, other in zip(inputs, others, strict=True):
-        assert torch.equal(one.grad, other.grad)
+    assert_checkpoint_draws_the_same_dropout(random_inputs(queries=40).leaves(), reentrant)
 
 
 def test_second_derivatives_are_refused():

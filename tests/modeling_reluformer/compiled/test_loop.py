@@ -6,7 +6,6 @@ import threading
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.utils.checkpoint import checkpoint
 
 import reluformer.attention_fused as fused
 import reluformer.attention_operator as operator
@@ -19,7 +18,11 @@ from ..attention_cases import (
     SCALE,
     WIDTHS,
     Inputs,
+    assert_checkpoint_draws_the_same_dropout,
+    assert_compiles_without_a_break,
     assert_equals_reference,
+    assert_nothing_is_read_before_it_is_written,
+    attend,
     gradients,
     masks,
     random_inputs,
@@ -49,10 +52,6 @@ def dtype(request, extension) -> torch.dtype:
 
 def inputs_of(**sizes) -> Inputs:
     return random_inputs(**{"dtype": torch.float32, **sizes})
-
-
-def attend(query, key, value, row_scale, **options):
-    return relu_attention(query, key, value, row_scale=row_scale, statistics="sum+entropy", **options)
 
 
 # Few queries go without copies of the keys; a tile has 64 queries and 256 keys.
@@ -340,30 +339,12 @@ def test_operator_keeps_torchs_rules(extension, statistics):
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "query_offset": torch.tensor(2)}], ids=["full", "offset"])
 def test_compiles_without_a_break(extension, options):
-    inputs = inputs_of(queries=40).leaves()
-    others = inputs.leaves()
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    expected, found = attend(*inputs, **options), compiled(*others, **options)
-    for one, other in zip((*expected, *gradients(expected, inputs)), (*found, *gradients(found, others)), strict=True):
-        assert torch.equal(one, other)
+    assert_compiles_without_a_break(inputs_of(queries=40).leaves(), **options)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoint_draws_the_same_dropout(extension, reentrant):
-    inputs = inputs_of(queries=40).leaves()
-    others = inputs.leaves()
-
-    def with_dropout(*tensors):
-        return attend(*tensors, dropout_p=0.5)
-
-    torch.manual_seed(7)
-    expected = with_dropout(*inputs)
-    torch.manual_seed(7)
-    found = checkpoint(with_dropout, *others, use_reentrant=reentrant)
-    sum(item.sum() for item in expected).backward()
-    sum(item.sum() for item in found).backward()
-    for one, other in zip(inputs, others, strict=True):
-        assert torch.equal(one.grad, other.grad)
+    assert_checkpoint_draws_the_same_dropout(inputs_of(queries=40).leaves(), reentrant)
 
 
 def test_whole_tiles_with_holes_equal_the_reference(extension):
@@ -413,14 +394,7 @@ def test_autocast_outside_does_not_change_the_products(extension):
 
 
 def test_nothing_is_read_before_it_is_written(extension):
-    """Under this setting torch fills new memory with NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.utils.deterministic.fill_uninitialized_memory
-        for mask in masks(2, 50, 300):
-            assert_equals_reference(inputs_of(queries=50, keys=300), mask)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    assert_nothing_is_read_before_it_is_written(50, 300, torch.float32)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (40, 0), (0, 0)])
