@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import unittest
 
-import pytest
-
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig, ReLUFormerVisionModel
 
-from .library_tests import NotDownloadableError, load_library_tests
+from .shared_tests import LIBRARY, ModelTests, RefusesSdpa
 from .vision_model_tester import ReLUFormerVisionModelTester
 
-try:
-    LIBRARY = load_library_tests()
-except NotDownloadableError as error:
-    pytest.skip(str(error), allow_module_level=True)
 
-
-class VisionTests(LIBRARY.modeling.ModelTesterMixin):
+class VisionTests(ModelTests):
     """What holds for every kind of attention; a subclass says which one it is."""
 
     all_model_classes = (ReLUFormerVisionModel, ReLUFormerForImageClassification)
     pipeline_model_mapping = {"image-classification": ReLUFormerForImageClassification}
     test_resize_embeddings = False
-    # our files carry no year, which the library reads as before 2023
-    test_can_init_all_missing_weights_before_2023 = True
-    attention_fields: dict = {}
 
     def setUp(self):
         self.model_tester = ReLUFormerVisionModelTester(self, **self.attention_fields)
@@ -37,16 +27,6 @@ class VisionTests(LIBRARY.modeling.ModelTesterMixin):
         )
         tester.run_common_tests()
 
-    # As in test_library_mixins.py: these pass output_attentions=True to a model as it is by default.
-
-    def test_capture_outputs_decorator(self):
-        self.model_tester.attn_implementation = "eager"
-        super().test_capture_outputs_decorator()
-
-    def test_model_outputs_equivalence(self):
-        self.model_tester.attn_implementation = "eager"
-        super().test_model_outputs_equivalence()
-
     def test_model_get_set_embeddings(self):
         """As ViT's own test: the embeddings are those of patches, and there is no output layer that is one."""
         config, _ = self.model_tester.prepare_config_and_inputs_for_common()
@@ -57,18 +37,6 @@ class VisionTests(LIBRARY.modeling.ModelTesterMixin):
 
     @unittest.skip("Pictures have no embeddings of tokens")
     def test_inputs_embeds(self):
-        pass
-
-
-class RefusesSdpa:
-    """See `RefusesSdpa` of test_library_mixins.py."""
-
-    @unittest.skip("sets sdpa and wants it to be accepted; its rows sum to one, so this attention refuses it")
-    def test_can_set_attention_dynamically(self):
-        pass
-
-    @unittest.skip("wants sdpa to be the default; its rows sum to one, so this attention has another default")
-    def test_sdpa_can_dispatch_non_composite_models(self):
         pass
 
 
