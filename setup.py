@@ -91,7 +91,7 @@ setup(
     include_package_data=False,  # what is listed here and no more: the folders of data are no packages
     package_data={
         "reluformer.compiled": ["*.cpp", "*.h"],
-        "reluformer.configuration": ["recipes/*.yaml", "accelerate/*.yaml"],
+        "reluformer.configuration": ["recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml"],
         "reluformer.hub_cards": ["*.md"],
         "reluformer.hub_cards.space": ["*.md", "*.txt", "*.css", "*.js", "templates/*.html"],
     },

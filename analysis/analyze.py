@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,24 +13,25 @@ from transformers import PreTrainedModel
 
 from reluformer.analysis import top_p
 from reluformer.analysis import variance_simulation as simulation
-from reluformer.analysis.collection import observe
+from reluformer.analysis.causal_texts import causal_batches, read_causal_text
+from reluformer.analysis.collection import Batch, TextBatch, observe
 from reluformer.analysis.figure import MODEL, NOTHING, TEXT, Analysed, Figure, Subject, figure_class, make_figure
 from reluformer.analysis.result_files import model_facts
 from reluformer.analysis.texts import AnalysisText, batches, encode_text, read_lines, require_sizes
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.errors import UserError
-from reluformer.training.loading import device_of, load_model_and_tokenizer
+from reluformer.training.loading import device_of, is_decoder_only, load_language_model, load_model_and_tokenizer
 
 
 @dataclass
 class AnalysisOptions:
     """What `analyze` is asked for.
 
-    what: names out of `ANALYSES`. model: folder or Hub id. text: file of source lines. target_text: file of their
-    translations; None: the model's own. output: folder; None: `analysis` in the model's folder. batch_tokens: see
-    `batches`. num_beams: of the model's own translation. top_p: percentages. maps: how many pairs attention-maps draws,
-    map_tokens: how many tokens of each side. lengths, samples, seed: of variance-simulation. device: None: a GPU if
-    there is one.
+    what: names out of `ANALYSES`. model: folder or Hub id. text: file of source lines, or any text for a decoder-only model.
+    target_text: file of their translations; None: the model's own. output: folder; None: `analysis` in the model's folder.
+    batch_tokens: see `batches`. num_beams: of the model's own translation. top_p: percentages. maps: how many pairs
+    attention-maps draws, map_tokens: how many tokens of each side. context: tokens of a context of a decoder-only model, see
+    `read_causal_text`. lengths, samples, seed: of variance-simulation. device: None: a GPU if there is one.
     """
 
     what: Sequence[str]
@@ -43,6 +44,7 @@ class AnalysisOptions:
     top_p: Sequence[float] = top_p.DEFAULT_PERCENTAGES
     maps: int = 1
     map_tokens: int = 40
+    context: int | None = None
     lengths: Sequence[int] = simulation.DEFAULT_LENGTHS
     samples: int = simulation.DEFAULT_SAMPLES
     seed: int = 0
@@ -109,7 +111,40 @@ class _Session:
         return self.done
 
     def _of_model(self) -> None:
+        if not is_decoder_only(self.options.model):
+            self._of_translation_model()
+        else:
+            self._of_language_model()
+
+    def _of_language_model(self) -> None:
         options, on_text = self.options, self.figures[TEXT]
+        self._refuse_what_decoders_lack()
+        model, tokenizer = load_language_model(options.model, attn_implementation="eager")
+        folder = options.folder
+        model.to(device_of(options.device)).eval()
+        text = read_causal_text(options.text, model, tokenizer, context=options.context)
+        read = {"source_file": options.text, **text.facts}
+        facts = {"model": model_facts(options.model, model.config), "device": str(model.device), "text": read}
+        for figure in on_text:
+            figure.require(model)
+        self._observe(model, causal_batches(text, model.device, batch_tokens=options.batch_tokens))
+        self._write(on_text, folder, Subject(model, tokenizer), facts)
+
+    def _refuse_what_decoders_lack(self) -> None:
+        if lacking := [each.name for each in (*self.figures[MODEL], *self.figures[TEXT]) if not each.of_decoders]:
+            known = ", ".join(name for name in ANALYSES if figure_class(name).of_decoders)
+            raise UserError(
+                f"--what: {lacking[0]} cannot be taken of {self.options.model}, a decoder alone; choose of {known}"
+            )
+        if self.options.target_text is not None:
+            raise UserError(
+                f"--target_text: {self.options.model} is a decoder alone, which translates nothing; leave it out"
+            )
+
+    def _of_translation_model(self) -> None:
+        options, on_text = self.options, self.figures[TEXT]
+        if options.context is not None:
+            raise UserError(f"--context: is for decoder-only models, and {options.model} is none; leave it out")
         lines, skipped = read_lines(options.text, options.target_text) if on_text else (None, {})
         if options.text is not None and not on_text:
             names = [figure.name for figure in self.figures[MODEL]]
@@ -127,7 +162,8 @@ class _Session:
                 lines = lines.select(range(min(max(most), len(lines))))
             text = encode_text(lines, model, tokenizer, num_beams=options.num_beams)
             facts |= {"device": str(model.device), "text": self._text_facts(text, skipped)}
-            self._observe(model, text)
+            stream = batches(text.pairs, model.device, batch_tokens=options.batch_tokens)
+            self._observe(model, stream)
             self._write(on_text, folder, Subject(model, tokenizer, text.pairs), facts)
 
     def _text_facts(self, text: AnalysisText, skipped: dict[str, int]) -> dict[str, Any]:
@@ -136,7 +172,7 @@ class _Session:
         files = {"source_file": self.options.text, "target_file": self.options.target_text}
         return {**files, **text.facts, "skipped": {**skipped, **text.facts["skipped"]}}
 
-    def _observe(self, model: PreTrainedModel, text: AnalysisText) -> None:
+    def _observe(self, model: PreTrainedModel, stream: Generator[Batch | TextBatch]) -> None:
         """One pass over the text for all figures that watch it."""
         watches = [figure.watch(model) for figure in self.figures[TEXT]]
         attention = [watch.attention for watch in watches if watch.attention is not None]
@@ -144,7 +180,7 @@ class _Session:
         on_update = _each([watch.on_update for watch in watches if watch.on_update is not None])
         if attention or on_scores or on_update:
             # Closed at once where a figure cannot be taken, so that the error stands below the progress bar.
-            with closing(batches(text.pairs, model.device, batch_tokens=self.options.batch_tokens)) as stream:
+            with closing(stream):
                 observe(model, stream, attention=attention, on_scores=on_scores, on_update=on_update)
 
     def _write(self, figures: list[Figure], folder: Path, subject: Subject, facts: dict[str, Any]) -> None:

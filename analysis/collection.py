@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -16,17 +16,11 @@ from reluformer.configuration.errors import UserError
 
 IGNORED_LABEL = -100
 ENCODER_SELF, DECODER_SELF, CROSS = "encoder_self", "decoder_self", "cross"
-# What the library calls them in a model's output.
-_OUTPUT_NAMES = {
-    ENCODER_SELF: "encoder_attentions",
-    DECODER_SELF: "decoder_attentions",
-    CROSS: "cross_attentions",
-}
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentence pairs, padded on the right.
+    """Sentence pairs, padded on the right, for an encoder-decoder.
 
     source_ids: (batch, source). source_mask: boolean, the same, True for real tokens.
     labels: (batch, target), -100 for padding.
@@ -36,10 +30,53 @@ class Batch:
     source_mask: Tensor
     labels: Tensor
 
+    # What the library calls each kind of attention in the model's output.
+    output_names: ClassVar[Mapping[str, str]] = {
+        ENCODER_SELF: "encoder_attentions",
+        DECODER_SELF: "decoder_attentions",
+        CROSS: "cross_attentions",
+    }
+
     @property
     def target_mask(self) -> Tensor:
         """Boolean (batch, target), True for real tokens."""
         return self.labels != IGNORED_LABEL
+
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """The real tokens of each stack of layers, boolean (batch, length)."""
+        return {"encoder": self.source_mask, "decoder": self.target_mask}
+
+    def inputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """What the model is called with."""
+        return {
+            "input_ids": self.source_ids,
+            "attention_mask": self.source_mask.long(),
+            "decoder_input_ids": decoder_inputs(model, self.labels),
+        }
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """Contexts of one length for a decoder-only model, without padding. input_ids: (batch, length)."""
+
+    input_ids: Tensor
+
+    output_names: ClassVar[Mapping[str, str]] = {DECODER_SELF: "attentions"}
+
+    @property
+    def target_mask(self) -> Tensor:
+        """Boolean (batch, length): all tokens are real."""
+        return torch.ones_like(self.input_ids, dtype=torch.bool)
+
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """As in `Batch`."""
+        return {"decoder": self.target_mask}
+
+    def inputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """What the model is called with."""
+        return {"input_ids": self.input_ids}
 
 
 class AttentionStatistic(Protocol):
@@ -51,18 +88,18 @@ class AttentionStatistic(Protocol):
 
 def observe(
     model: PreTrainedModel,
-    batches: Iterable[Batch],
+    batches: Iterable[Batch | TextBatch],
     *,
     attention: Sequence[AttentionStatistic] = (),
     on_scores: OnScores | None = None,
     on_update: OnUpdate | None = None,
 ) -> None:
-    """Runs a model over teacher-forced pairs, without dropout, and hands on what it computes.
+    """Runs a model over teacher-forced pairs or contexts, without dropout, and hands on what it computes.
 
     At any time the attention weights of one batch at most are in memory.
 
     Args:
-        model: an encoder-decoder; it computes in "eager" attention here and is given back as it was.
+        model: it computes in "eager" attention here and is given back as it was.
         batches: on the model's device.
         attention: get the rows of real queries, module by module and layer by layer.
         on_scores, on_update: see `watch_feed_forward`.
@@ -73,14 +110,16 @@ def observe(
     rows: dict[str, Tensor] = {}
     with eager(model), torch.inference_mode(), watch_feed_forward(model, rows, on_scores, on_update):
         for batch in batches:
-            rows.update(encoder=batch.source_mask, decoder=batch.target_mask)
+            rows.update(batch.rows)
             if attention:
                 _hand_on(attention_weights(model, batch), batch, attention)
             else:
                 _forward(model, batch)
 
 
-def _hand_on(weights: dict[str, list[Tensor]], batch: Batch, statistics: Sequence[AttentionStatistic]) -> None:
+def _hand_on(
+    weights: dict[str, list[Tensor]], batch: Batch | TextBatch, statistics: Sequence[AttentionStatistic]
+) -> None:
     for module, layers in weights.items():
         rows, visible = visible_keys(module, batch)
         for layer in range(len(layers)):
@@ -90,8 +129,8 @@ def _hand_on(weights: dict[str, list[Tensor]], batch: Batch, statistics: Sequenc
                 statistic.update(module, layer, real, visible)
 
 
-def attention_weights(model: PreTrainedModel, batch: Batch) -> dict[str, list[Tensor]]:
-    """The weights (batch, heads, queries, keys) of each layer of the three kinds of attention.
+def attention_weights(model: PreTrainedModel, batch: Batch | TextBatch) -> dict[str, list[Tensor]]:
+    """The weights (batch, heads, queries, keys) of each layer of each kind of attention.
 
     Call it within `eager`. A query of the decoder belongs to the step that predicts the label at its place.
 
@@ -101,10 +140,10 @@ def attention_weights(model: PreTrainedModel, batch: Batch) -> dict[str, list[Te
     """
     outputs = _forward(model, batch, output_attentions=True)
     found = {}
-    for module, name in _OUTPUT_NAMES.items():
+    for module, name in batch.output_names.items():
         layers = list(getattr(outputs, name, None) or ())
         if not layers or layers[0] is None:
-            raise UserError(f"{model.config.model_type}: returns no {name}; it must be an encoder-decoder that does")
+            raise UserError(f"{model.config.model_type}: returns no {name}; only models that do can be read")
         rows, visible = visible_keys(module, batch)
         expected = (rows.shape[0], rows.shape[1], visible.shape[1])
         for layer, weights in enumerate(layers, start=1):
@@ -119,17 +158,18 @@ def attention_weights(model: PreTrainedModel, batch: Batch) -> dict[str, list[Te
     return found
 
 
-def visible_keys(module: str, batch: Batch) -> tuple[Tensor, Tensor]:
+def visible_keys(module: str, batch: Batch | TextBatch) -> tuple[Tensor, Tensor]:
     """Which queries are real, and which keys they see.
 
     Returns:
         Boolean (batch, queries), and for the real queries in order boolean (rows, keys).
     """
-    source, target = batch.source_mask, batch.target_mask
+    target = batch.target_mask
     if module == ENCODER_SELF:
+        source = batch.source_mask
         return source, source.unsqueeze(1).expand(-1, source.shape[1], -1)[source]
     if module == CROSS:
-        return target, source.unsqueeze(1).expand(-1, target.shape[1], -1)[target]
+        return target, batch.source_mask.unsqueeze(1).expand(-1, target.shape[1], -1)[target]
     length = target.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=target.device).tril()
     return target, causal.expand(target.shape[0], -1, -1)[target]
@@ -153,14 +193,8 @@ def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
     return shift(labels=labels)
 
 
-def _forward(model: PreTrainedModel, batch: Batch, **options: bool) -> object:
-    return model(
-        input_ids=batch.source_ids,
-        attention_mask=batch.source_mask.long(),
-        decoder_input_ids=decoder_inputs(model, batch.labels),
-        use_cache=False,
-        **options,
-    )
+def _forward(model: PreTrainedModel, batch: Batch | TextBatch, **options: bool) -> object:
+    return model(**batch.inputs(model), use_cache=False, **options)
 
 
 @contextmanager

@@ -15,7 +15,18 @@ GREY, BLACK = "#666666", "#222222"
 # Cells of a heat map: exactly 0; not seen by the query.
 ZERO, HIDDEN = "#ffffff", "#d0d0d0"
 
-_ACTIVATIONS = {"relu": RELU, "softmax": SOFTMAX, "sparsemax": SPARSEMAX, "entmax15": ENTMAX}
+_ACTIVATIONS = {
+    "relu": RELU,
+    "softmax": SOFTMAX,
+    "sparsemax": SPARSEMAX,
+    "entmax15": ENTMAX,
+    "relu2": TEAL,
+    "gelu": OLIVE,
+    "softplus": ENTMAX,  # in no picture with it
+    "identity": GREY,
+    "relu6": WINE,
+    "sigmoid": BLACK,
+}
 
 
 def color_of(activation: str) -> str:

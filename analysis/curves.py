@@ -56,6 +56,7 @@ PANELS = (
             Line("eval_cross_entropy", "validation cross-entropy", _VALIDATION, style="--", marker="s"),
         ),
     ),
+    Panel("perplexity per token", 1.6, (Line("eval_perplexity", "validation", _VALIDATION, marker="o"),)),
     Panel(
         "score, 0 to 100",
         2.4,

@@ -60,14 +60,9 @@ class RowStatistics:
         """
         seen = visible.unsqueeze(1)
         weights = torch.where(seen, weights, 0.0).double()
-        if bool((weights < 0).any()):
-            raise UserError(
-                f"entropy: {module} attention, layer {layer + 1} has negative weights, its rows are no distributions; "
-                "attention-maps can show them"
-            )
-        row_sum = weights.sum(dim=-1)
+        require_weights(f"entropy: {module} attention, layer {layer + 1}", weights)
+        entropy, row_sum = entropy_of_rows(weights)
         dead = row_sum == 0
-        entropy = torch.special.entr(weights / torch.where(dead, 1.0, row_sum).unsqueeze(-1)).sum(dim=-1)
         keys = visible.sum(dim=-1, keepdim=True).double()
         log_keys = keys.log().expand_as(entropy)
         figures = (
@@ -86,6 +81,20 @@ class RowStatistics:
     def table(self) -> list[dict[str, Any]]:
         """One row for the model and for each module, layer and head; columns as in `DEFINITIONS`."""
         return [_row(*group) for group in [((ALL, ALL, ALL), self._sums.total()), *self._sums.groups()]]
+
+
+def require_weights(where: str, weights: Tensor) -> None:
+    """Raises a `UserError` for a negative weight, with which a row is no distribution. where: for the message."""
+    if bool((weights < 0).any()):
+        raise UserError(
+            f"{where} has negative weights, its rows are no distributions; attention-maps can show those of translation models"
+        )
+
+
+def entropy_of_rows(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy in nats of rows (…, keys) normalised to sum 1, and their sums S, both (…); a row with S = 0 has entropy 0."""
+    row_sum = weights.sum(dim=-1)
+    return torch.special.entr(weights / torch.where(row_sum == 0, 1.0, row_sum).unsqueeze(-1)).sum(dim=-1), row_sum
 
 
 def _row(place: Place, sums: Tensor) -> dict[str, Any]:
@@ -108,6 +117,7 @@ class Entropy(Figure):
 
     name = "entropy"
     needs = TEXT
+    of_decoders = True
     definitions = DEFINITIONS
 
     def watch(self, model: PreTrainedModel) -> Watch:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from reluformer.configuration.errors import UserError
 
-# Names of the two projections: ReLUFormer, Marian, BART and their relatives; T5.
-_PROJECTIONS = (("fc1", "fc2"), ("wi", "wo"))
+# Names of the two projections: ReLUFormer, Marian, BART, OPT and their relatives; T5; GPT-2; Llama and its relatives, whose gate
+# stands beside the first.
+_PROJECTIONS = (("fc1", "fc2"), ("wi", "wo"), ("c_fc", "c_proj"), ("up_proj", "down_proj"))
+_LINEAR = (nn.Linear, Conv1D)  # GPT-2's, which holds its weight transposed
 # Their residual is the block's input, and what is added is the output of the second projection or of the norm after it.
 _POST_NORM = ("reluformer", "marian")
 
@@ -22,41 +25,44 @@ OnUpdate = Callable[[str, int, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class FeedForward:
-    """One block: `keys` is W_1 (its rows are the keys), `values` W_2 (its columns are the value slots).
+    """One block: `keys` is W_1 (its rows are the keys), `values` W_2 (its columns are the value slots), but for GPT-2's `Conv1D`.
 
     stack: "encoder" or "decoder". layer: from 0. norm: the layer norm on the result (Table 1), or None.
     """
 
     stack: str
     layer: int
-    keys: nn.Linear
-    values: nn.Linear
+    keys: nn.Linear | Conv1D
+    values: nn.Linear | Conv1D
     norm: nn.Module | None
 
 
 def feed_forward_blocks(model: PreTrainedModel) -> list[FeedForward]:
-    """The blocks of encoder and decoder, in order.
+    """The blocks of encoder and decoder in order, or of a model that is a decoder alone.
 
     Raises:
         UserError: none found, or not one for each layer of a stack.
     """
     blocks = []
-    for stack, module in (("encoder", model.get_encoder()), ("decoder", model.get_decoder())):
+    stacks = {"decoder": model.base_model}
+    if model.config.is_encoder_decoder:
+        stacks = {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
+    for stack, module in stacks.items():
         found = [names for part in module.modules() if (names := _projections(part)) is not None]
         blocks += [FeedForward(stack, layer, *parts) for layer, parts in enumerate(found)]
         if not found:
             names = " or ".join("/".join(pair) for pair in _PROJECTIONS)
             raise UserError(
                 f"{model.config.model_type}: no feed-forward blocks with projections called {names} in its {stack}; "
-                "what the memory holds can be read in ReLUFormer, Marian, BART and T5 models"
+                "what the memory holds can be read in ReLUFormer, Marian, BART, T5, GPT-2 and Llama models"
             )
     return blocks
 
 
-def _projections(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Module | None] | None:
+def _projections(module: nn.Module) -> tuple[nn.Linear | Conv1D, nn.Linear | Conv1D, nn.Module | None] | None:
     for names in _PROJECTIONS:
         keys, values = (getattr(module, name, None) for name in names)
-        if isinstance(keys, nn.Linear) and isinstance(values, nn.Linear):
+        if isinstance(keys, _LINEAR) and isinstance(values, _LINEAR):
             return keys, values, getattr(module, "ffn_layer_norm", None)
     return None
 

@@ -63,11 +63,13 @@ class Figure:
     """One figure. Its fields, if it has any, are those of `AnalysisOptions` that it reads; it is then a dataclass.
 
     name: as `--what` has it. needs: NOTHING, MODEL (its weights) or TEXT (a model and pairs of texts).
+    of_decoders: whether it can be taken of a decoder-only model, too, on a text instead of pairs.
     definitions: what the columns of the table mean.
     """
 
     name: ClassVar[str]
     needs: ClassVar[str]
+    of_decoders: ClassVar[bool] = False
     definitions: ClassVar[dict[str, str]]
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ def _added(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
 
 def batches(
     pairs: datasets.Dataset, device: torch.device, *, batch_tokens: int, progress: bool = True
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """All pairs once, the longest first.
 
     Args:

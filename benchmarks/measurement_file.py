@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,27 @@ def begin(options: argparse.Namespace) -> dict[str, Any]:
     }
     library(large=True)  # built before anything is timed
     return {**record, "loop": loop_name(), "quick": options.quick}
+
+
+def origin(result: Mapping[str, Any], file: str) -> list[str]:
+    """The lines of a page that say where its figures are from: command, file, commit, machine, versions.
+
+    Args:
+        result: the content of the file.
+        file: its name in `benchmarks/results/`; one with `gpu` in it names the accelerators.
+    """
+    machine, versions = result["machine"], result["versions"]
+    device = ", ".join(machine.get("accelerators", [])) if "gpu" in file else machine["cpu"]
+    commit = (result["git_commit"] or "unknown")[:12] + (", with local changes" if result["git_dirty"] else "")
+    threads = result["settings"].get("threads", machine["torch_threads"])
+    environment = " ".join(f"{name}={value}" for name, value in result["environment"].items()) or "none of note"
+    # Files from before the compiled loop was the default do not name theirs, which was the Python loop.
+    lines = [
+        f"`{result['command']}` → [{file}](results/{file})",
+        f": {result['date'][:10]}, commit {commit}, {result['seconds'] / 60:.1f} min on {device} ({threads} threads, "
+        f"{machine['usable_cores']} cores, {machine['memory_gb']:.0f} GB, load before the start "
+        f"{machine['load_average']:.1f}), torch {versions['torch']}, transformers "
+        f"{versions['transformers']}, Python {machine['python']}; loop: {result.get('loop', 'python')}; environment: "
+        f"{environment}.",
+    ]
+    return ["**A quick run, to try the programs: its figures mean nothing.**", "", *lines] if result["quick"] else lines

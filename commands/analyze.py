@@ -24,7 +24,9 @@ def run(arguments: list[str]) -> int:
         help=f"{', '.join(ANALYSES)}; one or several",
     )
     parser.add_argument("--model", metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
-    parser.add_argument("--text", metavar="FILE", help="source text, one sentence or document a line")
+    parser.add_argument(
+        "--text", metavar="FILE", help="source text, one sentence or document a line; for a decoder alone, any text"
+    )
     parser.add_argument(
         "--target_text", "--target-text", metavar="FILE", help="its translations; default: the model's own"
     )
@@ -49,6 +51,9 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top_p", type=float, nargs="+", metavar="P", help="percentages; default: 0.1 to 100")
     parser.add_argument("--maps", type=int, help="pairs that attention-maps draws, from the first; default: 1")
     parser.add_argument("--map_tokens", type=int, help="tokens of each side on a map, from the first; default: 40")
+    parser.add_argument(
+        "--context", type=int, help="tokens of a context of a decoder-only model; default: its positions, at most 1024"
+    )
     parser.add_argument(
         "--lengths", type=int, nargs="+", metavar="N", help="of variance-simulation; default: 1 to 1024"
     )

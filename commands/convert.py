@@ -1,4 +1,4 @@
-"""`reluformer convert`: a MarianMT or ViT checkpoint, or another attention for a ReLUFormer."""
+"""`reluformer convert`: a MarianMT, ViT, GPT-2 or Llama checkpoint, or another attention for a ReLUFormer."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
     parser = Parser(
         prog="reluformer convert",
-        description="Writes a MarianMT or ViT checkpoint as a ReLUFormer that computes the same, or a model with another "
-        "attention and the same weights.",
+        description="Writes a MarianMT, ViT, GPT-2 or Llama checkpoint as a ReLUFormer that computes the same, or a model "
+        "with another attention and the same weights.",
     )
     parser.add_argument(
         "--from",
         dest="source",
         required=True,
         metavar="PATH_OR_ID",
-        help="MarianMT or ViT checkpoint, or a ReLUFormer's",
+        help="MarianMT, ViT, GPT-2 or Llama checkpoint, or a ReLUFormer's",
     )
     parser.add_argument("--to", dest="target", required=True, metavar="FOLDER", help="folder to write")
     parser.add_argument(

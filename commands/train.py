@@ -69,6 +69,7 @@ def document(run: FinishedRun) -> None:
     """Draws the training curve and an attention map, writes the card, and tells the scores that the recipe is about."""
     from reluformer.analysis.curves import holds_a_curve, plot_training_curve
     from reluformer.configuration.image_recipe import ImageRecipe
+    from reluformer.configuration.language_recipe import LanguageRecipe
     from reluformer.hub_cards.card import write_card
     from reluformer.training.training import headline
 
@@ -78,10 +79,8 @@ def document(run: FinishedRun) -> None:
     else:
         updates, every = run.log_history[-1]["step"], f"{training.logging_strategy.value} {training.logging_steps:g}"
         tqdm.write(f"no training curve: nothing was logged in {updates} updates (logging: {every})")
-    if isinstance(run.recipe, ImageRecipe):
-        _draw_patches(run, folder / "attention_map.png")
-    else:
-        _draw_attention(run, folder / "attention_map.png")
+    drawings = {ImageRecipe: _draw_patches, LanguageRecipe: _draw_text}
+    drawings.get(type(run.recipe), _draw_attention)(run, folder / "attention_map.png")
     write_card(folder)
     tqdm.write(f"everything of this run is in {folder}/")
     for split, scores in run.scores.items():
@@ -98,6 +97,16 @@ def _draw_patches(run: FinishedRun, path: Path) -> None:
     split = splits[0] if splits else "train"
     pictures = load_image_split(run.recipe.data, split, pair(config.image_size), config.num_channels)
     plot_patch_map(run.model, run.processing, pictures.images([0], config.num_channels)[0], path)
+
+
+def _draw_text(run: FinishedRun, path: Path) -> None:
+    """Of the beginning of the first document of an evaluated split, or of the training split."""
+    from reluformer.analysis.causal_maps import plot_causal_map
+    from reluformer.training.data.text_sources import split_documents
+
+    splits = run.recipe.evaluation.splits
+    documents = split_documents(run.recipe.data, splits[0] if splits else "train").read()
+    plot_causal_map(run.model, run.processing, next(each.text for each in documents if each.text), path)
 
 
 def _draw_attention(run: FinishedRun, path: Path) -> None:

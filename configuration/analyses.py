@@ -5,6 +5,8 @@ from __future__ import annotations
 # Name → module of `reluformer.analysis`, whose `FIGURE` it is; see `reluformer.analysis.figure`.
 ANALYSES = {
     "entropy": "entropy",
+    "entropy-share": "entropy_share",
+    "ffn-nonzeros": "ffn_nonzeros",
     "variance-ratio": "variance_ratio",
     "top-p": "top_p",
     "attention-maps": "model_maps",

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from transformers import TrainingArguments
-
 from reluformer.configuration.image_recipe_checks import check_image_recipe
-from reluformer.configuration.recipe import AveragingConfig
+from reluformer.configuration.recipe_base import RowBatches
 from reluformer.configuration.splits import SPLITS
 
 
@@ -126,8 +123,8 @@ class ImageEvaluationConfig:
 
 
 @dataclass(kw_only=True)
-class ImageRecipe:
-    """One experiment of image classification, complete: `reluformer train` needs nothing else.
+class ImageSections:
+    """What a recipe of image classification says before the settings of its run.
 
     Args:
         task: `image_classification`, which makes the file a recipe of this kind.
@@ -139,10 +136,6 @@ class ImageRecipe:
             `initialize_from`, what differs from the checkpoint's config, which is the default for all of it.
         augmentation: how training pictures are changed.
         evaluation: how the trained model is evaluated.
-        averaging: of weights over the last checkpoints.
-        on_divergence: as in a recipe for translation.
-        expected_world_size: number of processes that the recipe is meant for; null: any.
-        training: `transformers.TrainingArguments`.
     """
 
     task: Literal["image_classification"] = "image_classification"
@@ -153,24 +146,14 @@ class ImageRecipe:
     model: dict[str, Any] = field(default_factory=dict)
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
     evaluation: ImageEvaluationConfig = field(default_factory=ImageEvaluationConfig)
-    averaging: AveragingConfig = field(default_factory=AveragingConfig)
-    on_divergence: Literal["stop", "record"] = "stop"
-    expected_world_size: int | None = None
-    training: TrainingArguments
 
-    batch_key: ClassVar[str] = "training.per_device_train_batch_size"
+
+@dataclass(kw_only=True)
+class ImageRecipe(RowBatches, ImageSections):
+    """One experiment of image classification, complete: `reluformer train` needs nothing else."""
+
     batch_unit: ClassVar[str] = "pictures"
     always_written: ClassVar[frozenset[str]] = frozenset({"task", "data", "model", "augmentation", "evaluation"})
-
-    @property
-    def run_folder(self) -> Path:
-        """Where everything of the run is written."""
-        return Path(self.training.output_dir)
-
-    @property
-    def batch_size(self) -> int:
-        """Pictures of a batch."""
-        return self.training.per_device_train_batch_size
 
     def inputs(self) -> list[tuple[str, str | None]]:
         """What the run begins with: key and path or id."""

@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe_checks import (
-    check_averaging,
-    check_name,
-    check_splits,
-    check_training,
-    only_origin,
-)
+from reluformer.configuration.recipe_checks import check_splits, only_origin
 
 if TYPE_CHECKING:
     from reluformer.configuration.image_recipe import AugmentationConfig, ImageDataConfig, ImageRecipe
@@ -27,16 +21,12 @@ REPLACED_ARGUMENTS = {
 
 def check_image_recipe(recipe: ImageRecipe) -> None:
     """Raises `UserError` for values that cannot be trained."""
-    check_name(recipe.name)
     _check_data(recipe.data)
     _check_augmentation(recipe.augmentation)
     if recipe.evaluation.batch_size < 1:
         raise UserError(f"evaluation.batch_size: {recipe.evaluation.batch_size} must be at least 1")
     check_splits(recipe.evaluation.splits)
-    if recipe.expected_world_size is not None and recipe.expected_world_size < 1:
-        raise UserError(f"expected_world_size: {recipe.expected_world_size} must be at least 1; null allows any number")
-    check_training(recipe.training, REPLACED_ARGUMENTS)
-    check_averaging(recipe.averaging, recipe.training)
+    recipe.check_settings(REPLACED_ARGUMENTS)
 
 
 def _check_data(data: ImageDataConfig) -> None:

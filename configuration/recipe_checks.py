@@ -14,18 +14,18 @@ from reluformer.configuration.scores import SCORES
 from reluformer.configuration.splits import EVALUATED_SPLITS, SPLITS
 
 if TYPE_CHECKING:
-    from reluformer.configuration.recipe import AveragingConfig, DataConfig, Recipe, TablesConfig
+    from reluformer.configuration.language_recipe import LanguageRecipe
+    from reluformer.configuration.recipe import DataConfig, Recipe, TablesConfig
+    from reluformer.configuration.recipe_base import AveragingConfig
 
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises `UserError` for values that cannot be trained."""
-    check_name(recipe.name)
     _check_data(recipe.data)
     _check_documents(recipe)
-    _check_initialization(recipe)
+    check_initialization(recipe)
     _check_counts(recipe)
-    check_training(recipe.training, _REPLACED_ARGUMENTS)
-    check_averaging(recipe.averaging, recipe.training)
+    recipe.check_settings(_REPLACED_ARGUMENTS)
 
 
 def check_name(name: str) -> None:
@@ -34,12 +34,18 @@ def check_name(name: str) -> None:
         raise UserError(f"name: {name!r} cannot name a folder; give a word such as 'multi30k_en_de'")
 
 
-def only_origin(origins: Mapping[str, bool]) -> str:
-    """The one place that `data` names; `UserError` where it names none or several. origins: is it given, by name."""
+def check_expected_world_size(processes: int | None) -> None:
+    """Raises `UserError` for what is no number of processes."""
+    if processes is not None and processes < 1:
+        raise UserError(f"expected_world_size: {processes} must be at least 1; null allows any number")
+
+
+def only_origin(origins: Mapping[str, bool], section: str = "data") -> str:
+    """The one place that a section names; `UserError` where it names none or several. origins: is it given, by name."""
     given = [name for name, is_given in origins.items() if is_given]
     if len(given) != 1:
         raise UserError(
-            f"data: give exactly one of {', '.join(origins)}; given: {' and '.join(given) if given else 'none of them'}"
+            f"{section}: give exactly one of {', '.join(origins)}; given: {' and '.join(given) if given else 'none of them'}"
         )
     return given[0]
 
@@ -114,7 +120,8 @@ def _check_documents(recipe: Recipe) -> None:
         )
 
 
-def _check_initialization(recipe: Recipe) -> None:
+def check_initialization(recipe: Recipe | LanguageRecipe) -> None:
+    """Raises `UserError` for a tokenizer beside a model that brings its own."""
     if recipe.initialize_from is not None and recipe.tokenizer != type(recipe.tokenizer)():
         raise UserError(
             "tokenizer: comes with the model of initialize_from, whose embeddings were made for it; leave the section out"
@@ -140,8 +147,6 @@ def _check_counts(recipe: Recipe) -> None:
     for name, value in at_least_zero.items():
         if value < 0:
             raise UserError(f"{name}: {value} must be at least 0")
-    if recipe.expected_world_size is not None and recipe.expected_world_size < 1:
-        raise UserError(f"expected_world_size: {recipe.expected_world_size} must be at least 1; null allows any number")
     if recipe.batching.tokens_per_batch < recipe.data.max_length:
         raise UserError(
             f"batching.tokens_per_batch: {recipe.batching.tokens_per_batch} cannot hold one pair of "

@@ -19,6 +19,7 @@ from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.image_recipe import ImageRecipe
+from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_text import RECIPE_KINDS, read_recipe_text, section_types
 from reluformer.configuration.whole_files import write_whole
@@ -59,7 +60,7 @@ class LayeredConfig(ActionConfigFile):
             cfg["model"] = {**below, **(cfg.get("model") or {})}
 
 
-AnyRecipe = Recipe | ImageRecipe
+AnyRecipe = Recipe | ImageRecipe | LanguageRecipe
 
 _BASE_LINE = re.compile(r"^base[ \t]*:.*$", re.MULTILINE)
 # What every recipe without `task` is: the line is for a reader alone.

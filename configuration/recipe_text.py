@@ -18,10 +18,16 @@ from transformers import TrainingArguments
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.image_recipe import ImageRecipe
+from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe import Recipe
+from reluformer.configuration.recipe_base import RunSettings
 
 # What a file may be, by its `task`.
-RECIPE_KINDS: dict[str, type] = {"translation": Recipe, "image_classification": ImageRecipe}
+RECIPE_KINDS: dict[str, type[RunSettings]] = {
+    "translation": Recipe,
+    "image_classification": ImageRecipe,
+    "language_modeling": LanguageRecipe,
+}
 
 _PLAIN_TAGS = {
     f"tag:yaml.org,2002:{kind}"

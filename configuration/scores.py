@@ -30,6 +30,7 @@ class Score:
     moses: both sides are lower-cased and tokenised by Moses first, which needs to know their language.
     cased: says nothing about a model whose tokenizer lower-cases, on texts that have capitals.
     in_training: taken at every evaluation during training, too.
+    digits: after the decimal point.
     is_told: a recipe can have it as its headline, and the card tells it. Others are in the file of the evaluation alone.
     """
 
@@ -44,11 +45,12 @@ class Score:
     moses: bool = False
     cased: bool = True
     in_training: bool = False
+    digits: int = 2
     is_told: bool = True
 
     def value(self, scores: Mapping[str, Any]) -> str:
         """Its value among `scores`, for a person."""
-        return f"{scores[self.name]:.2f}" + (f" {self.unit}" if self.unit else "")
+        return f"{scores[self.name]:.{self.digits}f}" + (f" {self.unit}" if self.unit else "")
 
 
 _LIST = (
@@ -83,6 +85,18 @@ _LIST = (
 IMAGE_SCORES = (
     Score("accuracy", "accuracy", "Accuracy (%)", "accuracy", None, unit="%"),
     Score("top_5_accuracy", "top-5 accuracy", "Top-5 accuracy (%)", "accuracy", None, unit="%"),
+)
+# Of language models; lower is better.
+LANGUAGE_SCORES = (
+    Score("perplexity", "perplexity per token (lower is better)", "Perplexity per token", "perplexity", None),
+    Score(
+        "perplexity_per_byte",
+        "perplexity per byte (lower is better)",
+        "Perplexity per byte",
+        "perplexity",
+        None,
+        digits=4,
+    ),
 )
 SCORES = {score.name: score for score in _LIST}
 TOLD_SCORES = [score for score in _LIST if score.is_told]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from reluformer import ReLUFormerConfig, ReLUFormerVisionConfig
+from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig
 from reluformer.analysis.figure import figure_class
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.recipe_checks import _REPLACED_ARGUMENTS
@@ -93,6 +93,11 @@ def vision_configuration_fields() -> str:
     return _fields_of(ReLUFormerVisionConfig)
 
 
+def decoder_configuration_fields() -> str:
+    """The same of `ReLUFormerDecoderConfig`."""
+    return _fields_of(ReLUFormerDecoderConfig)
+
+
 def _fields_of(config: type[AttentionConfig]) -> str:
     own = {**AttentionConfig.__annotations__, **config.__annotations__}
     rows = []
@@ -129,6 +134,22 @@ def image_recipes() -> str:
         shape = f"{config.hidden_size} × {config.num_hidden_layers}"
         rows.append([f"`{name}`", f"`{model['preset']}`", shape, f"{length}", f"{epochs}", f"{batch:,}"])
     return table(("recipe", "preset", "width × layers", "tokens", "epochs", "pictures a batch"), rows)
+
+
+def language_recipes() -> str:
+    """Every recipe for language models."""
+    rows = []
+    for name, says in _recipes_of("language_modeling"):
+        model = dict(says["model"])
+        preset = model.pop("preset")
+        config = ReLUFormerDecoderConfig.from_preset(preset, **model)
+        shape = f"{config.hidden_size} × {config.num_hidden_layers}"
+        training = says["training"]
+        contexts = training["per_device_train_batch_size"] * training.get("gradient_accumulation_steps", 1)
+        cells = (f"`{preset}`", f"`{config.attention_activation}`", shape, f"{says['data']['max_length']:,}")
+        rows.append([f"`{name}`", *cells, f"{training['max_steps']:,}", f"{contexts:,}"])
+    header = ("recipe", "preset", "attention", "width × layers", "context", "updates", "contexts an update")
+    return table(header, rows)
 
 
 def _recipes_of(task: str) -> Iterable[tuple[str, dict]]:
@@ -173,9 +194,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "activations": activations,
     "presets": presets,
     "configuration fields": configuration_fields,
+    "decoder configuration fields": decoder_configuration_fields,
     "vision configuration fields": vision_configuration_fields,
     "recipes": recipes,
     "image recipes": image_recipes,
+    "language recipes": language_recipes,
     "refused arguments": refused_arguments,
     "analysis definitions": analysis_definitions,
     "costs of studies": costs_of_studies,

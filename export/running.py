@@ -26,13 +26,8 @@ from reluformer.configuration.errors import UserError, one_line
 from reluformer.export.caches import filled, pairs_of
 from reluformer.export.names import GRAPHS, cache_names
 from reluformer.generation_reluformer import SharedSources
-from reluformer.stacks_reluformer import (
-    require_known_ids,
-    require_positions,
-    require_same_batch,
-    require_token_ids,
-    require_tokens,
-)
+from reluformer.stacks_reluformer import require_same_batch
+from reluformer.tokens_reluformer import require_known_ids, require_positions, require_token_ids, require_tokens
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions

@@ -161,7 +161,7 @@ def _results(run: ModelFolder, evaluation: dict[str, Any]) -> Iterator[EvalResul
             dataset_revision=dataset.get("revision"),
             metric_type=score.hub_type,
             metric_name=score.title,
-            metric_value=round(evaluation[score.name], 2),
+            metric_value=round(evaluation[score.name], score.digits),
             metric_args={"signature": signature} if signature else None,
         )
 

@@ -114,11 +114,23 @@ def _origin(run: ModelFolder) -> str | None:
         return f"tables {', '.join(f'`{last_part(path)}`' for path in paths)}"
     if folder := data.get("folder"):
         return f"folder `{last_part(folder['path'])}`"
+    if texts := next((data[name] for name in ("corpus", "train") if "packages" in (data.get(name) or {})), None):
+        return _text_origin(texts)
     if (files := data.get("train")) and "images" in files:
         return f"IDX files `{last_part(files['images'])}` and `{last_part(files['labels'])}`"
     if files:
         return f"parallel files `{last_part(files['source'])}` and `{last_part(files['target'])}`"
     return None
+
+
+def _text_origin(texts: Mapping[str, Any]) -> str:
+    """Of a source of texts."""
+    if packages := texts.get("packages"):
+        return f"the Python sources of {', '.join(packages['names'])}, as they are installed"
+    if dataset := texts.get("dataset"):
+        return f"data set `{public_name(dataset['path'])}`"
+    paths = [texts["paths"]] if isinstance(texts["paths"], str) else texts["paths"]
+    return f"text files {', '.join(f'`{last_part(path)}`' for path in paths)}"
 
 
 def _unknown(run: ModelFolder) -> list[str]:
@@ -208,6 +220,8 @@ def measured_scores(run: ModelFolder, evaluation: Mapping[str, Any]) -> list[Sco
 
     Cased scores are left out where the tokenizer lower-cases, unless the headline is one of them.
     """
+    if not run.kind.scores:
+        return []
     headline = SCORES.get(run.section("evaluation").get("headline"), run.kind.scores[0])
     uncased = run.lowercases and not headline.cased
     told = [
@@ -218,7 +232,7 @@ def measured_scores(run: ModelFolder, evaluation: Mapping[str, Any]) -> list[Sco
 
 def _evaluation(run: ModelFolder, evaluation: dict[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
     scores = [
-        (score.title, f"{evaluation[score.name]:.2f}", evaluation.get(f"{score.name}_signature"))
+        (score.title, f"{evaluation[score.name]:.{score.digits}f}", evaluation.get(f"{score.name}_signature"))
         for score in measured_scores(run, evaluation)
     ]
     # Said once where only the minute differs from that of the training.
@@ -270,6 +284,9 @@ def _speeds(run: ModelFolder) -> list[tuple[str, str, str]]:
         if is_number(evaluation.get("images_per_second")):
             speed = f"{evaluation['images_per_second']:,.0f} pictures a second"
             rows.append((f"classifying `{evaluation['split']}`", speed, _machine(evaluation)))
+        if is_number(evaluation.get("tokens_per_second")):
+            speed = f"{evaluation['tokens_per_second']:,.0f} tokens a second"
+            rows.append((f"predicting `{evaluation['split']}`", speed, _machine(evaluation)))
         if not is_number(evaluation.get("sentences_per_second")):
             continue
         decoding = evaluation.get("decoding") or {}

@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from reluformer import ReLUFormerConfig, ReLUFormerVisionConfig
+from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.scores import IMAGE_SCORES, TOLD_SCORES, Score
+from reluformer.configuration.scores import IMAGE_SCORES, LANGUAGE_SCORES, TOLD_SCORES, Score
 from reluformer.configuration_vision import pair
 
 
@@ -76,6 +76,57 @@ def _encoder_decoder_settings(config: ReLUFormerConfig) -> list[tuple[str, str]]
     ]
 
 
+def _continuer(location: str) -> str:
+    return (
+        "import reluformer\nfrom transformers import pipeline\n\n"
+        f'continue_text = pipeline("text-generation", model="{location}")\n'
+        'print(continue_text("…", max_new_tokens=50)[0]["generated_text"])'
+    )
+
+
+_FFN_NAMES = {"mlp": "FFN", "glu": "gated FFN", "dglu": "FFN gated on both sides"}
+_NORM_NAMES = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
+
+
+def _decoder_only(config: ReLUFormerDecoderConfig, languages: Sequence[str]) -> str:
+    norm = _NORM_NAMES[config.norm_type]
+    places = {
+        ("pre", True): f"{norm} before each block and at the end",
+        ("pre", False): f"{norm} before each block",
+        ("none", True): f"no norm but one {norm} at the end",
+        ("none", False): "no norm",
+    }
+    heads = f"{config.num_attention_heads} heads"
+    if config.num_key_value_heads < config.num_attention_heads:
+        heads += f" that share {config.num_key_value_heads} of keys"
+    ffn = f"{_FFN_NAMES[config.ffn_type]} {config.intermediate_size} with `{config.hidden_act}`"
+    return (
+        f"decoder-only Transformer for text:\n{config.num_hidden_layers} layers, width {config.hidden_size}, {heads},\n"
+        f"{ffn}, {places[config.normalization, config.final_norm]},\n"
+        f"{config.position_embedding} positions, attention activation `{config.attention_activation}`."
+    )
+
+
+def _decoder_settings(config: ReLUFormerDecoderConfig) -> list[tuple[str, str]]:
+    scaled = ", the last projection of each block divided by √(2 · layers)" if config.scale_residual_init else ""
+    return [
+        ("label smoothing", f"{config.label_smoothing:g}"),
+        (
+            "dropout (embedding, residual, attention)",
+            f"{config.embedding_dropout:g}, {config.dropout:g}, {config.attention_dropout:g}",
+        ),
+        ("vocabulary", f"{config.vocab_size:,} pieces"),
+        ("initial weights", f"standard deviation {config.init_std:g}{scaled}"),
+    ]
+
+
+def _context_limit(config: ReLUFormerDecoderConfig) -> str:
+    length = f"{config.max_position_embeddings:,} tokens"
+    if config.position_embedding == "learned":
+        return f"At most {length} of prompt and continuation together; more are refused."
+    return f"Made for contexts of {length}: longer ones are not refused, and what they do was not measured."
+
+
 def _classifier(location: str) -> str:
     return (
         "import reluformer\nfrom transformers import pipeline\n\n"
@@ -124,6 +175,23 @@ MODEL_KINDS = {
             f"At most {config.max_position_embeddings:,} tokens a side; longer input is refused."
         ),
         scores=TOLD_SCORES,
+    ),
+    ReLUFormerDecoderConfig.model_type: ModelKind(
+        config_class=ReLUFormerDecoderConfig,
+        task="text-generation",
+        task_title="Text generation",
+        auto_class="AutoModelForCausalLM",
+        preprocessor="AutoTokenizer",
+        variable="tokenizer",
+        with_package=_continuer,
+        use='continuation = model.generate(**tokenizer("…", return_tensors="pt"), max_new_tokens=50)\n'
+        "print(tokenizer.batch_decode(continuation, skip_special_tokens=True))",
+        summary=_decoder_only,
+        settings=_decoder_settings,
+        input_limit=_context_limit,
+        product="a continuation",
+        map_caption="Attention weights of each head over one text",
+        scores=LANGUAGE_SCORES,
     ),
     ReLUFormerVisionConfig.model_type: ModelKind(
         config_class=ReLUFormerVisionConfig,

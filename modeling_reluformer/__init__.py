@@ -1,6 +1,6 @@
 """ReLUFormer (arXiv 2302.06461) as a Hugging Face Transformers model.
 
-Importing this package makes the models known to `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM` and
+Importing this package makes the models known to `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM`, `AutoModelForCausalLM` and
 `AutoModelForImageClassification`, whether Transformers is imported before or after, and makes `save_pretrained` and
 `push_to_hub` write the model's code beside its weights, so that it loads with Transformers alone, by
 `trust_remote_code=True`. It also makes `attn_implementation="reluformer"` known to other models, see `use_relu_attention`.
@@ -17,8 +17,12 @@ from .registration import watch_imports
 if TYPE_CHECKING:  # for editors and type checkers: the same names as in `_MODULES`
     from .attention_fused import relu_attention as relu_attention
     from .attention_module import ReLUAttention as ReLUAttention
+    from .configuration_decoder import ReLUFormerDecoderConfig as ReLUFormerDecoderConfig
     from .configuration_reluformer import ReLUFormerConfig as ReLUFormerConfig
     from .configuration_vision import ReLUFormerVisionConfig as ReLUFormerVisionConfig
+    from .modeling_decoder import ReLUFormerDecoderModel as ReLUFormerDecoderModel
+    from .modeling_decoder import ReLUFormerDecoderPreTrainedModel as ReLUFormerDecoderPreTrainedModel
+    from .modeling_decoder import ReLUFormerForCausalLM as ReLUFormerForCausalLM
     from .modeling_reluformer import ReLUFormerForConditionalGeneration as ReLUFormerForConditionalGeneration
     from .modeling_reluformer import ReLUFormerModel as ReLUFormerModel
     from .modeling_reluformer import ReLUFormerPreTrainedModel as ReLUFormerPreTrainedModel
@@ -35,6 +39,10 @@ __version__ = "0.1.0"
 _MODULES = {
     "ReLUAttention": "attention_module",
     "ReLUFormerConfig": "configuration_reluformer",
+    "ReLUFormerDecoderConfig": "configuration_decoder",
+    "ReLUFormerDecoderModel": "modeling_decoder",
+    "ReLUFormerDecoderPreTrainedModel": "modeling_decoder",
+    "ReLUFormerForCausalLM": "modeling_decoder",
     "ReLUFormerForConditionalGeneration": "modeling_reluformer",
     "ReLUFormerForImageClassification": "modeling_vision",
     "ReLUFormerModel": "modeling_reluformer",

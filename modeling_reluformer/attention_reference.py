@@ -63,7 +63,8 @@ def reference_attention(
     """Attention with all its weights in memory.
 
     Args:
-        query: (batch, heads, queries, head_dim). key, value: (batch, heads, keys, head_dim).
+        query: (batch, heads, queries, head_dim). key, value: (batch, key_heads, keys, head_dim); neighbouring query heads share a
+            head of keys.
         activation: a name of `POINTWISE`, or softmax, sparsemax, entmax15.
         mask: boolean, broadcastable to (batch, heads, queries, keys), True where the key is visible.
         row_scale: r_i, broadcastable to (batch, heads, queries); point-wise activations only.
@@ -76,6 +77,8 @@ def reference_attention(
         ImportError: sparsemax or entmax15 without the package `entmax`.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if (group := query.shape[1] // key.shape[1]) > 1:
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     scores = torch.matmul(query * scale, key.transpose(-1, -2))
     if activation in POINTWISE:
         weights = POINTWISE[activation](scores)

@@ -287,6 +287,7 @@ class AttentionContext:
     visible_keys: n_i, (batch, queries). length_scale: its part of the row scale, (batch, 1, queries); None where there is none.
     row_weight: (batch, queries), see `row_weights`; None where no figures are wanted.
     statistics: "none" | "sum" | "sum+entropy".
+    rotation: cosines and sines of rotary positions, (batch or 1, queries, head_dim) each; None where there are none.
     """
 
     visibility: Visibility
@@ -295,6 +296,7 @@ class AttentionContext:
     length_scale: Tensor | None
     row_weight: Tensor | None = None
     statistics: str = "none"
+    rotation: tuple[Tensor, Tensor] | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> AttentionContext:
         """A copy on another device: a model spread over devices by `device_map` moves its inputs by this name."""
@@ -302,6 +304,8 @@ class AttentionContext:
         def move(item: Any) -> Any:
             if isinstance(item, Tensor):
                 return item.to(device, non_blocking=non_blocking)
+            if isinstance(item, tuple):
+                return tuple(map(move, item))
             if isinstance(item, Visibility):
                 return replace(item, **{field.name: move(getattr(item, field.name)) for field in fields(item)})
             return item
@@ -323,6 +327,7 @@ def attention_context(
     past_key_values: Any = None,
     row_weight: Tensor | None = None,
     statistics: str = "none",
+    rotation: tuple[Tensor, Tensor] | None = None,
 ) -> AttentionContext:
     """Masks, visible-key counts and row scales, once for all layers of a stack. `keys` is the length of the key tensors."""
     batch, queries = inputs_embeds.shape[:2]
@@ -347,4 +352,4 @@ def attention_context(
     visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
     # without gamma, which differs from layer to layer where it is learned
     length_scale = scale_of_rows(visible_keys.unsqueeze(1), config.attention_scaling, alpha=config.attention_alpha)
-    return AttentionContext(visibility, mask, visible_keys, length_scale, row_weight, statistics)
+    return AttentionContext(visibility, mask, visible_keys, length_scale, row_weight, statistics, rotation)

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from .attention_activations import NON_NEGATIVE, NORMALIZED, POINTWISE
 from .regularization_reluformer import DEFAULT_ENTROPY_MARGIN
-from .visibility_reluformer import ATTENTION_SCALINGS, DEFAULT_GAMMA
+from .visibility_reluformer import ATTENTION_SCALINGS, DEFAULT_GAMMA, LARGEST_ALPHA
 
 # Each weight depends on its own score alone; the row is then scaled by `attention_scaling`.
 POINTWISE_ACTIVATIONS = tuple(POINTWISE)
@@ -126,7 +126,7 @@ class AttentionConfig(PreTrainedConfig):
         self.require_choice("attention_scaling", ATTENTION_SCALINGS)
         self.require_choice("attention_output_norm", ATTENTION_OUTPUT_NORMS)
         self._check_combinations()
-        self.require_range("attention_alpha", 0, 2)
+        self.require_range("attention_alpha", 0, LARGEST_ALPHA)
         self.require_range("entropy_margin", 0, 1)
         if not 0 < self.attention_gamma < float("inf"):
             raise ValueError(f"attention_gamma={self.attention_gamma} must be a finite number above 0.")

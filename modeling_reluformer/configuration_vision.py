@@ -13,6 +13,7 @@ logger = logging.get_logger(__name__)
 
 POOLINGS = ("mean", "cls")
 INITIALIZATIONS = ("xavier", "normal")
+PROBLEM_TYPES = (None, "single_label_classification", "multi_label_classification", "regression")
 
 _PAPER = {"attention_qk_norm": True, "initialization": "xavier", "pooling": "mean", "regularization_weight": 0.0}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -121,6 +122,7 @@ class ReLUFormerVisionConfig(AttentionConfig):
         self.resolve_attention()
         self.require_choice("pooling", POOLINGS)
         self.require_choice("initialization", INITIALIZATIONS)
+        self.require_choice("problem_type", PROBLEM_TYPES)
         self.require_choice("hidden_act", tuple(ACT2FN))
         self.require_choice("pooler_act", (None, *ACT2FN))
         self.require_rates("hidden_dropout_prob", "attention_probs_dropout_prob")

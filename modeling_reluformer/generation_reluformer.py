@@ -1,4 +1,4 @@
-"""How ReLUFormer takes part in the library's `generate`: the source of a sentence is held once for all of its beams."""
+"""How the models take part in the library's `generate`: masks stay compact, and beams share the source of their sentence."""
 
 from typing import Any
 
@@ -6,7 +6,16 @@ from torch import Tensor
 from transformers import Cache
 
 
-class SharedSources:
+class CompactMask:
+    """A mixin before `GenerationMixin`: the mask of generation stays (batch, keys)."""
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+        # generate() would prepare a dense mask for static caches; the compact one serves every implementation here
+        return attention_mask
+
+
+class SharedSources(CompactMask):
     """A mixin before `GenerationMixin`: beams and samples share the source's mask, its keys and its values."""
 
     def _expand_inputs_for_generation(
@@ -30,8 +39,3 @@ class SharedSources:
         """The beams of a sentence share its source, so only what they have written themselves changes places."""
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
         return past_key_values
-
-    @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-        # generate() would prepare a dense mask for static caches; the compact one serves every implementation here
-        return attention_mask

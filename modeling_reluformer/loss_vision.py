@@ -11,7 +11,13 @@ from .loss_reluformer import IGNORED_LABEL
 
 
 def problem_type_of(problem_type: str | None, num_labels: int, labels: Tensor) -> str:
-    """What the labels ask for where the configuration does not say, by the rule of Transformers."""
+    """What the labels ask for where the configuration does not say, by the rule of Transformers.
+
+    Raises:
+        ValueError: labels that are no tensor.
+    """
+    if not isinstance(labels, Tensor):
+        raise ValueError(f"labels must be a tensor, (batch,) or (batch, num_labels); got {type(labels).__name__}.")
     if problem_type is not None:
         return problem_type
     if num_labels == 1:
@@ -40,7 +46,7 @@ def check_image_labels(labels: Tensor, images: int, num_labels: int, problem_typ
     if problem_type == "multi_label_classification" and not shares:
         raise ValueError(
             "labels of problem_type='multi_label_classification' must be floats of the shape (batch, num_labels) = "
-            f"({images}, {num_labels}); {found}"
+            f"({images}, {num_labels}); {found} For one class a picture, give integers of the shape (batch,)."
         )
     if problem_type == "regression" and labels.numel() != images * num_labels:
         raise ValueError(

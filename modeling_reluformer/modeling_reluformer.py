@@ -26,8 +26,8 @@ from .stacks_reluformer import (
     ReLUFormerEncoder,
     ReLUFormerPreTrainedModel,
     require_same_batch,
-    require_token_ids,
 )
+from .tokens_reluformer import require_token_ids
 from .visibility_reluformer import positions_from_segments
 from .vocabulary_reluformer import VocabularyHead, VocabularyMixin
 
@@ -321,18 +321,6 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
         if starts is not None:
             shifted = shifted.masked_fill(starts, self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
-
-    def _head_computes_the_loss(self) -> bool:
-        """Whether the output layer is ours, alone and whole; what wraps or replaces it (LoRA, say) computes other logits."""
-        if (getattr(self, "_tp_size", None) or 1) > 1:
-            reason = f"tp_size is {self._tp_size}"
-        elif not isinstance(self.lm_head, VocabularyHead):
-            reason = f"lm_head is a {type(self.lm_head).__module__}.{type(self.lm_head).__qualname__}"
-        else:
-            return True
-        if not is_torchdynamo_compiling():
-            logger.warning_once(f"skip_logits saves no memory here: {reason}, so all logits are computed for the loss.")
-        return False
 
     def _warn_about_missing_figures(self, encoder_outputs: Any) -> None:
         if encoder_outputs is None or self.config.regularization_weight == 0 or is_torchdynamo_compiling():

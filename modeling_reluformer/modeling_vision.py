@@ -20,6 +20,8 @@ from .loss_vision import check_image_labels, classification_loss_sum, labelled_i
 from .multihead_reluformer import ReLUFormerAttention
 from .outputs_reluformer import ReLUFormerImageClassifierOutput, ReLUFormerVisionOutput, join_figures
 
+_PROCESSOR = "AutoImageProcessor makes such pictures."
+
 
 class ReLUFormerPatchEmbeddings(nn.Module):
     """Patches of a picture, each projected to `hidden_size` features."""
@@ -52,7 +54,7 @@ class ReLUFormerVisionEmbeddings(nn.Module):
         """(batch, channels, height, width) → (batch, tokens, hidden_size).
 
         Raises:
-            ValueError: pictures of another number of channels or another size.
+            ValueError: no pictures, or of another number of channels or another size.
         """
         self._check(pixel_values, interpolate_pos_encoding)
         embeddings = self.patch_embeddings(pixel_values)
@@ -66,9 +68,14 @@ class ReLUFormerVisionEmbeddings(nn.Module):
     def _check(self, pixel_values: Tensor, interpolated: bool) -> None:
         channels, (height, width) = self.patch_embeddings.num_channels, self.image_size
         if pixel_values.ndim != 4 or pixel_values.shape[1] != channels:
+            how = 'Convert pictures by Image.convert("L") first.' if channels == 1 else _PROCESSOR
             raise ValueError(
                 f"pixel_values must have the shape (batch, num_channels, height, width) = (batch, {channels}, {height}, "
-                f"{width}); got {tuple(pixel_values.shape)}. AutoImageProcessor makes such pictures."
+                f"{width}); got {tuple(pixel_values.shape)}. {how}"
+            )
+        if pixel_values.shape[0] == 0:
+            raise ValueError(
+                f"pixel_values of the shape {tuple(pixel_values.shape)} are empty: give at least one picture."
             )
         size = tuple(pixel_values.shape[2:])
         if not interpolated and size != self.image_size:
@@ -184,8 +191,7 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
         **kwargs: Any,
     ) -> ReLUFormerVisionOutput:
         """pixel_values (batch, channels, height, width) → last_hidden_state (batch, tokens, hidden_size), pooler_output."""
-        if pixel_values is None:
-            raise ValueError("Give pixel_values: pictures of the shape (batch, num_channels, height, width).")
+        _require_pictures(pixel_values)
         # use_cache: what the library adds in training with checkpointing, for models that generate
         if unknown := kwargs.keys() - TransformersKwargs.__annotations__.keys() - {"use_cache"}:
             raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}; leave it out.")
@@ -264,12 +270,13 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             logits (batch, num_labels); with `labels`, the fields of `ReLUFormerImageClassifierOutput`.
 
         Raises:
-            ValueError: pictures of another size or number of channels; labels of another shape or dtype.
+            ValueError: pictures that are no float tensor, of another size or number of channels; wrong labels.
             IndexError: on a CPU, a label that is no class. A GPU raises a device-side assertion instead.
             TypeError: an argument that the model does not have.
         """
+        _require_pictures(pixel_values)
         row_weight, statistics, kind = None, "none", None
-        if labels is not None and pixel_values is not None:
+        if labels is not None:
             kind = problem_type_of(self.config.problem_type, self.num_labels, labels)
             check_image_labels(labels, pixel_values.shape[0], self.num_labels, kind)
             statistics = self._statistics()
@@ -298,6 +305,16 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             )._asdict()
         return ReLUFormerImageClassifierOutput(
             logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **losses
+        )
+
+
+def _require_pictures(pixel_values: Any) -> None:
+    if pixel_values is None:
+        raise ValueError("Give pixel_values: pictures of the shape (batch, num_channels, height, width).")
+    if not isinstance(pixel_values, Tensor) or not pixel_values.is_floating_point():
+        found = pixel_values.dtype if isinstance(pixel_values, Tensor) else type(pixel_values).__name__
+        raise ValueError(
+            f"pixel_values must be a tensor of floats, (batch, num_channels, height, width); got {found}. {_PROCESSOR}"
         )
 
 

@@ -28,6 +28,15 @@ class GatedRMSNorm(nn.Module):
         return normed * torch.sigmoid(self.gate * hidden_states)
 
 
+def rotated(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotary positions (arXiv 2104.09864) of queries or keys (batch, heads, length, head_dim), halves paired as in Llama.
+
+    cosines, sines: (batch or 1, length, head_dim).
+    """
+    first, second = states.chunk(2, dim=-1)
+    return states * cosines.unsqueeze(1) + torch.cat([-second, first], dim=-1) * sines.unsqueeze(1)
+
+
 class ReLUFormerAttention(nn.Module):
     """Multi-head attention with the activation of the configuration (Eq. 6); self-attention or cross-attention."""
 
@@ -39,7 +48,15 @@ class ReLUFormerAttention(nn.Module):
         is_decoder: bool = False,
         is_causal: bool = False,
         qkv_bias: bool = True,
+        *,
+        value_bias: bool | None = None,
+        output_bias: bool = True,
+        key_heads: int | None = None,
+        head_dim: int | None = None,
     ) -> None:
+        """value_bias: default as qkv_bias. key_heads: default as heads, which must be a multiple (grouped keys). head_dim:
+        default hidden_size / heads.
+        """
         super().__init__()
         self.config = config
         # Reading a configuration in every step of decoding takes longer than the attention of one token.
@@ -50,24 +67,27 @@ class ReLUFormerAttention(nn.Module):
         self.entropy_margin = config.entropy_margin
         self.num_heads = heads
         features = config.hidden_size
-        self.head_dim = features // heads
+        self.head_dim = features // heads if head_dim is None else head_dim
         self.scaling = self.head_dim**-0.5
         self.layer_idx = layer_idx
         self.is_decoder = is_decoder
         self.is_causal = is_causal
 
-        self.k_proj = nn.Linear(features, features, bias=qkv_bias)
-        self.v_proj = nn.Linear(features, features, bias=qkv_bias)
-        self.q_proj = nn.Linear(features, features, bias=qkv_bias)
-        self.out_proj = nn.Linear(features, features)
-        self.gate_proj = nn.Linear(features, features) if config.attention_gate else None
+        merged, keys = heads * self.head_dim, (key_heads or heads) * self.head_dim
+        if keys < merged:
+            self.num_key_value_groups = merged // keys  # by this name, the library's own functions find it
+        self.k_proj = nn.Linear(features, keys, bias=qkv_bias)
+        self.v_proj = nn.Linear(features, keys, bias=qkv_bias if value_bias is None else value_bias)
+        self.q_proj = nn.Linear(features, merged, bias=qkv_bias)
+        self.out_proj = nn.Linear(merged, features, bias=output_bias)
+        self.gate_proj = nn.Linear(features, merged) if config.attention_gate else None
         self.q_norm = nn.LayerNorm(self.head_dim) if config.attention_qk_norm else None
         self.k_norm = nn.LayerNorm(self.head_dim) if config.attention_qk_norm else None
         self.output_norm = None
         if config.attention_output_norm == "layer_norm":
-            self.output_norm = nn.LayerNorm(features)
+            self.output_norm = nn.LayerNorm(merged)
         elif config.attention_output_norm == "gated_rms":
-            self.output_norm = GatedRMSNorm(features)
+            self.output_norm = GatedRMSNorm(merged)
         # the logarithm of a learnable gamma is trained, so that gamma stays positive
         self.log_gamma = None
         if config.attention_gamma_learnable:
@@ -92,7 +112,9 @@ class ReLUFormerAttention(nn.Module):
         query = self._split_heads(self.q_proj(hidden_states))
         if self.q_norm is not None:
             query = self.q_norm(query)
-        key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
+        if context.rotation is not None:
+            query = rotated(query, *context.rotation)
+        key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values, context.rotation)
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -130,7 +152,11 @@ class ReLUFormerAttention(nn.Module):
         return context.length_scale / self.gamma
 
     def _keys_and_values(
-        self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None,
+        past_key_values: Cache | None,
+        rotation: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         is_cross_attention = key_value_states is not None
         cache = past_key_values
@@ -145,6 +171,8 @@ class ReLUFormerAttention(nn.Module):
         key, value = self._split_heads(self.k_proj(states)), self._split_heads(self.v_proj(states))
         if self.k_norm is not None:
             key = self.k_norm(key)
+        if rotation is not None:
+            key = rotated(key, *rotation)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
             if is_cross_attention and isinstance(past_key_values, EncoderDecoderCache):

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import (
     BaseModelOutput,
+    BaseModelOutputWithPast,
     BaseModelOutputWithPastAndCrossAttentions,
     BaseModelOutputWithPooling,
+    CausalLMOutputWithPast,
     ImageClassifierOutput,
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
@@ -42,6 +44,28 @@ class ReLUFormerSeq2SeqLMOutput(Seq2SeqLMOutput):
     cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7).
     attention_sum, attention_entropy, dead_row_fraction: means of S, of H (nats) and of rows without any positive weight
         over all attention modules, heads and real query rows.
+    """
+
+    cross_entropy: Tensor | None = None
+    regularization: Tensor | None = None
+    attention_sum: Tensor | None = None
+    attention_entropy: Tensor | None = None
+    dead_row_fraction: Tensor | None = None
+
+
+@dataclass
+class ReLUFormerDecoderModelOutput(BaseModelOutputWithPast):
+    """`attention_figures`: (layers, 5), see `module_figures`; None where not asked for."""
+
+    attention_figures: Tensor | None = None
+
+
+@dataclass
+class ReLUFormerCausalLMOutput(CausalLMOutputWithPast):
+    """With `labels`, the loss, its parts per target token and figures of the attention. All are scalars, None where undefined.
+
+    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7).
+    attention_sum, attention_entropy, dead_row_fraction: as in `ReLUFormerSeq2SeqLMOutput`.
     """
 
     cross_entropy: Tensor | None = None

@@ -28,6 +28,10 @@ AUTO_CLASSES = {
         "ReLUFormerConfig",
         {"AutoModel": "ReLUFormerModel", "AutoModelForSeq2SeqLM": "ReLUFormerForConditionalGeneration"},
     ),
+    "reluformer_decoder": (
+        "ReLUFormerDecoderConfig",
+        {"AutoModel": "ReLUFormerDecoderModel", "AutoModelForCausalLM": "ReLUFormerForCausalLM"},
+    ),
     "reluformer_vision": (
         "ReLUFormerVisionConfig",
         {"AutoModel": "ReLUFormerVisionModel", "AutoModelForImageClassification": "ReLUFormerForImageClassification"},

@@ -1,14 +1,12 @@
 """The parts of every ReLUFormer for translation: the base class with its initialisation, the encoder, the decoder."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers import initialization as init
-from transformers.utils import is_torchdynamo_compiling
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -18,44 +16,7 @@ from .configuration_reluformer import ReLUFormerConfig, require_tensor_parallel
 from .layers_reluformer import ReLUFormerDecoderLayer, ReLUFormerEncoderLayer, SinusoidalPositions
 from .multihead_reluformer import ReLUFormerAttention
 from .outputs_reluformer import ReLUFormerDecoderOutput, ReLUFormerEncoderOutput, join_figures
-from .visibility_reluformer import positions_from_padding, positions_from_segments
-
-
-def require_token_ids(input_ids: Tensor, name: str) -> None:
-    """Raises a `ValueError` unless `input_ids` are integers (batch, length); `name` is `decoder_` or empty."""
-    if input_ids.ndim != 2 or input_ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(
-            f"{name}input_ids must be integers (int64 or int32) of the shape (batch, length); "
-            f"got {input_ids.dtype} {tuple(input_ids.shape)}."
-        )
-
-
-def require_tokens(shape: Sequence[int], name: str) -> None:
-    """Raises a `ValueError` where there is no sequence or no token in a batch of the shape (batch, length, …)."""
-    if 0 in shape:
-        raise ValueError(
-            f"{name}input_ids or {name}inputs_embeds of (batch, length) = {tuple(shape[:2])} are empty: a "
-            "batch needs at least one sequence, and every sequence a token or padding."
-        )
-
-
-def require_known_ids(input_ids: Tensor, vocab_size: int, name: str) -> None:
-    """Raises an `IndexError` for an id outside the vocabulary."""
-    wrong = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
-    if wrong.numel():
-        raise IndexError(
-            f"{name}input_ids holds the id {int(wrong[0])}; the vocabulary of {vocab_size} tokens has the ids 0 to "
-            f"{vocab_size - 1}."
-        )
-
-
-def require_positions(length: int, most: int) -> None:
-    """Raises a `ValueError` for a sequence that is longer than `most`, the configuration's max_position_embeddings."""
-    if length > most:
-        raise ValueError(
-            f"A sequence of {length} tokens is longer than max_position_embeddings={most}: shorten it, or raise that number "
-            "in the config (positions are not trained)."
-        )
+from .tokens_reluformer import EmbedsTokens, require_positions, token_positions
 
 
 def require_same_batch(source: Tensor, target: Tensor, targets_per_source: int = 1) -> None:
@@ -136,7 +97,7 @@ class ReLUFormerPreTrainedModel(AttentionPreTrainedModel):
         return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
 
 
-class ReLUFormerStack(ReLUFormerPreTrainedModel):
+class ReLUFormerStack(EmbedsTokens, ReLUFormerPreTrainedModel):
     """What encoder and decoder share: embedding, positions and a stack of layers."""
 
     def __init__(self, config: ReLUFormerConfig, vocab_size: int, layers: list[nn.Module]) -> None:
@@ -153,50 +114,15 @@ class ReLUFormerStack(ReLUFormerPreTrainedModel):
         # The plan of the configuration names modules of the whole model; this class would read it as its own.
         self._tp_plan = {}
 
-    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, name: str) -> Tensor:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
-        if inputs_embeds is None:
-            inputs_embeds = self._look_up(input_ids, name)
-        elif inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != self.config.d_model:
-            raise ValueError(
-                f"{name}inputs_embeds must have the shape (batch, length, d_model) = (batch, length, {self.config.d_model}); "
-                f"got {tuple(inputs_embeds.shape)}."
-            )
-        if not is_torchdynamo_compiling():
-            require_tokens(inputs_embeds.shape, name)
-        return inputs_embeds * self.embed_scale
-
-    def _look_up(self, input_ids: Tensor, name: str) -> Tensor:
-        """The embeddings of the ids. On a CPU the lookup itself finds a wrong id; a check before it would cost time."""
-        require_token_ids(input_ids, name)
-        if is_torchdynamo_compiling():
-            return self.embed_tokens(input_ids)
-        try:
-            return self.embed_tokens(input_ids)
-        except IndexError:
-            require_known_ids(input_ids, self.embed_tokens.num_embeddings, name)
-            raise
-
     def _with_positions(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, segments: Tensor | None, seen: int | Tensor = 0
     ) -> Tensor:
         """What goes into the first layer, (batch, length, d_model)."""
-        positions = self.embed_positions(self._positions(inputs_embeds, attention_mask, segments, seen))
-        return nn.functional.dropout(inputs_embeds + positions, p=self.config.dropout, training=self.training)
-
-    def _positions(
-        self, inputs_embeds: Tensor, attention_mask: Tensor | None, segments: Tensor | None, seen: int | Tensor
-    ) -> Tensor:
-        """Positions of the tokens, (batch or 1, length); padding on the left does not count."""
         length = inputs_embeds.shape[1]
         if isinstance(seen, int):
             require_positions(seen + length, self.config.max_position_embeddings)
-        if segments is not None:
-            return positions_from_segments(segments)
-        if attention_mask is not None and attention_mask.ndim == 2:
-            return positions_from_padding(attention_mask, length)
-        return (torch.arange(length, device=inputs_embeds.device) + seen).unsqueeze(0)
+        positions = self.embed_positions(token_positions(length, inputs_embeds.device, attention_mask, segments, seen))
+        return nn.functional.dropout(inputs_embeds + positions, p=self.config.dropout, training=self.training)
 
 
 class ReLUFormerEncoder(ReLUFormerStack):

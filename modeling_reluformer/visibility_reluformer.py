@@ -18,6 +18,7 @@ ATTENTION_SCALINGS = ("variance", "length", "none")
 # The paper gives no value. In the study `gamma`, 8 and 16 are the best on sentences of about 15 tokens.
 DEFAULT_GAMMA = 8.0
 DEFAULT_ALPHA = 1.0
+LARGEST_ALPHA = 2  # the text of arXiv 2309.08586 says 1; the axes of its figures seem to run further
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,23 @@ class Visibility:
         return torch.searchsorted(in_order, wanted, right=True) - torch.searchsorted(in_order, wanted)
 
 
-def positions_from_padding(key_padding_mask: Tensor, queries: int) -> Tensor:
-    """Position of each of the last `queries` tokens among the real tokens of its row, from 0, (batch, queries).
+def positions_from_padding(key_padding_mask: Tensor, queries: int, seen: int | Tensor | None = None) -> Tensor:
+    """Position of each of `queries` tokens behind `seen` others among the real tokens of its row, from 0, (batch, queries).
 
-    Padding on the left then shifts nothing; padding itself gets the position of the last real token before it, or 0.
+    Padding on the left then shifts nothing; padding itself gets the position of the last real token before it, or 0. Without
+    `seen`, the tokens are the last of the mask, which is wider than that with a static cache.
     """
-    return (key_padding_mask.bool().cumsum(-1) - 1).clamp_min(0)[:, -queries:]
+    positions = (key_padding_mask.bool().cumsum(-1) - 1).clamp_min(0)
+    if seen is None or (isinstance(seen, int) and seen + queries == positions.shape[1]):
+        return positions[:, -queries:]
+    columns = torch.arange(queries, device=positions.device) + seen
+    return positions.index_select(1, columns.clamp_max(positions.shape[1] - 1))
+
+
+def segments_from_positions(position_ids: Tensor) -> Tensor:
+    """Number of each token's packed sequence, from 1, (batch, queries): one begins where a position does not follow the last."""
+    first = torch.ones_like(position_ids[:, :1])
+    return torch.cat([first, (position_ids.diff(dim=1) != 1).to(first.dtype)], dim=1).cumsum(1)
 
 
 def positions_from_segments(segments: Tensor) -> Tensor:
@@ -191,8 +203,8 @@ def check_scaling(scaling: str, gamma: float | Tensor | None, alpha: float | Non
             )
     elif gamma is not None and not (is_number(gamma) and 0 < gamma < float("inf")):
         raise ValueError(f"gamma={gamma!r} must be a finite number above 0.")
-    if alpha is not None and not (is_number(alpha) and 0 <= alpha <= 1):
-        raise ValueError(f"alpha={alpha!r} must be a number from 0 to 1.")
+    if alpha is not None and not (is_number(alpha) and 0 <= alpha <= LARGEST_ALPHA):
+        raise ValueError(f"alpha={alpha!r} must be a number from 0 to {LARGEST_ALPHA:g}.")
 
 
 def is_number(value: object) -> bool:

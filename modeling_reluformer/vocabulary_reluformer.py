@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from transformers.utils import is_torchdynamo_compiling, logging
 
 from .attention_blockwise import wide
 from .loss_reluformer import IGNORED_LABEL
+
+logger = logging.get_logger(__name__)
 
 # Logits that are held at a time, in bytes, and how many bytes of one column of them at least: each chunk is one pass over the
 # gradient of the whole matrix, so a large vocabulary needs enough positions a pass. Chosen by timing 800 to 2,000 positions.
@@ -27,7 +30,30 @@ LEAST_COLUMN_BYTES = 1024
 CACHED_LOGITS = 2**18
 
 
-class VocabularyMixin:
+class VocabularyHeadMixin:
+    """For a model whose `lm_head` is a `VocabularyHead`: the head stays one when resized, and computes the loss where it can."""
+
+    def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> nn.Linear:
+        # The library makes a layer of class nn.Linear and marks it as initialised, which a new object would not be.
+        resized = super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
+        if resized is not old_lm_head and isinstance(old_lm_head, VocabularyHead):
+            resized.__class__ = VocabularyHead
+        return resized
+
+    def _head_computes_the_loss(self) -> bool:
+        """Whether the output layer is ours, alone and whole; what wraps or replaces it (LoRA, say) computes other logits."""
+        if (getattr(self, "_tp_size", None) or 1) > 1:
+            reason = f"tp_size is {self._tp_size}"
+        elif not isinstance(self.lm_head, VocabularyHead):
+            reason = f"lm_head is a {type(self.lm_head).__module__}.{type(self.lm_head).__qualname__}"
+        else:
+            return True
+        if not is_torchdynamo_compiling():
+            logger.warning_once(f"skip_logits saves no memory here: {reason}, so all logits are computed for the loss.")
+        return False
+
+
+class VocabularyMixin(VocabularyHeadMixin):
     """Resizing the vocabularies of both models, one that source and target share or two, as in Marian."""
 
     def resize_token_embeddings(
@@ -75,13 +101,6 @@ class VocabularyMixin:
         )
         self.set_input_embeddings(embeddings)
         return embeddings
-
-    def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> nn.Linear:
-        # The library makes a layer of class nn.Linear and marks it as initialised, which a new object would not be.
-        resized = super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
-        if resized is not old_lm_head and isinstance(old_lm_head, VocabularyHead):
-            resized.__class__ = VocabularyHead
-        return resized
 
     def _set_decoder_vocabulary(self, size: int) -> None:
         self.config.decoder_vocab_size = size

@@ -67,7 +67,18 @@ print(json.dumps(found))
 
 def installed_files() -> dict[str, Path]:
     """Where each file of the package is installed, and where it is in the repository."""
-    data = ["recipes/*.yaml", "accelerate/*.yaml", "*.md", "*.cpp", "*.h", "*.txt", "*.css", "*.js", "templates/*.html"]
+    data = [
+        "recipes/*.yaml",
+        "recipes/*.txt",
+        "accelerate/*.yaml",
+        "*.md",
+        "*.cpp",
+        "*.h",
+        "*.txt",
+        "*.css",
+        "*.js",
+        "templates/*.html",
+    ]
     return {
         f"{target}/{path.relative_to(ROOT / folder).as_posix()}": path
         for folder, target in PACKAGE_FOLDERS.items()

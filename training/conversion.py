@@ -1,4 +1,4 @@
-"""MarianMT and ViT checkpoints as ReLUFormers, and the attention of a model exchanged with its weights kept."""
+"""MarianMT, ViT, GPT-2 and Llama checkpoints as ReLUFormers, and the attention of a model exchanged with its weights kept."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import MarianConfig, MarianMTModel, ViTConfig
+from transformers import GPT2Config, MarianConfig, MarianMTModel, ViTConfig
 
-from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration, ReLUFormerVisionConfig
+from reluformer import (
+    ReLUFormerConfig,
+    ReLUFormerDecoderConfig,
+    ReLUFormerForConditionalGeneration,
+    ReLUFormerVisionConfig,
+)
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.whole_files import whole_folder
 from reluformer.configuration_attention import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, AttentionConfig
-from reluformer.training.loading import check_model_name, require_safetensors
+from reluformer.training.decoder_conversion import DECODER_SOURCES, convert_decoder_model, load_decoder
+from reluformer.training.foreign_weights import config_of_preset, load_foreign, require_all_weights
+from reluformer.training.loading import check_model_name
 from reluformer.training.run.initialization import (
     Model,
     changed_config,
@@ -84,10 +89,11 @@ def convert(
     """Writes a model as a ReLUFormer, with its tokenizer or image processor.
 
     Args:
-        source: folder or Hub id of a MarianMT or ViT checkpoint, or of a ReLUFormer whose attention is to be exchanged.
+        source: folder or Hub id of a MarianMT, ViT, GPT-2 or Llama checkpoint, or of a ReLUFormer whose attention is to be
+            exchanged.
         target: folder to write; it appears whole or not at all.
-        attention: a preset or an activation. None keeps the attention of the source, which is the softmax of Marian and ViT: the
-            converted model then computes what the other one does. Another one keeps the weights and needs fine-tuning.
+        attention: a preset or an activation. None keeps the attention of the source, which is a softmax in all foreign models:
+            the converted model then computes what the other one does. Another one keeps the weights and needs fine-tuning.
         overwrite: replace a model that is in `target` already.
 
     Raises:
@@ -108,6 +114,10 @@ def convert(
         changes = None if attention is None else _attention_changes(attention, ReLUFormerVisionConfig)
         vit, notes = load_vit(source, config)
         model, new = convert_vit_model(vit, changes)
+    elif config.model_type in DECODER_SOURCES:
+        changes = None if attention is None else _attention_changes(attention, ReLUFormerDecoderConfig)
+        model, new = convert_decoder_model(load_decoder(source, config), changes)
+        notes = []
     elif isinstance(config, AttentionConfig):
         if attention is None:
             choices = ", ".join(attentions_of(type(config)))
@@ -118,12 +128,12 @@ def convert(
         copied = (IMAGE_PROCESSOR_FILE,) if isinstance(config, ReLUFormerVisionConfig) else TOKENIZER_FILES
     else:
         raise UserError(
-            f"{source}: is a {config.model_type!r} model; only MarianMT, ViT and ReLUFormer models are converted"
+            f"{source}: is a {config.model_type!r} model; only MarianMT, ViT, GPT-2, Llama and ReLUFormer models are converted"
         )
     notes += _change_notes(new)
 
     with whole_folder(target, _remove_model) as folder:
-        notes += _copy_preprocessor(source, folder, copied)
+        notes += _copy_preprocessor(source, folder, copied, config.model_type)
         model.save_pretrained(folder)
     return Conversion(target, model, tuple(notes))
 
@@ -140,10 +150,7 @@ def marian_config(config: MarianConfig) -> ReLUFormerConfig:
     if config.is_decoder or not config.is_encoder_decoder:
         raise UserError("a Marian decoder without encoder (is_decoder=True) cannot become a ReLUFormer, which has both")
     fields = {name: getattr(config, name) for name in _SAME_FIELDS}
-    try:
-        return ReLUFormerConfig.from_preset("vanilla", label_smoothing=0.0, **fields)
-    except (ValueError, TypeError, StrictDataclassError) as error:
-        raise UserError(f"this Marian cannot become a ReLUFormer: {one_line(error)}") from error
+    return config_of_preset(ReLUFormerConfig, "Marian", "vanilla", label_smoothing=0.0, **fields)
 
 
 def convert_marian_model(marian: MarianMTModel, *, attention: str | None = None) -> ReLUFormerForConditionalGeneration:
@@ -189,23 +196,8 @@ def attentions_of(kind: type[AttentionConfig]) -> tuple[str, ...]:
 
 def _load_marian(source: str | Path, config: MarianConfig) -> MarianMTModel:
     """The checkpoint in Marian's own class, in the dtype it was saved in, with nothing drawn at random."""
-    require_safetensors(source)
-    try:
-        marian, info = MarianMTModel.from_pretrained(
-            str(source),
-            config=config,
-            dtype="auto",
-            use_safetensors=True,
-            output_loading_info=True,
-            trust_remote_code=False,
-        )
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise UserError(f"{source}: its weights cannot be loaded: {one_line(error)}") from error
-    for what in ("missing_keys", "unexpected_keys"):
-        if names := sorted(info[what]):
-            raise UserError(
-                f"{source}: {len(names)} {what.replace('_', ' ')} in the weights of a MarianMT model, first {names[0]}"
-            )
+    marian, info = load_foreign(MarianMTModel, source, config)
+    require_all_weights(source, info, "MarianMT")
     return marian
 
 
@@ -248,7 +240,7 @@ def _remove_model(folder: Path) -> None:
     folder.rmdir()
 
 
-def _copy_preprocessor(source: str | Path, folder: Path, names: Sequence[str]) -> list[str]:
+def _copy_preprocessor(source: str | Path, folder: Path, names: Sequence[str], model_type: str) -> list[str]:
     """Copies the files of a tokenizer or image processor as they are; none of them is opened by the library they are for."""
     what = "tokenizer" if names is TOKENIZER_FILES else "image processor"
     if not (origin := Path(source)).is_dir():
@@ -260,14 +252,16 @@ def _copy_preprocessor(source: str | Path, folder: Path, names: Sequence[str]) -
     for name in found:
         shutil.copyfile(origin / name, folder / name)
     if "source.spm" in found:
-        _name_tokenizer_class(folder / "tokenizer_config.json")
+        _name_tokenizer_class(folder / "tokenizer_config.json", "MarianTokenizer")
+    elif model_type == GPT2Config.model_type and "tokenizer.json" in found:
+        _name_tokenizer_class(folder / "tokenizer_config.json", "GPT2Tokenizer")
     whole = {"source.spm", "tokenizer.json", IMAGE_PROCESSOR_FILE}
     return [] if whole & set(found) else [f"no {what} is in {source}: none was copied"]
 
 
-def _name_tokenizer_class(path: Path) -> None:
-    """AutoTokenizer finds Marian's tokenizer by the kind of model, unless its settings name the class themselves."""
+def _name_tokenizer_class(path: Path, name: str) -> None:
+    """AutoTokenizer finds Marian's and GPT-2's tokenizers by the kind of model, unless their settings name the class."""
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if "tokenizer_class" not in settings:
-        settings = {**settings, "tokenizer_class": "MarianTokenizer"}
+        settings = {**settings, "tokenizer_class": name}
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -13,12 +13,15 @@ from typing import Any
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
-from reluformer.configuration.errors import TrainingStopped
+from reluformer.configuration.errors import TrainingStopped, UserError
 from reluformer.configuration.recipe_parser import AnyRecipe
+from reluformer.configuration.splits import SPLITS
 from reluformer.training.averaging import average_checkpoints
+from reluformer.training.loading import load_whole
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.global_batch import change_of_processes
 from reluformer.training.run.interruptions import told_in_one_line, where_it_goes_on
+from reluformer.training.run.launch import is_sharded
 from reluformer.training.run.overwriting import removed_unless_it_fails
 from reluformer.training.run.progress import bars_are_seen, library_bars, say
 from reluformer.training.run.resumption import write_training_files
@@ -165,3 +168,38 @@ def _average(recipe: AnyRecipe, trainer: RunTrainer) -> list[str]:
     names = [folder.name for folder in averaged.folders]
     say(recipe, f"weights: the mean of {', '.join(names)}")
     return names
+
+
+def require_splits(recipe: AnyRecipe, has_split: Callable[[Any, str], bool]) -> None:
+    """Raises a `UserError` where the data lack a split that training or evaluation will read.
+
+    Args:
+        recipe: of the run.
+        has_split: (the recipe's data, split) → whether they have it.
+    """
+    for split in recipe.evaluation.splits:
+        if not has_split(recipe.data, split):
+            raise UserError(f"evaluation.splits: the recipe's data has no {split} split; name others or give its files")
+    if recipe.training.eval_strategy != "no" and not has_split(recipe.data, "validation"):
+        raise UserError(
+            "training.eval_strategy: the recipe's data has no validation split; set it to no, or give files"
+        )
+
+
+def splits_to_read(recipe: AnyRecipe) -> list[str]:
+    """The splits that training or evaluation reads, in the order of `SPLITS`."""
+    wanted = {"train", *recipe.evaluation.splits}
+    if recipe.training.eval_strategy != "no":
+        wanted.add("validation")
+    return [split for split in SPLITS if split in wanted]
+
+
+def model_to_evaluate(recipe: AnyRecipe, trainer: RunTrainer, model_class: type[PreTrainedModel]) -> PreTrainedModel:
+    """The trained model for the main process, which evaluates alone: of shards it would wait for the other processes."""
+    if is_sharded(recipe):
+        model = load_whole(model_class, recipe.run_folder).to(recipe.training.device)
+    else:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+    if recipe.evaluation.attn_implementation is not None:
+        model.set_attn_implementation(recipe.evaluation.attn_implementation)
+    return model

@@ -53,8 +53,7 @@ class ImageTrainer(RunTrainer):
 
     def plan_of_batches(self) -> ImageBatchSampler:
         """The plan of all training batches; the same on every process."""
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return ImageBatchSampler(len(self.train_dataset), self.batch_size, seed)
+        return ImageBatchSampler(len(self.train_dataset), self.batch_size, self.plan_seed)
 
     def count_items(self, labels: torch.Tensor) -> torch.Tensor:
         """Pictures."""

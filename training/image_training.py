@@ -7,24 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from huggingface_hub.errors import StrictDataclassError
-from transformers import BaseImageProcessor, PreTrainedModel, default_data_collator, set_seed
+from transformers import BaseImageProcessor, PreTrainedModel, default_data_collator
 
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
-from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.image_recipe import ImageRecipe
-from reluformer.configuration.splits import SPLITS
-from reluformer.configuration_attention import require_attention_implementation
 from reluformer.configuration_vision import pair
 from reluformer.training.data.image_batches import AugmentedPixelValues, PixelValues
 from reluformer.training.data.images import ImageSplit, has_image_split, load_image_split
-from reluformer.training.driver import FinishedRun, Task
+from reluformer.training.driver import FinishedRun, Task, model_to_evaluate, require_splits, splits_to_read
 from reluformer.training.image_trainer import ImageTrainer
-from reluformer.training.run.initialization import changed_config, load_config, load_weights
-from reluformer.training.run.launch import check_launch, is_sharded
+from reluformer.training.run.launch import check_launch
 from reluformer.training.run.needed_packages import check_packages
 from reluformer.training.run.progress import say
+from reluformer.training.run.recipe_models import checkpoint_config, configured, model_to_train, refuse_fields
 from reluformer.training.scoring.image_evaluation import evaluate_image_split
 
 _FROM_THE_DATA = ("num_labels", "id2label", "label2id")
@@ -44,12 +40,8 @@ def build_image_config(recipe: ImageRecipe, class_names: list[str] | None = None
     Raises:
         UserError: an unknown field or preset, a bad value, or one that follows from the data.
     """
-    fields = dict(recipe.model)
-    attn_implementation = fields.pop("attn_implementation", None)
-    for name in _FROM_THE_DATA:
-        if name in fields:
-            raise UserError(f"model.{name}: follows from the data; leave it out (see data.class_names)")
-    fields.setdefault("problem_type", "single_label_classification")
+    refuse_fields(recipe, _FROM_THE_DATA, "follows from the data; leave it out (see data.class_names)")
+    fields = {"problem_type": "single_label_classification", **recipe.model}
     if fields["problem_type"] not in ("single_label_classification", "multi_label_classification"):
         raise UserError(
             f"model.problem_type: {fields['problem_type']!r} has no classes; choose single_label_classification (softmax) or "
@@ -59,36 +51,25 @@ def build_image_config(recipe: ImageRecipe, class_names: list[str] | None = None
     if names is not None and len(names) < 2:
         raise UserError(f"data: there is one class, {names[0]!r}; a classifier needs at least two")
     classes = {} if names is None else _classes(names)
-    try:
-        if recipe.initialize_from is None:
-            preset = fields.pop("preset", "relu_vit")
-            config = ReLUFormerVisionConfig.from_preset(preset, **fields, **classes)
-        else:
-            config = _of_checkpoint(recipe.initialize_from, fields, classes)
-        if attn_implementation is not None:
-            require_attention_implementation(config.attention_activation, attn_implementation)
-    except (ValueError, TypeError, StrictDataclassError) as error:
-        raise error if isinstance(error, UserError) else UserError(f"model: {one_line(error)}") from error
-    config._attn_implementation = attn_implementation
-    return config
+    checkpoint = checkpoint_config(recipe, ReLUFormerVisionConfig)
+    if checkpoint is not None:
+        fields.pop("size", None)
+        _require_as_many_classes(recipe, checkpoint, classes)
+    return configured(ReLUFormerVisionConfig, fields, preset="relu_vit", derived=classes, checkpoint=checkpoint)
 
 
 def _classes(names: list[str]) -> dict[str, Any]:
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 
-def _of_checkpoint(name: str, fields: Mapping[str, Any], classes: Mapping[str, Any]) -> ReLUFormerVisionConfig:
-    fields = {key: value for key, value in fields.items() if key != "size"}
-    try:
-        checkpoint = load_config(name, ReLUFormerVisionConfig)
-    except UserError as error:
-        raise UserError(f"initialize_from: {error}") from error
+def _require_as_many_classes(
+    recipe: ImageRecipe, checkpoint: ReLUFormerVisionConfig, classes: Mapping[str, Any]
+) -> None:
     if classes and checkpoint.num_labels != len(classes["id2label"]):
         raise UserError(
-            f"initialize_from: {name}: knows {checkpoint.num_labels} classes, the data have {len(classes['id2label'])}; start "
-            "from a model of as many"
+            f"initialize_from: {recipe.initialize_from}: knows {checkpoint.num_labels} classes, the data have "
+            f"{len(classes['id2label'])}; start from a model of as many"
         )
-    return changed_config(checkpoint, {**fields, **classes})
 
 
 def _check(recipe: ImageRecipe) -> None:
@@ -96,24 +77,15 @@ def _check(recipe: ImageRecipe) -> None:
     check_launch(recipe)
     build_image_config(recipe)
     check_packages(recipe, lambda: ReLUFormerForImageClassification(build_image_config(recipe)))
-    for split in recipe.evaluation.splits:
-        if not has_image_split(recipe.data, split):
-            raise UserError(f"evaluation.splits: the recipe's data has no {split} split; name others or give its files")
-    if recipe.training.eval_strategy != "no" and not has_image_split(recipe.data, "validation"):
-        raise UserError(
-            "training.eval_strategy: the recipe's data has no validation split; set it to no, or give files"
-        )
+    require_splits(recipe, has_image_split)
 
 
 def _prepare(recipe: ImageRecipe, resume_from: Path | None) -> PreparedImages:
     """Reads every split that training or evaluation will read: faults are found before the first update."""
     config = build_image_config(recipe)
     size, channels = pair(config.image_size), config.num_channels
-    wanted = {"train", *recipe.evaluation.splits}
-    if recipe.training.eval_strategy != "no":
-        wanted.add("validation")
     splits = {}
-    for split in (name for name in SPLITS if name in wanted):
+    for split in splits_to_read(recipe):
         splits[split] = load_image_split(recipe.data, split, size, channels)
         say(recipe, f"{split}: {len(splits[split]):,} pictures of {len(splits[split].class_names)} classes")
     names = splits["train"].class_names
@@ -130,12 +102,19 @@ def _prepare(recipe: ImageRecipe, resume_from: Path | None) -> PreparedImages:
 
 
 def image_processor(config: ReLUFormerVisionConfig) -> BaseImageProcessor:
-    """What resizes a user's picture to the model's size and scales it to values from -1 to 1: ViT's, through Pillow."""
+    """What resizes a user's picture to the model's size and scales it to values from -1 to 1: ViT's, through Pillow.
+
+    For a model of three channels it makes grey pictures coloured and lays transparent ones on white; one of a single channel
+    needs grey ones.
+    """
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
     height, width = pair(config.image_size)
-    half = [0.5] * config.num_channels
-    return ViTImageProcessorPil(size={"height": height, "width": width}, image_mean=half, image_std=half)
+    coloured = config.num_channels == 3
+    # for one channel a number, which goes with any: a picture of too many then gets as far as the model, which says so
+    half = [0.5] * 3 if coloured else 0.5
+    size = {"height": height, "width": width}
+    return ViTImageProcessorPil(size=size, image_mean=half, image_std=half, do_convert_rgb=coloured)
 
 
 def _some(names: list[str], shown: int = 5) -> str:
@@ -145,13 +124,7 @@ def _some(names: list[str], shown: int = 5) -> str:
 
 def _build(recipe: ImageRecipe, data: PreparedImages) -> PreTrainedModel:
     config = build_image_config(recipe, data.splits["train"].class_names)
-    set_seed(recipe.training.seed)
-    if recipe.initialize_from is None:
-        return ReLUFormerForImageClassification(config)
-    model, new = load_weights(recipe.initialize_from, config, dtype=torch.float32)
-    if new:
-        say(recipe, f"{len(new)} parameters are new and untrained, the first is {new[0]}")
-    return model
+    return model_to_train(recipe, config, ReLUFormerForImageClassification)
 
 
 def _trainer(recipe: ImageRecipe, data: PreparedImages, model: PreTrainedModel) -> ImageTrainer:
@@ -173,11 +146,7 @@ def _trainer(recipe: ImageRecipe, data: PreparedImages, model: PreTrainedModel) 
 
 
 def _evaluate(recipe: ImageRecipe, trainer: ImageTrainer, data: PreparedImages, command: str | None) -> FinishedRun:
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if is_sharded(recipe):
-        model = ReLUFormerForImageClassification.from_pretrained(recipe.run_folder).to(recipe.training.device)
-    if recipe.evaluation.attn_implementation is not None:
-        model.set_attn_implementation(recipe.evaluation.attn_implementation)
+    model = model_to_evaluate(recipe, trainer, ReLUFormerForImageClassification)
     splits = recipe.evaluation.splits
     scores = {split: evaluate_image_split(recipe, split, model, command=command) for split in splits}
     return FinishedRun(recipe, model, data.processor, trainer.state.log_history, scores)

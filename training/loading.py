@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 import reluformer  # noqa: F401  (registers the model with the Auto classes)
 from reluformer.configuration.errors import UserError, one_line
@@ -32,12 +41,48 @@ def load_model_and_tokenizer(
     """
     name = str(path_or_hub_id)
     check_model_name(name)
-    config = _load(AutoConfig, name, "model")
+    config = load_model_config(name)
     if not config.is_encoder_decoder:
         raise UserError(
             f"{name}: holds a {config.model_type} model, which is no encoder-decoder; give a translation model"
         )
-    model = load_whole(AutoModelForSeq2SeqLM, name, attn_implementation=attn_implementation)
+    return _with_tokenizer(AutoModelForSeq2SeqLM, name, attn_implementation)
+
+
+def load_language_model(
+    path_or_hub_id: str | Path, *, attn_implementation: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A decoder-only language model and its tokenizer; see `load_model_and_tokenizer`."""
+    name = str(path_or_hub_id)
+    if not is_decoder_only(name):
+        raise UserError(f"{name}: holds no language model that is a decoder alone; give one such as gpt2")
+    return _with_tokenizer(AutoModelForCausalLM, name, attn_implementation)
+
+
+def is_decoder_only(path_or_hub_id: str | Path) -> bool:
+    """Whether a folder or repository holds a language model that is a decoder alone.
+
+    Raises:
+        UserError: no such folder or repository, or no model in it.
+    """
+    check_model_name(str(path_or_hub_id))
+    config = load_model_config(path_or_hub_id)
+    return not config.is_encoder_decoder and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def load_model_config(path_or_hub_id: str | Path) -> PreTrainedConfig:
+    """The configuration of a folder or repository; its code is never executed.
+
+    Raises:
+        UserError: none is there, or it is damaged.
+    """
+    return _load(AutoConfig, str(path_or_hub_id), "model")
+
+
+def _with_tokenizer(
+    model_class: Any, name: str, attn_implementation: str | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    model = load_whole(model_class, name, attn_implementation=attn_implementation)
     tokenizer = load_tokenizer(name)
     pieces, embeddings = len(tokenizer), model.get_input_embeddings().weight.shape[0]
     if pieces > embeddings:

@@ -40,7 +40,8 @@ class RunTrainer(Trainer):
 
     Logs, beside the Trainer's: `cross_entropy`, `regularization`, `attention_sum`, `attention_entropy`,
     `dead_row_fraction` (means over items since the last log, over all processes; those the model reports),
-    `<items>_per_update`, `<items>_per_second` (evaluation not counted). Evaluation: the same with `eval_`, and `eval_loss` as
+    `<items>_per_update`, `<items>_per_second` and `cpu_seconds`, this process' on all its threads since the last log (evaluation
+    not counted). Evaluation: the same with `eval_`, and `eval_loss` as
     an exact mean over items.
     """
 
@@ -55,7 +56,7 @@ class RunTrainer(Trainer):
         self.attention_loop: str | None = None
         self._training_figures = FigureMeans()
         self._evaluation_figures = FigureMeans()
-        self._clock_start = time.perf_counter()
+        self._clock_start, self._cpu_start = time.perf_counter(), time.process_time()
         self._last_logged_update = 0
         if self.args.n_gpu > 1:
             raise UserError(
@@ -75,6 +76,11 @@ class RunTrainer(Trainer):
         if self.train_dataset is not None:
             self.batches = self.plan_of_batches()
             self.add_callback(_EpochOfTheBatches(self.batches))
+
+    @property
+    def plan_seed(self) -> int:
+        """That the plan of the batches follows from."""
+        return self.args.seed if self.args.data_seed is None else self.args.data_seed
 
     def plan_of_batches(self) -> Sampler:
         """The plan of all training batches, the same on every process, with `set_epoch`."""
@@ -232,12 +238,15 @@ class RunTrainer(Trainer):
         means.pop("loss", None)  # the Trainer's own `loss` is the mean over updates
         now = time.perf_counter()
         seconds, self._clock_start = now - self._clock_start, now
+        cpu_now = time.process_time()
+        cpu_seconds, self._cpu_start = cpu_now - self._cpu_start, cpu_now
         updates = self.state.global_step - self._last_logged_update
         self._last_logged_update = self.state.global_step
         return {
             **means,
             f"{self.items}_per_update": items / max(updates, 1),
             f"{self.items}_per_second": items / seconds,
+            "cpu_seconds": cpu_seconds,
         }
 
     def _sum_over_processes(self, values: torch.Tensor) -> torch.Tensor:
@@ -245,19 +254,25 @@ class RunTrainer(Trainer):
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """The Trainer's loop, then the exact means over items and, in training, what `scores` adds."""
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         # Some trainers gather with the rows that accelerate repeats to fill the last batch, and would score them twice.
         self.gather_function = self.accelerator.gather_for_metrics
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        means, _ = self._evaluation_figures.pop(self._sum_over_processes)
-        scores = self.scores() if metric_key_prefix == "eval" else {}
+        means, items = self._evaluation_figures.pop(self._sum_over_processes)
+        scores = self.scores(means, items) if metric_key_prefix == "eval" else {}
         # Here, rather than after `evaluate`, logs, callbacks and the choice of the best checkpoint see them too.
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in {**means, **scores}.items()})
         self._clock_start += time.perf_counter() - started
+        self._cpu_start += time.process_time() - cpu_started
         return output
 
-    def scores(self) -> dict[str, float]:
-        """Further figures of an evaluation during training, the same on every process."""
+    def scores(self, means: dict[str, float], items: int) -> dict[str, float]:
+        """Further figures of an evaluation during training, the same on every process.
+
+        Args:
+            means: what the model has reported, over the items.
+            items: their number.
+        """
         return {}
 
 
@@ -269,7 +284,7 @@ class _StartOfTheClock(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._last_logged_update = state.global_step
-        self._trainer._clock_start = time.perf_counter()
+        self._trainer._clock_start, self._trainer._cpu_start = time.perf_counter(), time.process_time()
 
 
 class _EpochOfTheBatches(TrainerCallback):

@@ -73,7 +73,7 @@ def train_tokenizer(
     tokenizer.train_from_iterator(_texts(pairs, step), trainer, length=2 * len(pairs))
     trained = json.loads(tokenizer.to_str())["model"]
     del tokenizer, trainer
-    _give_back_memory()
+    give_back_memory()
     _check_size(trained, vocab_size)
     return PreTrainedTokenizerFast(
         tokenizer_object=_finished(trained, lowercase),
@@ -144,7 +144,7 @@ def _texts(pairs: datasets.Dataset, step: MosesStep | None) -> Iterator[list[str
                 yield step.apply(batch[side], side=side) if step else batch[side]
 
 
-def _give_back_memory() -> None:
+def give_back_memory() -> None:
     """What was freed goes back to the system: the counts of all words, which glibc would keep for this process."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

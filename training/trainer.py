@@ -10,13 +10,13 @@ from transformers import Seq2SeqTrainer
 
 from reluformer.training.data.encoding import token_lengths
 from reluformer.training.data.token_batches import TokenBatchSampler
-from reluformer.training.run_trainer import RunTrainer
+from reluformer.training.token_trainer import TokenTrainer
 
 # Scores a model during training: (model, process index, number of processes) → figures, the same on every process.
 TranslationScorer = Callable[[torch.nn.Module, int, int], dict[str, float]]
 
 
-class ReLUFormerTrainer(RunTrainer, Seq2SeqTrainer):
+class ReLUFormerTrainer(TokenTrainer, Seq2SeqTrainer):
     """Trains any encoder-decoder of Transformers on batches filled by tokens.
 
     Logs, beside the Trainer's: `cross_entropy`, `regularization`, `attention_sum`, `attention_entropy`,
@@ -30,7 +30,6 @@ class ReLUFormerTrainer(RunTrainer, Seq2SeqTrainer):
         others: as in `Seq2SeqTrainer`; `train_dataset` has columns `input_ids` and `labels` of unpadded lists.
     """
 
-    items = "target_tokens"
     batch_key = "tokens_per_batch"
 
     def __init__(
@@ -55,42 +54,16 @@ class ReLUFormerTrainer(RunTrainer, Seq2SeqTrainer):
             token_lengths(self.train_dataset, "input_ids"),
             token_lengths(self.train_dataset, "labels"),
             tokens_per_batch=self.tokens_per_batch,
-            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            seed=self.plan_seed,
             batches_per_update=self.args.gradient_accumulation_steps * self.args.world_size,
         )
-
-    def count_items(self, labels: torch.Tensor) -> torch.Tensor:
-        """Target tokens."""
-        return labels.ne(-100).sum()
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Mean number of pairs in an update; the Trainer's figures of samples per second stand on it."""
         batches_per_update = args.gradient_accumulation_steps * args.world_size
         return max(round(len(self.train_dataset) * batches_per_update / len(self.token_batches)), 1)
 
-    def inputs_of_the_loss(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Asks the model for its loss alone, if it can skip the logits and no other loss is computed from them."""
-        can_skip = hasattr(getattr(self.model, "config", None), "skip_logits")
-        needed = self.label_smoother is not None or self.compute_loss_func is not None
-        return {**inputs, "skip_logits": True} if can_skip and not needed else inputs
-
-    def prediction_step(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor | None, Any, Any]:
-        """As in `Seq2SeqTrainer`; pairs that stand in the last batch a second time do not count."""
-        if prediction_loss_only and "labels" in inputs:
-            inputs = self.inputs_of_the_loss(inputs)
-        labels = inputs.get("labels")
-        if labels is not None and (count := self.rows_that_count(len(labels), labels.device)) is not None:
-            inputs = {**inputs, "labels": labels.masked_fill(~count.unsqueeze(1), -100)}
-        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
-
-    def scores(self) -> dict[str, float]:
+    def scores(self, means: dict[str, float], items: int) -> dict[str, float]:
         """Those of translations of validation pairs."""
         if self.translation_scorer is None:
             return {}

@@ -10,17 +10,16 @@ import datasets
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.configuration.errors import UserError
 from reluformer.configuration.image_recipe import ImageRecipe
+from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_parser import AnyRecipe
-from reluformer.configuration.scores import SCORES
+from reluformer.configuration.scores import LANGUAGE_SCORES, SCORES
 from reluformer.training.data.encoding import first_encoded_pairs
 from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus
 from reluformer.training.data.splits import has_split
-from reluformer.training.driver import FinishedRun, Task, run_recipe
-from reluformer.training.loading import load_model_and_tokenizer
-from reluformer.training.run.launch import check_launch, is_sharded
+from reluformer.training.driver import FinishedRun, Task, model_to_evaluate, require_splits, run_recipe
+from reluformer.training.run.launch import check_launch
 from reluformer.training.run.model_building import build_config, build_model
 from reluformer.training.run.needed_packages import check_packages
 from reluformer.training.scoring.split_evaluation import evaluate_split
@@ -53,6 +52,8 @@ def train(
     """
     if isinstance(recipe, ImageRecipe):
         from reluformer.training.image_training import IMAGE_CLASSIFICATION as task
+    elif isinstance(recipe, LanguageRecipe):
+        from reluformer.training.language_training import LANGUAGE_MODELING as task
     else:
         task = _TRANSLATION
     return run_recipe(recipe, task, overwrite=overwrite, command=command, finish=finish)
@@ -63,9 +64,7 @@ def _check_before_reading(recipe: Recipe) -> None:
     check_launch(recipe)
     build_config(recipe)
     check_packages(recipe, lambda: ReLUFormerForConditionalGeneration(build_config(recipe)))
-    for split in recipe.evaluation.splits:
-        if not has_split(recipe.data, split):
-            raise UserError(f"evaluation.splits: the recipe's data has no {split} split; name others or give its files")
+    require_splits(recipe, has_split)
 
 
 def _prepare(recipe: Recipe, resume_from: Path | None) -> PreparedCorpus:
@@ -110,9 +109,7 @@ def _scored_pairs(recipe: Recipe, corpus: PreparedCorpus, at_most: int) -> datas
 
 def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, corpus: PreparedCorpus, command: str | None) -> FinishedRun:
     evaluation = recipe.evaluation
-    model = _whole_model(recipe, trainer)
-    if evaluation.attn_implementation is not None:
-        model.set_attn_implementation(evaluation.attn_implementation)
+    model = model_to_evaluate(recipe, trainer, ReLUFormerForConditionalGeneration)
     translator = Translator(
         model,
         corpus.tokenizer,
@@ -125,13 +122,6 @@ def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, corpus: PreparedCorpus
     return FinishedRun(recipe, model, corpus.tokenizer, trainer.state.log_history, scores)
 
 
-def _whole_model(recipe: Recipe, trainer: ReLUFormerTrainer) -> PreTrainedModel:
-    """The trained model for the main process, which evaluates alone: of shards it would wait for the other processes."""
-    if is_sharded(recipe):
-        return load_model_and_tokenizer(recipe.run_folder)[0].to(recipe.training.device)
-    return trainer.accelerator.unwrap_model(trainer.model)
-
-
 _TRANSLATION = Task(_check_before_reading, _prepare, _build, _trainer, _evaluate)
 
 
@@ -140,6 +130,9 @@ def headline(recipe: AnyRecipe, split: str, scores: dict[str, Any]) -> str:
     held_out = "training" if split == "train" else "held-out"
     if isinstance(recipe, ImageRecipe):
         return f"accuracy: {scores['accuracy']:.2f} % on {scores['images']:,} {held_out} images ({split})"
+    if isinstance(recipe, LanguageRecipe):
+        score = LANGUAGE_SCORES[0]
+        return f"{score.label}: {score.value(scores)} on {scores['documents']:,} {held_out} documents ({split})"
     score = SCORES[recipe.evaluation.headline]
     count, unit = scores["sentences"], "sentences" if recipe.data.packing is None else "packed documents"
     if score.of_documents:

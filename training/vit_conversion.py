@@ -6,14 +6,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import ViTConfig, ViTForImageClassification
 
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
-from reluformer.configuration.errors import UserError, one_line
-from reluformer.training.loading import require_safetensors
+from reluformer.configuration.errors import UserError
+from reluformer.training.foreign_weights import config_of_preset, load_foreign
 from reluformer.training.run.initialization import changed_config, model_with_weights
 
 # Fields that mean the same in both configurations.
@@ -56,12 +54,8 @@ def vit_config(config: ViTConfig) -> ReLUFormerVisionConfig:
         UserError: a value that ReLUFormer refuses.
     """
     fields = {name: getattr(config, name) for name in _SAME_FIELDS}
-    try:
-        return ReLUFormerVisionConfig.from_preset(
-            "softmax_vit", pooling="cls", attention_qk_norm=False, initialization="normal", **fields
-        )
-    except (ValueError, TypeError, StrictDataclassError) as error:
-        raise UserError(f"this ViT cannot become a ReLUFormer: {one_line(error)}") from error
+    start = {"pooling": "cls", "attention_qk_norm": False, "initialization": "normal"}
+    return config_of_preset(ReLUFormerVisionConfig, "ViT", "softmax_vit", **start, **fields)
 
 
 def vit_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -101,18 +95,7 @@ def load_vit(source: str | Path, config: ViTConfig) -> tuple[ViTForImageClassifi
     Raises:
         UserError: weights that are pickled, damaged, or not those of a ViT with a classifier.
     """
-    require_safetensors(source)
-    try:
-        vit, info = ViTForImageClassification.from_pretrained(
-            str(source),
-            config=config,
-            dtype="auto",
-            use_safetensors=True,
-            output_loading_info=True,
-            trust_remote_code=False,
-        )
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise UserError(f"{source}: its weights cannot be loaded: {one_line(error)}") from error
+    vit, info = load_foreign(ViTForImageClassification, source, config)
     notes = []
     missing = sorted(info["missing_keys"])
     if missing and all(name.startswith("classifier.") for name in missing):

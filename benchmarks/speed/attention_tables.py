@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.measurement_file import PAGES, RESULTS
+from benchmarks.measurement_file import PAGES, RESULTS, origin
 from benchmarks.speed.attention_pictures import plot_memory, plot_speedups
 from benchmarks.speed.contenders import EAGER, EAGER_RELU, OURS, PLAIN, SDPA, WITH_STATISTICS
 from benchmarks.speed.goals import (
@@ -106,7 +106,7 @@ def render(results: Mapping[str, Result | None], pictures: Mapping[str, Path]) -
         if result is None:
             lines += [f"Not measured: `python -m benchmarks.{PROGRAMS[name]}` measures it."]
             continue
-        lines += [*_origin(result, FILES[name]), ""]
+        lines += [*origin(result, FILES[name]), ""]
         if name in pictures:
             lines += [f"![{title}]({pictures[name].as_posix()})", ""]
         lines += section(result)
@@ -305,24 +305,6 @@ def _gpu_row(cell: Result, names: list[str]) -> Iterator[str]:
         speedup = cell["speedups"][PLAIN].get(name)
         text = f"{cell['tflops'][name]:.0f}" if name in cell["tflops"] else "–"
         yield text if speedup is None else f"{text} ({speedup['median']:.2f}×)"
-
-
-def _origin(result: Result, file: str) -> list[str]:
-    machine, versions = result["machine"], result["versions"]
-    device = ", ".join(machine.get("accelerators", [])) if "gpu" in file else machine["cpu"]
-    commit = (result["git_commit"] or "unknown")[:12] + (", with local changes" if result["git_dirty"] else "")
-    threads = result["settings"].get("threads", machine["torch_threads"])
-    environment = " ".join(f"{name}={value}" for name, value in result["environment"].items()) or "none of note"
-    # Files from before the compiled loop was the default do not name theirs, which was the Python loop.
-    lines = [
-        f"`{result['command']}` → [{file}](results/{file})",
-        f": {result['date'][:10]}, commit {commit}, {result['seconds'] / 60:.1f} min on {device} ({threads} threads, "
-        f"{machine['usable_cores']} cores, {machine['memory_gb']:.0f} GB, load before the start "
-        f"{machine['load_average']:.1f}), torch {versions['torch']}, transformers "
-        f"{versions['transformers']}, Python {machine['python']}; loop: {result.get('loop', 'python')}; environment: "
-        f"{environment}.",
-    ]
-    return ["**A quick run, to try the programs: its figures mean nothing.**", "", *lines] if result["quick"] else lines
 
 
 def _microseconds(figures: Mapping[str, float]) -> str:

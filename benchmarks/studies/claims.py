@@ -5,20 +5,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any
 
-from benchmarks.studies.bootstrap import comparable, paired_bootstrap
+from benchmarks.studies.bootstrap import STATISTICS, comparable, paired_bootstrap
 from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, value
+from benchmarks.studies.parser import row_of_line
 from benchmarks.studies.study import Claim, Figure, Study
 from benchmarks.studies.tasks import spent
 from reluformer.configuration.errors import UserError
 
 AGREES, DISAGREES, NOT_COMPARABLE, PENDING = "agrees", "disagrees", "not comparable", "pending"
 SIGNIFICANT = 0.05
-BLEU = "bleu.score"  # the path of a figure that is compared by a paired bootstrap
+BLEU, ACCURACY = "bleu.score", "accuracy.score"
+# The paths of figures that are compared by a paired bootstrap.
+_PAIRED = {f"{name}.score": name for name in STATISTICS}
 # "Does not converge": a loss that is not finite, or a BLEU below the first while the softmax twin's is above the second.
 LEARNED_NOTHING, TWIN_LEARNED = 1.0, 10.0
-_NAMES = ("higher", "lower", "diverges", "twin", "row")
+# The parts of a claim that name a row, and those that name several.
+_NAMES = ("best", "higher", "lower", "diverges", "twin", "row")
+_LISTS = ("equal", "among")
 
 
 @dataclass(frozen=True)
@@ -36,20 +42,31 @@ def judge(study: Study, outcomes: Mapping[str, Outcome]) -> list[Verdict]:
 
 
 def _expanded(claim: Claim, outcomes: Mapping[str, Outcome]) -> list[Claim]:
-    names = [name for name in (*(getattr(claim, name) for name in _NAMES), *(claim.equal or ())) if name]
-    template = next((name for name in names if "{" in name), None)
+    template = next((name for name in _names_of(claim) if "{" in name), None)
     if template is None:
         return [claim]
-    family = [outcome.entry.row for outcome in outcomes.values() if outcome.entry.row is not None]
-    return [_filled(claim, row.values) for row in family if row.family == template] or [claim]
+    rows = [(name, outcome.entry.row) for name, outcome in outcomes.items() if outcome.entry.row is not None]
+    found = [row.values for name, row in rows if row_of_line(template, row.values) == name]
+    return [_filled(claim, template, values) for values in found] or [claim]
 
 
-def _filled(claim: Claim, values: Mapping[str, Any]) -> Claim:
-    filled = {name: text.format(**values) for name in _NAMES if (text := getattr(claim, name)) is not None}
-    if claim.equal is not None:
-        filled["equal"] = [name.format(**values) for name in claim.equal]
-    of = ", ".join(f"{name} {number}" for name, number in values.items())
+def _filled(claim: Claim, template: str, values: Mapping[str, Any]) -> Claim:
+    filled: dict[str, Any] = {
+        name: text.format(**values) for name in _NAMES if (text := getattr(claim, name)) is not None
+    }
+    filled |= {
+        name: [each.format(**values) for each in texts]
+        for name in _LISTS
+        if (texts := getattr(claim, name)) is not None
+    }
+    fields = [name for _, name, _, _ in Formatter().parse(template) if name]
+    of = ", ".join(f"{name} {values[name]}" for name in fields)
     return dataclasses.replace(claim, text=f"{claim.text} ({of})", **filled)
+
+
+def _names_of(claim: Claim) -> list[str]:
+    single = [getattr(claim, name) for name in _NAMES]
+    return [name for name in (*single, *(each for of in _LISTS for each in getattr(claim, of) or ())) if name]
 
 
 def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Verdict:
@@ -94,32 +111,57 @@ def _judge_file(claim: Claim, study: Study, chosen: list[Outcome]) -> tuple[str,
 def _rows_of(claim: Claim) -> list[str]:
     kinds = {
         "higher and lower": [claim.higher, claim.lower] if claim.higher and claim.lower else None,
+        "best and among": [claim.best, *claim.among] if claim.best and claim.among else None,
         "equal": claim.equal,
         "diverges and twin": [claim.diverges, claim.twin] if claim.diverges and claim.twin else None,
         "row with above or below": [claim.row] if claim.row and (claim.above, claim.below) != (None, None) else None,
     }
     given = [rows for rows in kinds.values() if rows]
-    if len(given) != 1 or (claim.equal and len(claim.equal) != 2):
+    if len(given) != 1 or (claim.equal and len(claim.equal) < 2):
         raise UserError(f"claim {claim.text!r}: give exactly one of {'; '.join(kinds)}")
     return given[0]
 
 
 def _judge_seed(claim: Claim, study: Study, chosen: list[Outcome], seed: int) -> tuple[str, str]:
+    if claim.best:
+        return _judge_best(claim, study, chosen, seed)
     results = [outcome.results[seed] for outcome in chosen]
     if claim.diverges:
         return _convergence(*results)
     figure = _figure(claim, study)
     diverged = [bool((result.get("training") or {}).get("diverged")) for result in results]
     if any(diverged):
-        return _with_diverged(claim, diverged, is_bleu=figure.path == BLEU)
+        return _with_diverged(claim, diverged, is_score=figure.path in _PAIRED)
     values = [value(figure, outcome.entry, result) for outcome, result in zip(chosen, results, strict=True)]
     if None in values:
         return PENDING, f"{figure.label} was not measured"
     updates = [spent(result)[0] for result in results if "training" in result]
     if len(set(updates)) > 1:
         return NOT_COMPARABLE, f"trained for {' and '.join(f'{number:,}' for number in updates)} updates"
-    if figure.path == BLEU and not claim.row:
-        return _compare_bleu(claim, *results)
+    if len(values) > 2:  # equal: so are all, if the highest and the lowest are
+        ends = [values.index(max(values)), values.index(min(values))]
+        word, text = _compare_two(claim, figure, [results[at] for at in ends], [values[at] for at in ends])
+        return word, f"from {chosen[ends[1]].entry.label} to {chosen[ends[0]].entry.label}: {text}"
+    return _compare_two(claim, figure, results, values)
+
+
+def _judge_best(claim: Claim, study: Study, chosen: list[Outcome], seed: int) -> tuple[str, str]:
+    """Above every other: as many claims of two rows, of which one may contradict."""
+    best, *others = chosen
+    words, texts = set(), []
+    for other in others:
+        names = {"best": None, "among": None, "higher": best.entry.name, "lower": other.entry.name}
+        word, text = _judge_seed(dataclasses.replace(claim, **names), study, [best, other], seed)
+        words.add(word)
+        texts.append(f"beside {other.entry.label}: {text}")
+    return next(word for word in (DISAGREES, PENDING, NOT_COMPARABLE, AGREES) if word in words), "; ".join(texts)
+
+
+def _compare_two(
+    claim: Claim, figure: Figure, results: list[Mapping[str, Any]], values: list[float]
+) -> tuple[str, str]:
+    if figure.path in _PAIRED and not claim.row:
+        return _compare_paired(claim, _PAIRED[figure.path], *results)
     return _compare(claim, values, figure.digits)
 
 
@@ -135,20 +177,21 @@ def _convergence(result: Mapping[str, Any], twin: Mapping[str, Any]) -> tuple[st
     return NOT_COMPARABLE, f"{figures}: neither has learned the task"
 
 
-def _with_diverged(claim: Claim, diverged: list[bool], is_bleu: bool) -> tuple[str, str]:
-    """A row that does not converge is below any other in BLEU, and the equal of none; of its other figures it says nothing."""
+def _with_diverged(claim: Claim, diverged: list[bool], is_score: bool) -> tuple[str, str]:
+    """A row that does not converge has the lowest score, and is the equal of none; of its other figures it says nothing."""
     names = _rows_of(claim)
     text = " and ".join(name for name, gone in zip(names, diverged, strict=True) if gone) + " does not converge"
-    if not is_bleu or all(diverged):
+    if not is_score or all(diverged):
         return NOT_COMPARABLE, text
     return (AGREES if claim.lower and diverged[1] else DISAGREES), text
 
 
-def _compare_bleu(claim: Claim, first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, str]:
-    if not comparable(first["bleu"], second["bleu"]):
+def _compare_paired(claim: Claim, name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, str]:
+    kind, statistics = STATISTICS[name], (first.get(name), second.get(name))
+    if not comparable(*statistics):
         return NOT_COMPARABLE, "not scored on the same references"
-    test = paired_bootstrap(first["bleu"], second["bleu"])
-    figures = f"{test.difference:+.2f} BLEU, p = {test.p_value:.3f}"
+    test = paired_bootstrap(kind, *statistics)
+    figures = f"{test.difference:+.2f} {kind.unit}, p = {test.p_value:.3f}"
     significant = test.p_value < SIGNIFICANT
     if claim.equal:
         if abs(test.difference) <= claim.margin:

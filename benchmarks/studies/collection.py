@@ -13,6 +13,8 @@ from reluformer.configuration.errors import UserError
 from reluformer.training.run.redaction import public_values, without_secrets
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 
+_OF_UPDATES = "_per_update"
+
 
 def collect(folder: Path) -> dict[str, Any]:
     """Everything measured in one run: `recipe` (without secrets), `training` (its record), `evaluations` by split, `log_history`.
@@ -74,11 +76,18 @@ def training_seconds(log_history: Iterable[Mapping[str, Any]]) -> float:
     seconds, update = 0.0, 0
     for entry in log_history:
         seconds += entry.get("eval_runtime", 0.0)
-        if "target_tokens_per_update" in entry:
-            tokens = (entry["step"] - update) * entry["target_tokens_per_update"]
-            seconds += tokens / entry["target_tokens_per_second"]
+        unit = next((name.removesuffix(_OF_UPDATES) for name in entry if name.endswith(_OF_UPDATES)), None)
+        if unit is not None:  # target tokens, or images
+            seconds += (entry["step"] - update) * entry[f"{unit}_per_update"] / entry[f"{unit}_per_second"]
             update = entry["step"]
     return seconds
+
+
+def cpu_seconds(log_history: Iterable[Mapping[str, Any]]) -> float | None:
+    """CPU seconds of all logged updates, on all threads of the process: a machine that does something else, or a process that is
+    halted, adds nothing. None where the log is older than this figure."""
+    found = [entry["cpu_seconds"] for entry in log_history if "cpu_seconds" in entry]
+    return sum(found) if found else None
 
 
 def read_json(path: Path) -> Any:

@@ -1,8 +1,8 @@
 """What the studies still lack, about how many core-hours that takes, and which corpora they read.
 
-The cost of a training is what its result recorded: seconds of training, validation and translating, times the threads. A
-training that has not run is estimated by its updates and the seconds an update took in rows like it: in its own family, or
-else on the same corpus at the same length. Preparing data and analyses take minutes more, and are not in the results.
+The cost of a training is what its result recorded: seconds of training, validation and evaluation, times the threads. A
+training that has not run is estimated by its updates, or epochs, and the seconds that one took in rows like it: in its own
+family, or else on the same corpus at the same length. Preparing data and analyses take minutes more, and are not in the results.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from benchmarks.studies.tasks import RESULTS, RUNS, Places, Task, read_result
 
 GENERATED = "made by the program"
 ALL = "all"
+NAMED = 8  # so many missing rows are named; `--list` names all
 CORPORA = "recipes.md#corpora"  # beside docs/reproducing.md
 CORPORA_PAGE = f"docs/{CORPORA}"
 
@@ -34,12 +35,17 @@ class Cost:
     unknown: int = 0
 
     def __str__(self) -> str:
-        """Core-hours: "2.4", "~0.3" where some are estimated, "not known" where nothing like a row has run, "–" for none."""
+        """Core-hours: "2.4", "~0.3" where some are estimated, "–" for none.
+
+        Where nothing like some of the rows has run, "> 2.4", and where that holds for all, "not known".
+        """
         if not self.trainings:
             return "–"
-        if self.unknown:
+        if self.unknown == self.trainings:
             return "not known"
         hours = self.seconds / 3600
+        if self.unknown:
+            return f"> {hours:.1f}"
         return f"{'~' if self.estimated else ''}{hours:.1f}" if hours >= 0.05 else "< 0.1"
 
 
@@ -49,7 +55,7 @@ class StudyCosts:
 
     Args:
         title: of the study.
-        missing: rows without evidence, as a reader knows them, and seeds that others lack.
+        missing: rows without evidence, as a reader knows them or how many, and seeds that others lack.
         whole: from nothing, with what its rows start from. left: what is missing, the same way.
         corpora: rows by what they are trained on: see `corpus_of`.
     """
@@ -80,7 +86,8 @@ class CostBook:
             seconds = core_seconds(result)
             self._by_row.setdefault(task.row.key, []).append(seconds)
             for kind in _kinds(task.row):
-                self._by_kind.setdefault(kind, []).append(seconds / result["training"]["updates"])
+                done = result["training"]["updates" if _unit(task.row) == "max_steps" else "epochs"]
+                self._by_kind.setdefault(kind, []).append(seconds / done)
 
     def cost(self, tasks: Iterable[Task]) -> Cost:
         """Of these trainings together, each once."""
@@ -95,15 +102,22 @@ class CostBook:
             return sum(self._by_row[row.key]) / len(self._by_row[row.key]), False
         for kind in _kinds(row):
             if kind in self._by_kind:
-                return median(self._by_kind[kind]) * row.recipe["training"]["max_steps"], True
+                return median(self._by_kind[kind]) * row.recipe["training"][_unit(row)], True
         return None
 
 
 def core_seconds(result: Mapping[str, Any]) -> float:
-    """Seconds of training, validation and translating a split, times threads and processes; without what it started from."""
+    """Seconds of training, validation and evaluating a split, times threads and processes; without what it started from.
+
+    Where the CPU seconds of the updates were measured, they are taken.
+    """
     training = result["training"]
-    seconds = result["training_seconds"] + sum(each["seconds"] for each in result["evaluations"].values())
-    return seconds * training["machine"]["torch_threads"] * training["processes"]
+    cores = training["machine"]["torch_threads"] * training["processes"]
+    evaluated = sum(each["seconds"] for each in result["evaluations"].values())
+    if (measured := result.get("cpu_seconds")) is None:
+        return (result["training_seconds"] + evaluated) * cores
+    validated = sum(entry.get("eval_runtime", 0.0) for entry in result["log_history"])
+    return measured * training["processes"] + (validated + evaluated) * cores
 
 
 def study_costs(
@@ -124,7 +138,7 @@ def study_costs(
             *_with_starts(task for each in outcomes for seed, task in each.tasks.items() if seed not in each.results)
         ]
         if tasks:
-            corpora = {corpus_of(task.row): task.row for task in tasks if task.row.recipe is not None}
+            corpora = {corpus_of(task.row.recipe): task.row for task in tasks if task.row.recipe is not None}
             found[name] = StudyCosts(study.title, _missing(outcomes), book.cost(tasks), book.cost(left), corpora)
             everything += tasks
             everything_left += left
@@ -132,13 +146,14 @@ def study_costs(
     return found
 
 
-def corpus_of(row: Row) -> str:
-    """What a row is trained on: the folder of its files, the name of a data set, or `GENERATED`."""
-    data = row.recipe["data"]
+def corpus_of(recipe: Mapping[str, Any]) -> str:
+    """What a recipe is trained on: the folder of its files, the name of a data set, or `GENERATED`."""
+    data = recipe["data"]
     if data.get("dataset"):
         return data["dataset"]["path"]
     if data.get("train"):
-        return Path(data["train"]["source"]).parent.as_posix()
+        files = data["train"]
+        return Path(files.get("source") or files["images"]).parent.as_posix()
     return GENERATED
 
 
@@ -186,7 +201,7 @@ def _joined(parts: list[str]) -> str:
 
 
 def _missing(outcomes: Iterable[Outcome]) -> list[str]:
-    """Rows without any evidence by name; of the others, how many lack a seed."""
+    """Rows without any evidence, by name where they are few; of the others, how many lack a seed."""
     rows, seeds = [], {}
     for outcome in outcomes:
         lacking = [seed for seed in outcome.tasks if seed not in outcome.results]
@@ -195,6 +210,8 @@ def _missing(outcomes: Iterable[Outcome]) -> list[str]:
         else:
             for seed in lacking:
                 seeds[seed] = seeds.get(seed, 0) + 1
+    if len(rows) > NAMED:
+        rows = [f"{len(rows)} rows"]
     return rows + [f"seed {seed} of {count} row{'s' * (count > 1)}" for seed, count in sorted(seeds.items())]
 
 
@@ -207,7 +224,13 @@ def _with_starts(tasks: Iterable[Task]) -> Iterator[Task]:
 
 def _kinds(row: Row) -> list[tuple[str, ...]]:
     """What rows that take about as long an update have in common, the nearest first."""
-    return [("family", row.family), ("data", corpus_of(row), str(row.recipe["data"].get("max_length")))]
+    length = row.recipe["data"].get("max_length"), row.recipe.get("model", {}).get("patch_size")
+    return [("family", row.family), ("data", corpus_of(row.recipe), *map(str, length), _unit(row))]
+
+
+def _unit(row: Row) -> str:
+    """What the recipe of a row counts its length in."""
+    return "max_steps" if "max_steps" in row.recipe["training"] else "num_train_epochs"
 
 
 def _unique(catalogue: Catalogue) -> list[Row]:

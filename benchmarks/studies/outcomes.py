@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,19 +52,16 @@ def at_size(study: Study, size: str) -> Study:
 def outcomes_of(study: Study, catalogue: Catalogue, places: Places) -> dict[str, Outcome]:
     """Every row of the study's table, by the name the study uses."""
     budget = study.budget.get(catalogue.size)
-    return {
-        entry.name: _outcome(entry, study.seeds.get(catalogue.size, [1]), budget, places)
-        for entry in table_of(study, catalogue)
-    }
+    return {entry.name: _outcome(entry, budget, places) for entry in table_of(study, catalogue)}
 
 
-def _outcome(entry: TableRow, seeds: Iterable[int], budget: Budget | None, places: Places) -> Outcome:
+def _outcome(entry: TableRow, budget: Budget | None, places: Places) -> Outcome:
     if entry.row is None:
         reason = entry.not_here or "no row at this size"
         return Outcome(entry, NOT_HERE, reason)
     outcome = Outcome(entry, PENDING, "")
     missing = []
-    for seed in seeds:
+    for seed in entry.seeds:
         task = outcome.tasks[seed] = Task(entry.row, seed, places)
         result = read_result(task)
         if result is None:

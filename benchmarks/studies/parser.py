@@ -83,11 +83,11 @@ def load_study(name: str, folder: Path = STUDIES_FOLDER) -> Study:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The rows that exist at one size, by every name they have, and the names of all families of any size."""
+    """The rows that exist at one size, by every name they have, and `known`: the names of all families and rows of any size."""
 
     size: str
     rows: dict[str, Row]
-    families: frozenset[str]
+    known: frozenset[str]
 
 
 def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
@@ -110,7 +110,10 @@ def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
                 raise UserError(f"{path}: {name} names the row {row.name}, which another one does already")
             start = family.starts_from.get(size)
             rows[row.name] = row if start is None else _started(row, _filled(start, row.values), rows, path)
-    return Catalogue(size, _joined(rows), frozenset(families))
+    anywhere = {
+        _filled(name, values) for name, each in families.items() for at in SIZES for values in _all_values(each, at)
+    }
+    return Catalogue(size, _joined(rows), frozenset(families) | anywhere)
 
 
 def _started(row: Row, name: str, above: Mapping[str, Row], path: Path) -> Row:
@@ -139,13 +142,15 @@ def _joined(rows: Mapping[str, Row]) -> dict[str, Row]:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row in the table of a study: `name` is the one the study uses, `row` None where it does not exist at this size."""
+    """A row in the table of a study: `name` is the one the study uses, `row` None where it does not exist at this size, `seeds`
+    those of its trainings."""
 
     name: str
     label: str
     row: Row | None
     paper: dict[str, Any]
     not_here: str | None
+    seeds: tuple[int, ...] = (1,)
 
 
 def table_of(study: Study, catalogue: Catalogue) -> list[TableRow]:
@@ -156,12 +161,13 @@ def table_of(study: Study, catalogue: Catalogue) -> list[TableRow]:
     """
     table = []
     for entry in study.rows:
-        if entry.row not in catalogue.families and entry.row not in catalogue.rows:
+        if entry.row not in catalogue.known:
             raise UserError(f"{study.title}: {ROWS_FILE} has no row {entry.row!r}")
         for column, value in entry.paper.items():
             if isinstance(value, Mapping) and "{" not in entry.row:
                 raise UserError(f"{study.title}: {entry.row} is one row, its {column} in the paper is not: {value}")
         found = {name: row for name, row in catalogue.rows.items() if entry.row in (name, row.family)}
+        seeds = tuple(entry.seeds.get(catalogue.size) or study.seeds.get(catalogue.size, [1]))
         if not found:
             table.append(_row_elsewhere(entry))
         for name, row in found.items():
@@ -169,8 +175,17 @@ def table_of(study: Study, catalogue: Catalogue) -> list[TableRow]:
                 column: value.get(name) if isinstance(value, Mapping) else value
                 for column, value in entry.paper.items()
             }
-            table.append(TableRow(name, _filled(entry.label, row.values), row, paper, entry.not_here))
+            table.append(TableRow(name, _filled(entry.label, row.values), row, paper, entry.not_here, seeds))
     return table
+
+
+def row_of_line(name: str, values: Mapping[str, Any]) -> str | None:
+    """The row's name that the line of a plot, or the name in a claim, stands for, given a row's values; None where they do not
+    fill it."""
+    try:
+        return name.format(**values)
+    except KeyError:
+        return None
 
 
 def _row_elsewhere(entry: StudyRow) -> TableRow:
@@ -221,6 +236,12 @@ def _located(value: Any, folder: Path) -> Any:
 
 
 def _expand(name: str, family: RowFamily, size: str, layer: Callable[[str], dict[str, Any]]) -> Iterator[Row]:
+    for values in _all_values(family, size):
+        yield _row(name, family, size, values, layer)
+
+
+def _all_values(family: RowFamily, size: str) -> Iterator[dict[str, Any]]:
+    """The values of every row of a family at a size."""
     if size not in family.sizes:
         return
     axes = {axis: _values(values, size) for axis, values in family.each.items()}
@@ -228,7 +249,7 @@ def _expand(name: str, family: RowFamily, size: str, layer: Callable[[str], dict
         values: dict[str, Any] = {}
         for axis, value in zip(axes, combination, strict=True):
             values |= value if isinstance(value, Mapping) else {axis: value}
-        yield _row(name, family, size, values, layer)
+        yield values
 
 
 def _values(values: Any, size: str) -> list[Any]:

@@ -14,12 +14,14 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.studies.outcomes import Outcome, select, value
+from benchmarks.studies.parser import row_of_line
 from benchmarks.studies.study import Plot, Study
 from reluformer.analysis.colors import GREY, OLIVE, PURPLE, TEAL, WINE, color_of, shade
 from reluformer.configuration.errors import UserError
 
 _OTHERS = (TEAL, WINE, OLIVE, PURPLE)
 _MARKERS = ("o", "s", "^", "D", "v")
+_MARKS_INSIDE = 6  # a longer legend stands beside the picture
 # Several lines of one activation are shades of its colour.
 _SHADES = (0.0, 0.5, -0.5, 0.7)
 
@@ -47,6 +49,8 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
     for (label, seeds), marker in zip(lines.items(), cycle(_MARKERS), strict=False):
         if seeds:
             _draw_line(axes, label, seeds, colors[label], marker)
+            if plot.point is not None:
+                _write_points(axes, plot, plot.lines[label], study, outcomes)
     for label, seeds in levels.items():
         if seeds:
             axes.axhline(_mean(seeds), label=label, color=colors[label], linestyle="--", linewidth=1.2)
@@ -88,9 +92,11 @@ def _draw_line(axes: Axes, label: str, seeds: Seeds, color: str, marker: str) ->
 
 def _finish(axes: Axes, plot: Plot, study: Study, places: list[float]) -> None:
     if plot.log_x:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(places))
-        axes.xaxis.set_minor_locator(NullLocator())
+        is_measured = plot.x in study.figures  # then it has a place of its own for every row
+        axes.set_xscale("log", base=10 if is_measured else 2)
+        if not is_measured:
+            axes.xaxis.set_major_locator(FixedLocator(places))
+            axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:,g}")
     if plot.x_max is not None:
         axes.set_xlim(0, plot.x_max)
@@ -105,7 +111,8 @@ def _name_marks(axes: Axes, *, has_band: bool) -> None:
     marks, _ = axes.get_legend_handles_labels()
     if has_band:
         marks.append(Patch(color=GREY, alpha=0.25, linewidth=0, label="from the lowest seed to the highest"))
-    axes.legend(handles=marks, frameon=False, fontsize=9)
+    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if len(marks) > _MARKS_INSIDE else {}
+    axes.legend(handles=marks, frameon=False, fontsize=9, **beside)
 
 
 def _mean(values: list[float]) -> float:
@@ -119,10 +126,21 @@ def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]
         row = outcome.entry.row
         if row is None or own_name != row_of_line(name, row.values):
             continue
-        for result in outcome.results.values():
-            for x, y in _of_result(plot, study, outcome, result):
-                by_x.setdefault(x, []).append(y)
+        points = [point for result in outcome.results.values() for point in _of_result(plot, study, outcome, result)]
+        if plot.table is None and points:  # of all seeds, a figure on the axis is the mean
+            points = [(_mean([x for x, _ in points]), y) for _, y in points]
+        for x, y in points:
+            by_x.setdefault(x, []).append(y)
     return dict(sorted(by_x.items()))
+
+
+def _write_points(axes: Axes, plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> None:
+    """Writes beside every point of a line which row it is."""
+    for own_name, outcome in outcomes.items():
+        points = _points(plot, name, study, {own_name: outcome})
+        for x, ys in points.items():
+            text = plot.point.format(**outcome.entry.row.values)
+            axes.annotate(text, (x, _mean(ys)), xytext=(6, 5), textcoords="offset points", fontsize=8)
 
 
 def _level(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> list[float]:
@@ -140,13 +158,6 @@ def _of_result(plot: Plot, study: Study, outcome: Outcome, result: Mapping) -> P
         points = [(float(row[plot.x]), float(row[plot.y])) for row in rows if row.get(plot.y) is not None]
         return [point for point in points if plot.x_max is None or point[0] <= plot.x_max]
     y = value(study.figures[plot.y], outcome.entry, result)
-    x = outcome.entry.row.values.get(plot.x)
+    is_measured = plot.x in study.figures
+    x = value(study.figures[plot.x], outcome.entry, result) if is_measured else outcome.entry.row.values.get(plot.x)
     return [] if y is None or x is None else [(float(x), y)]
-
-
-def row_of_line(name: str, values: Mapping) -> str | None:
-    """The row's name that a line stands for, given a row's values; None where they do not fill it."""
-    try:
-        return name.format(**values)
-    except KeyError:
-        return None

@@ -12,6 +12,7 @@ import yaml
 
 from benchmarks.studies import process as study_process
 from benchmarks.studies.analysis_commands import analysis_commands
+from benchmarks.studies.bootstrap import STATISTICS
 from benchmarks.studies.collection import read_json, unevaluated_splits
 from benchmarks.studies.parser import Catalogue, Row, table_of
 from benchmarks.studies.study import Study
@@ -75,8 +76,23 @@ def tasks_by_study(
     for name, study in studies.items():
         rows = {row.key: row for row in _rows_wanted(study, catalogue, named[name], only)}
         if rows or not only:
-            wanted = list(seeds) or study.seeds.get(catalogue.size, [1])
-            found[name] = [Task(row, seed, places) for seed in wanted for row in rows.values()]
+            own = {key: seeds or wanted for key, wanted in _seeds_by_key(study, catalogue).items()}
+            other = seeds or study.seeds.get(catalogue.size, [1])  # of what stands in no table
+            pairs = [(seed, row) for row in rows.values() for seed in own.get(row.key, other)]
+            order = list(dict.fromkeys(seed for seed, _ in pairs))
+            found[name] = [
+                Task(row, seed, places) for seed, row in sorted(pairs, key=lambda pair: order.index(pair[0]))
+            ]
+    return found
+
+
+def _seeds_by_key(study: Study, catalogue: Catalogue) -> dict[str, list[int]]:
+    """The seeds of every row of a study's table; of one that stands there under two names, those of both."""
+    found: dict[str, list[int]] = {}
+    for entry in table_of(study, catalogue):
+        if entry.row is not None:
+            known = found.setdefault(entry.row.key, [])
+            known += [seed for seed in entry.seeds if seed not in known]
     return found
 
 
@@ -250,8 +266,8 @@ def _summary(result: dict) -> str:
     minutes = f"{training['updates']:,} updates, {result['training_seconds'] / 60:.1f} min"
     if training.get("diverged"):
         return f"does not converge: {training['diverged']['reason']} ({minutes})"
-    bleu = result["bleu"]
-    return f"BLEU {bleu['score']:.2f} ({minutes})" if bleu else minutes
+    scores = [f"{kind.label} {result[name]['score']:.2f}" for name, kind in STATISTICS.items() if result.get(name)]
+    return f"{', '.join(scores)} ({minutes})" if scores else minutes
 
 
 def _tell_progress(job: Job, total: int, say: Callable[[str], None]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 SIZES = ("smoke", "cpu", "paper")
 Size = Literal["smoke", "cpu", "paper"]
+RELUFORMER_PAPER = "arXiv 2302.06461"
 
 
 @dataclass(kw_only=True)
@@ -108,12 +109,14 @@ class StudyRow:
         label: what the table calls it; `{name}` stands for a family's values.
         paper: the paper's figures by column, as text; with a family, by column and then by the row's name.
         not_here: why the row cannot be run here, where it cannot; its figures are then the paper's alone.
+        seeds: by size, where they are others than the study's.
     """
 
     row: str
     label: str
     paper: dict[str, Any] = field(default_factory=dict)
     not_here: str | None = None
+    seeds: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -122,13 +125,15 @@ class Claim:
 
     Exactly one kind:
 
-    - `higher` and `lower`: names of rows; `figure` of the first is above that of the second by more than `margin`. For BLEU the
-      difference must also be significant (paired bootstrap, p < 0.05) to count at all.
-    - `equal`: names of two rows whose `figure` differs by at most `margin`; for BLEU, too, it is the point difference.
+    - `higher` and `lower`: names of rows; `figure` of the first is above that of the second by more than `margin`. For BLEU and
+      accuracy the difference must also be significant (paired bootstrap, p < 0.05) to count at all.
+    - `best` and `among`: the same of one row and each of several others.
+    - `equal`: names of two rows or more, whose `figure` differs by at most `margin`; for BLEU and accuracy, too, it is the
+      point difference.
     - `diverges`: a row that does not converge (`twin` names its softmax twin).
     - `row` with `above`, `below` or both: `figure` of one row against numbers.
 
-    A claim whose names have `{name}` is made for each row of the family.
+    A claim whose names have `{name}` is made for each row whose values fill the first of them to its own name.
 
     Args:
         text: the paper's claim in words.
@@ -140,6 +145,8 @@ class Claim:
     figure: str = "bleu"
     higher: str | None = None
     lower: str | None = None
+    best: str | None = None
+    among: list[str] | None = None
     equal: list[str] | None = None
     diverges: str | None = None
     twin: str | None = None
@@ -156,13 +163,14 @@ class Plot:
     Args:
         file: its name, a PNG.
         title: above it.
-        x: name of the value that runs along the axis; with `table`, of its column.
+        x: name of the value that runs along the axis, or a column of the study; with `table`, of its column.
         y: a column of the study; with `table`, of the table.
         x_label: of the axis.
         lines: families, or rows, by their label in the legend.
         levels: rows that have no place on the axis, by label: a dashed line across at their figure. Not with `table`.
         activations: whose colour a line or a level has, by label (`reluformer.analysis.colors`); one without has its own.
         table: path of a table in a row's result, as in [`Figure`]; without a last name, all its rows that fit.
+        point: written beside each point; `{name}` stands for its row's values. Not with `table`.
         log_x: a logarithmic axis.
         x_max: the axis ends here.
     """
@@ -176,6 +184,7 @@ class Plot:
     levels: dict[str, str] = field(default_factory=dict)
     activations: dict[str, str] = field(default_factory=dict)
     table: str | None = None
+    point: str | None = None
     log_x: bool = True
     x_max: float | None = None
 
@@ -195,7 +204,7 @@ class Budget:
 
 @dataclass(kw_only=True)
 class Study:
-    """One table or figure of the paper.
+    """One table or figure of a paper.
 
     Args:
         title: what it is.
@@ -209,6 +218,7 @@ class Study:
         plots: drawn from the figures.
         pictures: rows by label whose pictures, drawn by one of their analyses, are shown.
         also: further parts of the paper's table that no row here stands for, each with the paper's figures and why.
+        paper: which.
         ours: the study is not the paper's, and neither are its claims; they are not counted among the paper's.
     """
 
@@ -223,4 +233,5 @@ class Study:
     plots: list[Plot] = field(default_factory=list)
     pictures: dict[str, str] = field(default_factory=dict)
     also: list[str] = field(default_factory=list)
+    paper: str = RELUFORMER_PAPER
     ours: bool = False

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.studies.bootstrap import bleu_statistics
-from benchmarks.studies.collection import collect, read_json, training_seconds
+from benchmarks.studies.accuracy import accuracy_statistics
+from benchmarks.studies.bleu import bleu_statistics
+from benchmarks.studies.collection import collect, cpu_seconds, read_json, training_seconds
 from benchmarks.studies.parser import Row, recipe_of
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.splits import EVALUATED_SPLITS
 from reluformer.training.averaging import checkpoint_folders
 from reluformer.training.run.records import write_json
 from reluformer.training.run.run_folder import RECORD_FILE
@@ -131,16 +133,27 @@ def write_result(task: Task, command: str) -> Path:
     if task.row.recipe is None:
         return write_json(task.result_file, {**head, "measured": _figures(task.run_folder)})
     run = collect(task.run_folder)
-    translations = task.run_folder / "translations.test.tsv"
     result = {
         **head,
         **run,
         "training_seconds": training_seconds(run["log_history"]),
+        "cpu_seconds": cpu_seconds(run["log_history"]),
         "start": task.start and _start(task.start),
         "analyses": _analyses(task),
-        "bleu": bleu_statistics(translations, run["recipe"]) if translations.is_file() else None,
+        **_scores(task.run_folder, run["recipe"]),
     }
     return write_json(task.result_file, result)
+
+
+def _scores(folder: Path, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The statistics that other runs are compared with: `bleu` or `accuracy`, None where nothing was evaluated."""
+    if recipe.get("task") != "image_classification":
+        translations = folder / "translations.test.tsv"
+        return {"bleu": bleu_statistics(translations, recipe) if translations.is_file() else None}
+    for split in reversed(EVALUATED_SPLITS):
+        if (predictions := folder / f"predictions.{split}.tsv").is_file():
+            return {"accuracy": accuracy_statistics(predictions, split)}
+    return {"accuracy": None}
 
 
 def _start(start: Task) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from ..configuration_attention import (
     POINTWISE_ACTIVATIONS,
     AttentionConfig,
 )
+from ..visibility_reluformer import LARGEST_ALPHA
 from .gamma import gamma_for_length, gamma_source
 from .regularization import watch
 from .saving import remember
@@ -43,7 +44,7 @@ class ForeignSettings:
     activation: one of `POINTWISE_ACTIVATIONS` of the configuration.
     scaling: row scale over the n_i keys that query i sees: variance, 1 / (gamma sqrt(n_i / 2)) (Eq. 6); length,
         n_i ** -alpha; none, 1.
-    gamma: of the variance scaling. alpha: of the length scaling, in [0, 1].
+    gamma: of the variance scaling. alpha: of the length scaling, in [0, 2].
     implementation: "auto", fused where the mask has a compact form and no weights are asked for, else the reference;
         "fused", which refuses what "auto" gives to the reference; "eager", the reference always, which returns the weights.
     regularization_weight: λ of L_reg (Eq. 7), which is added to the model's own loss in training; 0: it is not computed.
@@ -105,9 +106,9 @@ class ForeignSettings:
             raise ValueError(
                 f"{CONFIG_KEY}: regularization_weight={self.regularization_weight} must be finite and at least 0."
             )
-        for name in ("alpha", "entropy_margin"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{CONFIG_KEY}: {name}={getattr(self, name)} must lie in [0, 1].")
+        for name, largest in (("alpha", LARGEST_ALPHA), ("entropy_margin", 1)):
+            if not 0 <= getattr(self, name) <= largest:
+                raise ValueError(f"{CONFIG_KEY}: {name}={getattr(self, name)} must lie in [0, {largest:g}].")
 
     @classmethod
     def from_mapping(cls, settings: Any) -> ForeignSettings:

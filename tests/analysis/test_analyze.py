@@ -192,7 +192,7 @@ def test_mistakes_are_one_line_and_status_2(capsys, folder, text, tmp_path, smal
     GPT2LMHeadModel(GPT2Config(vocab_size=len(small_tokenizer), **sizes)).save_pretrained(tmp_path / "gpt")
     small_tokenizer.save_pretrained(tmp_path / "gpt")
     gpt = ["--what", "entropy", "--model", tmp_path / "gpt", *text, *out]
-    assert "holds a gpt2 model, which is no encoder-decoder" in refusal(capsys, *gpt)
+    assert "is a decoder alone, which translates nothing" in refusal(capsys, *gpt)
     t5 = ["--what", "variance-ratio", "--model", folder("t5"), *text, *out]
     assert "t5 models are not supported" in refusal(capsys, *t5)
     assert "'gpu' is no device" in refusal(capsys, *ours, *text, "--device", "gpu")

@@ -10,6 +10,7 @@ import yaml
 from reluformer import ReLUFormerConfig
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.image_recipe import ImageRecipe
+from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe_checks import checkpoints_of
 from reluformer.configuration.recipe_parser import (
     RECIPES_FOLDER,
@@ -20,6 +21,7 @@ from reluformer.configuration.recipe_parser import (
     save_recipe,
 )
 from reluformer.training.image_training import build_image_config
+from reluformer.training.language_training import build_language_config
 from reluformer.training.run.model_building import build_config
 
 SMALL = {
@@ -56,7 +58,7 @@ def test_every_recipe_of_the_package_is_parsed_and_names_a_model_that_exists(nam
     assert recipe.name == name
     assert recipe.description
     assert str(recipe.run_folder) == f"runs/{name}"
-    build = build_image_config if isinstance(recipe, ImageRecipe) else build_config
+    build = {ImageRecipe: build_image_config, LanguageRecipe: build_language_config}.get(type(recipe), build_config)
     if recipe.initialize_from is not None:  # a model that its user converts first, in the current directory
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UserError, match="initialize_from"):

@@ -127,7 +127,7 @@ def test_every_module_is_this_package_s_own(folder):
     package = Path(reluformer.__file__).parent
     for variant in variants(folder):
         names = {path.name for path in variant.iterdir() if path.is_file()}
-        assert {"attention_fused.py", "kernels_triton.py", "attention_triton.py", "attention_operator.py"} <= names
+        assert {"attention_fused.py", "attention_checks.py", "kernels_triton.py", "attention_triton.py"} <= names
         copied = sorted(names - GENERATED)
         assert filecmp.cmpfiles(package, variant, copied, shallow=False)[0] == copied
         assert not names & {"modeling_reluformer.py", "configuration_reluformer.py", "layers_reluformer.py"}

@@ -332,7 +332,7 @@ def test_what_is_not_supported_is_refused_by_name():
         ("gamma=0 must be", {"gamma": 0}),
         ("gamma must be a number", {"gamma": torch.ones(HEADS)}),
         ("gamma belongs to scaling='variance'", {"gamma": 8.0, "scaling": "none"}),
-        ("alpha=2 must be", {"scaling": "length", "alpha": 2}),
+        ("alpha=2.5 must be", {"scaling": "length", "alpha": 2.5}),
         ("dropout=1.0 must be a number from 0 to below 1", {"dropout": 1.0}),
         ("dropout='0' must be", {"dropout": "0"}),
         ("entropy_margin=1.5 must be a number from 0 to 1", {"entropy_margin": 1.5}),

@@ -11,6 +11,7 @@ import reluformer
 from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
 
 from ..conftest import random_tokens, tiny_config, tiny_model
+from .decoder_cases import decoder_model
 from .vision_cases import vision_model
 from .without_package import run_without_package
 
@@ -79,7 +80,7 @@ def test_the_directory_holds_the_code_and_says_where(saved):
 def test_the_flat_files_of_the_model_are_what_all_kinds_of_models_carry_together(tmp_path):
     """What a Hub copy cannot run stands in folders of its own; the door of the package, and what no model uses, stay at home."""
     carried = set()
-    models = [*(kind(tiny_config()) for kind in KINDS), vision_model(), vision_model().model]
+    models = [*(kind(tiny_config()) for kind in KINDS), vision_model(), vision_model().model, decoder_model()]
     for model in models:
         model.save_pretrained(tmp_path / type(model).__name__)
         kind = type(model)

@@ -14,7 +14,13 @@ from reluformer.visibility_reluformer import Visibility, scale_of_rows
 
 from .attention_cases import SCALE, masks, random_inputs, relative_error
 
-SCALINGS = ({"gamma": 3.0}, {"scaling": "length", "alpha": 0.5}, {"scaling": "length"}, {"scaling": "none"})
+SCALINGS = (
+    {"gamma": 3.0},
+    {"scaling": "length", "alpha": 0.5},
+    {"scaling": "length"},
+    {"scaling": "length", "alpha": 2},
+    {"scaling": "none"},
+)
 GAMMA_OF_HEADS = torch.tensor([0.5, 2.0, 3.0, 8.0], dtype=torch.float64)
 
 
@@ -226,6 +232,7 @@ def test_what_makes_no_row_scale_is_refused():
     refused("alpha belongs to scaling='length', and scaling is 'variance'", gamma=8.0, alpha=1.0)
     for gamma in (0, -1.0, float("nan"), float("inf"), True, "8"):
         refused("gamma=.* must be a finite number above 0", gamma=gamma)
-    refused("alpha=1.5 must be a number from 0 to 1", scaling="length", alpha=1.5)
+    for alpha in (2.5, -0.5, float("nan"), True, "1"):
+        refused("alpha=.* must be a number from 0 to 2", scaling="length", alpha=alpha)
     refused("gamma must be a number, or a floating tensor .* got torch.float32 \\(3,\\)", gamma=torch.ones(3))
     refused("gamma must be a number, or .* got torch.int64 \\(\\)", gamma=torch.tensor(8))

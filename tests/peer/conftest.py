@@ -29,6 +29,8 @@ def listed_among_the_models(monkeypatch):
     """The mixins find labels and heads by class name in the library's static tables of models."""
     monkeypatch.setitem(modeling_auto.MODEL_MAPPING_NAMES, "reluformer", "ReLUFormerModel")
     monkeypatch.setitem(modeling_auto.MODEL_MAPPING_NAMES, "reluformer_vision", "ReLUFormerVisionModel")
+    monkeypatch.setitem(modeling_auto.MODEL_MAPPING_NAMES, "reluformer_decoder", "ReLUFormerDecoderModel")
+    monkeypatch.setitem(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "reluformer_decoder", "ReLUFormerForCausalLM")
     classifier = "ReLUFormerForImageClassification"
     monkeypatch.setitem(modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, "reluformer_vision", classifier)
     head = "ReLUFormerForConditionalGeneration"

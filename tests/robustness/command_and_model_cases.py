@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .cases import CHECKPOINTS, RECIPES, TEXT, TOKENIZERS, Case, expressions, refusals
+from .language_cases import LANGUAGE_MODELS
+from .picture_cases import PICTURES, VISION_MODEL
 from .table_cases import TABLES
 
 ARGUMENTS = [
@@ -76,7 +78,7 @@ a_file/out: Not a directory
 
 an unknown analysis
 analyze --what entropie --model model --text good.de
---what: entropie is unknown; choose of entropy, variance-ratio, top-p, attention-maps, anisotropy, variance-simulation
+--what: entropie is unknown; choose of entropy, entropy-share, ffn-nonzeros, variance-ratio, top-p, attention-maps
 
 a folder that is not there
 convert --from runs/nowhere --to converted
@@ -265,9 +267,12 @@ ValueError: key_padding_mask must be a boolean tensor (batch, keys) or None; got
 GROUPS: dict[str, list[Case]] = {
     "Texts": TEXT,
     "Tables and data sets": TABLES,
+    "Pictures": PICTURES,
     "Recipes": RECIPES,
+    "Language models": LANGUAGE_MODELS,
     "Checkpoints": CHECKPOINTS,
     "Tokenizers": TOKENIZERS,
     "Arguments of commands": ARGUMENTS,
     "Calls of the model": MODEL,
+    "Calls of the vision model": VISION_MODEL,
 }

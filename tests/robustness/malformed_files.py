@@ -9,6 +9,8 @@ import pyarrow as pa
 import torch
 from safetensors.torch import load_file, save_file
 
+from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
+
 from ..conftest import demo_tokenizer, tiny_model
 
 GERMAN, ENGLISH = b"eins\nzwei\ndrei\n", b"one\ntwo\nthree\n"
@@ -57,8 +59,21 @@ model: {d_model: 16, encoder_attention_heads: 2, decoder_attention_heads: 2}
 evaluation: {splits: []}
 training: {max_steps: 1, use_cpu: true}
 """
+TEXT_RECIPE = """\
+task: language_modeling
+name: mine
+data:
+  max_length: 16
+  corpus: {paths: long_line.txt}
+  split: {validation: 0, test: 0}
+tokenizer: {vocab_size: 259}
+model: {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, max_position_embeddings: 32}
+evaluation: {splits: []}
+training: {max_steps: 1, use_cpu: true}
+"""
 RECIPES = {
     "good.yaml": RECIPE,
+    "text.yaml": TEXT_RECIPE,
     "empty.yaml": "",
     "list.yaml": "- name: mine\n",
     "syntax.yaml": "name: mine\nmodel: {d_model: 16\ndata: {}\n",
@@ -118,6 +133,17 @@ def _write_models(folder: Path) -> None:
     def reweighted(kind: str, tensors: dict[str, torch.Tensor]) -> None:
         save_file(tensors, copy(kind) / "model.safetensors", metadata={"format": "pt"})
 
+    language_model = ReLUFormerForCausalLM(
+        ReLUFormerDecoderConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=32,
+        )
+    )
+    language_model.save_pretrained(folder / "language_model")
+    tokenizer.save_pretrained(folder / "language_model")
     (copy("no_config") / "config.json").unlink()
     (copy("broken_config") / "config.json").write_text('{"model_type": "relu', encoding="utf-8")
     (copy("list_config") / "config.json").write_text("[]", encoding="utf-8")

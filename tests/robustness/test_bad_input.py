@@ -10,9 +10,11 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
+from PIL import Image
+from transformers import pipeline
 
 from benchmarks.studies import __main__ as studies
-from reluformer import ReLUFormerConfig, relu_attention
+from reluformer import ReLUFormerConfig, ReLUFormerVisionConfig, relu_attention
 from reluformer.commands import main as cli
 from reluformer.compiled import library
 from reluformer.configuration.errors import UserError
@@ -23,9 +25,11 @@ from reluformer.training.data.text_lines import read_lines
 from reluformer.training.translation import Translator
 
 from ..conftest import random_tokens, tiny_model
+from ..modeling_reluformer.vision_cases import vision_model
 from .command_and_model_cases import GROUPS
 from .error_table import TABLE, error_table
 from .malformed_files import write_files
+from .malformed_pictures import write_pictures
 
 CASES = [case for cases in GROUPS.values() for case in cases]
 COMMANDS = [case for case in CASES if case.is_command]
@@ -36,6 +40,7 @@ EXPRESSIONS = [case for case in CASES if not case.is_command]
 def bad_files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bad_files")
     write_files(folder)
+    write_pictures(folder)
     return folder
 
 
@@ -66,6 +71,10 @@ def names_of_a_call() -> dict:
         "ReLUFormerConfig": ReLUFormerConfig,
         "relu_attention": relu_attention,
         "Translator": Translator,
+        "vision": vision_model(),
+        "ReLUFormerVisionConfig": ReLUFormerVisionConfig,
+        "Image": Image,
+        "pipeline": pipeline,
     }
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,24 @@ def test_the_logged_figures_are_means_over_target_tokens(tmp_path):
     assert log["target_tokens_per_update"] == tokens / 2
     assert log["target_tokens_per_second"] > 0
     assert log["regularization"] > 0
+
+
+def test_cpu_seconds_leave_waiting_and_evaluations_out(tmp_path):
+    def scorer(*_):
+        time.sleep(0.5)
+        until = time.process_time() + 0.5
+        while time.process_time() < until:
+            pass
+        return {}
+
+    schedule = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = tiny_trainer(tmp_path, tiny_model(**NO_DROPOUT), scorer=scorer, **schedule)
+    before = time.process_time()
+    trainer.train()
+    spent = time.process_time() - before
+    found = [entry["cpu_seconds"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(found) == 2 and min(found) > 0
+    assert sum(found) < spent - 1.0, "two evaluations take half a second each"
 
 
 def test_a_model_without_figures_of_its_own_trains_too(tmp_path):

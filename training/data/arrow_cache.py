@@ -181,6 +181,14 @@ def content_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
+def files_hash(files: Mapping[str, Path]) -> str:
+    """One hash of the names and contents of files, in their order; see `content_hash`."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, path in files.items():
+        digest.update(f"{name}\0{content_hash(path)}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
 def _key(facts: Mapping[str, Any]) -> str:
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False)
     # Names of files may hold bytes that are no text.

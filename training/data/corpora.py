@@ -32,13 +32,14 @@ class CorpusNotFound(UserError):
 
 @dataclass
 class CorpusReport:
-    """What became of the pairs of one corpus: `read == kept + sum(skipped.values())`.
+    """What became of the pairs (or what `unit` says) of one corpus: `read == kept + sum(skipped.values())`.
 
     `skipped` counts pairs by reason; `first` names the place (file:line, row or pair) of the first one of each. It is the
     same whether the corpus was read now or comes from the cache, which `from_cache` tells.
     """
 
     from_cache = False  # of this process, no fact about the corpus: not a field
+    unit = "pairs"
 
     name: str
     read: int = 0
@@ -68,11 +69,13 @@ class CorpusReport:
     def require_pairs(self) -> None:
         """Nothing left is a `UserError`."""
         if self.kept == 0:
-            raise UserError(f"empty corpus: {self.summary()}; expected at least one usable pair")
+            raise UserError(
+                f"empty corpus: {self.summary()}; expected at least one usable {self.unit.removesuffix('s')}"
+            )
 
     def summary(self) -> str:
         """One line for a log or an error message."""
-        line = f"{self.name}: {self.kept:,} of {self.read:,} pairs kept"
+        line = f"{self.name}: {self.kept:,} of {self.read:,} {self.unit} kept"
         reasons = [f"{count:,} × {reason} (first: {self.first[reason]})" for reason, count in self.skipped.items()]
         return f"{line}; skipped {'; '.join(reasons)}" if reasons else line
 

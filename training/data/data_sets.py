@@ -39,12 +39,11 @@ def read_dataset(
         UserError: a set that cannot be loaded; a missing split or column (listing those there are); no pair left; a row
             without a document, or a document that begins twice.
     """
-    loaded = _load(path, name, split, revision)
+    loaded = load_set(path, name, split, revision)
     label = without_secrets(" ".join(part for part in (path, name, split) if part))
     names = columns.choose(names_inside(_fields(loaded.features)), label)
     facts = {
-        "set": loaded._fingerprint,  # of what was loaded, by `datasets`
-        "files": [_file_facts(Path(file["filename"])) for file in loaded.cache_files],
+        **set_facts(loaded),
         "label": label,
         "columns": astuple(columns),
     }
@@ -61,6 +60,14 @@ def read_dataset(
     return entry.rows, CorpusReport.of_entry(entry, label)
 
 
+def set_facts(loaded: datasets.Dataset) -> dict[str, Any]:
+    """What decides the rows of a set, for the key of what is made of them."""
+    return {
+        "set": loaded._fingerprint,  # of what was loaded, by `datasets`
+        "files": [_file_facts(Path(file["filename"])) for file in loaded.cache_files],
+    }
+
+
 def _file_facts(path: Path) -> list[str | int]:
     status = path.stat()
     return [str(path), status.st_size, status.st_mtime_ns]
@@ -73,7 +80,8 @@ def _fields(features: Any) -> Any:
     return {name: _fields(inside) for name, inside in features.items()} if isinstance(features, dict) else None
 
 
-def _load(path: str, name: str | None, split: str, revision: str | None) -> datasets.Dataset:
+def load_set(path: str, name: str | None, split: str, revision: str | None) -> datasets.Dataset:
+    """The rows of a split; arguments and errors as of `read_dataset`."""
     local = Path(path).expanduser()
     if (local / "dataset_dict.json").exists() or (local / "state.json").exists():
         return _load_saved(local, split)

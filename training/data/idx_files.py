@@ -27,7 +27,8 @@ def read_idx(path: str | Path, dimensions: int, obtain: str = "") -> np.ndarray:
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise UserError(f"{path}: no such file; {obtain or 'give the path of an IDX file'}")
+        what = "is a folder, expected an IDX file" if path.is_dir() else "no such file"
+        raise UserError(f"{path}: {what}; {obtain or 'give the path of an IDX file'}")
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:

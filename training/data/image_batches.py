@@ -8,32 +8,22 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.image_recipe import AugmentationConfig
 from reluformer.training.data.images import ImageSplit
+from reluformer.training.data.shuffled_batches import ShuffledBatches
 
 Key = tuple[int, int]  # epoch, number of the picture
 
 
-class ImageBatchSampler(Sampler[list[Key]]):
-    """Batches of an epoch: all pictures once, shuffled by seed and epoch; the last batch holds those that are left."""
-
-    def __init__(self, pictures: int, batch_size: int, seed: int) -> None:
-        self.pictures, self.batch_size, self.seed = pictures, batch_size, seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Says which epoch begins."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return math.ceil(self.pictures / self.batch_size)
+class ImageBatchSampler(ShuffledBatches):
+    """Batches of an epoch by keys of epoch and number, since what is drawn for a picture follows from both."""
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.pictures).tolist()
-        for start in range(0, self.pictures, self.batch_size):
-            yield [(self.epoch, index) for index in order[start : start + self.batch_size]]
+        for batch in super().__iter__():
+            yield [(self.epoch, index) for index in batch]
 
 
 class PixelValues(Dataset):
@@ -77,6 +67,12 @@ class AugmentedPixelValues(PixelValues):
         seed: int,
         shares: bool = False,
     ) -> None:
+        padding = augmentation.random_crop_padding
+        if padding >= min(size):
+            raise UserError(
+                f"augmentation.random_crop_padding: {padding} would cut out zeros alone, since pictures have "
+                f"{size[0]} × {size[1]} pixels; choose less"
+            )
         super().__init__(split, size, channels, shares=shares or augmentation.mixup_alpha > 0)
         self.augmentation, self.seed = augmentation, seed
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from PIL import Image
 
 from reluformer.configuration.errors import UserError, one_line
@@ -62,8 +63,11 @@ class _Column:
     def __getitem__(self, index: int) -> Image.Image:
         try:
             found = self.rows[index][self.name]
-        except (OSError, ValueError) as error:
-            raise UserError(f"picture {index}: cannot be decoded ({one_line(error)}); remove or replace it") from error
+        except (OSError, ValueError, SyntaxError) as error:  # the last: Pillow's for some broken PNG
+            encoded = self.rows.cast_column(self.name, datasets.Image(decode=False))[index][self.name]
+            raise UserError(
+                f"{encoded['path'] or f'picture {index}'}: cannot be decoded ({one_line(error)}); remove or replace it"
+            ) from error
         if not isinstance(found, Image.Image):
             raise UserError(f"column {self.name!r}: holds {type(found).__name__}, expected pictures; give image_column")
         return found
@@ -131,8 +135,21 @@ def _from_folder(data: ImageDataConfig, split: str) -> ImageSplit:
     classes = sorted(each.name for each in path.iterdir() if each.is_dir())
     if not classes:
         raise UserError(f"{path}: holds no folders; expected one for each class, with its pictures in it")
+    for name in classes:
+        _check_class(path / name)
     rows = _loaded("imagefolder", data_dir=str(path), split="train", drop_labels=False)
     return _of_rows(rows, split, "image", "label", data)
+
+
+def _check_class(folder: Path) -> None:
+    """Refuses what the library would skip without a word: folders without a picture, and files that are none by their name."""
+    found = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
+    if not found:
+        raise UserError(f"{folder}: holds no picture; give this class some, or remove its folder")
+    for each in found:
+        if each.is_dir() or each.suffix.lower() not in ImageFolder.EXTENSIONS:
+            what = "a folder" if each.is_dir() else "no picture by its name"
+            raise UserError(f"{each}: is {what}; expected files such as .png or .jpg alone: move, rename or remove it")
 
 
 def _from_dataset(data: ImageDataConfig, split: str) -> ImageSplit:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
 from reluformer.training.data.corpora import CorpusReport
 from reluformer.training.data.documents import PackingReport
@@ -20,7 +19,7 @@ from reluformer.training.data.splits import has_split, load_split, pack_split
 from reluformer.training.run.model_building import build_config
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import write_json
-from reluformer.training.run.resumption import require_same_tokenizer
+from reluformer.training.run.run_tokenizer import run_tokenizer
 from reluformer.training.scoring.long_sources import SourceEncoder
 from reluformer.training.tokenization import train_tokenizer
 
@@ -53,12 +52,7 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     for split in (*learned, *evaluated):
         pairs[split], report = load_split(recipe.data, split)
         reports.append(_told(recipe, report))
-    with recipe.training.main_process_first(local=False, desc="tokenizer"):
-        # Processes that wait for the first one find its tokenizer.
-        known = resume_from is not None or not recipe.training.should_save
-        tokenizer = _tokenizer(recipe, pairs["train"], from_run_folder=known)
-    if resume_from is not None:
-        require_same_tokenizer(tokenizer, resume_from)
+    tokenizer = run_tokenizer(recipe, lambda: _train_tokenizer(recipe, pairs["train"]), resume_from)
     if recipe.data.packing is None:
         encoded = _encode(recipe, learned, pairs, tokenizer, reports)
     else:
@@ -73,10 +67,6 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
 def _splits(recipe: Recipe) -> tuple[list[str], list[str]]:
     """The splits that training reads, and those that are evaluated alone."""
     learned = [split for split in ("train", "validation") if has_split(recipe.data, split)]
-    if recipe.training.eval_strategy != "no" and "validation" not in learned:
-        raise UserError(
-            "training.eval_strategy: the recipe's data has no validation split; set it to no, or give files"
-        )
     return learned, [split for split in recipe.evaluation.splits if split not in learned]
 
 
@@ -131,22 +121,9 @@ def _check_sources(recipe: Recipe, split: str, pairs: datasets.Dataset, tokenize
     encoder.encode(list(pairs["source"]), f"{split} split")
 
 
-def _tokenizer(recipe: Recipe, pairs: datasets.Dataset, *, from_run_folder: bool) -> PreTrainedTokenizerBase:
-    """The one the recipe names, the one in the run folder, or a newly trained one."""
-    wanted, folder, data = recipe.tokenizer, recipe.run_folder, recipe.data
-    key, path = "tokenizer.path", wanted.path
-    if recipe.initialize_from is not None:
-        key, path = "initialize_from: the tokenizer of", recipe.initialize_from
-    if path is not None:
-        try:
-            return AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError, ImportError) as error:
-            reason = one_line(error)
-            raise UserError(f"{key} {path!r} cannot be loaded: {reason}") from error
-    if from_run_folder:
-        say(recipe, f"tokenizer: the one in {folder}")
-        return AutoTokenizer.from_pretrained(folder)
-    tokenizer = train_tokenizer(
+def _train_tokenizer(recipe: Recipe, pairs: datasets.Dataset) -> PreTrainedTokenizerBase:
+    wanted, data = recipe.tokenizer, recipe.data
+    return train_tokenizer(
         pairs,
         vocab_size=wanted.vocab_size,
         lowercase=wanted.lowercase,
@@ -155,6 +132,3 @@ def _tokenizer(recipe: Recipe, pairs: datasets.Dataset, *, from_run_folder: bool
         target_language=data.target_language,
         max_length=data.max_length,
     )
-    tokenizer.save_pretrained(folder)
-    say(recipe, f"tokenizer: {len(tokenizer):,} pieces")
-    return tokenizer

@@ -52,10 +52,9 @@ def seal_checkpoint(
     *,
     processes: int,
     accumulation_steps: int | None = None,
-    tokens_per_batch: int | None = None,
-    images_per_batch: int | None = None,
     attention_loop: str | None = None,
     off_schedule: bool = False,
+    **batch_size: int,
 ) -> None:
     """Brings all files of a checkpoint to the disk and then writes its manifest: from now on the checkpoint counts.
 
@@ -63,9 +62,9 @@ def seal_checkpoint(
         folder: of the checkpoint; every process has written its part.
         processes: that train together.
         accumulation_steps: batches of an update that each of them computes.
-        tokens_per_batch: budget of each batch; images_per_batch: pictures of each batch, in a training on pictures.
         attention_loop: that has computed, see [`reluformer.training.run.attention_loop.attention_loop`].
         off_schedule: it was asked for by a signal. It serves to go on, and is neither averaged nor kept.
+        batch_size: of each batch, by the name that the task has for it: `RunTrainer.batch_key`.
     """
     files = {}
     for path in _contents(folder):
@@ -76,8 +75,7 @@ def seal_checkpoint(
     manifest = {
         "processes": processes,
         "gradient_accumulation_steps": accumulation_steps,
-        "tokens_per_batch": tokens_per_batch,
-        **({} if images_per_batch is None else {"images_per_batch": images_per_batch}),
+        **batch_size,
         "attention_loop": attention_loop,
         "off_schedule": off_schedule,
         "files": files,

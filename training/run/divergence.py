@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import PreTrainedConfig, Trainer, TrainerCallback
 
 from reluformer.configuration.errors import UserError
 
@@ -72,7 +72,7 @@ class DivergenceWatch(TrainerCallback):
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         self._names = _attention_names(model)
         self._update = self._looked = state.global_step
-        self._guessing = math.log(getattr(model.config, "decoder_vocab_size", None) or max(model.config.num_labels, 2))
+        self._guessing = math.log(_choices(model.config))
         self._hooks = [
             model.register_forward_hook(self._see_loss),
             model.base_model.register_forward_hook(self._see_figures),
@@ -191,6 +191,12 @@ class DivergenceWatch(TrainerCallback):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+
+def _choices(config: PreTrainedConfig) -> int:
+    """Among how many the model chooses: pieces of the side that it writes, or classes."""
+    sizes = (getattr(config, name, None) for name in ("decoder_vocab_size", "vocab_size"))
+    return next(filter(None, sizes), max(config.num_labels, 2))
 
 
 def _attention_names(model: torch.nn.Module) -> list[str]:

@@ -14,6 +14,9 @@ from reluformer.training.run.checkpoints import read_manifest, saved_processes
 
 logger = logging.getLogger(__name__)
 
+# How manifests call the size of a batch; see `RunTrainer.batch_key`.
+_SIZES = ("tokens_per_batch", "images_per_batch", "contexts_per_batch")
+
 
 @dataclass(frozen=True)
 class GlobalBatch:
@@ -22,7 +25,7 @@ class GlobalBatch:
     Args:
         processes: that compute them at the same time.
         accumulation_steps: that each process computes one after the other.
-        size: of each batch, in tokens or pictures; None in checkpoints of an earlier version.
+        size: of each batch, in tokens, pictures or contexts; None in checkpoints of an earlier version.
     """
 
     processes: int
@@ -53,7 +56,7 @@ def saved_global_batch(checkpoint: Path, recipe_file: Path) -> GlobalBatch | Non
     manifest = read_manifest(checkpoint) or {}
     processes = saved_processes(checkpoint)
     if (steps := manifest.get("gradient_accumulation_steps")) is not None:
-        return GlobalBatch(processes, steps, manifest.get("images_per_batch") or manifest.get("tokens_per_batch"))
+        return GlobalBatch(processes, steps, next(filter(None, map(manifest.get, _SIZES)), None))
     if not recipe_file.is_file():
         return None
     before = yaml.safe_load(recipe_file.read_text(encoding="utf-8"))

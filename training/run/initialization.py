@@ -15,6 +15,8 @@ from transformers import AutoConfig
 
 from reluformer import (
     ReLUFormerConfig,
+    ReLUFormerDecoderConfig,
+    ReLUFormerForCausalLM,
     ReLUFormerForConditionalGeneration,
     ReLUFormerForImageClassification,
     ReLUFormerVisionConfig,
@@ -23,9 +25,10 @@ from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration_attention import AttentionConfig
 from reluformer.training.loading import misfit, require_safetensors
 
-Model = ReLUFormerForConditionalGeneration | ReLUFormerForImageClassification
+Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerForImageClassification
 _MODELS = {
     ReLUFormerConfig: ReLUFormerForConditionalGeneration,
+    ReLUFormerDecoderConfig: ReLUFormerForCausalLM,
     ReLUFormerVisionConfig: ReLUFormerForImageClassification,
 }
 # The weights were made for these: what they say cannot change without them.
@@ -41,6 +44,25 @@ FIXED_BY_THE_WEIGHTS = {
         "decoder_attention_heads",
         "decoder_ffn_dim",
         "share_encoder_decoder_embeddings",
+        "tie_word_embeddings",
+    ),
+    ReLUFormerDecoderConfig: (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "normalization",
+        "final_norm",
+        "norm_type",
+        "position_embedding",
+        "ffn_type",
+        "query_key_bias",
+        "value_bias",
+        "output_bias",
+        "ffn_bias",
         "tie_word_embeddings",
     ),
     ReLUFormerVisionConfig: (
@@ -66,10 +88,14 @@ def load_config(path_or_hub_id: str | Path, kind: type[AttentionConfig] = ReLUFo
         UserError: nothing there, or another kind of model; for one that can be converted it names `reluformer convert`.
     """
     config = load_any_config(path_or_hub_id)
-    convertible = {ReLUFormerConfig: ("marian", "Marian"), ReLUFormerVisionConfig: ("vit", "ViT")}[kind]
-    if config.model_type == convertible[0]:
+    convertible = {
+        ReLUFormerConfig: {"marian": "Marian"},
+        ReLUFormerDecoderConfig: {"gpt2": "GPT-2", "llama": "Llama"},
+        ReLUFormerVisionConfig: {"vit": "ViT"},
+    }[kind]
+    if (found := convertible.get(config.model_type)) is not None:
         raise UserError(
-            f"{path_or_hub_id}: is a {convertible[1]} checkpoint; run `reluformer convert --from {path_or_hub_id} --to FOLDER` "
+            f"{path_or_hub_id}: is a {found} checkpoint; run `reluformer convert --from {path_or_hub_id} --to FOLDER` "
             "first"
         )
     if config.model_type != kind.model_type:
@@ -168,11 +194,17 @@ def load_weights(path_or_hub_id: str | Path, config: AttentionConfig, *, dtype: 
     return model, _new_parameters(info)
 
 
-# Modules that a configuration adds to what Marian, ViT and the plain ReLUFormer have.
+# Modules that a configuration adds to what Marian, ViT, GPT-2, Llama and the plain ReLUFormer have. A gated FFN has a gate of its
+# own, which is not optional.
 _OPTIONAL_MODULES = ("log_gamma", "gate_proj", "q_norm", "k_norm", "output_norm", "ffn_layer_norm")
 
 
 def _new_parameters(info: Mapping[str, Any]) -> list[str]:
-    if (problem := misfit(info, lambda name: not set(_OPTIONAL_MODULES).isdisjoint(name.split(".")))) is not None:
+    if (problem := misfit(info, _is_optional)) is not None:
         raise UserError(f"the weights do not fit the configuration: {problem}")
     return sorted(info["missing_keys"])
+
+
+def _is_optional(name: str) -> bool:
+    parts = name.split(".")
+    return "mlp" not in parts and not set(_OPTIONAL_MODULES).isdisjoint(parts)

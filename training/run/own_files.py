@@ -61,7 +61,7 @@ RUN_FILES = (
     *("corpus_report.json", "packing_report.json", "training_files.json"),
     *(f"{name}.{split}.{ending}" for split in SPLITS
       for name, ending in (("evaluation", "json"), ("translations", "tsv"), ("translations", "tsv.partial"))),
-    *(f"predictions.{split}.tsv" for split in SPLITS),
+    *(f"{name}.{split}.tsv" for split in SPLITS for name in ("predictions", "documents")),
     *_PICTURES,
     *_STATE_FILES,
     *MODEL_FILES,

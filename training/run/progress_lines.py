@@ -145,6 +145,7 @@ def progress_line(logged: Mapping[str, float], update: int, updates: int, left: 
     told = {
         "loss": "loss {:.3g}",
         "eval_loss": "validation loss {:.3g}",
+        "eval_perplexity": "perplexity {:.4g}",
         "eval_bleu": "BLEU {:.1f}",
         "eval_accuracy": "accuracy {:.1f} %",
         "dead_row_fraction": "dead rows {}",

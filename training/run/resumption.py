@@ -11,12 +11,17 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import DataConfig, Recipe
-from reluformer.configuration.recipe_parser import library_defaults, recipe_to_dict
+from reluformer.configuration.image_recipe import ImageDataConfig
+from reluformer.configuration.language_recipe import LanguageRecipe, TextDataConfig
+from reluformer.configuration.recipe import DataConfig
+from reluformer.configuration.recipe_parser import AnyRecipe, library_defaults, recipe_to_dict
 from reluformer.training.data.arrow_cache import content_hash
+from reluformer.training.data.text_sources import corpus_files
 from reluformer.training.run.records import write_json
 
 logger = logging.getLogger(__name__)
+
+AnyData = DataConfig | ImageDataConfig | TextDataConfig
 
 TRAINING_FILES = "training_files.json"
 _SECTIONS = ("description", "evaluation", "averaging", "on_divergence", "expected_world_size")
@@ -59,7 +64,7 @@ _TRAINING = (
 )
 
 
-def require_same_recipe(recipe: Recipe, recipe_file: Path, *, remedy: str, other_name: bool = False) -> None:
+def require_same_recipe(recipe: AnyRecipe, recipe_file: Path, *, remedy: str, other_name: bool = False) -> None:
     """A run goes on with the recipe it began with, except for what is listed above.
 
     Args:
@@ -94,7 +99,7 @@ def require_same_recipe(recipe: Recipe, recipe_file: Path, *, remedy: str, other
         )
 
 
-def require_unfinished_length(recipe: Recipe, checkpoint: Path, *, remedy: str) -> None:
+def require_unfinished_length(recipe: AnyRecipe, checkpoint: Path, *, remedy: str) -> None:
     """Refuses a training that would have ended before the checkpoint at which it is to go on.
 
     Raises:
@@ -133,7 +138,7 @@ def _differences(name: str, before: Any, now: Any) -> list[tuple[str, Any, Any]]
     return [(name, before, now)]
 
 
-def write_training_files(data: DataConfig, run_folder: Path, *, anew: bool) -> None:
+def write_training_files(data: AnyData, run_folder: Path, *, anew: bool) -> None:
     """Keeps the hashes of the training files, where there are any, for [`require_same_training_files`].
 
     Args:
@@ -145,7 +150,7 @@ def write_training_files(data: DataConfig, run_folder: Path, *, anew: bool) -> N
         write_json(run_folder / TRAINING_FILES, _hashes(data))
 
 
-def require_same_training_files(recipe: Recipe, run_folder: Path, *, remedy: str) -> None:
+def require_same_training_files(recipe: AnyRecipe, run_folder: Path, *, remedy: str) -> None:
     """Compares the content of the training files with that of the run that goes on.
 
     Raises:
@@ -161,13 +166,23 @@ def require_same_training_files(recipe: Recipe, run_folder: Path, *, remedy: str
             )
         return
     before = json.loads((run_folder / TRAINING_FILES).read_text(encoding="utf-8"))
+    if lost := sorted(before.keys() - files.keys()):
+        raise UserError(
+            f"{run_folder}: holds checkpoints trained with {lost[0]}, which is gone; restore it, or {remedy}"
+        )
     for side, now in _hashes(recipe.data).items():
         if before.get(side) != now:
-            key = "data.tables.train" if recipe.data.train is None else f"data.train.{side}"
             raise UserError(
-                f"{run_folder}: holds checkpoints trained with another content of {files[side]} ({key}); restore the file, or "
-                f"{remedy}"
+                f"{run_folder}: holds checkpoints trained with another content of {files[side]} ({_key_of(recipe, side)}); "
+                f"restore the file, or {remedy}"
             )
+
+
+def _key_of(recipe: AnyRecipe, side: str) -> str:
+    """Where the recipe names a training file."""
+    if isinstance(recipe, LanguageRecipe):
+        return "data.corpus" if recipe.data.train is None else "data.train"
+    return "data.tables.train" if recipe.data.train is None else f"data.train.{side}"
 
 
 def require_same_tokenizer(tokenizer: PreTrainedTokenizerBase, checkpoint: Path) -> None:
@@ -204,13 +219,17 @@ def _content(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
     ]
 
 
-def _hashes(data: DataConfig) -> dict[str, str]:
-    """Side or table → hash of the file's content; a file that does not exist is left to the reading of the corpus."""
+def _hashes(data: AnyData) -> dict[str, str]:
+    """Side, table or text → hash of the file's content; a file that does not exist is left to the reading of the corpus."""
     return {side: content_hash(Path(path)) for side, path in _training_files(data).items() if Path(path).is_file()}
 
 
-def _training_files(data: DataConfig) -> dict[str, str]:
-    """Side or table → path."""
+def _training_files(data: AnyData) -> dict[str, str]:
+    """Side, table or text → path."""
+    if isinstance(data, TextDataConfig):
+        source = data.source("train")
+        files = {name: str(path) for name, path in corpus_files(source).items()}
+        return files if source.documents is None else {**files, "documents": source.documents}
     if getattr(data, "tables", None) is not None:
         return {f"table {number}": path for number, path in enumerate(data.tables.paths("train"))}
     sides = ("source", "target", "documents", "images", "labels")

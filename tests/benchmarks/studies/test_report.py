@@ -8,7 +8,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from benchmarks.studies import plots as study_plots
-from benchmarks.studies.bootstrap import bleu_statistics
+from benchmarks.studies.bleu import bleu_statistics
 from benchmarks.studies.claims import judge
 from benchmarks.studies.outcomes import outcomes_of, select
 from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study

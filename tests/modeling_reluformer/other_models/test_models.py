@@ -78,6 +78,7 @@ def test_is_the_formula_in_encoder_decoder_and_between(side, monkeypatch, compac
     "settings",
     [
         {"scaling": "length", "alpha": 0.5},
+        {"scaling": "length", "alpha": 2},
         {"scaling": "none"},
         {"activation": "gelu", "gamma": 0.6},
         {"activation": "sigmoid", "scaling": "length"},

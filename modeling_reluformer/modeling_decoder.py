@@ -1,0 +1,322 @@
+"""The decoder-only language model: `ReLUFormerDecoderModel` and `ReLUFormerForCausalLM`."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin
+from transformers import initialization as init
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.utils import TransformersKwargs, can_return_tuple, is_torchdynamo_compiling
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .attention_blockwise import wide
+from .attention_reluformer import attention_context
+from .base_reluformer import AttentionPreTrainedModel
+from .configuration_decoder import ReLUFormerDecoderConfig
+from .generation_reluformer import CompactMask
+from .layers_decoder import ReLUFormerCausalLayer, norm_of
+from .loss_decoder import next_token_labels
+from .loss_reluformer import IGNORED_LABEL, check_labels, cross_entropy_sum, translation_loss
+from .multihead_reluformer import ReLUFormerAttention
+from .outputs_reluformer import ReLUFormerCausalLMOutput, ReLUFormerDecoderModelOutput, join_figures
+from .tokens_reluformer import EmbedsTokens, require_positions, token_positions
+from .visibility_reluformer import segments_from_positions
+from .vocabulary_reluformer import VocabularyHead, VocabularyHeadMixin
+
+
+class ReLUFormerDecoderPreTrainedModel(AttentionPreTrainedModel):
+    config: ReLUFormerDecoderConfig
+    auto_map = {
+        "AutoConfig": "configuration_decoder.ReLUFormerDecoderConfig",
+        "AutoModel": "modeling_decoder.ReLUFormerDecoderModel",
+        "AutoModelForCausalLM": "modeling_decoder.ReLUFormerForCausalLM",
+    }
+    _no_split_modules = ["ReLUFormerCausalLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _can_record_outputs = {"hidden_states": ReLUFormerCausalLayer, "attentions": ReLUFormerAttention}
+    _instead_of_smoothing = " and set config.label_smoothing instead"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        # On the projection itself: a module of ours without parameters of its own, as the layer, never comes by here.
+        if getattr(module, "writes_to_residual", False) and self.config.scale_residual_init:
+            std = self.config.init_std / math.sqrt(2 * self.config.num_hidden_layers)
+            init.normal_(module.weight, mean=0.0, std=std)
+
+
+class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
+    """The decoder-only language model without a head. Arguments as in `ReLUFormerForCausalLM.forward`."""
+
+    def __init__(self, config: ReLUFormerDecoderConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_positions = self.rotary_emb = None
+        if config.position_embedding == "rotary":
+            self.rotary_emb = LlamaRotaryEmbedding(config)
+        else:
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.layers = nn.ModuleList(ReLUFormerCausalLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = norm_of(config) if config.final_norm else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        segment_ids: Tensor | None = None,
+        row_weight: Tensor | None = None,
+        statistics: str = "none",
+        **kwargs: Any,
+    ) -> ReLUFormerDecoderModelOutput:
+        """input_ids (batch, length) → last_hidden_state (batch, length, hidden_size). attention_mask covers cache and input."""
+        if unknown := kwargs.keys() - TransformersKwargs.__annotations__.keys():
+            raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}; leave it out.")
+        self._refuse_output_attentions(kwargs)
+        inputs_embeds = self._embed(input_ids, inputs_embeds, "")
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        batch, length = inputs_embeds.shape[:2]
+        seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if isinstance(seen, Tensor):
+            seen = seen.clone()  # a static cache counts in place while the layers write to it
+        check_mask_and_positions(attention_mask, position_ids, batch, length, seen)
+        if segment_ids is None:
+            segment_ids = packed_segments(position_ids, attention_mask, past_key_values)
+        if position_ids is None:
+            position_ids = self._positions(length, inputs_embeds.device, attention_mask, segment_ids, seen)
+        context = attention_context(
+            self.config,
+            inputs_embeds,
+            attention_mask,
+            keys=length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0],
+            causal=True,
+            query_offset=seen,
+            query_segments=segment_ids,
+            key_segments=segment_ids,
+            past_key_values=past_key_values,
+            row_weight=row_weight,
+            statistics=statistics,
+            rotation=None if self.rotary_emb is None else self.rotary_emb(inputs_embeds, position_ids=position_ids),
+        )
+        hidden_states = self._with_positions(inputs_embeds, position_ids)
+        figures = []
+        for layer in self.layers:
+            hidden_states, layer_figures = layer(hidden_states, context, past_key_values=past_key_values, **kwargs)
+            figures.append(layer_figures)
+        return ReLUFormerDecoderModelOutput(
+            last_hidden_state=hidden_states if self.norm is None else self.norm(hidden_states),
+            past_key_values=past_key_values,
+            attention_figures=join_figures(figures),
+        )
+
+    def _positions(
+        self,
+        length: int,
+        device: torch.device,
+        attention_mask: Tensor | None,
+        segment_ids: Tensor | None,
+        seen: int | Tensor,
+    ) -> Tensor:
+        if self.embed_positions is not None and isinstance(seen, int):
+            self._require_positions(seen + length)
+        return token_positions(length, device, attention_mask, segment_ids, seen)
+
+    def _with_positions(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
+        """What goes into the first layer. On a CPU the lookup itself finds a position beyond the table."""
+        if self.embed_positions is not None:
+            try:
+                inputs_embeds = inputs_embeds + self.embed_positions(position_ids)
+            except IndexError:
+                if not is_torchdynamo_compiling():
+                    self._require_positions(int(position_ids.max()) + 1)
+                raise
+        return nn.functional.dropout(inputs_embeds, p=self.config.embedding_dropout, training=self.training)
+
+    def _require_positions(self, length: int) -> None:
+        require_positions(
+            length, self.config.max_position_embeddings, "take a model with a longer table of positions, or rotary ones"
+        )
+
+
+def check_mask_and_positions(
+    attention_mask: Tensor | None, position_ids: Tensor | None, batch: int, length: int, seen: int | Tensor
+) -> None:
+    """Refuses a mask without the tokens in the cache, which `attention_visibility` takes for the mask of a static cache.
+
+    Raises:
+        ValueError: such a mask, or positions that are not integers (batch or 1, length).
+    """
+    flat = isinstance(seen, int) and attention_mask is not None and attention_mask.ndim == 2
+    if flat and attention_mask.shape[1] < seen + length:
+        raise ValueError(
+            f"attention_mask must cover the {seen} tokens in past_key_values and the {length} given ones, (batch, keys) = "
+            f"({batch}, {seen + length}); got {tuple(attention_mask.shape)}."
+        )
+    if position_ids is None:
+        return
+    integers = position_ids.dtype in (torch.int64, torch.int32)
+    if not integers or position_ids.shape not in ((batch, length), (1, length)):
+        raise ValueError(
+            f"position_ids must be integers of the shape (batch, length) = ({batch}, {length}) or (1, {length}); got "
+            f"{position_ids.dtype} {tuple(position_ids.shape)}."
+        )
+
+
+def packed_segments(
+    position_ids: Tensor | None, attention_mask: Tensor | None, past_key_values: Cache | None
+) -> Tensor | None:
+    """Segments of sequences that are packed by the convention of Transformers: positions that start anew, no mask, no cache."""
+    if position_ids is None or attention_mask is not None or past_key_values is not None or position_ids.shape[0] == 0:
+        return None
+    segments = segments_from_positions(position_ids)
+    if not is_torchdynamo_compiling() and bool((segments[:, -1] == 1).all()):
+        return None
+    return segments
+
+
+class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderPreTrainedModel, GenerationMixin):
+    """The decoder-only language model.
+
+    Example:
+
+    ```python
+    >>> import reluformer
+    >>> from transformers import pipeline
+
+    >>> continue_text = pipeline("text-generation", model="runs/code_decoder_tiny")
+    >>> continue_text("import ", max_new_tokens=20)[0]["generated_text"]
+    ```"""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: ReLUFormerDecoderConfig) -> None:
+        super().__init__(config)
+        self.model = ReLUFormerDecoderModel(config)
+        self.lm_head = VocabularyHead(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        segment_ids: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool | None = None,
+        **kwargs: Any,
+    ) -> ReLUFormerCausalLMOutput:
+        """One pass over tokens; with `labels`, the loss of each next token, plus the regulariser where it is on.
+
+        Args:
+            input_ids: (batch, length), or inputs_embeds: (batch, length, hidden_size).
+            attention_mask: (batch, seen + length), 1 for real tokens, padding on either side; `seen` tokens are in the cache.
+            position_ids: (batch or 1, length). Default: counted from 0 over the real tokens of each row, so that padding on
+                the left shifts nothing, and anew in each packed sequence. Given without mask and cache, positions that start anew
+                mark packed sequences, as in Transformers.
+            labels: (batch, length), the input ids, -100 where a token is no target; they are shifted here, as in Transformers.
+            segment_ids: (batch, length): for packed sequences, the number of each token's sequence from 1, 0 for padding; equal
+                numbers side by side. No sequence sees another one, nor predicts its first token.
+            logits_to_keep: how many of the last positions get logits, or which; 0: all.
+            num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided by it.
+            skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and time; it
+                needs `labels`. Default: `config.skip_logits` in training with labels, else False.
+            kwargs: among others `shift_labels`, (batch, length), in place of `labels`: the label that each position predicts, as
+                it is. The Trainer gives it where a sequence is divided among processes.
+
+        Returns:
+            logits (batch, length, vocabulary), None with `skip_logits`; with `labels`, the fields of `ReLUFormerCausalLMOutput`.
+
+        Raises:
+            ValueError: skip_logits without labels; labels with logits_to_keep; sequences beyond max_position_embeddings; ids,
+                embeddings, masks, positions or labels of a wrong shape or dtype; an empty batch.
+            IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
+            TypeError: an argument that the model does not have.
+        """
+        shift_labels = kwargs.pop(
+            "shift_labels", None
+        )  # not named above: the Trainer waits for every argument with "label" in it
+        given = labels if shift_labels is None else shift_labels
+        if skip_logits is None:
+            skip_logits = self.config.skip_logits and self.training and given is not None
+        row_weight, statistics = None, "none"
+        if given is not None:
+            use_cache = False if self.training else use_cache
+            self._check_labels(given, input_ids if inputs_embeds is None else inputs_embeds, logits_to_keep)
+            if segment_ids is None:
+                segment_ids = packed_segments(position_ids, attention_mask, past_key_values)
+            labels = next_token_labels(labels, segment_ids) if shift_labels is None else shift_labels
+            statistics = self._statistics()
+            # each row that predicts a label counts as that one label
+            row_weight = (labels != IGNORED_LABEL).to(wide(self.lm_head.weight.dtype))
+        elif skip_logits:
+            raise ValueError("skip_logits=True leaves only the loss, which needs labels; none were given. Give labels.")
+        elif self.training and past_key_values is None:
+            self._warn_about_missing_labels()
+        outputs = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            segment_ids=segment_ids,
+            row_weight=row_weight,
+            statistics=statistics,
+            return_dict=True,
+            **kwargs,
+        )
+        logits, losses, smoothing = None, {}, self.config.label_smoothing
+        if skip_logits and self._head_computes_the_loss():
+            summed = self.lm_head(outputs.last_hidden_state, labels, None, smoothing)
+        else:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(outputs.last_hidden_state[:, kept])
+            summed = None if labels is None else cross_entropy_sum(logits, labels, smoothing)
+        if labels is not None:
+            losses = translation_loss(
+                summed,
+                labels,
+                outputs.attention_figures,
+                statistics=statistics,
+                regularization_weight=self.config.regularization_weight,
+                num_items_in_batch=num_items_in_batch,
+            )._asdict()
+        return ReLUFormerCausalLMOutput(
+            logits=None if skip_logits else logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            **losses,
+        )
+
+    def _check_labels(self, labels: Tensor, inputs: Tensor | None, logits_to_keep: int | Tensor) -> None:
+        check_labels(labels, self.config.vocab_size)
+        if inputs is not None and labels.shape != inputs.shape[:2]:
+            raise ValueError(
+                f"labels must have the shape (batch, length) of the input, {tuple(inputs.shape[:2])}; got {tuple(labels.shape)}."
+            )
+        if isinstance(logits_to_keep, Tensor) or logits_to_keep:
+            raise ValueError("labels need the logits of all positions; leave logits_to_keep out, or labels.")
+
+
+ReLUFormerDecoderModel.register_for_auto_class("AutoModel")
+ReLUFormerForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+
+__all__ = ["ReLUFormerDecoderModel", "ReLUFormerDecoderPreTrainedModel", "ReLUFormerForCausalLM"]
