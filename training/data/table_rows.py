@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +25,9 @@ from reluformer.training.data.plain_text import TABLE_SUFFIXES, without_packing
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _OTHER_DELIMITERS = ";\t,|"
-# What `csv` says where the text ends inside a quotation.
+# What `csv` says where the text ends inside a quotation, and how it begins where a carriage return ends no line.
 _NOT_CLOSED = "unexpected end of data"
+_CARRIAGE_RETURN = "new-line character seen in unquoted field"
 # Characters. The limit of `csv`, 131,072, is below a long document; one is needed, since a quotation that is not closed would
 # take the rest of the file into memory. It holds for the whole process, and so is only ever raised.
 _LONGEST_FIELD = 2**24
@@ -84,16 +86,32 @@ def table_suffix(path: Path) -> str:
 def _delimited_rows(path: Path, choose: Choice, delimiter: str, *, quoted: bool) -> Iterator[TableRow]:
     # What is not UTF-8 becomes lone surrogates, so that it is known which field it is in.
     lines = (line.decode("utf-8", "surrogateescape") for line in content_lines(path))
-    # TSV has no quotations: in a corpus a `"` is a character like any other.
-    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
-    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
-    header = _header(reader, path, delimiter)
+    rows = _quoted_rows(path, lines, delimiter) if quoted else _plain_rows(path, lines, delimiter)
+    header = _header(next(rows, TableRow(f"{path}:1")), path, delimiter)
     places = [header.index(name) for name in choose(header, str(path))]
+    for row in rows:
+        if row.problem is None and row.values and len(row.values) != len(header):
+            row = TableRow(row.place, problem="number of fields is not that of the first line")
+        elif row.problem is None:  # an empty line is a pair of empty texts, as in plain text
+            row = TableRow(row.place, tuple(row.values[place] if row.values else "" for place in places))
+        yield row
+
+
+def _plain_rows(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[TableRow]:
+    """All fields of the lines of TSV, in which `"` and a carriage return within the line are characters like any other."""
+    for number, line in enumerate(lines, 1):
+        line = line.removesuffix("\n").rstrip("\r")
+        yield TableRow(f"{path}:{number}", tuple(line.split(delimiter)) if line else ())
+
+
+def _quoted_rows(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[TableRow]:
+    """All fields of the rows of CSV."""
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1
         try:
-            fields = next(reader)
+            yield TableRow(f"{path}:{line}", tuple(next(reader)))
         except StopIteration:
             return
         except csv.Error as error:
@@ -102,19 +120,14 @@ def _delimited_rows(path: Path, choose: Choice, delimiter: str, *, quoted: bool)
                     f"{path}:{line}: a quotation that begins in this row does not end as it should by line {reader.line_num:,} "
                     f"({error}); close it, or write a quotation mark inside a quotation twice"
                 ) from error
-            yield TableRow(f"{path}:{line}", problem=f"row cannot be read ({error})")
-            continue
-        if fields and len(fields) != len(header):
-            yield TableRow(f"{path}:{line}", problem="number of fields is not that of the first line")
-        else:  # an empty line is a pair of empty texts, as in plain text
-            yield TableRow(f"{path}:{line}", tuple(fields[place] if fields else "" for place in places))
+            problem = "carriage return outside of a quotation" if str(error).startswith(_CARRIAGE_RETURN) else error
+            yield TableRow(f"{path}:{line}", problem=f"row cannot be read ({problem})")
 
 
-def _header(reader: Any, path: Path, delimiter: str) -> list[str]:
-    try:
-        header = next(reader, None)
-    except csv.Error as error:
-        raise UserError(f"{path}:1: cannot be read ({error}); expected a line that names the columns") from error
+def _header(row: TableRow, path: Path, delimiter: str) -> Sequence[str]:
+    if row.problem is not None:
+        raise UserError(f"{row.place}: {row.problem}; expected a line that names the columns")
+    header = row.values
     if not header:
         raise UserError(f"{path}: its first line is empty; expected one that names the columns")
     other = next((character for character in _OTHER_DELIMITERS if character in header[0]), None)
@@ -143,11 +156,15 @@ def _json_rows(path: Path, choose: Choice) -> Iterator[TableRow]:
 
 def _records(path: Path) -> Iterator[TableRow]:
     """One JSON object a row as its only value: of each line, or of one list that is the whole file."""
-    lines = content_lines(path)
-    for number, line in enumerate(lines, 1):
-        if number == 1 and line.lstrip().startswith(b"["):
-            yield from _listed_records(path, b"".join([line, *lines]))
-            return
+    lines, head = content_lines(path), []
+    for line in lines:
+        head.append(line)
+        if line.strip():
+            break
+    if head and head[-1].lstrip().startswith(b"["):
+        yield from _listed_records(path, b"".join([*head, *lines]))
+        return
+    for number, line in enumerate(itertools.chain(head, lines), 1):
         place = f"{path}:{number}"
         if not line.strip():
             yield TableRow(place, problem="line is empty")
@@ -167,7 +184,7 @@ def _listed_records(path: Path, content: bytes) -> Iterator[TableRow]:
         records = json.loads(content)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: is no JSON: {error.msg}; expected a list of objects") from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, a number of too many digits, or lists too deep in lists
         raise UserError(f"{path}: is no JSON: {one_line(error)}; expected a list of objects") from error
     for number, record in enumerate(records):
         yield _record(f"{path}: item {number}", record)
@@ -180,7 +197,9 @@ def _record(place: str, record: Any) -> TableRow:
 def _parquet_rows(path: Path, choose: Choice) -> Iterator[TableRow]:
     try:
         with pq.ParquetFile(path) as file:
-            names = choose(names_inside(_fields(file.schema_arrow)), str(path))
+            columns = file.schema_arrow.names
+            repeated = [name for name, count in Counter(columns).items() if count > 1]  # `_fields` has them once
+            names = choose([*names_inside(_fields(file.schema_arrow)), *repeated], str(path))
             number = 0
             for batch in file.iter_batches(_ROWS_OF_PARQUET, columns=list(dict.fromkeys(names))):
                 for values in zip(*(_values(batch, name) for name in names), strict=True):

@@ -254,3 +254,38 @@ def test_a_missing_table_names_the_homepage(tmp_path):
 
 def test_a_quotation_mark_at_the_beginning_of_a_cell_of_tsv_is_a_character(tmp_path):
     assert read(table(tmp_path, "a.tsv", 'de\ten\n"eins\tone\nzwei"\ttwo\n'))[0] == [('"eins', "one"), ('zwei"', "two")]
+
+
+def test_a_carriage_return_within_a_line_is_a_character_of_tsv_and_a_bad_row_of_csv(tmp_path):
+    """As in plain text, only "\\n" ends a line."""
+    rows = ["ei\rns{0}one", "zwei{0}two", "\rdrei{0}three\r\r"]
+    pairs, report = read(table(tmp_path, "a.tsv", "\n".join(["de{0}en\r", *rows, ""]).replace("{0}", "\t")))
+    assert pairs == [("ei\rns", "one"), ("zwei", "two"), ("\rdrei", "three")] and report.skipped == {}
+    path = table(tmp_path, "a.csv", "\n".join(["de{0}en", *rows, ""]).replace("{0}", ","))
+    pairs, report = read(path)
+    assert pairs == [("zwei", "two")]
+    assert report.skipped == {"row cannot be read (carriage return outside of a quotation)": 2}
+    with pytest.raises(
+        UserError, match=r"old\.csv:1: row cannot be read \(carriage return .*expected a line that names"
+    ):
+        read(table(tmp_path, "old.csv", "de,en\reins,one\r"))
+
+
+@pytest.mark.parametrize("head", ["\n[", "  \n\r\n [\n", "\ufeff\n\n["])
+def test_a_list_of_json_may_begin_after_empty_lines(tmp_path, head):
+    """Read by lines, all rows but the last would be lost to the commas behind them."""
+    pairs, report = read(table(tmp_path, "a.json", head + ",\n".join(map(json.dumps, OBJECTS)) + "\n]\n"))
+    assert pairs == PAIRS and report.skipped == {}
+    with pytest.raises(UserError, match=r"b\.json:4: is no JSON"):
+        read(table(tmp_path, "b.json", '\n\n[{"de": "a",\n"en": }]'))
+    with pytest.raises(UserError, match=r"c\.json: is no JSON: Exceeds the limit"):
+        read(table(tmp_path, "c.json", f'[{{"de": {"9" * 5_000}}}]'))
+
+
+def test_a_repeated_column_of_parquet_is_refused_where_it_is_wanted(tmp_path):
+    columns = [pa.array(["eins"]), pa.array(["one"]), pa.array(["uno"])]
+    pq.write_table(pa.Table.from_arrays(columns, ["de", "en", "en"]), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: 2 columns are named 'en'; give each its own name"):
+        read(tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_arrays(columns + columns[2:], ["de", "en", "it", "it"]), tmp_path / "b.parquet")
+    assert read(tmp_path / "b.parquet")[0] == [("eins", "one")]
