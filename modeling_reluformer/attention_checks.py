@@ -42,7 +42,7 @@ def check_options(activation: str, statistics: str, dropout_p: float) -> None:
     Raises:
         ValueError: one of them.
     """
-    if activation not in POINTWISE:
+    if not isinstance(activation, str) or activation not in POINTWISE:
         raise ValueError(f"fused attention computes {', '.join(POINTWISE)}; {activation!r} needs whole rows of scores.")
     if statistics not in STATISTICS:
         raise ValueError(f"statistics={statistics!r} is unknown; choose one of {', '.join(STATISTICS)}.")

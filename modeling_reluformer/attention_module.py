@@ -68,7 +68,7 @@ class ReLUAttention(nn.MultiheadAttention):
         for name, given in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if given:
                 raise ValueError(f"{name}=True is not supported by ReLUAttention: leave it out.")
-        if activation not in POINTWISE:
+        if not isinstance(activation, str) or activation not in POINTWISE:
             raise ValueError(
                 f"activation={activation!r} is not point-wise; choose one of {', '.join(POINTWISE)}. For softmax, use "
                 "nn.MultiheadAttention."
@@ -174,6 +174,8 @@ class ReLUAttention(nn.MultiheadAttention):
     def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, regularized: bool) -> None:
         if regularized:
             _refuse_negative(self.activation)
+        for name, given in (("query", query), ("key", key), ("value", value)):
+            _require_tensor(given, name)
         if query.is_nested:
             raise ValueError(
                 "ReLUAttention was given a nested tensor, which it does not take. nn.TransformerEncoder makes one of padded "
@@ -217,6 +219,7 @@ class ReLUAttention(nn.MultiheadAttention):
         """A padding mask as booleans (batch, length), True for padding."""
         if mask is None:
             return None
+        _require_tensor(mask, name)
         expected = (states.shape[0], states.shape[2]) if batched else (states.shape[2],)
         if mask.shape != expected:
             dimensions = "(batch, length)" if batched else "(length,)"
@@ -231,6 +234,8 @@ class ReLUAttention(nn.MultiheadAttention):
         batch, _, queries, _ = heads.query.shape
         keys = heads.key.shape[2]
         whole = (queries, keys), (batch * self.num_heads, queries, keys)
+        if attn_mask is not None:
+            _require_tensor(attn_mask, "attn_mask")
         if attn_mask is not None and attn_mask.shape not in whole:
             raise ValueError(
                 f"attn_mask must have the shape (queries, keys) = {whole[0]} or (batch · heads, queries, keys) = {whole[1]}; "
@@ -289,6 +294,11 @@ def _refuse_negative(activation: str) -> None:
             f"L_reg needs weights that are never negative ({', '.join(NON_NEGATIVE)}); those of {activation!r} can be. "
             "Use return_regularization=False."
         )
+
+
+def _require_tensor(given: object, name: str) -> None:
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name} must be a tensor; got {type(given).__name__}.")
 
 
 def _as_boolean(mask: Tensor, name: str) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 from ..configuration_reluformer import DEFAULT_GAMMA
@@ -26,7 +27,7 @@ def gamma_for_length(length: Any) -> float:
     Raises:
         ValueError: no number, or a length outside of what was measured.
     """
-    if isinstance(length, bool) or not isinstance(length, int | float):
+    if isinstance(length, bool) or not isinstance(length, Real):  # a median may be of NumPy
         raise ValueError(
             f"gamma='auto' needs the length of a usual input in tokens, a number; got length={length!r}. Give "
             "use_relu_attention(model, gamma='auto', length=…): the median of your training inputs, or the number of patches "

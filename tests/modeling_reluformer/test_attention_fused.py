@@ -270,6 +270,7 @@ def test_what_is_not_supported_is_refused():
             relu_attention(*tensors, **{"row_scale": row_scale, **options})
 
     refused("'softmax' needs whole rows of scores", activation="softmax")
+    refused("\\['relu'\\] needs whole rows of scores", activation=["relu"])
     refused("statistics='all' is unknown; choose one of none, sum, sum\\+entropy", statistics="all")
     refused(
         "statistics='sum' needs weights that are never negative .* 'gelu' can be", activation="gelu", statistics="sum"

@@ -328,6 +328,7 @@ def test_what_is_not_supported_is_refused_by_name():
             ReLUAttention(EMBED, HEADS, **{name: True})
     for words, options in (
         ("'softmax' is not point-wise; .* For softmax, use nn.MultiheadAttention", {"activation": "softmax"}),
+        ("activation=\\['relu'\\] is not point-wise", {"activation": ["relu"]}),
         ("scaling='log' is unknown", {"scaling": "log"}),
         ("gamma=0 must be", {"gamma": 0}),
         ("gamma must be a number", {"gamma": torch.ones(HEADS)}),
@@ -366,6 +367,10 @@ def test_what_is_not_supported_is_refused_by_name():
     refused("do not fit: expected \\(batch, length, features\\) with 24, 24 and 24", x, x[..., :3], x)
     refused("do not fit", x, x[:1], x[:1])
     refused("do not fit", x, x, x[:, :3])
+    refused("query must be a tensor; got list", [x], x, x)
+    refused("key must be a tensor; got NoneType", x, None, None)
+    refused("attn_mask must be a tensor; got list", attn_mask=[[False] * 7] * 7)
+    refused("key_padding_mask must be a tensor; got ndarray", key_padding_mask=torch.zeros(2, 7).bool().numpy())
     gelu = ReLUAttention(EMBED, HEADS, activation="gelu")
     with pytest.raises(ValueError, match=r"L_reg needs weights that are never negative .* 'gelu' can be"):
         gelu(x, x, x, return_regularization=True)

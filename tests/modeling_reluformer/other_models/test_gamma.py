@@ -1,7 +1,9 @@
 """`gamma="auto"`: the number that the map of gamma gives for a length, and where that number is from."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 from transformers import AutoModel
 
@@ -29,6 +31,13 @@ def test_is_the_gamma_of_our_recipes(name):
     recipe = load_recipe(name)
     length = recipe.data.max_length if "europarl" in name else 15
     assert gamma_for_length(length) == pytest.approx(recipe.model.get("attention_gamma", 8.0), abs=0.1)
+
+
+@pytest.mark.parametrize("length", [np.int64(98), np.float32(98)])
+def test_a_median_of_numpy_is_a_number(length):
+    settings = use_relu_attention(bert(), gamma="auto", length=length).config.reluformer
+    assert settings["gamma"] == 14.0 and settings["gamma_source"].endswith("length 98")
+    json.dumps(settings)
 
 
 def test_the_config_holds_the_number_and_its_source(tmp_path):
