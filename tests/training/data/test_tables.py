@@ -289,3 +289,12 @@ def test_a_repeated_column_of_parquet_is_refused_where_it_is_wanted(tmp_path):
         read(tmp_path / "a.parquet")
     pq.write_table(pa.Table.from_arrays(columns + columns[2:], ["de", "en", "it", "it"]), tmp_path / "b.parquet")
     assert read(tmp_path / "b.parquet")[0] == [("eins", "one")]
+
+
+def test_a_column_whose_name_holds_a_dot_comes_before_the_field_of_another(tmp_path):
+    path = table(
+        tmp_path,
+        "a.jsonl",
+        '{"text.de": "eins", "text": {"de": "uno"}, "en": "one"}\n{"text": {"de": "zwei"}, "en": "two"}\n',
+    )
+    assert read(path, columns=PairColumns("de", "en", "text.de", "en"))[0] == [("eins", "one"), ("zwei", "two")]
