@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ from reluformer.training.run.own_files import IMAGE_PROCESSOR_FILE
 from reluformer.training.run.redaction import is_secret, without_secrets
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, is_finished
 
+_WORD = re.compile(r"[^\s\"'`,;()=]+")  # < and > are no borders: `</think>` of a template is no path
 # Beside those that the tokenizer's class names.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _REGULAR_BYTES = 10_000_000  # a larger file must be stored by LFS
@@ -173,9 +175,16 @@ def _check_nothing_private(path: Path) -> None:
             raise UserError(
                 f"{path}: its field {name!r} holds what looks like a secret, which would be published; remove it"
             )
-        is_path = os.path.isabs(value) and len(value) > 1 and os.path.exists(value)
-        if is_path or value.lower().startswith("file:/"):
-            raise UserError(f"{path}: holds a path of this machine ({value}), which would be published; remove it")
+        if (found := _local_path(value)) is not None:
+            raise UserError(f"{path}: holds a path of this machine ({found}), which would be published; remove it")
+
+
+def _local_path(text: str) -> str | None:
+    """The text or a word of it that is the path of what exists here, or a URL of a file."""
+    for word in (text, *_WORD.findall(text)):
+        if word.lower().startswith("file:/") or (len(word) > 1 and os.path.isabs(word) and os.path.exists(word)):
+            return word
+    return None
 
 
 def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -238,6 +238,10 @@ def leak_a_path(run):
     change_json(run / "tokenizer_config.json", name_or_path=str(run))
 
 
+def leak_a_path_in_a_text(run):
+    change_json(run / "generation_config.json", note=f"made of ({run}/model.safetensors), see there")
+
+
 def leak_a_url(run):
     change_json(run / "tokenizer_config.json", name_or_path="file:///elsewhere/tokenizer")
 
@@ -272,6 +276,7 @@ REFUSALS = {
     drop_the_auto_map: "its auto_map does not name the model's code",
     code_from_elsewhere: "takes its code from another repository (you/other--",
     leak_a_path: "tokenizer_config.json: holds a path of this machine",
+    leak_a_path_in_a_text: "generation_config.json: holds a path of this machine",
     leak_a_url: "tokenizer_config.json: holds a path of this machine (file:///elsewhere/tokenizer)",
     leak_a_token: "config.json: its field 'auth_token' holds what looks like a secret",
     leak_a_password: "generation_config.json: its field 'url' holds what looks like a secret",
