@@ -10,6 +10,7 @@ from reluformer import ReLUFormerConfig
 from reluformer.commands import main as cli
 from reluformer.hub_cards.card import render_card, write_card
 from reluformer.hub_cards.model_kinds import MODEL_KINDS
+from reluformer.hub_cards.trainer_log import evaluation_of
 from reluformer.training.run.records import write_json
 
 from .documented_run import TINY, change_recipe, write_documented_run
@@ -214,3 +215,9 @@ def test_a_base_model_of_an_older_card_must_be_an_id(plain, capsys):
 )
 def test_statements_of_another_form_are_refused(plain, option, values, capsys):
     assert f"{option}: {values[-1]!r}" in one_line_error(capsys, "card", "--model", plain, option, *values)
+
+
+def test_a_metric_that_is_called_runtime_is_no_other_evaluation():
+    logged = {"eval_decoder_runtime": 3.0, "eval_bleu": 20.0, "eval_runtime": 1.0, "epoch": 1.0}
+    assert evaluation_of(logged) == ("eval", {"decoder_runtime": 3.0, "bleu": 20.0})
+    assert evaluation_of({"train_runtime": 1.0, "train_loss": 2.0}) is None
