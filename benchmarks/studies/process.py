@@ -24,7 +24,9 @@ ENVIRONMENT = {
 BUSY = 75  # exit status: another process is running the same row
 # Imported once, in the server that all rows are forked from.
 _PRELOADED = ["reluformer.training.training", "reluformer.configuration.recipe_parser", "reluformer.hub_cards.card"]
-_PROGRESS = re.compile(rb"(\d+)/(\d+) \[([^\]\r\n]*)\]")
+# A bar, or the line that a training prints where no bar can be seen.
+_BAR = re.compile(rb"\d+/\d+ \[[^\]\r\n]*\]")
+_LINE = re.compile(rb"^[\d,]+/[\d,]+ \xc2\xb7 [^\r\n]*", re.MULTILINE)
 _TAIL = 8192  # bytes of a log that are looked at
 
 
@@ -46,12 +48,10 @@ def start(commands: Sequence[Sequence[str]], log: Path, lock: Path) -> multiproc
 
 
 def last_progress(log: Path) -> str | None:
-    """The last state of a progress bar in a log: `300/2400 [05:00<35:00, 1.00it/s]`."""
-    found = _PROGRESS.findall(_tail(log))
-    if not found:
-        return None
-    done, total, times = (part.decode(errors="replace") for part in found[-1])
-    return f"{done}/{total} [{times}]"
+    """The last progress in a log: `300/2400 [05:00<35:00, 1.00it/s]`, or `300/2,400 · loss 4.1 · 35:00 left`."""
+    tail = _tail(log)
+    found = [match for kind in (_BAR, _LINE) for match in kind.finditer(tail)]
+    return max(found, key=re.Match.start).group().decode(errors="replace") if found else None
 
 
 def last_line(log: Path) -> str:

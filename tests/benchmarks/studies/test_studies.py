@@ -313,6 +313,13 @@ def test_progress_is_read_from_a_log(tmp_path):
     assert study_process.last_progress(tmp_path / "none.log") is None
     (tmp_path / "row.log").write_text(" 1%| 20/2400 [00:20<40:00, 1.00s/it]\r 12%| 300/2400 [05:00<35:00, 1.00it/s]")
     assert study_process.last_progress(tmp_path / "row.log") == "300/2400 [05:00<35:00, 1.00it/s]"
+    lines = (
+        "about 9 min for the 2,345 updates\n1,200/2,345 · loss 0.4 · 9:00 left\n1,250/2,345 · loss 0.4 · 8:40 left\n"
+    )
+    (tmp_path / "row.log").write_text(lines, encoding="utf-8")
+    assert study_process.last_progress(tmp_path / "row.log") == "1,250/2,345 · loss 0.4 · 8:40 left"
+    (tmp_path / "row.log").write_text(f"{lines} 50%| 20/40 [00:10<00:10, 2.00it/s]", encoding="utf-8")
+    assert study_process.last_progress(tmp_path / "row.log").startswith("20/40 ["), "the later one"
 
 
 @pytest.mark.parametrize(
