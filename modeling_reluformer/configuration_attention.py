@@ -110,6 +110,11 @@ class AttentionConfig(PreTrainedConfig):
                 raise ValueError(f"{name!r} is not a field of {cls.__name__}{hint}")
         return cls(**{**cls.presets[preset], **config_fields})
 
+    def take_other_names(self, given: dict[str, Any]) -> None:
+        """Moves what is given under another name of a field (see `attribute_map`) to the field, where the checks find it."""
+        for name in self.attribute_map.keys() & given.keys():
+            setattr(self, name, given.pop(name))
+
     def resolve_attention(self) -> None:
         """Puts in the defaults that depend on other fields, and checks all fields of attention.
 

@@ -147,6 +147,7 @@ class ReLUFormerDecoderConfig(AttentionConfig):
     eos_token_id: int | list[int] | None = 2
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self.take_other_names(kwargs)
         self.resolve_attention()
         for name, choices in (
             ("normalization", NORMALIZATIONS),

@@ -139,6 +139,7 @@ class ReLUFormerConfig(AttentionConfig):
     decoder_start_token_id: int | None = 1
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self.take_other_names(kwargs)
         if not self.is_encoder_decoder:
             raise ValueError("is_encoder_decoder=False is not supported: ReLUFormer always has both. Leave it at True.")
         self.decoder_vocab_size = self.decoder_vocab_size or self.vocab_size

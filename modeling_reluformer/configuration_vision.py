@@ -119,6 +119,7 @@ class ReLUFormerVisionConfig(AttentionConfig):
         return super().from_preset(preset, **{**SIZES.get(size, {}), **config_fields})
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self.take_other_names(kwargs)
         self.resolve_attention()
         self.require_choice("pooling", POOLINGS)
         self.require_choice("initialization", INITIALIZATIONS)

@@ -40,6 +40,7 @@ BAD_FIELDS = [
     ({"regularization_weight": -1}, ["regularization_weight", "-1"]),
     ({"encoder_layers": 0}, ["encoder_layers", "0"]),
     ({"d_model": "wide"}, ["d_model"]),
+    ({"hidden_size": 30, "num_attention_heads": 7}, ["30", "7"]),
     ({"attention_gate": "yes"}, ["attention_gate"]),
     ({"is_encoder_decoder": False}, ["is_encoder_decoder", "False", "True"]),
 ]

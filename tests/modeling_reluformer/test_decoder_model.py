@@ -254,6 +254,7 @@ def std_of(model: ReLUFormerForCausalLM, name: str) -> float:
 @pytest.mark.parametrize("preset", ReLUFormerDecoderConfig.presets)
 def test_the_start(preset):
     torch.manual_seed(0)
+        ({"initializer_range": -1.0}, "init_std=-1.0 must be a finite number above 0"),
     config = ReLUFormerDecoderConfig.from_preset(
         preset, hidden_size=128, num_attention_heads=4, num_hidden_layers=3, vocab_size=200
     )
