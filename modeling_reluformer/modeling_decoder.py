@@ -84,6 +84,9 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}; leave it out.")
         self._refuse_output_attentions(kwargs)
         inputs_embeds = self._embed(input_ids, inputs_embeds, "")
+        if segment_ids is None:
+            # before a cache is made here: the default of use_cache must not change what is seen
+            segment_ids = packed_segments(position_ids, attention_mask, past_key_values)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         batch, length = inputs_embeds.shape[:2]
@@ -91,8 +94,6 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         if isinstance(seen, Tensor):
             seen = seen.clone()  # a static cache counts in place while the layers write to it
         check_mask_and_positions(attention_mask, position_ids, batch, length, seen)
-        if segment_ids is None:
-            segment_ids = packed_segments(position_ids, attention_mask, past_key_values)
         if position_ids is None:
             position_ids = self._positions(length, inputs_embeds.device, attention_mask, segment_ids, seen)
         context = attention_context(

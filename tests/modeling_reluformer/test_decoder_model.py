@@ -77,6 +77,15 @@ def test_packed_sequences_are_those_apart(how, implementation, kind):
     torch.testing.assert_close(found.loss, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("use_cache", [None, True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_and_a_new_cache_do_not_change_what_packed_sequences_see(kind, use_cache):
+    model, ids = decoder_model(**KINDS[kind]), token_ids(1, 10)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5]])
+    expected = model(ids, position_ids=positions, labels=ids).logits
+    torch.testing.assert_close(model(ids, position_ids=positions, use_cache=use_cache).logits, expected)
+
+
 @pytest.mark.parametrize("implementation", ["fused", "eager"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "free"])
 def test_the_loss_is_cross_entropy_and_the_regulariser_of_the_weights(kind, implementation):
