@@ -214,10 +214,20 @@ def _check_segments(
     query_segments: Tensor | None, key_segments: Tensor | None, queries: tuple[int, int], keys: tuple[int, int]
 ) -> None:
     for name, segments, shape in (("queries", query_segments, queries), ("keys", key_segments, keys)):
-        if segments is not None and segments.shape != shape:
+        if segments is None:
+            continue
+        if segments.shape != shape:
             raise ValueError(
                 f"The segment ids of the {name} must have the shape (batch, {name}) = {shape}; got {tuple(segments.shape)}. "
                 "Packed sequences do not go with a cache that holds earlier tokens: pass them whole."
+            )
+        integers = segments.dtype in (torch.int64, torch.int32)
+        looked_at = integers and segments.device.type == "cpu" and not is_torchdynamo_compiling()
+        if not integers or (looked_at and bool((segments < 0).any())):
+            found = f"the lowest is {int(segments.min())}" if integers else f"got {segments.dtype}"
+            raise ValueError(
+                f"The segment ids of the {name} must be integers (int64 or int32), the numbers of packed sequences from 1, and 0 "
+                f"for padding; {found}."
             )
 
 

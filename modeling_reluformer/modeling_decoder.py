@@ -141,6 +141,8 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             except IndexError:
                 if not is_torchdynamo_compiling():
                     self._require_positions(int(position_ids.max()) + 1)
+                    if (lowest := int(position_ids.min())) < 0:
+                        raise ValueError(f"position_ids holds the position {lowest}; they count from 0.") from None
                 raise
         return nn.functional.dropout(inputs_embeds, p=self.config.embedding_dropout, training=self.training)
 

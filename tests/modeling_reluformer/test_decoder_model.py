@@ -194,6 +194,7 @@ def test_logits_of_some_positions():
             "41 tokens is longer than max_position_embeddings=40: shorten it, or take",
         ),
         ({"position_ids": torch.full((3, 9), 40)}, ValueError, "41 tokens is longer than max_position_embeddings=40"),
+        ({"position_ids": torch.arange(9)[None] - 3}, ValueError, "holds the position -3; they count from 0"),
         ({"position_ids": torch.zeros(3, 8, dtype=torch.long)}, ValueError, r"\(batch, length\) = \(3, 9\)"),
         ({"position_ids": torch.zeros(3, 9)}, ValueError, "position_ids must be integers"),
         ({"input_ids": token_ids() + VOCABULARY}, IndexError, f"the vocabulary of {VOCABULARY} tokens"),
@@ -211,6 +212,13 @@ def test_logits_of_some_positions():
         ),
         ({"attention_mask": -torch.ones(3, 9)}, ValueError, "has other values"),
         ({"segment_ids": torch.ones(3, 8, dtype=torch.long)}, ValueError, "segment ids"),
+        ({"segment_ids": torch.ones(3, 8, dtype=torch.long), "labels": token_ids()}, ValueError, r"labels, \(3, 9\)"),
+        ({"segment_ids": torch.ones(3, 9)}, ValueError, r"must be integers .* got torch.float32"),
+        (
+            {"segment_ids": -torch.ones(3, 9, dtype=torch.long)},
+            ValueError,
+            "from 1, and 0 for padding; the lowest is -1",
+        ),
         ({"output_attentions": True}, ValueError, "needs attn_implementation='eager'"),
         ({"token_type_ids": token_ids()}, TypeError, "takes no token_type_ids"),
     ],
@@ -246,6 +254,7 @@ def test_a_mask_without_the_tokens_in_the_cache_is_refused():
             "partial_rotary_factor is not",
         ),
         ({"init_std": 0.0}, "init_std=0.0 must be a finite number above 0"),
+        ({"initializer_range": -1.0}, "init_std=-1.0 must be a finite number above 0"),
         ({"embedding_dropout": 1.0}, r"embedding_dropout=1.0 must lie in \[0, 1\)"),
         ({"regularization_weight": 0.1}, "needs point-wise weights"),
         ({"n_layer": 3}, "'n_layer' is not a field of ReLUFormerDecoderConfig"),
@@ -263,7 +272,6 @@ def std_of(model: ReLUFormerForCausalLM, name: str) -> float:
 @pytest.mark.parametrize("preset", ReLUFormerDecoderConfig.presets)
 def test_the_start(preset):
     torch.manual_seed(0)
-        ({"initializer_range": -1.0}, "init_std=-1.0 must be a finite number above 0"),
     config = ReLUFormerDecoderConfig.from_preset(
         preset, hidden_size=128, num_attention_heads=4, num_hidden_layers=3, vocab_size=200
     )
