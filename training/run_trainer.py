@@ -266,6 +266,12 @@ class RunTrainer(Trainer):
         self._cpu_start += time.process_time() - cpu_started
         return output
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """As in `Trainer`, but a tied weight, which a checkpoint holds once under its other name, is not called missing."""
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     def scores(self, means: dict[str, float], items: int) -> dict[str, float]:
         """Further figures of an evaluation during training, the same on every process.
 
