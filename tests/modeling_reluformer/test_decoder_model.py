@@ -77,6 +77,14 @@ def test_packed_sequences_are_those_apart(how, implementation, kind):
     torch.testing.assert_close(found.loss, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_one_packed_row_beside_a_whole_one():
+    model, ids = decoder_model(**RELU), token_ids(2, 10)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5], [*range(10)]])
+    found = model(ids, position_ids=positions).logits
+    torch.testing.assert_close(found[0, 4:], model(ids[:1, 4:]).logits[0], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found[1], model(ids[1:]).logits[0], atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("use_cache", [None, True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_and_a_new_cache_do_not_change_what_packed_sequences_see(kind, use_cache):

@@ -16,7 +16,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.configuration.image_recipe import AugmentationConfig, ImageRecipe
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training.data.image_batches import AugmentedPixelValues, ImageBatchSampler, PixelValues
-from reluformer.training.data.images import load_image_split
+from reluformer.training.data.images import ImageSplit, load_image_split
 from reluformer.training.image_trainer import ImageTrainer, accuracies, hits
 from reluformer.training.image_training import build_image_config, image_processor
 from reluformer.training.run.own_files import own_files_of_run
@@ -180,6 +180,24 @@ def test_a_flip_mirrors_and_a_crop_shifts(recipe_file):
     padded = torch.nn.functional.pad(plain, (1, 1, 1, 1), value=-1.0)
     windows = [padded[:, :, top : top + 8, left : left + 8] for top in range(3) for left in range(3)]
     assert all(any(torch.equal(moved[n], window[n]) for window in windows) for n in range(30))
+    data, found = augmented(recipe_file, random_crop_padding=1), set()
+    for epoch in range(8):
+        moved = [item["pixel_values"] for item in data.__getitems__([(epoch, index) for index in range(30)])]
+        found |= {place for place, window in enumerate(windows) for n in range(30) if torch.equal(moved[n], window[n])}
+    assert found == set(range(9))
+
+
+def test_mixup_mixes_pictures_and_classes_by_the_same_shares():
+    grey, labels = torch.tensor([10, 90, 250]), np.arange(30) % 3
+    pixels = grey[labels].to(torch.uint8)[:, None, None].expand(30, 8, 8).numpy()
+    split = ImageSplit("train", labels, NAMES, pixels)
+    data = AugmentedPixelValues(split, (8, 8), 3, augmentation=AugmentationConfig(mixup_alpha=0.8), seed=5)
+    items = data.__getitems__([(0, index) for index in range(30)])
+    shares = torch.stack([item["labels"] for item in items])
+    expected = (shares @ grey.float()) / 127.5 - 1
+    assert ((shares > 0).sum(1) == 2).sum() > 5
+    for item, value in zip(items, expected, strict=True):
+        torch.testing.assert_close(item["pixel_values"], value.expand(3, 8, 8))
 
 
 def test_the_plan_holds_every_picture_once():
