@@ -260,8 +260,9 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
 
         Args:
             pixel_values: (batch, num_channels, height, width), as AutoImageProcessor makes them.
-            labels: (batch,), the numbers of the classes, -100 for a picture that does not count; or (batch, num_labels), floats,
-                the share of each class (MixUp) or, with `problem_type="multi_label_classification"`, its truth.
+            labels: (batch,), the numbers of the classes, -100 for a picture that does not count; or (batch, num_labels), floats:
+                with `problem_type="single_label_classification"` the share of each class (MixUp), else, as in Transformers, its
+                truth (`multi_label_classification`).
             interpolate_pos_encoding: take pictures of another size, with positions interpolated to their patches.
             num_items_in_batch: entries of `labels` in the whole batch of which this call is a part; the loss is divided by its
                 pictures.
