@@ -106,6 +106,9 @@ def image_processor(config: ReLUFormerVisionConfig) -> BaseImageProcessor:
 
     For a model of three channels it makes grey pictures coloured and lays transparent ones on white; one of a single channel
     needs grey ones.
+
+    Args:
+        config: of the model: `image_size` and `num_channels` count.
     """
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 

@@ -5,6 +5,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
 from reluformer import ReLUFormerForConditionalGeneration as Model
+from reluformer.generation_reluformer import SharedSources
 from reluformer.multihead_reluformer import ReLUFormerAttention
 
 from ..conftest import random_tokens, tiny_model
@@ -24,7 +25,7 @@ MODES = {
 def copies_of_sources(monkeypatch) -> None:
     """From here on the model generates as any other of the library."""
     monkeypatch.setattr(Model, "_expand_inputs_for_generation", GenerationMixin._expand_inputs_for_generation)
-    monkeypatch.delattr(Model.__mro__[2], "_reorder_cache")
+    monkeypatch.delattr(SharedSources, "_reorder_cache")
 
 
 def batch(side: str = "left") -> dict[str, torch.Tensor]:
@@ -88,8 +89,8 @@ def test_keys_of_a_source_are_computed_and_held_once(mode, monkeypatch):
     rows = []
     keys_and_values = ReLUFormerAttention._keys_and_values
 
-    def counted(self, hidden_states, key_value_states, past_key_values):
-        key, value = keys_and_values(self, hidden_states, key_value_states, past_key_values)
+    def counted(self, hidden_states, key_value_states, *arguments):
+        key, value = keys_and_values(self, hidden_states, key_value_states, *arguments)
         rows.extend([] if key_value_states is None else [key.shape[0], value.shape[0]])
         return key, value
 
