@@ -139,6 +139,7 @@ def test_wrong_calls_say_what_is_wrong(inputs, error, named):
         ({"attention_alpha": 2.5}, r"attention_alpha=2.5 must lie in \[0, 2\]"),
         ({"hidden_dropout_prob": 1.0}, r"\[0, 1\)"),
         ({"attention_dropout": -1.0}, r"attention_probs_dropout_prob=-1.0 must lie in \[0, 1\)"),
+        ({"num_labels": -1}, "num_labels=-1 must be at least 0"),
         ({"num_channels": 0}, "num_channels=0 must be at least 1"),
         ({"pooler_act": "tanhh"}, "tanhh"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0 must be a finite number above 0"),
