@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         lost, 130 when interrupted, 141 when whoever reads the output has closed it, 143 when a training was stopped by
         SIGTERM and has saved a checkpoint.
     """
+    if argv is None and not sys.stderr.isatty():
+        # A file would hold every state of "Loading weights". The libraries read this when they are imported.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     status = exit_status(partial(_run, list(sys.argv[1:] if argv is None else argv)))
     if argv is None:
         from reluformer.training.run.launch import end_worker

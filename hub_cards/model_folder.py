@@ -17,11 +17,13 @@ from transformers import PreTrainedConfig
 from transformers.trainer import TRAINER_STATE_NAME
 
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.export.names import GRAPHS
 from reluformer.hub_cards.model_files import ModelFiles
 from reluformer.hub_cards.model_kinds import ModelKind, kind_of
 from reluformer.hub_cards.public_names import has_form_of_id, is_hub_id, public_name, run_name
 from reluformer.hub_cards.statements import Statements, card_metadata, texts
 from reluformer.hub_cards.trainer_log import is_number, logged_evaluations, training_facts
+from reluformer.hub_cards.weights import WEIGHTS_FILE, WEIGHTS_INDEX_FILE
 from reluformer.training.run.checkpoints import checkpoint_folders
 from reluformer.training.run.redaction import last_part, public_text, public_values, without_secrets
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
@@ -62,6 +64,7 @@ class ModelFolder:
         config = self._mapping("config.json")
         if not self.has("config.json"):
             raise UserError(f"{self.path}: holds no config.json; {self._where_a_model_is()}")
+        self._require_no_graphs()
         kind = kind_of(config.get("model_type"), self.path)
         try:
             object.__setattr__(self, "config", kind.config_class.from_dict(config))
@@ -69,6 +72,14 @@ class ModelFolder:
             raise UserError(f"{self.path}: its config.json cannot be used: {one_line(error)}") from error
         object.__setattr__(self, "kind", kind)
         self._require_no_contradiction()
+
+    def _require_no_graphs(self) -> None:
+        """A card says how Transformers loads the weights, and an exported model has none."""
+        if any(map(self.has, GRAPHS)) and not any(map(self.has, (WEIGHTS_FILE, WEIGHTS_INDEX_FILE))):
+            raise UserError(
+                f"{self.path}: holds ONNX graphs of `reluformer export`, which have no card of their own; publish the model "
+                f"that they are of, then add them to its repository: hf upload OWNER/NAME {self.path} onnx"
+            )
 
     def _where_a_model_is(self) -> str:
         checkpoints = checkpoint_folders(self.path)

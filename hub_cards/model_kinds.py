@@ -22,8 +22,8 @@ class ModelKind:
     task: the Hub's name of what it does, for the pipeline tag and the metadata. task_title: the same for a reader.
     auto_class, preprocessor: Transformers' classes that load the model and what makes its inputs, which the examples call
         `model` and `variable`.
-    with_package: a program that needs this package, from the place of the model.
-    use: what follows after the model is loaded with Transformers alone.
+    with_package: (configuration, place of the model) → a program that needs this package.
+    use: configuration → what follows after the model is loaded with Transformers alone.
     summary: (configuration, languages) → a sentence.
     settings: configuration → rows (what, value) of the table of training.
     input_limit: configuration → what it does not take.
@@ -38,8 +38,8 @@ class ModelKind:
     auto_class: str
     preprocessor: str
     variable: str
-    with_package: Callable[[str], str]
-    use: str
+    with_package: Callable[[Any, str], str]
+    use: Callable[[Any], str]
     summary: Callable[[Any, Sequence[str]], str]
     settings: Callable[[Any], list[tuple[str, str]]]
     input_limit: Callable[[Any], str]
@@ -50,7 +50,7 @@ class ModelKind:
     papers: Sequence[str] = ("arxiv:2302.06461",)
 
 
-def _translator(location: str) -> str:
+def _translator(config: ReLUFormerConfig, location: str) -> str:
     return (
         "from reluformer.training.translation import Translator\n\n"
         f'translator = Translator.from_pretrained("{location}")\n'
@@ -76,7 +76,7 @@ def _encoder_decoder_settings(config: ReLUFormerConfig) -> list[tuple[str, str]]
     ]
 
 
-def _continuer(location: str) -> str:
+def _continuer(config: ReLUFormerDecoderConfig, location: str) -> str:
     return (
         "import reluformer\nfrom transformers import pipeline\n\n"
         f'continue_text = pipeline("text-generation", model="{location}")\n'
@@ -127,11 +127,27 @@ def _context_limit(config: ReLUFormerDecoderConfig) -> str:
     return f"Made for contexts of {length}: longer ones are not refused, and what they do was not measured."
 
 
-def _classifier(location: str) -> str:
+def _classifier(config: ReLUFormerVisionConfig, location: str) -> str:
+    if config.num_channels == 1:  # a pipeline makes every picture coloured
+        return (
+            "import reluformer\nfrom PIL import Image\nfrom transformers import AutoImageProcessor\n\n"
+            f'processor = AutoImageProcessor.from_pretrained("{location}")\n'
+            f'model = reluformer.ReLUFormerForImageClassification.from_pretrained("{location}")\n'
+            f"{_classify_a_picture(config)}"
+        )
     return (
         "import reluformer\nfrom transformers import pipeline\n\n"
         f'classify = pipeline("image-classification", model="{location}")\n'
         'print(classify("picture.png"))'
+    )
+
+
+def _classify_a_picture(config: ReLUFormerVisionConfig) -> str:
+    mode = "L" if config.num_channels == 1 else "RGB"
+    return (
+        f'picture = Image.open("picture.png").convert("{mode}")  # from PIL import Image\n'
+        'logits = model(**processor(picture, return_tensors="pt")).logits\n'
+        "print(model.config.id2label[int(logits.argmax())])"
     )
 
 
@@ -167,8 +183,10 @@ MODEL_KINDS = {
         preprocessor="AutoTokenizer",
         variable="tokenizer",
         with_package=_translator,
-        use='translation = model.generate(**tokenizer("…", return_tensors="pt"))\n'
-        "print(tokenizer.batch_decode(translation, skip_special_tokens=True))",
+        use=lambda config: (
+            'translation = model.generate(**tokenizer("…", return_tensors="pt"))\n'
+            "print(tokenizer.batch_decode(translation, skip_special_tokens=True))"
+        ),
         summary=_encoder_decoder,
         settings=_encoder_decoder_settings,
         input_limit=lambda config: (
@@ -184,8 +202,10 @@ MODEL_KINDS = {
         preprocessor="AutoTokenizer",
         variable="tokenizer",
         with_package=_continuer,
-        use='continuation = model.generate(**tokenizer("…", return_tensors="pt"), max_new_tokens=50)\n'
-        "print(tokenizer.batch_decode(continuation, skip_special_tokens=True))",
+        use=lambda config: (
+            'continuation = model.generate(**tokenizer("…", return_tensors="pt"), max_new_tokens=50)\n'
+            "print(tokenizer.batch_decode(continuation, skip_special_tokens=True))"
+        ),
         summary=_decoder_only,
         settings=_decoder_settings,
         input_limit=_context_limit,
@@ -201,9 +221,7 @@ MODEL_KINDS = {
         preprocessor="AutoImageProcessor",
         variable="processor",
         with_package=_classifier,
-        use='picture = Image.open("picture.png").convert("RGB")  # from PIL import Image\n'
-        'logits = model(**processor(picture, return_tensors="pt")).logits\n'
-        "print(model.config.id2label[int(logits.argmax())])",
+        use=_classify_a_picture,
         summary=_vision_transformer,
         settings=_vision_settings,
         input_limit=_picture_size,

@@ -19,7 +19,7 @@ from transformers.utils import is_torchdynamo_compiling
 from .attention_blockwise import wide
 from .attention_fused import relu_attention
 from .attention_reference import AttentionResult, reference_attention
-from .visibility_reluformer import Visibility, scale_of_rows
+from .visibility_reluformer import Visibility, scale_of_rows, segments_that_return
 
 OWN_IMPLEMENTATIONS = ("eager", "fused")
 
@@ -228,6 +228,11 @@ def _check_segments(
             raise ValueError(
                 f"The segment ids of the {name} must be integers (int64 or int32), the numbers of packed sequences from 1, and 0 "
                 f"for padding; {found}."
+            )
+        if looked_at and (wrong := segments_that_return(segments)).any():
+            raise ValueError(
+                f"The segment ids of the {name} must have equal numbers side by side, one run for each packed sequence; got "
+                f"{segments[wrong][0].tolist()}. Number every sequence of a row by itself."
             )
 
 

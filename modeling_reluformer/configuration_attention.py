@@ -7,10 +7,13 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.utils import logging
 
 from .attention_activations import NON_NEGATIVE, NORMALIZED, POINTWISE
 from .regularization_reluformer import DEFAULT_ENTROPY_MARGIN
-from .visibility_reluformer import ATTENTION_SCALINGS, DEFAULT_GAMMA, LARGEST_ALPHA
+from .visibility_reluformer import ATTENTION_SCALINGS, DEFAULT_ALPHA, DEFAULT_GAMMA, LARGEST_ALPHA
+
+logger = logging.get_logger(__name__)
 
 # Each weight depends on its own score alone; the row is then scaled by `attention_scaling`.
 POINTWISE_ACTIVATIONS = tuple(POINTWISE)
@@ -81,7 +84,7 @@ class AttentionConfig(PreTrainedConfig):
     attention_scaling: str | None = None
     attention_gamma: float | int = DEFAULT_GAMMA
     attention_gamma_learnable: bool = False
-    attention_alpha: float | int = 1.0
+    attention_alpha: float | int = DEFAULT_ALPHA
     attention_output_norm: str = "none"
     attention_qk_norm: bool = False
     attention_gate: bool = False
@@ -132,6 +135,11 @@ class AttentionConfig(PreTrainedConfig):
         self.require_choice("attention_output_norm", ATTENTION_OUTPUT_NORMS)
         self._check_combinations()
         self.require_range("attention_alpha", 0, LARGEST_ALPHA)
+        if self.attention_alpha != DEFAULT_ALPHA and self.attention_scaling != "length":
+            logger.warning_once(
+                f"attention_alpha={self.attention_alpha} has no effect: it belongs to attention_scaling='length', and "
+                f"attention_scaling is {self.attention_scaling!r}."
+            )
         self.require_range("entropy_margin", 0, 1)
         if not 0 < self.attention_gamma < float("inf"):
             raise ValueError(f"attention_gamma={self.attention_gamma} must be a finite number above 0.")

@@ -137,6 +137,10 @@ class ReLUFormerVisionConfig(AttentionConfig):
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}."
             )
         self._check_patches()
+        if (kwargs.get("num_labels") or 0) < 0:
+            raise ValueError(
+                f"num_labels={kwargs['num_labels']} must be at least 0, which is a model without a classifier."
+            )
         super().__post_init__(**kwargs)
 
     def _check_patches(self) -> None:

@@ -9,6 +9,8 @@ from transformers.utils import is_torchdynamo_compiling
 from .attention_blockwise import wide
 from .loss_reluformer import IGNORED_LABEL
 
+_ROUNDING = 0.01  # of shares in bfloat16
+
 
 def problem_type_of(problem_type: str | None, num_labels: int, labels: Tensor) -> str:
     """What the labels ask for where the configuration does not say, by the rule of Transformers.
@@ -32,7 +34,7 @@ def check_image_labels(labels: Tensor, images: int, num_labels: int, problem_typ
     a batch.
 
     Raises:
-        ValueError: labels of another shape or dtype.
+        ValueError: labels of another shape or dtype; shares or truths outside of 0 to 1, or shares that do not sum to 1.
         IndexError: a label that is no class and not -100.
     """
     found = f"got {labels.dtype} {tuple(labels.shape)}."
@@ -52,13 +54,35 @@ def check_image_labels(labels: Tensor, images: int, num_labels: int, problem_typ
         raise ValueError(
             f"labels of problem_type='regression' must have the shape (batch, num_labels) = ({images}, {num_labels}); {found}"
         )
-    if is_torchdynamo_compiling() or labels.device.type != "cpu" or not classes:
+    if is_torchdynamo_compiling() or labels.device.type != "cpu":
         return
+    if classes and problem_type == "single_label_classification":
+        _check_classes(labels, num_labels)
+    elif shares and problem_type != "regression":
+        _check_shares(labels, problem_type)
+
+
+def _check_classes(labels: Tensor, num_labels: int) -> None:
     wrong = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= num_labels)]
-    if problem_type == "single_label_classification" and wrong.numel():
+    if wrong.numel():
         raise IndexError(
             f"labels holds the class {int(wrong[0])}; a model of num_labels={num_labels} has the classes 0 to {num_labels - 1}, "
             f"and {IGNORED_LABEL} stands for a picture that does not count."
+        )
+
+
+def _check_shares(labels: Tensor, problem_type: str) -> None:
+    wrong = labels[~((labels >= 0) & (labels <= 1 + _ROUNDING))]  # NaN is neither
+    if wrong.numel():
+        raise ValueError(
+            f"labels of floats must be from 0 to 1 for each class of problem_type={problem_type!r}; got {wrong[0]:g}."
+        )
+    sums = labels.float().sum(-1)
+    wrong = sums[(sums - 1).abs() > _ROUNDING]
+    if problem_type == "single_label_classification" and wrong.numel():
+        raise ValueError(
+            f"labels of floats must be the shares of the classes in a picture, which sum to 1; got a sum of {wrong[0]:g}. For "
+            "classes that are true or not, each by itself, set problem_type='multi_label_classification'."
         )
 
 

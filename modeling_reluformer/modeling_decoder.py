@@ -235,7 +235,8 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
                 mark packed sequences, as in Transformers.
             labels: (batch, length), the input ids, -100 where a token is no target; they are shifted here, as in Transformers.
             segment_ids: (batch, length): for packed sequences, the number of each token's sequence from 1, 0 for padding; equal
-                numbers side by side. No sequence sees another one, nor predicts its first token.
+                numbers side by side. No sequence sees another one, nor predicts its first token. A cache that such a call fills
+                says nothing of them: tokens that follow would see all sequences of their row.
             logits_to_keep: how many of the last positions get logits, or which; 0: all.
             num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided by it.
             skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and time; it

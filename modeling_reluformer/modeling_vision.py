@@ -271,7 +271,8 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             logits (batch, num_labels); with `labels`, the fields of `ReLUFormerImageClassifierOutput`.
 
         Raises:
-            ValueError: pictures that are no float tensor, of another size or number of channels; wrong labels.
+            ValueError: pictures that are no float tensor, of another size or number of channels; wrong labels,
+                on a CPU also shares that are none.
             IndexError: on a CPU, a label that is no class. A GPU raises a device-side assertion instead.
             TypeError: an argument that the model does not have.
         """

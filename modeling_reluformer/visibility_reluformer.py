@@ -127,9 +127,21 @@ def segments_from_positions(position_ids: Tensor) -> Tensor:
 def positions_from_segments(segments: Tensor) -> Tensor:
     """Position of each token in its packed sequence, from 0; equal numbers must stand side by side. (batch, queries)."""
     index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+    return index - torch.where(_segment_starts(segments), index, 0).cummax(dim=1).values
+
+
+def segments_that_return(segments: Tensor) -> Tensor:
+    """Rows in which the number of a packed sequence stands again behind another one, boolean (batch,)."""
+    index = torch.arange(segments.shape[1], device=segments.device)
+    starting = torch.where(_segment_starts(segments) & (segments > 0), segments, -1 - index)  # no two below 0 are equal
+    return (starting.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
+
+
+def _segment_starts(segments: Tensor) -> Tensor:
+    """Whether another number stands before each token, or none, (batch, queries)."""
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return index - torch.where(starts, index, 0).cummax(dim=1).values
+    return starts
 
 
 def count_in_sequences(

@@ -25,11 +25,10 @@ from reluformer.configuration.whole_files import whole_folder
 from reluformer.configuration_attention import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, AttentionConfig
 from reluformer.training.decoder_conversion import DECODER_SOURCES, convert_decoder_model, load_decoder
 from reluformer.training.foreign_weights import config_of_preset, load_foreign, require_all_weights
-from reluformer.training.loading import check_model_name
+from reluformer.training.loading import load_model_config
 from reluformer.training.run.initialization import (
     Model,
     changed_config,
-    load_any_config,
     load_weights,
     model_with_weights,
 )
@@ -102,8 +101,7 @@ def convert(
     """
     target = Path(target)
     _check_target(source, target, overwrite)
-    check_model_name(str(source))
-    config = load_any_config(source)
+    config: Any = load_model_config(source)
     copied = TOKENIZER_FILES
     if config.model_type == MarianConfig.model_type:
         marian = _load_marian(source, config)

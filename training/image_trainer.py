@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import EvalPrediction
 
+from reluformer.configuration.scores import IMAGE_SCORES
 from reluformer.training.data.image_batches import ImageBatchSampler
 from reluformer.training.run_trainer import RunTrainer
 
@@ -16,23 +17,24 @@ TOP = 5
 def hits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Whether the class of each picture is the highest, and among the `TOP` highest: (batch, 2), 0 or 1, -1 where none counts.
 
+    Of no more than `TOP` classes every one is among them: (batch, 1).
+
     Args:
         logits: (batch, classes).
         labels: (batch,) classes, -100 where a picture does not count, or (batch, classes) shares.
     """
     classes = labels.argmax(-1) if labels.ndim == 2 else labels
-    highest = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices
-    found = highest == classes.unsqueeze(-1)
-    rows = torch.stack([found[:, 0], found.any(-1)], dim=1).to(torch.int8)
+    numbers = [number for number in (1, TOP) if number == 1 or number < logits.shape[-1]]
+    found = logits.topk(numbers[-1], dim=-1).indices == classes.unsqueeze(-1)
+    rows = torch.stack([found[:, :number].any(-1) for number in numbers], dim=1).to(torch.int8)
     return rows.masked_fill((classes == -100).unsqueeze(1), -1)
 
 
 def accuracies(rows: Any) -> dict[str, float]:
-    """Accuracy and top-5 accuracy in percent, of what `hits` gives."""
+    """Accuracy and, of more than `TOP` classes, top-5 accuracy in percent, of what `hits` gives."""
     rows = torch.as_tensor(rows)
     counted = rows[rows[:, 0] >= 0].float()
-    first, among = (100 * counted.mean(0)).tolist()
-    return {"accuracy": first, "top_5_accuracy": among}
+    return dict(zip((score.name for score in IMAGE_SCORES), (100 * counted.mean(0)).tolist(), strict=False))
 
 
 class ImageTrainer(RunTrainer):

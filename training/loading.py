@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from transformers import (
 
 import reluformer  # noqa: F401  (registers the model with the Auto classes)
 from reluformer.configuration.errors import UserError, one_line
+
+logger = logging.getLogger(__name__)
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -40,7 +43,6 @@ def load_model_and_tokenizer(
             damaged, incomplete, no numbers or no safetensors; a tokenizer that is damaged or another model's.
     """
     name = str(path_or_hub_id)
-    check_model_name(name)
     config = load_model_config(name)
     if not config.is_encoder_decoder:
         raise UserError(
@@ -65,7 +67,6 @@ def is_decoder_only(path_or_hub_id: str | Path) -> bool:
     Raises:
         UserError: no such folder or repository, or no model in it.
     """
-    check_model_name(str(path_or_hub_id))
     config = load_model_config(path_or_hub_id)
     return not config.is_encoder_decoder and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -74,8 +75,9 @@ def load_model_config(path_or_hub_id: str | Path) -> PreTrainedConfig:
     """The configuration of a folder or repository; its code is never executed.
 
     Raises:
-        UserError: none is there, or it is damaged.
+        UserError: no such folder or repository, none is there, or it is damaged.
     """
+    check_model_name(str(path_or_hub_id))
     return _load(AutoConfig, str(path_or_hub_id), "model")
 
 
@@ -125,8 +127,9 @@ def load_tokenizer(path_or_hub_id: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or repository; its code is never executed.
 
     Raises:
-        UserError: none is there, or it is damaged.
+        UserError: no such folder or repository, none is there, or it is damaged.
     """
+    _check_place(str(path_or_hub_id))
     return _load(AutoTokenizer, str(path_or_hub_id), "tokenizer")
 
 
@@ -191,9 +194,18 @@ def check_model_name(name: str) -> None:
         return
     if path.is_file():
         raise UserError(f"{name}: is a file; give the folder of a model")
-    # A Hub id is `name` or `owner/name`; anything else can only be meant as a folder.
-    looks_local = name.count("/") > 1 or name.startswith((".", "/", "~", "runs/")) or "\\" in name or not name
-    if looks_local:
+    _check_place(name)
+    if path.parent != Path() and path.parent.is_dir():
+        logger.warning("%s: %s/ holds no such folder; looking for it on the Hub", name, path.parent)
+
+
+def _check_place(name: str) -> None:
+    """Raises a `UserError` for what is not there and can only be meant as a folder."""
+    path = Path(name)
+    # A Hub id is `name` or `owner/name`; anything else can only be meant as a folder, and so can what a model would hold.
+    looks_local = name.count("/") > 1 or name.startswith((".", "/", "~", "runs/")) or "\\" in name
+    in_a_model = path.parent != Path() and (path.parent / "config.json").is_file()
+    if (looks_local or in_a_model) and not path.exists():
         raise UserError(f"{name!r}: no such folder; give the folder of a model, or a repository id on the Hub")
 
 
@@ -203,7 +215,8 @@ def _load(auto_class: Any, name: str, what: str, **options: Any) -> Any:
     # What a damaged file makes the libraries raise is of any kind, for a tokenizer a plain Exception.
     except Exception as error:
         kind = "" if isinstance(error, (OSError, ValueError, RuntimeError)) else f"{type(error).__name__}: "
-        raise UserError(f"{name}: its {what} cannot be loaded: {kind}{one_line(error)}") from error
+        place = "" if Path(name).exists() else "no such folder here, and from the Hub: "
+        raise UserError(f"{name}: its {what} cannot be loaded: {place}{kind}{one_line(error)}") from error
 
 
 def _check_finite(name: str, model: PreTrainedModel) -> None:

@@ -31,10 +31,10 @@ from benchmarks.speed.translation_models import OURS, PAD, SHAPES, build
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data.encoding import encode_pairs, token_lengths
+from reluformer.training.data.preparation import train_recipe_tokenizer
 from reluformer.training.data.splits import load_split
 from reluformer.training.data.token_batches import TokenBatchSampler
 from reluformer.training.run.records import write_json
-from reluformer.training.tokenization import train_tokenizer
 
 # name → arguments of its recipe. Europarl's recipes pack whole documents; here its sentences stand alone.
 CORPORA = {
@@ -92,18 +92,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def encoded_sentences(recipe: Recipe) -> tuple[datasets.Dataset, int]:
     """The training split as token ids, and the size of the vocabulary."""
-    data, wanted = recipe.data, recipe.tokenizer
-    pairs, _ = load_split(data, "train")
-    tokenizer = train_tokenizer(
-        pairs,
-        vocab_size=wanted.vocab_size,
-        lowercase=wanted.lowercase,
-        moses=wanted.moses,
-        source_language=data.source_language,
-        target_language=data.target_language,
-        max_length=data.max_length,
-    )
-    encoded, _ = encode_pairs(pairs, tokenizer, max_length=data.max_length, name="train tokens", workers=1)
+    pairs, _ = load_split(recipe.data, "train")
+    tokenizer = train_recipe_tokenizer(recipe, pairs)
+    encoded, _ = encode_pairs(pairs, tokenizer, max_length=recipe.data.max_length, name="train tokens", workers=1)
     return encoded, len(tokenizer)
 
 

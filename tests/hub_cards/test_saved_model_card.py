@@ -8,6 +8,7 @@ from transformers.modelcard import TrainingSummary
 
 from reluformer import ReLUFormerConfig
 from reluformer.commands import main as cli
+from reluformer.export.names import GRAPHS
 from reluformer.hub_cards.card import render_card, write_card
 from reluformer.hub_cards.model_kinds import MODEL_KINDS
 from reluformer.hub_cards.trainer_log import evaluation_of
@@ -157,6 +158,16 @@ def test_folders_without_a_model_say_where_one_is(plain, capsys):
     (plain / "config.json").unlink()
     error = one_line_error(capsys, "card", "--model", plain)
     assert f"holds no config.json; give {plain}/checkpoint-600" in error
+
+
+@pytest.mark.parametrize("verb", [["card"], ["publish", "--repo-id", "me/little", "--dry-run"]])
+def test_an_exported_model_is_refused_and_its_place_on_the_hub_is_told(plain, verb, capsys):
+    """The card would say that AutoModel loads what has no weights; graphs beside the weights do not disturb."""
+    for name in GRAPHS:
+        (plain / name).touch()
+    assert f"hf upload OWNER/NAME {plain} onnx" in one_line_error(capsys, *verb, "--model", plain)
+    (plain / "model.safetensors").touch()
+    assert "ONNX" not in render_card(plain)
 
 
 def test_another_kind_of_model_is_refused_and_the_kinds_are_named(plain, capsys):

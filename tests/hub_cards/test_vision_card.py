@@ -1,7 +1,10 @@
 """The card and the publication of a classifier of pictures: its own task, scores, examples and files."""
 
+import re
+
 import pytest
 from huggingface_hub import ModelCard
+from PIL import Image
 
 from reluformer.commands.train import train_and_document
 from reluformer.configuration.errors import UserError
@@ -10,7 +13,9 @@ from reluformer.hub_cards.bundle import collect_files
 from reluformer.hub_cards.card import render_card
 from reluformer.hub_cards.model_folder import ModelFolder
 from reluformer.hub_cards.publishing import publish
+from reluformer.training.image_training import image_processor
 
+from ..modeling_reluformer.vision_cases import vision_model
 from ..training.tiny_pictures import write_recipe
 
 
@@ -24,7 +29,7 @@ def test_the_card_is_that_of_a_classifier(run):
     text = render_card(run, repo_id="someone/tiny")
     data = ModelCard(text).data
     assert data.pipeline_tag == "image-classification" and "arxiv:2309.08586" in data.tags
-    assert [result.metric_name for result in data.eval_results] == ["Accuracy (%)", "Top-5 accuracy (%)"]
+    assert [result.metric_name for result in data.eval_results] == ["Accuracy (%)"]
     for part in (
         'pipeline("image-classification", model="someone/tiny")',
         "AutoImageProcessor, AutoModelForImageClassification",
@@ -37,6 +42,22 @@ def test_the_card_is_that_of_a_classifier(run):
     ):
         assert part in text
     assert "translat" not in text.lower() and "tokenizer" not in text.lower()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_programs_of_a_card_run(channels, tmp_path, monkeypatch, capsys):
+    """A pipeline makes every picture coloured, which a model of one channel refuses."""
+    model = vision_model(num_channels=channels)
+    model.save_pretrained(tmp_path / "model")
+    image_processor(model.config).save_pretrained(tmp_path / "model")
+    Image.new("RGB", (11, 5), "red").save(tmp_path / "picture.png")
+    monkeypatch.chdir(tmp_path)
+    text = render_card(tmp_path / "model", repo_id="me/tiny").replace("me/tiny", str(tmp_path / "model"))
+    with_package, loading, alone = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    use = alone[alone.index("picture = ") :]
+    for program in (with_package, f"from PIL import Image\n{loading}{use}"):
+        exec(program, {})
+        assert "LABEL_" in capsys.readouterr().out
 
 
 def test_what_is_published_is_what_a_user_needs(run):

@@ -54,6 +54,17 @@ def test_bad_value_is_refused_with_field_value_and_choices(fields, words):
         assert word in str(caught.value)
 
 
+def test_an_alpha_that_nothing_reads_is_told(monkeypatch):
+    messages = []
+    monkeypatch.setattr("reluformer.configuration_attention.logger.warning_once", messages.append)
+    ReLUFormerConfig(attention_scaling="length", attention_alpha=0.5), ReLUFormerConfig(attention_alpha=1)
+    assert not messages
+    ReLUFormerConfig(attention_alpha=0.5)
+    assert messages == [
+        "attention_alpha=0.5 has no effect: it belongs to attention_scaling='length', and attention_scaling is 'variance'."
+    ]
+
+
 def test_unknown_preset_and_unknown_field_are_refused():
     with pytest.raises(ValueError, match=r"'relufromer' is unknown; choose one of reluformer, vanilla, sparsemax"):
         ReLUFormerConfig.from_preset("relufromer")

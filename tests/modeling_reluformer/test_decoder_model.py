@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -83,6 +84,16 @@ def test_one_packed_row_beside_a_whole_one():
     found = model(ids, position_ids=positions).logits
     torch.testing.assert_close(found[0, 4:], model(ids[:1, 4:]).logits[0], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(found[1], model(ids[1:]).logits[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("row", [[1, 1, 2, 2, 1], [0, 1, 0, 1, 0], [1, 0, 0, 1, 0], [2, 1, 1, 3, 2]])
+def test_a_number_that_returns_behind_another_one_is_refused(row, kind):
+    """softmax took it: the second run saw the first, and its positions began anew all the same."""
+    segments = torch.tensor([[1, 1, 2, 2, 0], row])
+    model = decoder_model(**KINDS[kind])
+    with pytest.raises(ValueError, match=rf"equal numbers side by side, .*; got {re.escape(str(row))}\. Number every"):
+        model(token_ids(2, 5), segment_ids=segments)
 
 
 @pytest.mark.parametrize("use_cache", [None, True, False])

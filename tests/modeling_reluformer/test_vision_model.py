@@ -61,7 +61,7 @@ def test_the_loss_is_cross_entropy_and_the_regulariser_of_the_weights(pooling):
 def test_the_loss_does_not_depend_on_how_a_batch_is_cut(kind):
     model = vision_model(attention_scaling="variance", regularization_weight=0.5)
     model.config.problem_type = "single_label_classification"
-    labels = classes(4) if kind == "classes" else torch.rand(4, CLASSES)
+    labels = classes(4) if kind == "classes" else torch.rand(4, CLASSES).softmax(-1)
     whole = model(pictures(4), labels=labels).loss
     items = labels.numel()  # as the Trainer counts
     parts = [
@@ -77,6 +77,29 @@ def test_a_picture_that_does_not_count_changes_nothing():
     found, expected = model(pictures(), labels=labels), model(pictures()[[0, 2]], labels=labels[[0, 2]])
     for name in ("loss", "regularization", "attention_sum", "attention_entropy", "dead_row_fraction"):
         torch.testing.assert_close(found[name], expected[name])
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "named"),
+    [
+        ("single", [1.5, -0.5], r"from 0 to 1 .* problem_type='single_label_classification'; got 1\.5\."),
+        ("single", [0.5, float("nan")], r"from 0 to 1 .*; got nan\."),
+        ("single", [0.5, 0.4], r"sum to 1; got a sum of 0\.9.* set problem_type='multi_label_classification'"),
+        ("multi", [0, -1], r"from 0 to 1 .* problem_type='multi_label_classification'; got -1\."),
+        ("single", [0.3, 0.7], None),
+        ("multi", [1, 1], None),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shares_and_truths_that_are_none_are_refused(kind, labels, named, dtype):
+    given = torch.eye(CLASSES)[:3]
+    given[2] = torch.tensor([*labels, 0, 0, 0])
+    model = vision_model(problem_type=f"{kind}_label_classification")
+    if named is None:
+        assert model(pictures(), labels=given.to(dtype)).loss.isfinite()
+        return
+    with pytest.raises(ValueError, match=named):
+        model(pictures(), labels=given.to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +139,7 @@ def test_wrong_calls_say_what_is_wrong(inputs, error, named):
         ({"attention_alpha": 2.5}, r"attention_alpha=2.5 must lie in \[0, 2\]"),
         ({"hidden_dropout_prob": 1.0}, r"\[0, 1\)"),
         ({"attention_dropout": -1.0}, r"attention_probs_dropout_prob=-1.0 must lie in \[0, 1\)"),
+        ({"num_labels": -1}, "num_labels=-1 must be at least 0"),
         ({"num_channels": 0}, "num_channels=0 must be at least 1"),
         ({"pooler_act": "tanhh"}, "tanhh"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0 must be a finite number above 0"),

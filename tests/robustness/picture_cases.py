@@ -174,6 +174,10 @@ classes as floats
 vision(torch.zeros(2, 3, 8, 8), labels=torch.tensor([0.0, 1.0]))
 ValueError: …must be floats of the shape (batch, num_labels) = (2, 5); got torch.float32 (2,). For one class a …
 
+shares of classes that no picture can have
+vision(torch.zeros(1, 3, 8, 8), labels=torch.tensor([[1.5, -0.5, 0.0, 0.0, 0.0]]))
+ValueError: labels of floats must be from 0 to 1 for each class of problem_type='multi_label_classification'; got 1.5.
+
 a list as labels
 vision(torch.zeros(2, 3, 8, 8), labels=[0, 1])
 ValueError: labels must be a tensor, (batch,) or (batch, num_labels); got list.

@@ -6,10 +6,11 @@ import logging
 import datasets
 import pytest
 import torch
-from transformers import AutoTokenizer, MarianConfig, MarianMTModel
+from transformers import AutoConfig, AutoTokenizer, MarianConfig, MarianMTModel
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError
+from reluformer.training.loading import load_model_config
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.translation import Translator
 
@@ -301,6 +302,26 @@ def test_folders_without_a_model_are_refused(tmp_path):
             Translator.from_pretrained(path)
 
 
+def test_a_folder_that_is_not_there_is_told_before_the_hub_is_asked(tmp_path, monkeypatch, caplog):
+    """Offline, huggingface_hub tries five times over half a minute; `owner/name` may well be on the Hub."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    (tmp_path / "models" / "mine" / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}")  # a name without a slash may be one of the Hub's nevertheless
+    asked = []
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda name, **options: asked.append(name))
+    monkeypatch.chdir(tmp_path / "models")
+    for name in ("mine/checkpoint-7", "./mistyped", "runs/mistyped", "a/b/c"):
+        with pytest.raises(UserError, match=f"'{name}': no such folder"):
+            load_model_config(name)
+    assert not asked
+    monkeypatch.chdir(tmp_path)
+    for name in ("nobody/nothing", "nothing", "models/mistyped"):
+        load_model_config(name)
+    assert asked == ["nobody/nothing", "nothing", "models/mistyped"]
+    assert caplog.messages == ["models/mistyped: models/ holds no such folder; looking for it on the Hub"]
+
+
 def test_a_model_that_cannot_be_loaded_is_refused_in_one_line(model, tokenizer, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(UserError, match="holds a bert model, which is no encoder-decoder"):
@@ -311,7 +332,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_one_line(model, tokenizer, 
     ) as caught:  # the library's message has several lines
         Translator.from_pretrained(tmp_path)
     assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="its model cannot be loaded"):
+    with pytest.raises(UserError, match="its model cannot be loaded: no such folder here, and from the Hub: "):
         Translator.from_pretrained("nobody/nothing-of-that-name")  # there is no network in tests
 
 

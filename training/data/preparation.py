@@ -52,7 +52,7 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     for split in (*learned, *evaluated):
         pairs[split], report = load_split(recipe.data, split)
         reports.append(_told(recipe, report))
-    tokenizer = run_tokenizer(recipe, lambda: _train_tokenizer(recipe, pairs["train"]), resume_from)
+    tokenizer = run_tokenizer(recipe, lambda: train_recipe_tokenizer(recipe, pairs["train"]), resume_from)
     if recipe.data.packing is None:
         encoded = _encode(recipe, learned, pairs, tokenizer, reports)
     else:
@@ -121,7 +121,8 @@ def _check_sources(recipe: Recipe, split: str, pairs: datasets.Dataset, tokenize
     encoder.encode(list(pairs["source"]), f"{split} split")
 
 
-def _train_tokenizer(recipe: Recipe, pairs: datasets.Dataset) -> PreTrainedTokenizerBase:
+def train_recipe_tokenizer(recipe: Recipe, pairs: datasets.Dataset) -> PreTrainedTokenizerBase:
+    """A new tokenizer as the recipe wants it, from pairs of text; raises as `train_tokenizer`."""
     wanted, data = recipe.tokenizer, recipe.data
     return train_tokenizer(
         pairs,

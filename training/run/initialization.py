@@ -11,7 +11,6 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoConfig
 
 from reluformer import (
     ReLUFormerConfig,
@@ -23,7 +22,7 @@ from reluformer import (
 )
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration_attention import AttentionConfig
-from reluformer.training.loading import misfit, require_safetensors
+from reluformer.training.loading import load_model_config, misfit, require_safetensors
 
 Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerForImageClassification
 _MODELS = {
@@ -87,7 +86,7 @@ def load_config(path_or_hub_id: str | Path, kind: type[AttentionConfig] = ReLUFo
     Raises:
         UserError: nothing there, or another kind of model; for one that can be converted it names `reluformer convert`.
     """
-    config = load_any_config(path_or_hub_id)
+    config: Any = load_model_config(path_or_hub_id)
     convertible = {
         ReLUFormerConfig: {"marian": "Marian"},
         ReLUFormerDecoderConfig: {"gpt2": "GPT-2", "llama": "Llama"},
@@ -102,18 +101,6 @@ def load_config(path_or_hub_id: str | Path, kind: type[AttentionConfig] = ReLUFo
         wanted = "ReLUFormer" if kind is ReLUFormerConfig else kind.model_type
         raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model; a {wanted} checkpoint is needed")
     return config
-
-
-def load_any_config(path_or_hub_id: str | Path) -> Any:
-    """The configuration of any checkpoint in a folder or on the Hub; its code is never executed.
-
-    Raises:
-        UserError: no such folder or repository, or a configuration that cannot be read.
-    """
-    try:
-        return AutoConfig.from_pretrained(str(path_or_hub_id), trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
-        raise UserError(f"{path_or_hub_id}: its config cannot be loaded: {one_line(error)}") from error
 
 
 def changed_config(config: AttentionConfig, changes: Mapping[str, Any]) -> AttentionConfig:

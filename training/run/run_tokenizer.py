@@ -7,9 +7,10 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe import Recipe
+from reluformer.training.loading import load_tokenizer
 from reluformer.training.run.progress import say
 from reluformer.training.run.resumption import require_same_tokenizer
 
@@ -43,12 +44,12 @@ def run_tokenizer(
 def _found(recipe: Recipe | LanguageRecipe, *, from_run_folder: bool) -> PreTrainedTokenizerBase | None:
     key, path = "tokenizer.path", recipe.tokenizer.path
     if recipe.initialize_from is not None:
-        key, path = "initialize_from: the tokenizer of", recipe.initialize_from
+        key, path = "initialize_from", recipe.initialize_from
     if path is not None:
         try:
-            return AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError, ImportError) as error:
-            raise UserError(f"{key} {path!r} cannot be loaded: {one_line(error)}") from error
+            return load_tokenizer(path)
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from error
     if not from_run_folder:
         return None
     say(recipe, f"tokenizer: the one in {recipe.run_folder}")

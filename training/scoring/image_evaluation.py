@@ -12,11 +12,12 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, default_data_collator
 
 from reluformer.configuration.image_recipe import ImageRecipe
+from reluformer.configuration.scores import IMAGE_SCORES
 from reluformer.configuration.whole_files import write_whole
 from reluformer.configuration_vision import pair
 from reluformer.training.data.image_batches import PixelValues
 from reluformer.training.data.images import load_image_split
-from reluformer.training.image_trainer import TOP, accuracies, hits
+from reluformer.training.image_trainer import accuracies, hits
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import run_record, write_json
 
@@ -33,8 +34,8 @@ def evaluate_image_split(
         command: the command line, for the record; None takes the process' own.
 
     Returns:
-        The run record, `split`, `dataset`, `images`, `accuracy` and `top_5_accuracy` in percent, `device`, `seconds` of
-        classifying, and `images_per_second`.
+        The run record, `split`, `dataset`, `images`, `accuracy` and, of more than 5 classes, `top_5_accuracy` in percent,
+        `device`, `seconds` of classifying, and `images_per_second`.
 
     Raises:
         UserError: files that cannot be used.
@@ -64,7 +65,8 @@ def evaluate_image_split(
         "images_per_second": round(len(pictures) / seconds, 2),
     }
     write_json(folder / f"evaluation.{split}.json", result)
-    say(recipe, f"{split}: accuracy {result['accuracy']:.2f} %, top-{TOP} {result['top_5_accuracy']:.2f} %")
+    told = [f"{score.label} {score.value(result)}" for score in IMAGE_SCORES if score.name in result]
+    say(recipe, f"{split}: {', '.join(told)}")
     return result
 
 
