@@ -147,13 +147,16 @@ def study_costs(
 
 
 def corpus_of(recipe: Mapping[str, Any]) -> str:
-    """What a recipe is trained on: the folder of its files, the name of a data set, or `GENERATED`."""
+    """What a recipe is trained on: the folder of its files, the name of a data set or of its list of packages, or `GENERATED`."""
     data = recipe["data"]
-    if data.get("dataset"):
-        return data["dataset"]["path"]
-    if data.get("train"):
-        files = data["train"]
-        return Path(files.get("source") or files["images"]).parent.as_posix()
+    if packages := (data.get("corpus") or {}).get("packages"):
+        return packages["listed"] or "installed packages"
+    files = data.get("train") or {}
+    if dataset := data.get("dataset") or files.get("dataset"):
+        return dataset["path"]
+    if files:
+        paths = files.get("source") or files.get("images") or files["paths"]
+        return Path(paths[0] if isinstance(paths, list) else paths).parent.as_posix()
     return GENERATED
 
 
