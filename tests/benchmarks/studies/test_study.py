@@ -26,6 +26,7 @@ from reluformer.training.language_training import build_language_config
 from reluformer.training.run.model_building import build_config
 
 BUILDERS = {ImageRecipe: build_image_config, LanguageRecipe: build_language_config}
+RELU_PRESETS = ("reluformer", "normalization_free")
 BASE = {
     "data": {"source_language": "de", "target_language": "en", "demo": {"train": 100}},
     "model": {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32},
@@ -151,7 +152,7 @@ def test_every_row_is_a_recipe_of_a_model_that_exists(size, catalogues, tmp_path
         # ImageNet and CodeParrot have no other
         held_out = "validation" if type(recipe) in BUILDERS and size == "paper" else "test"
         assert held_out in recipe.evaluation.splits or row.name in untranslated
-        if config.attention_activation == "relu" and row.recipe["model"]["preset"] != "relu_vit":
+        if config.attention_activation == "relu" and row.recipe["model"]["preset"] in RELU_PRESETS:
             assert "regularization_weight" in row.recipe["model"], "a default would decide what the row is"
             assert config.attention_scaling != "variance" or "attention_gamma" in row.recipe["model"]
 
