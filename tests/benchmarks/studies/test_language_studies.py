@@ -10,7 +10,7 @@ from benchmarks.studies import plots as study_plots
 from benchmarks.studies import running
 from benchmarks.studies.analysis_commands import analysis_commands
 from benchmarks.studies.claims import judge
-from benchmarks.studies.costs import corpus_of
+from benchmarks.studies.costs import corpus_of, study_costs
 from benchmarks.studies.outcomes import outcomes_of
 from benchmarks.studies.parser import ROWS_FILE, STUDIES_FOLDER, load_rows, load_study, table_of
 from benchmarks.studies.perplexity import perplexity_statistics
@@ -70,7 +70,7 @@ def study(tmp_path):
             text = yaml.safe_dump({**STUDY, "claims": [{"text": "a claim", **claim} for claim in claims], **changes})
             (self.folder / "t0.yaml").write_text(text, encoding="utf-8")
 
-        def give(self, name, seed, nats, **record):
+        def give(self, name, seed, nats, *, seconds=99.0, **record):
             """Writes a result whose ten documents of 100 tokens each lose `nats` a token."""
             row = load_rows("cpu", self.folder).rows[name]
             path = tmp_path / "documents.tsv"
@@ -81,7 +81,8 @@ def study(tmp_path):
                 "key": row.key,
                 "seed": seed,
                 "training": {**RECORD, **record},
-                "training_seconds": 99.0,
+                "training_seconds": seconds,
+                "evaluations": {},
                 "recipe": {"data": DATA},
                 "log_history": LOG,
                 "analyses": {"entropy-share": {"table": SHARES}},
@@ -240,6 +241,21 @@ def test_pictures_have_updates_or_layers_on_their_axis_and_not_the_mean_of_all_l
 )
 def test_the_corpus_of_texts_is_named(data, corpus):
     assert corpus_of({"data": data}) == corpus
+
+
+def test_a_language_model_is_estimated_by_one_of_its_size_on_another_corpus(study, tmp_path):
+    rows = yaml.safe_load((study.folder / ROWS_FILE).read_text(encoding="utf-8"))
+    base = rows["{norms}_{ffn}"]["recipe"]
+    for name, hidden_size, task in (("same", 8, base["task"]), ("wider", 16, base["task"]), ("translation", 8, None)):
+        recipe = {**base, "task": task, "model": {"hidden_size": hidden_size}}
+        rows[name] = {"recipe": {**recipe, "data": {"train": {"paths": "data/elsewhere/train.gz"}}}}
+    base["model"]["hidden_size"] = 8
+    (study.folder / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
+    places = {"runs": tmp_path / "runs", "results": tmp_path / "results", "studies": study.folder}
+    for name, cost in (("same", "~1.0"), ("wider", "not known"), ("translation", "not known")):
+        study.write(rows=[{"row": name, "label": name}], seeds={"cpu": [1]})
+        study.give("free_relu", 1, 2.0, seconds=3600.0)
+        assert str(study_costs("cpu", **places)["t0"].whole) == cost
 
 
 @pytest.fixture
