@@ -246,9 +246,11 @@ def test_the_corpus_of_texts_is_named(data, corpus):
 def test_a_language_model_is_estimated_by_one_of_its_size_on_another_corpus(study, tmp_path):
     rows = yaml.safe_load((study.folder / ROWS_FILE).read_text(encoding="utf-8"))
     base = rows["{norms}_{ffn}"]["recipe"]
-    for name, hidden_size, task in (("same", 8, base["task"]), ("wider", 16, base["task"]), ("translation", 8, None)):
+    translations = [("translation", 8, None, "a"), ("another", 8, None, "b")]
+    models = [("same", 8, base["task"], "a"), ("wider", 16, base["task"], "a"), *translations]
+    for name, hidden_size, task, folder in models:
         recipe = {**base, "task": task, "model": {"hidden_size": hidden_size}}
-        rows[name] = {"recipe": {**recipe, "data": {"train": {"paths": "data/elsewhere/train.gz"}}}}
+        rows[name] = {"recipe": {**recipe, "data": {"train": {"paths": f"data/{folder}/train.gz"}}}}
     base["model"]["hidden_size"] = 8
     (study.folder / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
     places = {"runs": tmp_path / "runs", "results": tmp_path / "results", "studies": study.folder}
@@ -256,6 +258,9 @@ def test_a_language_model_is_estimated_by_one_of_its_size_on_another_corpus(stud
         study.write(rows=[{"row": name, "label": name}], seeds={"cpu": [1]})
         study.give("free_relu", 1, 2.0, seconds=3600.0)
         assert str(study_costs("cpu", **places)["t0"].whole) == cost
+    study.write(rows=[{"row": "another", "label": "another"}])
+    study.give("translation", 1, 2.0)
+    assert str(study_costs("cpu", **places)["t0"].whole) == "not known", "its corpus is another one"
 
 
 @pytest.fixture
