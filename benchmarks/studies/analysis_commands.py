@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
 
 from benchmarks.studies.study import Analysis
-from benchmarks.studies.tasks import Task, analysis_folder
+from benchmarks.studies.tasks import Task, analysis_folder, evaluated_split
+from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe_parser import load_recipe
+from reluformer.training.data.text_sources import split_documents
+from reluformer.training.run.run_folder import RECIPE_FILE
 from reluformer.training.scoring.evaluation import read_translations
 
 
 def analysis_commands(task: Task, wanted: Sequence[str]) -> list[list[str]]:
     """The commands that make the wanted analyses of a row: one for all that read the same text with the same options.
 
-    The text, the test split or its beginning, is written first.
+    The text, the test split or its beginning, is written first; for a language model, its documents one below the other.
 
     Raises:
-        UserError: the run has no translations of the test split, which is where the text is taken from.
+        UserError: the run has no translations of the test split, which is where the text is taken from, or, of a language model,
+            has evaluated no split.
     """
 
     def same(analysis: Analysis) -> tuple[int, list[str]]:
@@ -26,18 +31,36 @@ def analysis_commands(task: Task, wanted: Sequence[str]) -> list[list[str]]:
     analyses = sorted((analysis for analysis in task.row.analyses if analysis.what in wanted), key=same)
     commands = []
     for (lines, options), group in groupby(analyses, key=same):
-        source, target = _write_texts(task, lines or None)
+        folder = analysis_folder(task) / f"text-{lines or 'all'}"
         names = [analysis.what for analysis in group]
-        files = ["--model", str(task.run_folder), "--text", str(source), "--target-text", str(target)]
+        files = ["--model", str(task.run_folder), *_write_texts(task, lines or None, folder)]
         commands.append(["analyze", "--what", *names, *files, "--output", str(analysis_folder(task)), *options])
     return commands
 
 
-def _write_texts(task: Task, lines: int | None) -> tuple[Path, Path]:
+def _write_texts(task: Task, lines: int | None, folder: Path) -> list[str]:
+    """Writes the text; the options that name it."""
+    if (task.row.recipe or {}).get("task") == "language_modeling":
+        return ["--text", _written(folder / "text.txt", _document_lines(task, lines))]
     rows = read_translations(task.run_folder / "translations.test.tsv")[:lines]
-    folder = analysis_folder(task) / f"text-{lines or 'all'}"
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = folder / "source.txt", folder / "target.txt"
-    for path, column in zip(paths, (0, 2), strict=True):
-        path.write_text("".join(f"{row[column]}\n" for row in rows), encoding="utf-8", newline="\n")
-    return paths
+    source, target = (
+        _written(folder / f"{name}.txt", (row[column] for row in rows))
+        for name, column in (("source", 0), ("target", 2))
+    )
+    return ["--text", source, "--target-text", target]
+
+
+def _document_lines(task: Task, lines: int | None) -> Iterator[str]:
+    split = evaluated_split(task.run_folder, "documents")
+    if split is None:
+        raise UserError(
+            f"{task.run_folder}: has evaluated no split whose text could be analysed; give evaluation.splits one"
+        )
+    documents = split_documents(load_recipe(task.run_folder / RECIPE_FILE).data, split).read()
+    return islice((line for document in documents for line in (document.text or "").split("\n")), lines)
+
+
+def _written(path: Path, lines: Iterable[str]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+    return str(path)

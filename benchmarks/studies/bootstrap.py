@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.studies.accuracy import accuracy_of, accuracy_rows
 from benchmarks.studies.bleu import bleu_of, bleu_rows
+from benchmarks.studies.perplexity import perplexity_of, perplexity_rows
 
 SAMPLES = 1000
 SEED = 12345  # sacreBLEU's
@@ -20,18 +21,20 @@ class Statistic:
     """A score that is compared by a paired bootstrap; a result holds its statistics under the score's name.
 
     label: in words. unit: of a difference. rows: statistics → what each item of the test set adds, (items, columns).
-    score: sum of some of the rows, (columns,) → the score.
+    score: sum of some of the rows, (columns,) → the score. lower_is_better: as of a loss.
     """
 
     label: str
     unit: str
     rows: Callable[[Mapping[str, Any]], np.ndarray]
     score: Callable[[np.ndarray], float]
+    lower_is_better: bool = False
 
 
 STATISTICS = {
     "bleu": Statistic("BLEU", "BLEU", bleu_rows, bleu_of),
     "accuracy": Statistic("accuracy", "points", accuracy_rows, accuracy_of),
+    "perplexity": Statistic("perplexity", "perplexity", perplexity_rows, perplexity_of, lower_is_better=True),
 }
 
 

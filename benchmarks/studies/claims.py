@@ -9,7 +9,7 @@ from string import Formatter
 from typing import Any
 
 from benchmarks.studies.bootstrap import STATISTICS, comparable, paired_bootstrap
-from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, value
+from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, has_diverged, value
 from benchmarks.studies.parser import row_of_line
 from benchmarks.studies.study import Claim, Figure, Study
 from benchmarks.studies.tasks import spent
@@ -17,7 +17,7 @@ from reluformer.configuration.errors import UserError
 
 AGREES, DISAGREES, NOT_COMPARABLE, PENDING = "agrees", "disagrees", "not comparable", "pending"
 SIGNIFICANT = 0.05
-BLEU, ACCURACY = "bleu.score", "accuracy.score"
+BLEU, ACCURACY, PERPLEXITY = "bleu.score", "accuracy.score", "perplexity.score"
 # The paths of figures that are compared by a paired bootstrap.
 _PAIRED = {f"{name}.score": name for name in STATISTICS}
 # "Does not converge": a loss that is not finite, or a BLEU below the first while the softmax twin's is above the second.
@@ -77,13 +77,14 @@ def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Verdi
     chosen = [outcomes[name] for name in names]
     if not claim.diverges and _figure(claim, study).file is not None:
         return Verdict(claim.text, *_judge_file(claim, study, chosen))
-    for name, outcome in zip(names, chosen, strict=True):
+    needed = {outcome.entry.name: outcome for outcome in (*chosen, *_compared(claim, study, chosen))}
+    for name, outcome in needed.items():
         if outcome.status != RUN:
             word = NOT_COMPARABLE if outcome.status == NOT_HERE else PENDING
             return Verdict(claim.text, word, f"{name}: {outcome.why}")
-    seeds = [seed for seed in chosen[0].results if all(seed in outcome.results for outcome in chosen)]
+    seeds = [seed for seed in chosen[0].results if all(seed in outcome.results for outcome in needed.values())]
     if not seeds:
-        return Verdict(claim.text, PENDING, f"{' and '.join(names)} have no seed in common")
+        return Verdict(claim.text, PENDING, f"{' and '.join(needed)} have no seed in common")
     single = [_judge_seed(claim, study, chosen, seed) for seed in seeds]
     words = {word for word, _ in single}
     verdict = words.pop() if len(words) == 1 else NOT_COMPARABLE
@@ -101,10 +102,16 @@ def _figure(claim: Claim, study: Study) -> Figure:
     return study.figures[claim.figure]
 
 
+def _compared(claim: Claim, study: Study, chosen: list[Outcome]) -> list[Outcome]:
+    """The rows that the figure of a claim compares those of the claim with, where it does."""
+    others = [] if claim.diverges else [compared_with(_figure(claim, study), outcome) for outcome in chosen]
+    return [other for other in others if other is not None]
+
+
 def _judge_file(claim: Claim, study: Study, chosen: list[Outcome]) -> tuple[str, str]:
     """A claim of a figure that another benchmark has measured, without any training."""
     figure = _figure(claim, study)
-    values = [value(figure, outcome.entry, {}) for outcome in chosen]
+    values = [value(figure, outcome) for outcome in chosen]
     return (PENDING, f"{figure.file} does not hold it") if None in values else _compare(claim, values, figure.digits)
 
 
@@ -129,13 +136,17 @@ def _judge_seed(claim: Claim, study: Study, chosen: list[Outcome], seed: int) ->
     if claim.diverges:
         return _convergence(*results)
     figure = _figure(claim, study)
-    diverged = [bool((result.get("training") or {}).get("diverged")) for result in results]
+    others = _compared(claim, study, chosen)
+    if any(has_diverged(outcome.results[seed]) for outcome in others):
+        return NOT_COMPARABLE, "what it is compared with does not converge"
+    diverged = [has_diverged(result) for result in results]
     if any(diverged):
-        return _with_diverged(claim, diverged, is_score=figure.path in _PAIRED)
-    values = [value(figure, outcome.entry, result) for outcome, result in zip(chosen, results, strict=True)]
+        return _with_diverged(claim, diverged, None if figure.relative_to else _PAIRED.get(figure.path))
+    values = [value(figure, outcome, seed) for outcome in chosen]
     if None in values:
         return PENDING, f"{figure.label} was not measured"
-    updates = [spent(result)[0] for result in results if "training" in result]
+    of_all = [*results, *(outcome.results[seed] for outcome in others)]
+    updates = [spent(result)[0] for result in of_all if "training" in result]
     if len(set(updates)) > 1:
         return NOT_COMPARABLE, f"trained for {' and '.join(f'{number:,}' for number in updates)} updates"
     if len(values) > 2:  # equal: so are all, if the highest and the lowest are
@@ -160,7 +171,7 @@ def _judge_best(claim: Claim, study: Study, chosen: list[Outcome], seed: int) ->
 def _compare_two(
     claim: Claim, figure: Figure, results: list[Mapping[str, Any]], values: list[float]
 ) -> tuple[str, str]:
-    if figure.path in _PAIRED and not claim.row:
+    if figure.path in _PAIRED and not claim.row and not figure.relative_to:
         return _compare_paired(claim, _PAIRED[figure.path], *results)
     return _compare(claim, values, figure.digits)
 
@@ -177,13 +188,14 @@ def _convergence(result: Mapping[str, Any], twin: Mapping[str, Any]) -> tuple[st
     return NOT_COMPARABLE, f"{figures}: neither has learned the task"
 
 
-def _with_diverged(claim: Claim, diverged: list[bool], is_score: bool) -> tuple[str, str]:
-    """A row that does not converge has the lowest score, and is the equal of none; of its other figures it says nothing."""
+def _with_diverged(claim: Claim, diverged: list[bool], score: str | None) -> tuple[str, str]:
+    """A row that does not converge has the worst score, and is the equal of none; of its other figures it says nothing."""
     names = _rows_of(claim)
     text = " and ".join(name for name, gone in zip(names, diverged, strict=True) if gone) + " does not converge"
-    if not is_score or all(diverged):
+    if score is None or all(diverged):
         return NOT_COMPARABLE, text
-    return (AGREES if claim.lower and diverged[1] else DISAGREES), text
+    worst = 0 if STATISTICS[score].lower_is_better else 1
+    return (AGREES if claim.lower and diverged[worst] else DISAGREES), text
 
 
 def _compare_paired(claim: Claim, name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, str]:

@@ -2,7 +2,8 @@
 
 The cost of a training is what its result recorded: seconds of training, validation and evaluation, times the threads. A
 training that has not run is estimated by its updates, or epochs, and the seconds that one took in rows like it: in its own
-family, or else on the same corpus at the same length. Preparing data and analyses take minutes more, and are not in the results.
+family, or else on the same corpus at the same length, or of language models of the same size. Preparing data and analyses take
+minutes more, and are not in the results.
 """
 
 from __future__ import annotations
@@ -147,13 +148,16 @@ def study_costs(
 
 
 def corpus_of(recipe: Mapping[str, Any]) -> str:
-    """What a recipe is trained on: the folder of its files, the name of a data set, or `GENERATED`."""
+    """What a recipe is trained on: the folder of its files, the name of a data set or of its list of packages, or `GENERATED`."""
     data = recipe["data"]
-    if data.get("dataset"):
-        return data["dataset"]["path"]
-    if data.get("train"):
-        files = data["train"]
-        return Path(files.get("source") or files["images"]).parent.as_posix()
+    if packages := (data.get("corpus") or {}).get("packages"):
+        return packages["listed"] or "installed packages"
+    files = data.get("train") or {}
+    if dataset := data.get("dataset") or files.get("dataset"):
+        return dataset["path"]
+    if files:
+        paths = files.get("source") or files.get("images") or files["paths"]
+        return Path(paths[0] if isinstance(paths, list) else paths).parent.as_posix()
     return GENERATED
 
 
@@ -224,8 +228,13 @@ def _with_starts(tasks: Iterable[Task]) -> Iterator[Task]:
 
 def _kinds(row: Row) -> list[tuple[str, ...]]:
     """What rows that take about as long an update have in common, the nearest first."""
-    length = row.recipe["data"].get("max_length"), row.recipe.get("model", {}).get("patch_size")
-    return [("family", row.family), ("data", corpus_of(row.recipe), *map(str, length), _unit(row))]
+    task, model, unit = str(row.recipe.get("task")), row.recipe.get("model", {}), _unit(row)
+    length = str(row.recipe["data"].get("max_length"))
+    kinds = [("family", row.family), ("data", corpus_of(row.recipe), task, length, str(model.get("patch_size")), unit)]
+    if task == "language_modeling":  # whatever the corpus, an update has as many tokens
+        batch = row.recipe["training"].get("per_device_train_batch_size")
+        kinds.append((task, length, *map(str, (batch, model.get("hidden_size"), model.get("num_hidden_layers"))), unit))
+    return kinds
 
 
 def _unit(row: Row) -> str:

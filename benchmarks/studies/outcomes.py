@@ -30,6 +30,7 @@ class Outcome:
         results: by seed, those that count as evidence.
         below: by seed, those that are below the budget.
         tasks: by seed.
+        beside: all rows of the table, by name, itself among them.
     """
 
     entry: TableRow
@@ -38,6 +39,12 @@ class Outcome:
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
     below: dict[int, dict[str, Any]] = field(default_factory=dict)
     tasks: dict[int, Task] = field(default_factory=dict)
+    beside: Mapping[str, Outcome] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def shown(self) -> dict[int, dict[str, Any]]:
+        """Results by seed: those that are evidence, or else those below the budget."""
+        return self.results or self.below
 
 
 def at_size(study: Study, size: str) -> Study:
@@ -52,7 +59,10 @@ def at_size(study: Study, size: str) -> Study:
 def outcomes_of(study: Study, catalogue: Catalogue, places: Places) -> dict[str, Outcome]:
     """Every row of the study's table, by the name the study uses."""
     budget = study.budget.get(catalogue.size)
-    return {entry.name: _outcome(entry, budget, places) for entry in table_of(study, catalogue)}
+    outcomes = {entry.name: _outcome(entry, budget, places) for entry in table_of(study, catalogue)}
+    for outcome in outcomes.values():
+        outcome.beside = outcomes
+    return outcomes
 
 
 def _outcome(entry: TableRow, budget: Budget | None, places: Places) -> Outcome:
@@ -100,17 +110,47 @@ def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:
     return None
 
 
-def value(figure: Figure, entry: TableRow, result: Mapping[str, Any]) -> float | None:
+def has_diverged(result: Mapping[str, Any]) -> bool:
+    """Whether the training of a result did not converge."""
+    return bool((result.get("training") or {}).get("diverged"))
+
+
+def value(figure: Figure, outcome: Outcome, seed: int | None = None) -> float | None:
     """A figure of a row's result, or of the file that holds it instead of results; None where there is none.
+
+    Args:
+        figure: of the study.
+        outcome: of the row.
+        seed: of the result; a file has one figure for all of them.
 
     Raises:
         UserError: a path that is none.
     """
-    content: Any = result
+    if figure.relative_to:
+        return _relative(figure, outcome, seed)
+    content: Any = outcome.shown.get(seed)
     if figure.file is not None:
         file = Path(figure.file)
         content = read_json(file) if file.is_file() else {}
-    path = figure.path.replace("{row}", figure.names.get(entry.name, entry.name))
+    name = outcome.entry.name
+    return _figure(figure, content or {}, figure.path.replace("{row}", figure.names.get(name, name)))
+
+
+def compared_with(figure: Figure, outcome: Outcome) -> Outcome | None:
+    """The row that a relative figure of another one is compared with; None where there is none."""
+    return outcome.beside.get(figure.relative_to.get(outcome.entry.name, ""))
+
+
+def _relative(figure: Figure, outcome: Outcome, seed: int | None) -> float | None:
+    other, itself = compared_with(figure, outcome), dataclasses.replace(figure, relative_to={})
+    # What is evidence is compared with evidence alone.
+    if other is None or (seed in outcome.results and seed not in other.results):
+        return None
+    values = [value(itself, each, seed) for each in (outcome, other)]
+    return None if None in values or not values[1] else 100 * (values[0] / values[1] - 1)
+
+
+def _figure(figure: Figure, content: Mapping[str, Any], path: str) -> float | None:
     if path.startswith("log."):
         found = last_figure(content.get("log_history", []), path.removeprefix("log."))
     else:

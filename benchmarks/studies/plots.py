@@ -101,7 +101,7 @@ def _finish(axes: Axes, plot: Plot, study: Study, places: list[float]) -> None:
     if plot.x_max is not None:
         axes.set_xlim(0, plot.x_max)
     axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(plot.y.replace("_", " ") if plot.table else study.figures[plot.y].label)
+    axes.set_ylabel(plot.y_label or (plot.y.replace("_", " ") if plot.table else study.figures[plot.y].label))
     axes.set_title(plot.title, fontsize=11)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -126,7 +126,7 @@ def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]
         row = outcome.entry.row
         if row is None or own_name != row_of_line(name, row.values):
             continue
-        points = [point for result in outcome.results.values() for point in _of_result(plot, study, outcome, result)]
+        points = [point for seed in outcome.results for point in _of_seed(plot, study, outcome, seed)]
         if plot.table is None and points:  # of all seeds, a figure on the axis is the mean
             points = [(_mean([x for x, _ in points]), y) for _, y in points]
         for x, y in points:
@@ -148,16 +148,17 @@ def _level(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome])
     if name not in outcomes:
         return []
     outcome = outcomes[name]
-    figures = [value(study.figures[plot.y], outcome.entry, result) for result in outcome.results.values()]
+    figures = [value(study.figures[plot.y], outcome, seed) for seed in outcome.results]
     return [figure for figure in figures if figure is not None]
 
 
-def _of_result(plot: Plot, study: Study, outcome: Outcome, result: Mapping) -> Points:
+def _of_seed(plot: Plot, study: Study, outcome: Outcome, seed: int) -> Points:
     if plot.table is not None:
-        rows = select(result, plot.table) or []
-        points = [(float(row[plot.x]), float(row[plot.y])) for row in rows if row.get(plot.y) is not None]
+        rows = select(outcome.results[seed], plot.table) or []
+        places = [row for row in rows if isinstance(row.get(plot.x), (int, float)) and row.get(plot.y) is not None]
+        points = [(float(row[plot.x]), float(row[plot.y])) for row in places]
         return [point for point in points if plot.x_max is None or point[0] <= plot.x_max]
-    y = value(study.figures[plot.y], outcome.entry, result)
+    y = value(study.figures[plot.y], outcome, seed)
     is_measured = plot.x in study.figures
-    x = value(study.figures[plot.x], outcome.entry, result) if is_measured else outcome.entry.row.values.get(plot.x)
+    x = value(study.figures[plot.x], outcome, seed) if is_measured else outcome.entry.row.values.get(plot.x)
     return [] if y is None or x is None else [(float(x), y)]

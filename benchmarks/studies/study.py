@@ -20,7 +20,7 @@ class Analysis:
 
     Args:
         what: as in `reluformer analyze --what`; also names the figures: `analyses.<what>.…`.
-        lines: test pairs that are analysed, from the first; null takes all.
+        lines: test pairs that are analysed, from the first; of a language model, lines of its test documents; null takes all.
         options: further options of the command.
         pictures: which of the pictures it draws are kept beside the result; names as in a file search (`*.layer1.png`).
     """
@@ -88,6 +88,8 @@ class Figure:
         file: a JSON file of another benchmark, from the current directory, that holds the figure instead. It is there
             whether the row was trained or not, and once, whatever the seeds.
         names: what that file calls a row, where it is not the row's name; `{row}` stands for it in the path.
+        relative_to: by row's name, the row of the study whose figure it is compared with: the figure is then by how many percent
+            it is above that one, with the same seed. Rows that are not named have none.
         sizes: where the figure, and what is claimed of it, is shown.
     """
 
@@ -97,6 +99,7 @@ class Figure:
     factor: float = 1.0
     file: str | None = None
     names: dict[str, str] = field(default_factory=dict)
+    relative_to: dict[str, str] = field(default_factory=dict)
     sizes: list[Size] = field(default_factory=lambda: list(SIZES))
 
 
@@ -125,11 +128,11 @@ class Claim:
 
     Exactly one kind:
 
-    - `higher` and `lower`: names of rows; `figure` of the first is above that of the second by more than `margin`. For BLEU and
-      accuracy the difference must also be significant (paired bootstrap, p < 0.05) to count at all.
+    - `higher` and `lower`: names of rows; `figure` of the first is above that of the second by more than `margin`. For BLEU,
+      accuracy and perplexity the difference must also be significant (paired bootstrap, p < 0.05) to count at all.
     - `best` and `among`: the same of one row and each of several others.
-    - `equal`: names of two rows or more, whose `figure` differs by at most `margin`; for BLEU and accuracy, too, it is the
-      point difference.
+    - `equal`: names of two rows or more, whose `figure` differs by at most `margin`; for BLEU, accuracy and perplexity, too, it
+      is the point difference.
     - `diverges`: a row that does not converge (`twin` names its softmax twin).
     - `row` with `above`, `below` or both: `figure` of one row against numbers.
 
@@ -169,7 +172,9 @@ class Plot:
         lines: families, or rows, by their label in the legend.
         levels: rows that have no place on the axis, by label: a dashed line across at their figure. Not with `table`.
         activations: whose colour a line or a level has, by label (`reluformer.analysis.colors`); one without has its own.
-        table: path of a table in a row's result, as in [`Figure`]; without a last name, all its rows that fit.
+        table: path of a table in a row's result, as in [`Figure`]; without a last name, all its rows that fit but those
+            whose `x` is no number, such as the layer `all`.
+        y_label: of the other axis, instead of the name of `y`.
         point: written beside each point; `{name}` stands for its row's values. Not with `table`.
         log_x: a logarithmic axis.
         x_max: the axis ends here.
@@ -184,6 +189,7 @@ class Plot:
     levels: dict[str, str] = field(default_factory=dict)
     activations: dict[str, str] = field(default_factory=dict)
     table: str | None = None
+    y_label: str | None = None
     point: str | None = None
     log_x: bool = True
     x_max: float | None = None

@@ -12,6 +12,7 @@ from benchmarks.studies.accuracy import accuracy_statistics
 from benchmarks.studies.bleu import bleu_statistics
 from benchmarks.studies.collection import collect, cpu_seconds, read_json, training_seconds
 from benchmarks.studies.parser import Row, recipe_of
+from benchmarks.studies.perplexity import perplexity_statistics
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.splits import EVALUATED_SPLITS
 from reluformer.training.averaging import checkpoint_folders
@@ -146,14 +147,21 @@ def write_result(task: Task, command: str) -> Path:
 
 
 def _scores(folder: Path, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The statistics that other runs are compared with: `bleu` or `accuracy`, None where nothing was evaluated."""
-    if recipe.get("task") != "image_classification":
-        translations = folder / "translations.test.tsv"
-        return {"bleu": bleu_statistics(translations, recipe) if translations.is_file() else None}
-    for split in reversed(EVALUATED_SPLITS):
-        if (predictions := folder / f"predictions.{split}.tsv").is_file():
-            return {"accuracy": accuracy_statistics(predictions, split)}
-    return {"accuracy": None}
+    """The statistics that other runs are compared with: `bleu`, `accuracy` or `perplexity`, None where nothing was evaluated."""
+    task = recipe.get("task")
+    if task == "image_classification":
+        split = evaluated_split(folder, "predictions")
+        return {"accuracy": split and accuracy_statistics(folder / f"predictions.{split}.tsv", split)}
+    if task == "language_modeling":
+        split, context = evaluated_split(folder, "documents"), recipe["data"]["max_length"]
+        return {"perplexity": split and perplexity_statistics(folder / f"documents.{split}.tsv", split, context)}
+    translations = folder / "translations.test.tsv"
+    return {"bleu": bleu_statistics(translations, recipe) if translations.is_file() else None}
+
+
+def evaluated_split(folder: Path, name: str) -> str | None:
+    """The last split of which a run folder holds `<name>.<split>.tsv`: `test` before `validation`; None if there is none."""
+    return next((split for split in reversed(EVALUATED_SPLITS) if (folder / f"{name}.{split}.tsv").is_file()), None)
 
 
 def _start(start: Task) -> dict[str, Any]:

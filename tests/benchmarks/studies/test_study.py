@@ -19,10 +19,14 @@ from benchmarks.studies.parser import (
 from benchmarks.studies.study import SIZES, Study, StudyRow
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.image_recipe import ImageRecipe
+from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.image_training import build_image_config
+from reluformer.training.language_training import build_language_config
 from reluformer.training.run.model_building import build_config
 
+BUILDERS = {ImageRecipe: build_image_config, LanguageRecipe: build_language_config}
+RELU_PRESETS = ("reluformer", "normalization_free")
 BASE = {
     "data": {"source_language": "de", "target_language": "en", "demo": {"train": 100}},
     "model": {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32},
@@ -143,13 +147,12 @@ def test_every_row_is_a_recipe_of_a_model_that_exists(size, catalogues, tmp_path
             content["training"]["bf16"] = False
         path.write_text(yaml.safe_dump(content), encoding="utf-8")
         recipe = load_recipe(path)
-        config = (build_image_config if isinstance(recipe, ImageRecipe) else build_config)(recipe)
+        config = BUILDERS.get(type(recipe), build_config)(recipe)
         assert (recipe.name, recipe.training.seed, recipe.on_divergence) == (row.name, 3, "record")
-        held_out = (
-            "validation" if isinstance(recipe, ImageRecipe) and size == "paper" else "test"
-        )  # ImageNet has no other
+        # ImageNet and CodeParrot have no other
+        held_out = "validation" if type(recipe) in BUILDERS and size == "paper" else "test"
         assert held_out in recipe.evaluation.splits or row.name in untranslated
-        if config.attention_activation == "relu" and row.recipe["model"]["preset"] == "reluformer":
+        if config.attention_activation == "relu" and row.recipe["model"]["preset"] in RELU_PRESETS:
             assert "regularization_weight" in row.recipe["model"], "a default would decide what the row is"
             assert config.attention_scaling != "variance" or "attention_gamma" in row.recipe["model"]
 
