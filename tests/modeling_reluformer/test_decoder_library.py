@@ -3,9 +3,6 @@
 import copy
 import json
 import shutil
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
@@ -26,6 +23,7 @@ from reluformer import ReLUFormerDecoderModel, ReLUFormerForCausalLM
 from .decoder_cases import VOCABULARY, decoder_config, decoder_model, token_ids
 from .padded_batches import mask_of, padded
 from .test_decoder_model import KINDS
+from .without_package import run_without_package
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
@@ -46,14 +44,6 @@ def test_saved_equals_loaded(kind, tmp_path):
 
 
 LOAD = """
-    import json, sys
-
-    class Missing:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] in ("reluformer", "triton", "entmax"):
-                raise ModuleNotFoundError(name)
-
-    sys.meta_path.insert(0, Missing())
     import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
@@ -76,15 +66,8 @@ def test_what_is_saved_loads_without_the_package(tmp_path):
         "stacks_reluformer.py",
         "modeling_vision.py",
     }
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LOAD), str(tmp_path / "model"), json.dumps(token_ids().tolist())],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    name, tokens = json.loads(result.stdout.splitlines()[-1])
+    place, ids = str(tmp_path / "model"), json.dumps(token_ids().tolist())
+    name, tokens = run_without_package(LOAD, place, ids, folder=tmp_path)
     assert name == "ReLUFormerDecoderModel"
     assert tokens == model.generate(token_ids(), max_new_tokens=6, do_sample=False).tolist()
 
