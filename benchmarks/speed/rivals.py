@@ -65,5 +65,5 @@ def rival_table(
 
 
 def _figures(cell: Mapping[str, Any], speeds: str, pairs: list[tuple[str, str]]) -> Iterator[str]:
-    yield from (f"{value:,.4g}" for value in cell[speeds].values())
+    yield from (f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in cell[speeds].values())
     yield from (spread(cell["speedups"][name][rival]) for name, rival in pairs)

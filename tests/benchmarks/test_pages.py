@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-PAGES = ["speed.vision_tables", "speed.export_tables", "scaling.tables"]
+PAGES = ["speed.vision_tables", "speed.export_tables", "speed.decoder_tables", "scaling.tables"]
 
 
 @pytest.mark.parametrize("tables", PAGES)
