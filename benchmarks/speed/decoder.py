@@ -40,7 +40,7 @@ TASKS, LIBRARIES, DTYPES = ("training", "prefill", "generation"), (GPT2, LLAMA),
 CONTEXTS, QUICK_CONTEXTS = (128, 1024, 4096), (16,)
 BATCH_TOKENS = 4096  # of an update, as in the recipe
 NEW_TOKENS, QUICK_NEW_TOKENS = 32, 3
-MEMORY_LENGTHS, QUICK_MEMORY_LENGTHS = (2048, 16384), (64,)
+MEMORY_LENGTHS, QUICK_MEMORY_LENGTHS = (1024, 16384), (64,)
 
 
 @dataclass(frozen=True)

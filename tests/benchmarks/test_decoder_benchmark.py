@@ -55,7 +55,7 @@ def test_the_plan_has_every_context_once(decoder):
     assert len(cells) == len(set(cells)) == 3 * 2 * 2 * 3
     assert {cell.context * (decoder.BATCH_TOKENS // cell.context) for cell in cells} == {decoder.BATCH_TOKENS}
     memory = list(decoder.memory_cells())
-    assert {cell["length"] for cell in memory} == {2048, 16384} and len({cell["contender"] for cell in memory}) == 3
+    assert {cell["length"] for cell in memory} == {1024, 16384} and len({cell["contender"] for cell in memory}) == 3
 
 
 @pytest.mark.parametrize("library", ["GPT2LMHeadModel", "LlamaForCausalLM"])
@@ -111,5 +111,10 @@ def test_the_memory_of_a_decoder_has_the_regulariser_and_no_queries_by_keys(prog
         with step.QueriesByKeys(600) as seen:
             step.decoder_step(contender, 0)(600)()
         assert not seen.shapes, contender
+    assert program("speed.decoder").MEMORY_LENGTHS[0] <= step.LONGEST_INSPECTED
+    assert program("speed.decoder").MEMORY_LENGTHS[0] not in (
+        step.DECODER["hidden_size"],
+        4 * step.DECODER["hidden_size"],
+    )
     weights = [fields.get("regularization_weight") for fields in step.DECODER_CONTENDERS.values()]
     assert weights == [0.01, 0.0, None]
