@@ -6,13 +6,11 @@ import shutil
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
-    PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
     pipeline,
@@ -20,7 +18,15 @@ from transformers import (
 
 from reluformer import ReLUFormerDecoderModel, ReLUFormerForCausalLM
 
-from .decoder_cases import VOCABULARY, decoder_config, decoder_model, token_ids
+from .decoder_cases import (
+    VOCABULARY,
+    Counting,
+    decoder_config,
+    decoder_model,
+    padded_collator,
+    token_ids,
+    word_tokenizer,
+)
 from .padded_batches import mask_of, padded
 from .test_decoder_model import KINDS
 from .without_package import run_without_package
@@ -186,17 +192,6 @@ def test_resizing_the_vocabulary(tied, tmp_path):
     torch.testing.assert_close(found.loss, loaded(token_ids(), labels=token_ids()).loss)
 
 
-class Counting(torch.utils.data.Dataset):
-    """Sequences of unequal lengths in which each token is the last one plus one."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> dict:
-        ids = [3 + (index + place) % 20 for place in range(6 + index % 4)]
-        return {"input_ids": ids, "labels": ids}
-
-
 def trained(tmp_path, collator=None, batch_size: int = 16, **options):
     torch.manual_seed(0)
     options = {
@@ -215,16 +210,6 @@ def trained(tmp_path, collator=None, batch_size: int = 16, **options):
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     return trainer, before
-
-
-def padded_collator(rows: list[dict]) -> dict:
-    longest = max(len(row["input_ids"]) for row in rows)
-
-    def padded_to(value: int, name: str) -> torch.Tensor:
-        return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows])
-
-    ids = padded_to(0, "input_ids")
-    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": padded_to(-100, "labels")}
 
 
 def test_a_plain_trainer_learns_and_generates(tmp_path):
@@ -251,12 +236,7 @@ def test_other_ways_to_batch_train_the_same_model(tmp_path, collator, options):
 
 
 def test_a_pipeline_continues_text(tmp_path):
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{index}": index for index in range(3, VOCABULARY)}}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
-    )
+    tokenizer = word_tokenizer()
     model = decoder_model(**KINDS["llama"])
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
