@@ -62,6 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.disable_progress_bar()  # of loading the weights that are converted
     record = begin(options)
     start = time.perf_counter()
+    # first, since a child that fails ends the program
+    memory = [measure_memory(cell, options) for cell in tqdm(list(memory_cells(options.quick)), desc="memory")]
     cells = [measure(cell, options) for cell in tqdm(list(all_cells(options.quick)), desc="decoder", unit="cell")]
     settings = {
         "budget": options.budget,
@@ -71,7 +73,6 @@ def main(arguments: list[str] | None = None) -> int:
         "optimizer": "AdamW, fused",
         "memory": {**memory_step.DECODER, "method": METHOD, "timeout_seconds": options.timeout},
     }
-    memory = [measure_memory(cell, options) for cell in tqdm(list(memory_cells(options.quick)), desc="memory")]
     result = {**record, "settings": settings, "seconds": time.perf_counter() - start, "cells": cells, "memory": memory}
     print(write_json(options.output, result))
     return 0
