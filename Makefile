@@ -50,8 +50,8 @@ test-peer: .venv/all .venv/links
 test-oldest: .venv-oldest/dev
 	.venv-oldest/bin/python -m pytest -rfEs
 
-# Speed and memory of the attention and of whole models, on this machine alone: about 30 minutes on two idle cores. Writes
-# benchmarks/results/, benchmarks/ATTENTION.md and benchmarks/VISION.md. All of it with the allocator as it comes; benchmarks/NOTES.md says what glibc's
+# Speed and memory of the attention and of whole models, on this machine alone: about 40 minutes on two idle cores. Writes
+# benchmarks/results/, benchmarks/ATTENTION.md, VISION.md and DECODER.md. All of it with the allocator as it comes; benchmarks/NOTES.md says what glibc's
 # variables give. speed/gpu.py measures nothing without a CUDA device.
 bench: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.attention
@@ -61,9 +61,11 @@ bench: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.generation
 	$(BIN)/python -m benchmarks.speed.compiled_step
 	$(BIN)/python -m benchmarks.speed.vision
+	$(BIN)/python -m benchmarks.speed.decoder
 	$(BIN)/python -m benchmarks.speed.gpu
 	$(BIN)/python -m benchmarks.speed.attention_tables
 	$(BIN)/python -m benchmarks.speed.vision_tables
+	$(BIN)/python -m benchmarks.speed.decoder_tables
 
 # Every study of the paper, so small that it means nothing: does all of it run?
 studies-smoke: .venv/all .venv/links

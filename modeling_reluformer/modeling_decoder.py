@@ -37,7 +37,10 @@ class ReLUFormerDecoderPreTrainedModel(AttentionPreTrainedModel):
     _no_split_modules = ["ReLUFormerCausalLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _can_record_outputs = {"hidden_states": ReLUFormerCausalLayer, "attentions": ReLUFormerAttention}
-    _instead_of_smoothing = " and set config.label_smoothing instead"
+    _instead_of_smoothing = (
+        " and set config.label_smoothing instead. TRL's SFTTrainer does it, too: give a subclass of it "
+        "`compute_loss = Trainer.compute_loss`"
+    )
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -83,6 +86,8 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         if unknown := kwargs.keys() - TransformersKwargs.__annotations__.keys():
             raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}; leave it out.")
         self._refuse_output_attentions(kwargs)
+        if self.training and statistics == "none" and past_key_values is None:
+            self._warn_about_missing_labels()  # here: TRL's SFTTrainer calls this model alone
         inputs_embeds = self._embed(input_ids, inputs_embeds, "")
         if segment_ids is None:
             # before a cache is made here: the default of use_cache must not change what is seen
@@ -271,8 +276,6 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             row_weight = (labels != IGNORED_LABEL).to(wide(self.lm_head.weight.dtype))
         elif skip_logits:
             raise ValueError("skip_logits=True leaves only the loss, which needs labels; none were given. Give labels.")
-        elif self.training and past_key_values is None:
-            self._warn_about_missing_labels()
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,

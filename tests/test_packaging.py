@@ -27,8 +27,9 @@ from .mutation.run import package_folders
 ROOT = Path(__file__).parent.parent
 # Folder of the repository → where it is installed, as setup.py says.
 PACKAGE_FOLDERS = {folder: package.replace(".", "/") for package, folder in package_folders(ROOT / "setup.py").items()}
-# Extras that do not go with the oldest versions: Gradio and kernels want a newer huggingface-hub than the package does.
-NEW_ONLY = ("docs", "kernels", "onnx", "space")
+# Extras that do not go with the oldest versions: Gradio and kernels want a newer huggingface-hub than the package does, TRL newer
+# datasets.
+NEW_ONLY = ("docs", "kernels", "onnx", "space", "trl")
 FILES_OF_THE_BUILD = ("pyproject.toml", "setup.py", "README.md")
 FILES_OF_THE_SOURCE_PACKAGE = ("MANIFEST.in", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 # A user's first lines, where the package alone is installed.

@@ -32,6 +32,7 @@ from reluformer.training.run.records import write_json
 
 VOCABULARIES = (10_000, 64_000)
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
+CLEAR_REFS = Path("/proc/self/clear_refs")
 METHOD = (
     "a new process for each cell; VmHWM of the step (Linux, reset through /proc/self/clear_refs) less VmRSS before it, after "
     "inputs were made, a short step was done, and malloc_trim. Counted in pages of 4 KiB by the kernel, which updates its "
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=0.6, help="share of the available memory (default: 0.6)")
     parser.add_argument("--timeout", type=float, default=150, help="seconds for a cell (default: 150)")
     options = parser.parse_args(arguments)
-    if not Path("/proc/self/clear_refs").exists():
+    if not CLEAR_REFS.exists():
         print("memory: error: this program reads Linux's /proc, which is not here", file=sys.stderr)
         return 2
     record = begin(options)
@@ -120,11 +121,13 @@ def expected_bytes(needs: dict[int, float], length: int) -> float:
 
 
 def run_cell(cell: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """What the child measured, or `not_run` where it was stopped.
+    """What the child measured, or `not_run` where it was stopped, or this is not Linux.
 
     Raises:
         RuntimeError: the child failed.
     """
+    if not CLEAR_REFS.exists():
+        return {"not_run": "needs Linux's /proc"}
     environment = child_environment(dict(os.environ))
     if options.threads is not None:
         environment["OMP_NUM_THREADS"] = str(options.threads)

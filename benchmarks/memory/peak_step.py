@@ -23,7 +23,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.speed.translation_models import INPUTS, MARIAN, OURS, SHAPES, build, padded_batch
-from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration, relu_attention
+from reluformer import (
+    ReLUFormerConfig,
+    ReLUFormerDecoderConfig,
+    ReLUFormerForCausalLM,
+    ReLUFormerForConditionalGeneration,
+    relu_attention,
+)
 from reluformer.attention_reference import reference_attention
 from reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
 from reluformer.regularization_reluformer import module_figures
@@ -45,6 +51,14 @@ VOCABULARY_CONTENDERS: dict[str, tuple[str, dict[str, bool]]] = {
     "with logits": (OURS, {"skip_logits": False}),
     MARIAN: (MARIAN, {}),
 }
+DECODER = {"preset": "gpt2", "vocab_size": 512, "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8}
+DECODER |= {"max_position_embeddings": 16384, "skip_logits": True}
+# contender → fields of the language model beside these; each with the attention that it takes by default
+DECODER_CONTENDERS: dict[str, dict[str, Any]] = {
+    "ReLU, L_reg": {"attention_activation": "relu", "regularization_weight": 0.01},
+    "ReLU, λ = 0": {"attention_activation": "relu", "regularization_weight": 0.0},
+    "softmax": {"attention_activation": "softmax"},
+}
 VOCABULARY_MODEL = {"model": "tiny", "sentences": "multi30k-like", "tokens": 2048, "attention_dropout": 0.0}
 
 
@@ -53,7 +67,7 @@ def main() -> int:
     if cell["what"] == "vocabulary":
         step = vocabulary_step(cell["contender"], cell["seed"], cell["vocabulary"])
     else:
-        make_step = attention_step if cell["what"] == "attention" else model_step
+        make_step = {"attention": attention_step, "model": model_step, "decoder": decoder_step}[cell["what"]]
         step = make_step(cell["contender"], cell["seed"])
     print(json.dumps(measure(step, cell["length"])))
     return 0
@@ -159,6 +173,23 @@ def model_step(contender: str, seed: int) -> Callable[[int], Callable[[], None]]
 
         def run() -> None:
             model(**batch).loss.backward()
+
+        return run
+
+    return step
+
+
+def decoder_step(contender: str, seed: int) -> Callable[[int], Callable[[], None]]:
+    """A language model with its loss: forward and backward of one sequence."""
+    torch.manual_seed(seed)
+    config = ReLUFormerDecoderConfig.from_preset(**DECODER, **DECODER_CONTENDERS[contender])
+    model = ReLUFormerForCausalLM(config).train()
+
+    def step(length: int) -> Callable[[], None]:
+        ids = torch.randint(3, DECODER["vocab_size"], (1, length))
+
+        def run() -> None:
+            model(ids, labels=ids).loss.backward()
 
         return run
 

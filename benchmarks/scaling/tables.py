@@ -8,17 +8,15 @@ stand beside them and from the shape of the recipe's model.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.markdown import table
-from benchmarks.measurement_file import RESULTS
+from benchmarks.measurement_file import ROOT
+from benchmarks.pages import write_page
 from benchmarks.scaling.estimate import (
     BACKWARD_SHARE,
     BETWEEN,
@@ -39,8 +37,7 @@ from benchmarks.scaling.processes import CONTENDERS
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_parser import load_recipe
 
-TABLE = Path(__file__).parents[2] / "docs" / "scaling.md"
-RESULT = "scaling-cpu.json"
+RESULT, PAGE = "scaling-cpu.json", ROOT / "docs" / "scaling.md"
 RECIPE = "wmt14_en_de"
 BATCH_MILLISECONDS = (5, 10, 25, 50, 100, 200, 400, 800)
 WANTED = 0.95
@@ -48,14 +45,7 @@ Result = Mapping[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--result", type=Path, default=RESULTS / RESULT, help=f"default: benchmarks/results/{RESULT}")
-    parser.add_argument("--output", type=Path, default=TABLE, help="default: docs/scaling.md")
-    options = parser.parse_args(arguments)
-    result = json.loads(options.result.read_text(encoding="utf-8")) if options.result.exists() else None
-    options.output.write_text(render(result), encoding="utf-8")
-    print(options.output)
-    return 0
+    return write_page(render, __doc__, RESULT, PAGE, arguments)
 
 
 def render(result: Result | None) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 from benchmarks.markdown import table
 from benchmarks.measurement_file import PAGES, RESULTS, origin
+from benchmarks.pages import read_result
 from benchmarks.speed.attention_pictures import plot_memory, plot_speedups
 from benchmarks.speed.contenders import EAGER, EAGER_RELU, OURS, PLAIN, SDPA, WITH_STATISTICS
 from benchmarks.speed.goals import (
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, default=PAGES, help="folder of the pages (default: benchmarks)")
     options = parser.parse_args(arguments)
-    results = {name: _read(options.results / file) for name, file in FILES.items()}
+    results = {name: read_result(options.results / file) for name, file in FILES.items()}
     pictures = _pictures(results, options.results)
     links = {name: Path(os.path.relpath(path, options.output)) for name, path in pictures.items()}
     page = options.output / "ATTENTION.md"
@@ -317,10 +317,6 @@ def _milliseconds(figures: Mapping[str, float]) -> str:
         for name in ("median_ms", "p10_ms", "p90_ms")
     )
     return f"{median} ({low}–{high})"
-
-
-def _read(path: Path) -> Result | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from benchmarks.speed.timing import time_contenders
 from benchmarks.speed.translation_models import (
     BASELINES,
     BATCH_TOKENS,
+    BEAMS,
     INPUTS,
     LABEL_SMOOTHING,
     MARIAN,
@@ -89,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         "batch_tokens": BATCH_TOKENS,
         "label_smoothing": LABEL_SMOOTHING,
         "optimizer": "AdamW, fused",
-        "beams": 5,
+        "beams": BEAMS,
     }
     result = {**record, "settings": settings, "seconds": time.perf_counter() - start, "cells": cells}
     print(write_json(options.output, result))
@@ -158,20 +159,38 @@ def training_step(model: PreTrainedModel, batch: dict[str, Tensor], dtype: str) 
     return step
 
 
-def generation_step(model: PreTrainedModel, batch: dict[str, Tensor], new_tokens: int, dtype: str) -> Callable[[], Any]:
-    """Beam search over the batch.
+def inference_step(model: PreTrainedModel, inputs: Mapping[str, Any], dtype: str) -> Callable[[], Tensor]:
+    """The logits of the inputs, without gradients and dropout."""
+    model.eval()
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            return model(**inputs).logits
+
+    return step
+
+
+def generation_step(
+    model: PreTrainedModel, batch: Mapping[str, Any], new_tokens: int, dtype: str, beams: int = BEAMS
+) -> Callable[[], Tensor]:
+    """Beam search over the batch, or with one beam greedy search: the sequences, those of a decoder alone with their prompts.
 
     Raises:
         RuntimeError: on the first call, sequences that have not the length which makes the contenders comparable.
     """
     model.eval()
-    config = generation_config(new_tokens)
+    config = generation_config(new_tokens, beams)
+    given = 1 if model.config.is_encoder_decoder else batch["input_ids"].shape[1]
 
-    def step() -> None:
+    def step() -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
             sequences = model.generate(**batch, generation_config=config)
-        if sequences.shape[1] != 1 + new_tokens:
-            raise RuntimeError(f"{type(model).__name__} generated {sequences.shape[1] - 1} tokens, not {new_tokens}.")
+        if sequences.shape[1] != given + new_tokens:
+            raise RuntimeError(
+                f"{type(model).__name__} generated {sequences.shape[1] - given} tokens, not {new_tokens}."
+            )
+        return sequences
 
     return step
 

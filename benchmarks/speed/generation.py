@@ -23,6 +23,7 @@ from benchmarks.speed.end_to_end import GENERATION, generation_step
 from benchmarks.speed.timing import time_contenders
 from benchmarks.speed.translation_models import (
     BATCH_TOKENS,
+    BEAMS,
     INPUTS,
     OURS,
     SHAPES,
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     record = begin(options)
     kind, shapes = ("quick", ("quick",)) if options.quick else ("multi30k-like", ("tiny", "wide"))
     cells = [measure(shape, kind, options) for shape in tqdm(shapes, desc="generation", unit="cell")]
-    settings = {"rounds": ROUNDS, "threads": torch.get_num_threads(), "dtype": "float32", "beams": 5}
+    settings = {"rounds": ROUNDS, "threads": torch.get_num_threads(), "dtype": "float32", "beams": BEAMS}
     print(write_json(options.output, {**record, "settings": settings, "cells": cells}))
     return 0
 

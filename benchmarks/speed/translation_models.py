@@ -26,6 +26,7 @@ TABLE_4 = {**BASELINES, "rela": ("rela", "fused")}  # beside ReLUFormer itself
 PAD, BOS, EOS = 0, 1, 2
 # Tokens of a batch, with padding, on either side.
 BATCH_TOKENS = 2048
+BEAMS = 5
 
 
 def _shape(layers: int, width: int, heads: int, ffn: int, vocabulary: int) -> dict[str, int]:
@@ -138,10 +139,10 @@ def padded_batch(lengths: Lengths, vocabulary: int, tokens: int, seed: int) -> d
     }
 
 
-def generation_config(new_tokens: int) -> GenerationConfig:
-    """Beam 5; every hypothesis has exactly `new_tokens` tokens, since random weights decide nothing about the end."""
+def generation_config(new_tokens: int, beams: int = BEAMS) -> GenerationConfig:
+    """Every hypothesis has exactly `new_tokens` tokens, since random weights decide nothing about the end."""
     return GenerationConfig(
-        num_beams=5,
+        num_beams=beams,
         min_new_tokens=new_tokens,
         max_new_tokens=new_tokens,
         early_stopping=False,

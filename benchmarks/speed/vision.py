@@ -15,7 +15,7 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
 from transformers.utils import logging
 
 from benchmarks.measurement_file import begin, benchmark_parser
-from benchmarks.speed.end_to_end import trained_parameters, training_step
-from benchmarks.speed.timing import time_contenders
+from benchmarks.speed.end_to_end import inference_step, trained_parameters, training_step
+from benchmarks.speed.rivals import a_second, time_rivals
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.run.records import write_json
@@ -102,19 +102,18 @@ def measure(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     images = (QUICK_TOKENS if options.quick else BATCH_TOKENS) // cell.length
     models = {name: build(name, cell.length, options.quick, options.seed) for name in (*PRESETS, VIT)}
     batch = random_batch(vision_config(RELU, cell.length, options.quick), images, options.seed)
-    make = training_step if cell.task == "training" else inference_step
-    steps = {name: make(model, batch, cell.dtype) for name, model in models.items()}
-    effort = {"rounds": 3, "round_seconds": 1e-3} if options.quick else {"budget": options.budget}
-    timing = time_contenders(steps, **effort)
-    times = {name: timing.summary(name) for name in steps}
+    make, given = (
+        (training_step, batch) if cell.task == "training" else (inference_step, {"pixel_values": batch["pixel_values"]})
+    )
+    steps = {name: make(model, given, cell.dtype) for name, model in models.items()}
+    figures = time_rivals(steps, COMPARED, budget=options.budget, quick=options.quick)
     return {
         **asdict(cell),
         "images": images,
         "parameters": {name: trained_parameters(model) for name, model in models.items()},
         "attn_implementation": {name: model.config._attn_implementation for name, model in models.items()},
-        "times": times,
-        "images_a_second": {name: 1e3 * images / figures["median_ms"] for name, figures in times.items()},
-        "speedups": {name: {rival: timing.speedup(name, rival) for rival in COMPARED[name]} for name in COMPARED},
+        **figures,
+        "images_a_second": a_second(images, figures),
     }
 
 
@@ -141,18 +140,6 @@ def random_batch(config: ReLUFormerVisionConfig, images: int, seed: int) -> dict
     size = images, config.num_channels, config.image_size, config.image_size
     labels = torch.randint(config.num_labels, (images,), generator=generator)
     return {"pixel_values": 2 * torch.rand(size, generator=generator) - 1, "labels": labels}
-
-
-def inference_step(model: PreTrainedModel, batch: dict[str, Tensor], dtype: str) -> Callable[[], Tensor]:
-    """The logits (images, num_labels), without gradients and dropout."""
-    model.eval()
-
-    @torch.no_grad()
-    def step() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-            return model(batch["pixel_values"]).logits
-
-    return step
 
 
 if __name__ == "__main__":

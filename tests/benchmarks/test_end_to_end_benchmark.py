@@ -79,7 +79,9 @@ def test_sequences_of_another_length_stop_the_comparison(program, models, monkey
     batch = models.padded_batch(models.INPUTS["quick"], 60, 32, seed=0)
     del batch["labels"]
     end_to_end.generation_step(model, batch, 4, "float32")()
-    monkeypatch.setattr(end_to_end, "generation_config", lambda new_tokens: models.generation_config(new_tokens + 1))
+    monkeypatch.setattr(
+        end_to_end, "generation_config", lambda tokens, beams: models.generation_config(tokens + 1, beams)
+    )
     with pytest.raises(RuntimeError, match="generated 5 tokens, not 4"):
         end_to_end.generation_step(model, batch, 4, "float32")()
 

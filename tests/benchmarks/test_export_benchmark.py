@@ -48,10 +48,3 @@ def test_a_difference_is_told_with_both_scores(program):
     found = {"sentence": 7, "token": 4, "candidates": ["▁ein", "▁eine"], "logits": logits}
     row = tables._difference_row(found)
     assert row == ("7", "4", "`▁ein` · `▁eine`", "3.250000 · 3.249999", "3.250000 · 3.250001")
-
-
-def test_the_page_is_that_of_the_committed_figures(program):
-    tables = program("speed.export_tables")
-    path = tables.RESULTS / tables.RESULT
-    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    assert (tables.PAGES / "EXPORT.md").read_text(encoding="utf-8") == tables.render(result)

@@ -73,9 +73,3 @@ def test_the_model_of_the_recipe_is_counted_without_its_numbers(tables):
     # six layers each of attention and feed-forward blocks, with their biases and norms beside
     blocks = 6 * (4 * 512**2 + 2 * 512 * 2048) + 6 * (8 * 512**2 + 2 * 512 * 2048)
     assert gradients.parameters == pytest.approx(gradients.embedding + blocks, rel=0.01)
-
-
-def test_the_page_is_of_the_result_that_is_committed(tables, program):
-    path = program("measurement_file").RESULTS / tables.RESULT
-    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    assert tables.TABLE.read_text(encoding="utf-8") == tables.render(result), "run `make scaling-table`"

@@ -54,13 +54,6 @@ def test_a_batch_has_as_many_tokens_at_every_length(vision):
 def test_an_inference_step_gives_the_logits_without_a_graph(vision):
     model = vision.build(vision.RELU, 49, True, 0)
     batch = vision.random_batch(model.config, 2, 0)
-    logits = vision.inference_step(model, batch, "float32")()
+    logits = vision.inference_step(model, {"pixel_values": batch["pixel_values"]}, "float32")()
     assert logits.shape == (2, 10) and not logits.requires_grad and not model.training
     assert batch["pixel_values"].abs().max() <= 1
-
-
-def test_the_page_is_that_of_the_committed_figures(program):
-    tables = program("speed.vision_tables")
-    path = tables.RESULTS / tables.RESULT
-    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    assert (tables.PAGES / "VISION.md").read_text(encoding="utf-8") == tables.render(result)

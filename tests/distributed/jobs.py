@@ -8,6 +8,7 @@ import faulthandler
 import json
 import multiprocessing
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -22,17 +23,21 @@ from torch.distributed.tensor import DTensor
 from transformers import Seq2SeqTrainingArguments, set_seed
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.run.launch import end_worker, leaving
 from reluformer.training.scoring.validation import ValidationTranslation
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
+from reluformer.training.training import train as train_recipe
 from reluformer.training.translation import Translator
 
+from ..training import tiny_texts
 from ..training.tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer
 
 PAIRS, UPDATES, BATCHES_PER_UPDATE = 31, 20, 4
 SAVED_AT = 11  # within an epoch
+TEXT_UPDATES, TEXT_BATCHES_PER_UPDATE, TEXTS_SAVED_AT = 8, 2, 4  # in the second epoch
 LONGER_THAN_ANY_JOB = 240.0  # seconds; what hangs says where
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 # fields of the model, skip_logits, and whether the output layer is sharded by itself
@@ -82,6 +87,39 @@ def go_on(folder: Path, rank: int, world: int) -> None:
     before = folder / f"train-{3 - world}" / f"checkpoint-{SAVED_AT}"
     trainer.train(resume_from_checkpoint=str(before))
     torch.save(dict(trainer.model.named_parameters()), folder / f"parameters-go-on-{world}-{rank}.pt")
+
+
+def train_texts(folder: Path, rank: int, world: int) -> None:
+    """A recipe of language modelling: eight updates of two batches each, however many processes there are."""
+    _run_texts(folder, f"texts-{world}", world)
+
+
+def go_on_with_texts(folder: Path, rank: int, world: int) -> None:
+    """The second half of the updates, from the checkpoint of one process."""
+    _run_texts(folder, f"texts-go-on-{world}", world)
+
+
+def _interrupt_texts(folder: Path, rank: int, world: int) -> None:
+    """A copy of the run of one process as it was at its first checkpoint."""
+    kept = (
+        "recipe.yaml",
+        "training_files.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        f"checkpoint-{TEXTS_SAVED_AT}",
+    )
+    for name in kept:
+        source, target = (folder / run / name for run in ("texts-1", "texts-go-on-2"))
+        target.parent.mkdir(exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+
+
+def _run_texts(folder: Path, name: str, world: int) -> None:
+    """162 contexts, three updates an epoch: processes share whole batches alone, of which no row is repeated."""
+    batches = ["--data.max_length", "12", "--training.per_device_train_batch_size", "27"]
+    batches += ["--training.gradient_accumulation_steps", str(TEXT_BATCHES_PER_UPDATE // world)]
+    place = ["--training.output_dir", str(folder / name)]
+    train_recipe(parse_recipe(["--config", str(folder / "tiny_text.yaml"), *batches, *place]))
 
 
 def evaluate(folder: Path, rank: int, world: int) -> None:
@@ -259,7 +297,11 @@ def run(job: Callable[[Path, int, int], None], folder: Path, world: int) -> None
         sys.exit(f"{job.__name__} in {world} processes failed")
 
 
-def _save_models(folder: Path, rank: int, world: int) -> None:
+def _write_inputs(folder: Path, rank: int, world: int) -> None:
+    """What the jobs read: models, and a recipe with its texts."""
+    model = {"attention_activation": "relu", "attention_gamma": 4.0, "regularization_weight": 0.1}
+    training = {"max_steps": TEXT_UPDATES, "save_steps": TEXTS_SAVED_AT, "logging_steps": 1}
+    tiny_texts.write_recipe(folder, model=model, averaging={"last_checkpoints": 0}, training=training)
     for name, fields in {**TENSOR_PARALLEL, **REFUSED_BY_TENSOR_PARALLELISM}.items():
         tiny_model(**NO_DROPOUT, **fields).save_pretrained(folder / name)
 
@@ -272,12 +314,15 @@ if __name__ == "__main__":
             train(target, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         end_worker(0)
     for job, worlds in {
+        _write_inputs: (1,),
         train: (1, 2, 4),
         go_on: (1, 2),
         evaluate: (1, 2),
         shard: (2,),
-        _save_models: (1,),
         tensor_parallel: (2,),
+        train_texts: (1, 2),
+        _interrupt_texts: (1,),
+        go_on_with_texts: (2,),
     }.items():
         for world in worlds:
             run(job, target, world)

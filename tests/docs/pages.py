@@ -13,6 +13,7 @@ _FENCE = re.compile(
 # A model of the Hub: an id of owner and name that is no run folder.
 _FROM_THE_HUB = re.compile(r"""from_pretrained\(\s*["'](?!runs/)[\w.-]+/[\w.-]+["']""")
 _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->")
+_NEEDS = re.compile(r"<!-- needs: (?P<package>\w+) -->")
 _SLOW = re.compile(r"<!-- slow: .+? -->")
 
 
@@ -20,7 +21,7 @@ _SLOW = re.compile(r"<!-- slow: .+? -->")
 class CodeBlock:
     """page: from the repository's root. line: of the fence. not_run: why it is not run; None: it is.
 
-    slow: run in `make test-all` alone.
+    slow: run in `make test-all` alone. needs: a package of an extra, without which it is skipped.
     """
 
     page: str
@@ -29,6 +30,7 @@ class CodeBlock:
     code: str
     not_run: str | None
     slow: bool = False
+    needs: str | None = None
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -61,5 +63,7 @@ def blocks_of(page: str) -> list[CodeBlock]:
         if _FROM_THE_HUB.search(match["code"]):
             not_run = "needs a model of the Hub"
         slow = bool(_SLOW.search(match["before"] or ""))
-        found.append(CodeBlock(page, line, match["language"], match["code"], not_run, slow))
+        needs = _NEEDS.search(match["before"] or "")
+        package = needs and needs["package"]
+        found.append(CodeBlock(page, line, match["language"], match["code"], not_run, slow, package))
     return found

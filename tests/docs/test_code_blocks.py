@@ -23,7 +23,7 @@ RUN = {
     *(
         f"docs/{name}.md"
         for name in (
-            *("analysis", "converting", "distributed", "fine_tuning", "formula", "index", "recipes"),
+            *("analysis", "converting", "decoder", "distributed", "fine_tuning", "formula", "index", "recipes"),
             *("publishing", "reproducing", "start", "translating", "troubleshooting", "vision"),
         )
     ),
@@ -82,6 +82,8 @@ def test_python_compiles(block):
 def test_python_runs(block, place_of_demo, monkeypatch):
     if block.not_run:
         pytest.skip(block.not_run)
+    if block.needs:
+        pytest.importorskip(block.needs, reason=f"needs {block.needs}, which an extra brings")
     monkeypatch.chdir(place_of_demo)
     if block.slow:  # it compiles, and what the compiler then knows would reach the other tests of this process
         subprocess.run([sys.executable, "-c", block.code], check=True)

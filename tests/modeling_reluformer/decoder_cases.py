@@ -1,7 +1,8 @@
 """Small decoder-only models and batches, shared by the tests."""
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
 
@@ -45,3 +46,34 @@ def llama_model(seed: int = 0, **fields) -> LlamaForCausalLM:
 
 def token_ids(batch: int = 3, length: int = 9, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+class Counting(torch.utils.data.Dataset):
+    """Sequences of unequal lengths in which each token is the last one plus one."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict:
+        ids = [3 + (index + place) % 20 for place in range(6 + index % 4)]
+        return {"input_ids": ids, "labels": ids}
+
+
+def padded_collator(rows: list[dict]) -> dict:
+    longest = max(len(row["input_ids"]) for row in rows)
+
+    def padded_to(value: int, name: str) -> torch.Tensor:
+        return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows])
+
+    ids = padded_to(0, "input_ids")
+    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": padded_to(-100, "labels")}
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """Its words are w3, w4, …, each one token."""
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{index}": index for index in range(3, VOCABULARY)}}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
+    )

@@ -3,19 +3,14 @@
 import copy
 import json
 import shutil
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
-    PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
     pipeline,
@@ -23,9 +18,18 @@ from transformers import (
 
 from reluformer import ReLUFormerDecoderModel, ReLUFormerForCausalLM
 
-from .decoder_cases import VOCABULARY, decoder_config, decoder_model, token_ids
+from .decoder_cases import (
+    VOCABULARY,
+    Counting,
+    decoder_config,
+    decoder_model,
+    padded_collator,
+    token_ids,
+    word_tokenizer,
+)
 from .padded_batches import mask_of, padded
 from .test_decoder_model import KINDS
+from .without_package import run_without_package
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
@@ -46,14 +50,6 @@ def test_saved_equals_loaded(kind, tmp_path):
 
 
 LOAD = """
-    import json, sys
-
-    class Missing:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] in ("reluformer", "triton", "entmax"):
-                raise ModuleNotFoundError(name)
-
-    sys.meta_path.insert(0, Missing())
     import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
@@ -76,15 +72,8 @@ def test_what_is_saved_loads_without_the_package(tmp_path):
         "stacks_reluformer.py",
         "modeling_vision.py",
     }
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LOAD), str(tmp_path / "model"), json.dumps(token_ids().tolist())],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    name, tokens = json.loads(result.stdout.splitlines()[-1])
+    place, ids = str(tmp_path / "model"), json.dumps(token_ids().tolist())
+    name, tokens = run_without_package(LOAD, place, ids, folder=tmp_path)
     assert name == "ReLUFormerDecoderModel"
     assert tokens == model.generate(token_ids(), max_new_tokens=6, do_sample=False).tolist()
 
@@ -203,17 +192,6 @@ def test_resizing_the_vocabulary(tied, tmp_path):
     torch.testing.assert_close(found.loss, loaded(token_ids(), labels=token_ids()).loss)
 
 
-class Counting(torch.utils.data.Dataset):
-    """Sequences of unequal lengths in which each token is the last one plus one."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> dict:
-        ids = [3 + (index + place) % 20 for place in range(6 + index % 4)]
-        return {"input_ids": ids, "labels": ids}
-
-
 def trained(tmp_path, collator=None, batch_size: int = 16, **options):
     torch.manual_seed(0)
     options = {
@@ -232,16 +210,6 @@ def trained(tmp_path, collator=None, batch_size: int = 16, **options):
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     return trainer, before
-
-
-def padded_collator(rows: list[dict]) -> dict:
-    longest = max(len(row["input_ids"]) for row in rows)
-
-    def padded_to(value: int, name: str) -> torch.Tensor:
-        return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows])
-
-    ids = padded_to(0, "input_ids")
-    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": padded_to(-100, "labels")}
 
 
 def test_a_plain_trainer_learns_and_generates(tmp_path):
@@ -268,12 +236,7 @@ def test_other_ways_to_batch_train_the_same_model(tmp_path, collator, options):
 
 
 def test_a_pipeline_continues_text(tmp_path):
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{index}": index for index in range(3, VOCABULARY)}}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
-    )
+    tokenizer = word_tokenizer()
     model = decoder_model(**KINDS["llama"])
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .cases import CHECKPOINTS, RECIPES, TEXT, TOKENIZERS, Case, expressions, refusals
-from .language_cases import LANGUAGE_MODELS
+from .language_cases import LANGUAGE_MODEL, LANGUAGE_MODELS
 from .picture_cases import PICTURES, VISION_MODEL
 from .table_cases import TABLES
 
@@ -275,4 +275,5 @@ GROUPS: dict[str, list[Case]] = {
     "Arguments of commands": ARGUMENTS,
     "Calls of the model": MODEL,
     "Calls of the vision model": VISION_MODEL,
+    "Calls of the language model": LANGUAGE_MODEL,
 }

@@ -24,7 +24,8 @@ compared with what is printed or raised. `…` stands for what differs between m
 A command ends with status 2 and one line on stderr, which begins with `reluformer: error:`. From Python, a mistake is an
 exception; the `UserError` of the training code is a `ValueError`. The model is one of 40 tokens, 64 positions and
 `d_model` 16, on a CPU: a GPU reports an id outside the vocabulary as a device-side assertion. The model of pictures takes 8 × 8
-pixels of three channels, in patches of 4 × 4, and knows 5 classes.
+pixels of three channels, in patches of 4 × 4, and knows 5 classes. The language model has 53 tokens,
+40 positions and `hidden_size` 24.
 
 - Weights are read from safetensors alone; pickles are refused.
 - Code out of a model's folder or repository is never executed: nothing here sets `trust_remote_code`.

@@ -27,6 +27,7 @@ TEXTS = {
     "nul.txt": b"eins\nzw\0ei\ndrei\n",
     "windows.txt": b"\xef\xbb\xbf" + GERMAN.replace(b"\n", b"\r\n"),
     "two_lines.txt": b"one\ntwo\n",
+    "again.txt": b"one\ntwo\none\n",
     "long_line.txt": b"eins " * 20_000,
     "not_gzip.gz": GERMAN,
     "truncated.gz": gzip.compress(GERMAN)[:-12],
@@ -109,6 +110,8 @@ def write_files(folder: Path) -> None:
         encoding="utf-8",
     )
     (folder / "a_folder").mkdir()
+    (folder / "text_set").mkdir()
+    (folder / "text_set" / "train.jsonl").write_text('{"content": "eins"}\n', encoding="utf-8")
     (folder / "a_file").write_text("no folder\n", encoding="utf-8")
     _write_models(folder)
 

@@ -14,7 +14,7 @@ from PIL import Image
 from transformers import pipeline
 
 from benchmarks.studies import __main__ as studies
-from reluformer import ReLUFormerConfig, ReLUFormerVisionConfig, relu_attention
+from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig, relu_attention
 from reluformer.commands import main as cli
 from reluformer.compiled import library
 from reluformer.configuration.errors import UserError
@@ -25,6 +25,7 @@ from reluformer.training.data.text_lines import read_lines
 from reluformer.training.translation import Translator
 
 from ..conftest import random_tokens, tiny_model
+from ..modeling_reluformer.decoder_cases import decoder_model, token_ids
 from ..modeling_reluformer.vision_cases import vision_model
 from .command_and_model_cases import GROUPS
 from .error_table import TABLE, error_table
@@ -73,6 +74,9 @@ def names_of_a_call() -> dict:
         "Translator": Translator,
         "vision": vision_model(),
         "ReLUFormerVisionConfig": ReLUFormerVisionConfig,
+        "decoder": decoder_model(attention_activation="relu", regularization_weight=0.01),
+        "tokens": token_ids(2, 7),
+        "ReLUFormerDecoderConfig": ReLUFormerDecoderConfig,
         "Image": Image,
         "pipeline": pipeline,
     }
