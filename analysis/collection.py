@@ -225,10 +225,10 @@ def visible_keys(module: str, batch: AnyBatch) -> tuple[Tensor, Tensor]:
     Returns:
         Boolean (batch, queries), and for the real queries in order boolean (rows, keys).
     """
-    target = batch.target_mask
     if module == ENCODER_SELF:
         source = batch.source_mask
         return source, source.unsqueeze(1).expand(-1, source.shape[1], -1)[source]
+    target = batch.target_mask
     if module == CROSS:
         return target, batch.source_mask.unsqueeze(1).expand(-1, target.shape[1], -1)[target]
     length = target.shape[1]

@@ -44,7 +44,11 @@ def read_pictures(images: str, labels: str | None, model_name: str, model: PreTr
             f"--images: {images!r} is {'a folder' if is_folder else 'no folder'}; give a folder with a folder for each class, "
             "or an IDX file and --image_labels"
         )
-    source = {"folder": FolderConfig(path=images, test=".")} if is_folder else {"test": IdxFiles(images, labels)}
+    source = (
+        {"folder": FolderConfig(path=images, test=".")}
+        if is_folder
+        else {"test": IdxFiles(images=images, labels=labels)}
+    )
     split = load_image_split(
         ImageDataConfig(**source), "test", pair(model.config.image_size), model.config.num_channels
     )

@@ -1,8 +1,8 @@
 """The figure `ppl-sparsity`: how many activations can be dropped until the perplexity rises by p % (PPL-p%, arXiv 2411.02335).
 
-One CETT (see `cett`) for all feed-forward blocks is bisected; each block then has the threshold that reaches it on the activations
-of the whole model. With these thresholds the model is run again: what it keeps is the active share, and its perplexity over that
-of the whole model must stay below 1 + p/100.
+One CETT (see `cett`) for all feed-forward blocks is bisected; each block then has the threshold that reaches it on the
+activations of the whole model. With these thresholds the model is run again: what it keeps is the active share, and its
+perplexity over that of the whole model must stay below 1 + p/100.
 """
 
 from __future__ import annotations
