@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from reluformer.analysis.cett import CANDIDATES, TailTruncation, below
 
 FIXTURE = Path(__file__).parent / "authors_thresholds"
-AUTHORS = json.loads((FIXTURE / "thresholds.json").read_text())["thresholds"]
+CARRIED_OVER = json.loads((FIXTURE / "thresholds.json").read_text())
+AUTHORS, LARGEST = CARRIED_OVER["thresholds"], CARRIED_OVER["largest_candidates"]
 
 
 def formula(rows, columns, salt):
@@ -34,6 +35,7 @@ def step_of(truncation):
 @pytest.mark.parametrize("name", AUTHORS)
 def test_thresholds_are_those_of_the_authors_code(name):
     truncation = TailTruncation(*activations(name))
+    assert float(truncation._candidates[-1]) == pytest.approx(LARGEST[name], rel=1e-6)
     for cett, threshold in AUTHORS[name].items():
         # the sums of another machine may turn one comparison with a candidate
         assert truncation.threshold(float(cett)) == pytest.approx(threshold, abs=1.5 * step_of(truncation))

@@ -79,7 +79,15 @@ good.de: is no list of a corpus: its first line must be `# checksum …`; write 
 
 a figure that a decoder alone does not have
 analyze --what top-p --model language_model --text good.de
---what: top-p cannot be taken of language_model, a decoder alone; choose of entropy, entropy-share, ffn-nonzeros
+--what: top-p cannot be taken of language_model, a decoder alone; choose of entropy, entropy-share, ffn-sparsity, ppl-sparsity
+
+pictures for a model of texts, to analyse
+analyze --what ffn-sparsity --model language_model --images pictures
+--images: language_model is no classifier of pictures; give --text
+
+an impossible rise of the perplexity
+analyze --what ppl-sparsity --model language_model --text good.de --ppl_increase 0
+--ppl_increase: [0.0] must be percentages above 0
 
 a context longer than positions, to analyse
 analyze --what entropy --model language_model --text good.de --context 64
