@@ -69,6 +69,18 @@ a split without texts
 train --config text.yaml --evaluation.splits [test]
 evaluation.splits: the recipe's data has no test split; name others or give its files
 
+stages of a schedule without their ends
+train --config text.yaml --zeros.l1_weights [0.1]
+zeros: 1 l1_weights and 0 l1_steps; give the end of each stage
+
+more activations than an FFN has
+train --config text.yaml --model.ffn_top_k 5000
+model: ffn_top_k=5000 must be from 1 to …, the width of the FFN
+
+a pattern for another number of layers
+train --config text.yaml --model.activation_sparsity_pattern [0.9,0.9,0.9,0.9,0.9]
+model: activation_sparsity_pattern has 5 numbers; give one number, or …
+
 a package that is not installed
 train --config text.yaml --data.corpus.paths null --data.corpus.packages.names [no-such-package]
 data: the package no-such-package is not installed; install it (pip install no-such-package), or leave it out
