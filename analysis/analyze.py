@@ -72,7 +72,8 @@ class AnalysisOptions:
             raise UserError(f"--model: missing; {needed[0]} needs a model")
         on_text = [name for name in self.what if figure_class(name).needs == TEXT]
         if self.text is None and self.images is None and on_text:
-            raise UserError(f"--text: missing; {on_text[0]} needs a file of source lines")
+            pictures = ", or --images for a classifier" if figure_class(on_text[0]).of_images else ""
+            raise UserError(f"--text: missing; {on_text[0]} needs a file of source lines{pictures}")
         if self.images is None and self.image_labels is not None:
             raise UserError("--image_labels: given without --images; give the pictures too")
         if self.text is None and self.target_text is not None:

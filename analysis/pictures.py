@@ -36,8 +36,11 @@ def read_pictures(images: str, labels: str | None, model_name: str, model: PreTr
     """The pictures of a folder of class folders, or with `labels` of two IDX files.
 
     Raises:
-        UserError: files that are missing or damaged, classes that the model does not know, or a model without image processor.
+        UserError: files that are missing or damaged, classes that the model does not know, a model without image processor, or
+            one whose configuration does not say which pictures it takes.
     """
+    if lacking := [name for name in ("image_size", "patch_size", "num_channels") if not hasattr(model.config, name)]:
+        raise UserError(f"--images: the configuration of {model_name} has no {lacking[0]}; give a model such as a ViT")
     is_folder = Path(images).expanduser().is_dir()
     if is_folder == (labels is not None):
         raise UserError(
