@@ -56,10 +56,6 @@ class TailTruncation:
         lost = (dropped @ self.value_slots.T).norm(dim=-1)
         return float(torch.where(lost == 0, 0.0, lost / self._output_norms).mean())
 
-    def active(self, threshold: float) -> Tensor:
-        """Which activations are neither zero nor dropped: boolean (tokens, neurons)."""
-        return (self.activations != 0) & ~below(self.activations, threshold, self.slot_norms)
-
     def _products(self) -> Tensor:
         return self.activations.abs() * self.slot_norms
 

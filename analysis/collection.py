@@ -176,7 +176,7 @@ def observe(
                 on_batch(batch)
             if attention:
                 _hand_on(attention_weights(model, batch), batch, attention)
-            else:
+            elif on_scores is not None or on_update is not None:
                 forward(model, batch)
 
 

@@ -150,7 +150,8 @@ class PPLSparsity(Figure):
 
     Args:
         ppl_increase: the p, in percent.
-        sparsity_tokens: how many tokens it reads, of the text's first batches; their activations are held in memory.
+        sparsity_tokens: it reads the first batches of the text that have no more tokens, but at least one; their activations are
+            held in memory.
     """
 
     name = "ppl-sparsity"
@@ -164,13 +165,14 @@ class PPLSparsity(Figure):
         feed_forward_blocks(model)
 
     def watch(self, model: PreTrainedModel) -> Watch:
-        self._batches, self._read, self._seen = [], 0, 0
+        self._batches, self._read, self._seen, self._is_full = [], 0, 0, False
         return Watch(on_batch=self._keep)
 
     def _keep(self, batch: AnyBatch) -> None:
         tokens = batch.predicted.numel() if not isinstance(batch, ImageBatch) else len(batch.labels) * batch.tokens
         self._seen += tokens
-        if not self._batches or self._read + tokens <= self.sparsity_tokens:
+        self._is_full |= bool(self._batches) and self._read + tokens > self.sparsity_tokens
+        if not self._is_full:
             self._batches.append(batch)
             self._read += tokens
 

@@ -60,7 +60,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "--ppl_increase", type=float, nargs="+", metavar="P", help="of ppl-sparsity, percentages; default: 1"
     )
     parser.add_argument(
-        "--sparsity_tokens", type=int, help="tokens that ppl-sparsity reads and holds in memory; default: 2048"
+        "--sparsity_tokens", type=int, help="most tokens that ppl-sparsity reads, but one batch; default: 2048"
     )
     parser.add_argument(
         "--lengths", type=int, nargs="+", metavar="N", help="of variance-simulation; default: 1 to 1024"

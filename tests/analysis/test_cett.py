@@ -72,14 +72,13 @@ def test_cett_equals_a_slow_oracle_and_the_threshold_is_its_last_candidate(kind)
         # by the slow oracle, too: at most the CETT here, more at the next candidate
         assert slow_cett(found, truncation.value_slots, threshold) <= cett
         assert slow_cett(found, truncation.value_slots, threshold + step * (1 + 1e-9)) > cett
-        norms = truncation.value_slots.norm(dim=0)
-        kept = (found != 0) & ~(found.abs() * norms < threshold)
-        assert torch.equal(truncation.active(threshold), kept)
+        dropped = below(found, threshold, truncation.slot_norms)
+        assert torch.equal(dropped, found.abs() * truncation.value_slots.norm(dim=0) < threshold)
 
 
 def test_where_no_candidate_is_small_enough_nothing_is_dropped():
     # one neuron: its smallest product is the whole output of a token, so that any candidate loses half on the mean
     truncation = TailTruncation(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]]))
-    assert truncation.threshold(0.1) == 0 and truncation.active(0.0).all()
+    assert truncation.threshold(0.1) == 0 and not below(truncation.activations, 0.0, truncation.slot_norms).any()
     assert not below(torch.tensor([0.0, 1.0]), 0.0, torch.tensor([2.0, 0.0])).any()
     assert len(truncation._candidates) == CANDIDATES
