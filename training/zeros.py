@@ -24,7 +24,8 @@ class ZerosCallback(TrainerCallback):
     training alone.
 
     Args:
-        zeros: the schedule; see `ZerosConfig`, whose arguments can be given by name in its place.
+        zeros: the schedule.
+        fields: the arguments of `ZerosConfig` by name, in the place of `zeros`.
 
     Example:
 
