@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reluformer.analysis.causal_maps import shown_token
 from reluformer.analysis.collection import AnyBatch
 from reluformer.analysis.colors import OLIVE, PURPLE, TEAL
 from reluformer.analysis.drawing import NAMES, draw_bars, modules_of, new_figure, save
@@ -149,7 +150,7 @@ class FFNSparsity(Figure):
             tokens = [str(place) for place in range(1, len(shares) + 1)]
             if (ids := self._first.token_ids.get(stack)) is not None:
                 real = ids[self._first.rows[stack]][: self.map_tokens]
-                tokens = subject.tokenizer.convert_ids_to_tokens(real.tolist())
+                tokens = [shown_token(subject.tokenizer.decode([each])) for each in real.tolist()]
             for place, (token, share) in enumerate(zip(tokens, shares, strict=True), start=1):
                 place_of = {"module": f"{stack}_ffn", "layer": layer + 1, "place": place}
                 rows.append({**place_of, "token": token, "nonzero_fraction": share})
