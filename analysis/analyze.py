@@ -11,16 +11,24 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from reluformer.analysis import top_p
+from reluformer.analysis import ppl_sparsity, top_p
 from reluformer.analysis import variance_simulation as simulation
 from reluformer.analysis.causal_texts import causal_batches, read_causal_text
-from reluformer.analysis.collection import Batch, TextBatch, observe
+from reluformer.analysis.collection import AnyBatch, observe
 from reluformer.analysis.figure import MODEL, NOTHING, TEXT, Analysed, Figure, Subject, figure_class, make_figure
+from reluformer.analysis.pictures import image_batches, read_pictures
 from reluformer.analysis.result_files import model_facts
 from reluformer.analysis.texts import AnalysisText, batches, encode_text, read_lines, require_sizes
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.errors import UserError
-from reluformer.training.loading import device_of, is_decoder_only, load_language_model, load_model_and_tokenizer
+from reluformer.training.loading import (
+    device_of,
+    is_decoder_only,
+    is_image_classifier,
+    load_image_classifier,
+    load_language_model,
+    load_model_and_tokenizer,
+)
 
 
 @dataclass
@@ -31,7 +39,8 @@ class AnalysisOptions:
     target_text: file of their translations; None: the model's own. output: folder; None: `analysis` in the model's folder.
     batch_tokens: see `batches`. num_beams: of the model's own translation. top_p: percentages. maps: how many pairs
     attention-maps draws, map_tokens: how many tokens of each side. context: tokens of a context of a decoder-only model, see
-    `read_causal_text`. lengths, samples, seed: of variance-simulation. device: None: a GPU if there is one.
+    `read_causal_text`. images, image_labels: pictures for a classifier, see `read_pictures`. ppl_increase, sparsity_tokens: see
+    `PPLSparsity`. lengths, samples, seed: of variance-simulation. device: None: a GPU if there is one.
     """
 
     what: Sequence[str]
@@ -45,6 +54,10 @@ class AnalysisOptions:
     maps: int = 1
     map_tokens: int = 40
     context: int | None = None
+    images: str | None = None
+    image_labels: str | None = None
+    ppl_increase: Sequence[float] = ppl_sparsity.DEFAULT_INCREASES
+    sparsity_tokens: int = ppl_sparsity.DEFAULT_TOKENS
     lengths: Sequence[int] = simulation.DEFAULT_LENGTHS
     samples: int = simulation.DEFAULT_SAMPLES
     seed: int = 0
@@ -57,14 +70,20 @@ class AnalysisOptions:
             raise UserError(f"--what: {', '.join(unknown) or 'nothing'} is unknown; choose of {', '.join(ANALYSES)}")
         if self.model is None and (needed := [name for name in self.what if figure_class(name).needs != NOTHING]):
             raise UserError(f"--model: missing; {needed[0]} needs a model")
-        if self.text is None and (needed := [name for name in self.what if figure_class(name).needs == TEXT]):
-            raise UserError(f"--text: missing; {needed[0]} needs a file of source lines")
+        on_text = [name for name in self.what if figure_class(name).needs == TEXT]
+        if self.text is None and self.images is None and on_text:
+            pictures = ", or --images for a classifier" if figure_class(on_text[0]).of_images else ""
+            raise UserError(f"--text: missing; {on_text[0]} needs a file of source lines{pictures}")
+        if self.images is None and self.image_labels is not None:
+            raise UserError("--image_labels: given without --images; give the pictures too")
         if self.text is None and self.target_text is not None:
             raise UserError("--target_text: given without --text; give the source lines too")
-        names = ("batch_tokens", "num_beams", "maps", "map_tokens")
+        names = ("batch_tokens", "num_beams", "maps", "map_tokens", "sparsity_tokens")
         require_sizes(**{name: getattr(self, name) for name in names})
         if not self.top_p or not all(0 < percentage <= 100 for percentage in self.top_p):
             raise UserError(f"--top_p: {list(self.top_p)} must be percentages above 0 and up to 100")
+        if not self.ppl_increase or not all(0 < percentage < float("inf") for percentage in self.ppl_increase):
+            raise UserError(f"--ppl_increase: {list(self.ppl_increase)} must be percentages above 0")
         if self.output is not None and Path(self.output).is_file():
             raise UserError(f"--output: {self.output!r} is a file; give a folder")
 
@@ -111,14 +130,38 @@ class _Session:
         return self.done
 
     def _of_model(self) -> None:
-        if not is_decoder_only(self.options.model):
-            self._of_translation_model()
-        else:
+        if is_image_classifier(self.options.model):
+            self._of_image_classifier()
+        elif self.options.images is not None:
+            raise UserError(f"--images: {self.options.model} is no classifier of pictures; give --text")
+        elif is_decoder_only(self.options.model):
             self._of_language_model()
+        else:
+            self._of_translation_model()
+
+    def _of_image_classifier(self) -> None:
+        options, on_text = self.options, self.figures[TEXT]
+        self._refuse_what_is_lacking("a classifier of pictures", lambda figure: figure.of_images)
+        if options.images is None or options.text is not None:
+            raise UserError(f"--images: {options.model} is a classifier of pictures; give --images and no --text")
+        model = load_image_classifier(options.model, attn_implementation="eager")
+        folder = options.folder
+        model.to(device_of(options.device)).eval()
+        for figure in on_text:
+            figure.require(model)
+        pictures = read_pictures(options.images, options.image_labels, options.model, model)
+        read = {"images": options.images, "image_labels": options.image_labels, **pictures.facts}
+        facts = {"model": model_facts(options.model, model.config), "device": str(model.device), "pictures": read}
+        self._observe(model, image_batches(pictures, model, batch_tokens=options.batch_tokens))
+        self._write(on_text, folder, Subject(model), facts)
 
     def _of_language_model(self) -> None:
         options, on_text = self.options, self.figures[TEXT]
-        self._refuse_what_decoders_lack()
+        self._refuse_what_is_lacking("a decoder alone", lambda figure: figure.of_decoders)
+        if options.target_text is not None:
+            raise UserError(
+                f"--target_text: {options.model} is a decoder alone, which translates nothing; leave it out"
+            )
         model, tokenizer = load_language_model(options.model, attn_implementation="eager")
         folder = options.folder
         model.to(device_of(options.device)).eval()
@@ -130,16 +173,10 @@ class _Session:
         self._observe(model, causal_batches(text, model.device, batch_tokens=options.batch_tokens))
         self._write(on_text, folder, Subject(model, tokenizer), facts)
 
-    def _refuse_what_decoders_lack(self) -> None:
-        if lacking := [each.name for each in (*self.figures[MODEL], *self.figures[TEXT]) if not each.of_decoders]:
-            known = ", ".join(name for name in ANALYSES if figure_class(name).of_decoders)
-            raise UserError(
-                f"--what: {lacking[0]} cannot be taken of {self.options.model}, a decoder alone; choose of {known}"
-            )
-        if self.options.target_text is not None:
-            raise UserError(
-                f"--target_text: {self.options.model} is a decoder alone, which translates nothing; leave it out"
-            )
+    def _refuse_what_is_lacking(self, kind: str, has: Callable[[Figure | type[Figure]], bool]) -> None:
+        if lacking := [each.name for each in (*self.figures[MODEL], *self.figures[TEXT]) if not has(each)]:
+            known = ", ".join(name for name in ANALYSES if has(figure_class(name)))
+            raise UserError(f"--what: {lacking[0]} cannot be taken of {self.options.model}, {kind}; choose of {known}")
 
     def _of_translation_model(self) -> None:
         options, on_text = self.options, self.figures[TEXT]
@@ -172,16 +209,17 @@ class _Session:
         files = {"source_file": self.options.text, "target_file": self.options.target_text}
         return {**files, **text.facts, "skipped": {**skipped, **text.facts["skipped"]}}
 
-    def _observe(self, model: PreTrainedModel, stream: Generator[Batch | TextBatch]) -> None:
+    def _observe(self, model: PreTrainedModel, stream: Generator[AnyBatch]) -> None:
         """One pass over the text for all figures that watch it."""
         watches = [figure.watch(model) for figure in self.figures[TEXT]]
         attention = [watch.attention for watch in watches if watch.attention is not None]
         on_scores = _each([watch.on_scores for watch in watches if watch.on_scores is not None])
         on_update = _each([watch.on_update for watch in watches if watch.on_update is not None])
-        if attention or on_scores or on_update:
+        on_batch = _each([watch.on_batch for watch in watches if watch.on_batch is not None])
+        if attention or on_scores or on_update or on_batch:
             # Closed at once where a figure cannot be taken, so that the error stands below the progress bar.
             with closing(stream):
-                observe(model, stream, attention=attention, on_scores=on_scores, on_update=on_update)
+                observe(model, stream, attention=attention, on_scores=on_scores, on_update=on_update, on_batch=on_batch)
 
     def _write(self, figures: list[Figure], folder: Path, subject: Subject, facts: dict[str, Any]) -> None:
         for figure in figures:

@@ -49,7 +49,7 @@ def anisotropy_table(model: PreTrainedModel) -> list[dict[str, Any]]:
     """
     layers = []
     for block in feed_forward_blocks(model):
-        slots = block.values.weight.T
+        slots = block.value_slots.T
         used = slots[slots.norm(dim=-1) > 0]
         if used.shape[0] < 2:
             raise UserError(

@@ -74,9 +74,9 @@ def causal_attention(
         raise UserError("text: empty; give one of at least one token")
     with eager(model), torch.inference_mode():
         outputs = model(torch.tensor([ids], device=model.device), use_cache=False, output_attentions=True)
-    return outputs.attentions[layer][0].float().cpu(), [_shown(tokenizer.decode([each])) for each in ids]
+    return outputs.attentions[layer][0].float().cpu(), [shown_token(tokenizer.decode([each])) for each in ids]
 
 
-def _shown(token: str) -> str:
+def shown_token(token: str) -> str:
     """Spaces and line ends as marks that are seen."""
     return token.replace(" ", "·").replace("\n", "\\n").replace("\t", "\\t")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from reluformer.analysis.feed_forward import OnScores, OnUpdate, watch_feed_forward
 from reluformer.configuration.errors import UserError
@@ -43,9 +44,19 @@ class Batch:
         return self.labels != IGNORED_LABEL
 
     @property
-    def rows(self) -> dict[str, Tensor]:
-        """The real tokens of each stack of layers, boolean (batch, length)."""
+    def rows(self) -> dict[str, Tensor | None]:
+        """The real tokens of each stack of layers, boolean (batch, length); None: all are."""
         return {"encoder": self.source_mask, "decoder": self.target_mask}
+
+    @property
+    def predicted(self) -> Tensor:
+        """The label of each row of logits, -100 where there is none: (batch, target)."""
+        return self.labels
+
+    @property
+    def token_ids(self) -> dict[str, Tensor]:
+        """The ids that name the tokens of each stack, (batch, length); of the decoder, those that it predicts."""
+        return {"encoder": self.source_ids, "decoder": self.labels}
 
     def inputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """What the model is called with."""
@@ -70,13 +81,61 @@ class TextBatch:
         return torch.ones_like(self.input_ids, dtype=torch.bool)
 
     @property
-    def rows(self) -> dict[str, Tensor]:
+    def rows(self) -> dict[str, Tensor | None]:
         """As in `Batch`."""
         return {"decoder": self.target_mask}
+
+    @property
+    def predicted(self) -> Tensor:
+        """As in `Batch`: the next token of each."""
+        return torch.nn.functional.pad(self.input_ids[:, 1:], (0, 1), value=IGNORED_LABEL)
+
+    @property
+    def token_ids(self) -> dict[str, Tensor]:
+        """As in `Batch`; here those that the decoder reads."""
+        return {"decoder": self.input_ids}
 
     def inputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """What the model is called with."""
         return {"input_ids": self.input_ids}
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Pictures for a classifier. pixel_values: (batch, channels, height, width). labels: (batch,). tokens: of a picture."""
+
+    pixel_values: Tensor
+    labels: Tensor
+    tokens: int
+
+    output_names: ClassVar[Mapping[str, str]] = {ENCODER_SELF: "attentions"}
+
+    @property
+    def source_mask(self) -> Tensor:
+        """Boolean (batch, tokens): all tokens are real."""
+        return self.pixel_values.new_ones(len(self.pixel_values), self.tokens, dtype=torch.bool)
+
+    @property
+    def rows(self) -> dict[str, Tensor | None]:
+        """As in `Batch`."""
+        return {"encoder": None}
+
+    @property
+    def predicted(self) -> Tensor:
+        """As in `Batch`: the class of each picture, (batch,)."""
+        return self.labels
+
+    @property
+    def token_ids(self) -> dict[str, Tensor]:
+        """As in `Batch`: patches have none."""
+        return {}
+
+    def inputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """What the model is called with."""
+        return {"pixel_values": self.pixel_values}
+
+
+AnyBatch = Batch | TextBatch | ImageBatch
 
 
 class AttentionStatistic(Protocol):
@@ -88,13 +147,14 @@ class AttentionStatistic(Protocol):
 
 def observe(
     model: PreTrainedModel,
-    batches: Iterable[Batch | TextBatch],
+    batches: Iterable[AnyBatch],
     *,
     attention: Sequence[AttentionStatistic] = (),
     on_scores: OnScores | None = None,
     on_update: OnUpdate | None = None,
+    on_batch: Callable[[AnyBatch], None] | None = None,
 ) -> None:
-    """Runs a model over teacher-forced pairs or contexts, without dropout, and hands on what it computes.
+    """Runs a model over teacher-forced pairs, contexts or pictures, without dropout, and hands on what it computes.
 
     At any time the attention weights of one batch at most are in memory.
 
@@ -103,23 +163,24 @@ def observe(
         batches: on the model's device.
         attention: get the rows of real queries, module by module and layer by layer.
         on_scores, on_update: see `watch_feed_forward`.
+        on_batch: called with each batch before the model is.
 
     Raises:
         UserError: a model that returns no attention weights, or weights that do not fit `visible_keys`.
     """
-    rows: dict[str, Tensor] = {}
+    rows: dict[str, Tensor | None] = {}
     with eager(model), torch.inference_mode(), watch_feed_forward(model, rows, on_scores, on_update):
         for batch in batches:
             rows.update(batch.rows)
+            if on_batch is not None:
+                on_batch(batch)
             if attention:
                 _hand_on(attention_weights(model, batch), batch, attention)
-            else:
-                _forward(model, batch)
+            elif on_scores is not None or on_update is not None:
+                forward(model, batch)
 
 
-def _hand_on(
-    weights: dict[str, list[Tensor]], batch: Batch | TextBatch, statistics: Sequence[AttentionStatistic]
-) -> None:
+def _hand_on(weights: dict[str, list[Tensor]], batch: AnyBatch, statistics: Sequence[AttentionStatistic]) -> None:
     for module, layers in weights.items():
         rows, visible = visible_keys(module, batch)
         for layer in range(len(layers)):
@@ -129,7 +190,7 @@ def _hand_on(
                 statistic.update(module, layer, real, visible)
 
 
-def attention_weights(model: PreTrainedModel, batch: Batch | TextBatch) -> dict[str, list[Tensor]]:
+def attention_weights(model: PreTrainedModel, batch: AnyBatch) -> dict[str, list[Tensor]]:
     """The weights (batch, heads, queries, keys) of each layer of each kind of attention.
 
     Call it within `eager`. A query of the decoder belongs to the step that predicts the label at its place.
@@ -138,7 +199,7 @@ def attention_weights(model: PreTrainedModel, batch: Batch | TextBatch) -> dict[
         UserError: a model that returns no weights; weights of another shape, or with weight on a key that
             `visible_keys` takes for hidden: n_i would be wrong.
     """
-    outputs = _forward(model, batch, output_attentions=True)
+    outputs = forward(model, batch, output_attentions=True)
     found = {}
     for module, name in batch.output_names.items():
         layers = list(getattr(outputs, name, None) or ())
@@ -158,16 +219,16 @@ def attention_weights(model: PreTrainedModel, batch: Batch | TextBatch) -> dict[
     return found
 
 
-def visible_keys(module: str, batch: Batch | TextBatch) -> tuple[Tensor, Tensor]:
+def visible_keys(module: str, batch: AnyBatch) -> tuple[Tensor, Tensor]:
     """Which queries are real, and which keys they see.
 
     Returns:
         Boolean (batch, queries), and for the real queries in order boolean (rows, keys).
     """
-    target = batch.target_mask
     if module == ENCODER_SELF:
         source = batch.source_mask
         return source, source.unsqueeze(1).expand(-1, source.shape[1], -1)[source]
+    target = batch.target_mask
     if module == CROSS:
         return target, batch.source_mask.unsqueeze(1).expand(-1, target.shape[1], -1)[target]
     length = target.shape[1]
@@ -193,8 +254,10 @@ def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
     return shift(labels=labels)
 
 
-def _forward(model: PreTrainedModel, batch: Batch | TextBatch, **options: bool) -> object:
-    return model(**batch.inputs(model), use_cache=False, **options)
+def forward(model: PreTrainedModel, batch: AnyBatch, **options: bool) -> ModelOutput:
+    """One pass over a batch, without a cache."""
+    cached = {} if isinstance(batch, ImageBatch) else {"use_cache": False}
+    return model(**batch.inputs(model), **cached, **options)
 
 
 @contextmanager

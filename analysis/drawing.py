@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from reluformer.analysis.colors import GREY
@@ -32,28 +33,30 @@ def draw_bars(rows: Rows, columns: dict[str, tuple[str, str]], label: str, path:
     modules = modules_of(rows)
     figure = new_figure(3.4 * len(modules) + 0.5, 3.2)
     grid = figure.subplots(1, len(modules), squeeze=False, sharey=True)
-    width = 0.8 / len(columns)
     for module, axes in zip(modules, grid[0], strict=True):
         chosen = [row for row in rows if row["module"] == module and row["layer"] != ALL]
-        for place, (name, (series, color)) in enumerate(columns.items()):
+        # a module that has not all of the columns gets bars for those it has
+        shown = {name: column for name, column in columns.items() if any(row[name] is not None for row in chosen)}
+        width = 0.8 / max(len(shown), 1)
+        for place, (name, (_, color)) in enumerate(shown.items()):
             known = [row for row in chosen if row[name] is not None]
-            offset = (place - (len(columns) - 1) / 2) * width
+            offset = (place - (len(shown) - 1) / 2) * width
             bars = axes.bar(
                 [row["layer"] + offset for row in known],
                 [row[name] for row in known],
                 width * 0.95,
                 color=color,
-                label=series,
             )
             axes.bar_label(bars, fmt="%.2g", fontsize=7, padding=1)
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.margins(y=0.12)
         axes.set_title(NAMES[module], fontsize=10)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.spines[["top", "right"]].set_visible(False)
     grid[0, 0].set_ylabel(label, fontsize=9)
     if len(columns) > 1:
-        grid[0, 0].legend(frameon=False, fontsize=8)
+        handles = [Patch(color=color, label=series) for series, color in columns.values()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     label_layers(grid[0])
     return save(figure, path, title)
 
@@ -80,7 +83,7 @@ def label_layers(line: Sequence[Axes]) -> None:
     """Whole numbers of layers below each panel."""
     for axes in line:
         axes.set_xlabel("layer", fontsize=9)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def save(figure: Figure, path: Path, title: str) -> Path:

@@ -12,10 +12,10 @@ from transformers.pytorch_utils import Conv1D
 
 from reluformer.configuration.errors import UserError
 
-# Names of the two projections: ReLUFormer, Marian, BART, OPT and their relatives; T5; GPT-2; Llama and its relatives, whose gate
-# stands beside the first.
-_PROJECTIONS = (("fc1", "fc2"), ("wi", "wo"), ("c_fc", "c_proj"), ("up_proj", "down_proj"))
-_LINEAR = (nn.Linear, Conv1D)  # GPT-2's, which holds its weight transposed
+# GPT-2's, which holds its weight transposed.
+_LINEAR = (nn.Linear, Conv1D)
+# Names of the last projection, which alone tell a block as wide as the model from queries, keys and values.
+_LAST = ("fc2", "wo", "c_proj", "down_proj")
 # Their residual is the block's input, and what is added is the output of the second projection or of the norm after it.
 _POST_NORM = ("reluformer", "marian")
 
@@ -27,6 +27,8 @@ OnUpdate = Callable[[str, int, Tensor, Tensor], None]
 class FeedForward:
     """One block: `keys` is W_1 (its rows are the keys), `values` W_2 (its columns are the value slots), but for GPT-2's `Conv1D`.
 
+    With a gate, `keys` is the projection beside it that was made last: Llama's `up_proj`.
+
     stack: "encoder" or "decoder". layer: from 0. norm: the layer norm on the result (Table 1), or None.
     """
 
@@ -36,35 +38,76 @@ class FeedForward:
     values: nn.Linear | Conv1D
     norm: nn.Module | None
 
+    @property
+    def value_slots(self) -> Tensor:
+        """W_2 as (features, neurons)."""
+        return self.values.weight.T if isinstance(self.values, Conv1D) else self.values.weight
+
 
 def feed_forward_blocks(model: PreTrainedModel) -> list[FeedForward]:
-    """The blocks of encoder and decoder in order, or of a model that is a decoder alone.
+    """The blocks of encoder and decoder in order, or of a model that is one stack alone.
+
+    They are found by their structure: within a numbered layer, a module with one or two projections from d to f features (or one
+    to both halves of 2 f) and one back from f to d, and no other projection of its own.
 
     Raises:
-        UserError: none found, or not one for each layer of a stack.
+        UserError: a stack without any; the message says which projections it has instead.
     """
     blocks = []
-    stacks = {"decoder": model.base_model}
+    stacks = {stack_of(model): model.base_model}
     if model.config.is_encoder_decoder:
         stacks = {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
     for stack, module in stacks.items():
-        found = [names for part in module.modules() if (names := _projections(part)) is not None]
-        blocks += [FeedForward(stack, layer, *parts) for layer, parts in enumerate(found)]
+        parts = [part for name, part in module.named_modules() if any(word.isdigit() for word in name.split("."))]
+        found = [block for part in parts if (block := _projections(part)) is not None]
+        blocks += [FeedForward(stack, layer, *block) for layer, block in enumerate(found)]
         if not found:
-            names = " or ".join("/".join(pair) for pair in _PROJECTIONS)
             raise UserError(
-                f"{model.config.model_type}: no feed-forward blocks with projections called {names} in its {stack}; "
-                "what the memory holds can be read in ReLUFormer, Marian, BART, T5, GPT-2 and Llama models"
+                f"{model.config.model_type}: no feed-forward blocks in its {stack}; expected layers with projections d→f and "
+                f"f→d, or two d→f and one f→d; {_what_there_is(parts)}"
             )
     return blocks
 
 
+def stack_of(model: PreTrainedModel) -> str:
+    """What the one stack of a model that is no encoder-decoder is called: that of a classifier of pictures "encoder"."""
+    return "encoder" if model.main_input_name == "pixel_values" else "decoder"
+
+
 def _projections(module: nn.Module) -> tuple[nn.Linear | Conv1D, nn.Linear | Conv1D, nn.Module | None] | None:
-    for names in _PROJECTIONS:
-        keys, values = (getattr(module, name, None) for name in names)
-        if isinstance(keys, _LINEAR) and isinstance(values, _LINEAR):
-            return keys, values, getattr(module, "ffn_layer_norm", None)
-    return None
+    named = _own_projections(module)
+    if len(named) not in (2, 3):
+        return None
+    names, own = zip(*named, strict=True)
+    *first, (neurons, features) = [_shape(linear) for linear in own]
+    plain, halves = (features, neurons), (features, 2 * neurons)
+    if first not in ([plain], [plain, plain], [halves]) or (neurons == features and names[-1] not in _LAST):
+        return None
+    return own[-2], own[-1], getattr(module, "ffn_layer_norm", None)
+
+
+def _own_projections(module: nn.Module) -> list[tuple[str, nn.Linear | Conv1D]]:
+    """Those of the module itself, and of its children that hold a single one, as BERT's."""
+    found = []
+    for name, child in module.named_children():
+        inside = [part for part in child.modules() if isinstance(part, _LINEAR)]
+        found += [(name, part) for part in inside] if len(inside) == 1 else []
+    return found
+
+
+def _shape(linear: nn.Linear | Conv1D) -> tuple[int, int]:
+    """Features that go in and that come out."""
+    return tuple(linear.weight.shape if isinstance(linear, Conv1D) else reversed(linear.weight.shape))
+
+
+def _what_there_is(parts: list[nn.Module], shown: int = 3) -> str:
+    """The projections of the first modules of each class, for an error."""
+    kinds = {type(part).__name__: own for part in reversed(parts) if len(own := _own_projections(part)) > 1}
+    lists = []
+    for kind, own in list(kinds.items())[:shown]:
+        shapes = [f"{name} {'→'.join(map(str, _shape(linear)))}" for name, linear in own]
+        lists.append(f"{kind} with {', '.join(shapes)}")
+    return f"found {'; '.join(lists)}" if lists else "found no layers with two projections"
 
 
 def require_post_norm(model: PreTrainedModel) -> None:
@@ -79,7 +122,7 @@ def require_post_norm(model: PreTrainedModel) -> None:
 @contextmanager
 def watch_feed_forward(
     model: PreTrainedModel,
-    rows: Mapping[str, Tensor],
+    rows: Mapping[str, Tensor | None],
     on_scores: OnScores | None = None,
     on_update: OnUpdate | None = None,
 ) -> Iterator[None]:
@@ -87,7 +130,8 @@ def watch_feed_forward(
 
     Args:
         model: in evaluation mode.
-        rows: boolean (batch, length) for "encoder" and "decoder", True for real tokens; set anew before each pass.
+        rows: boolean (batch, length) for "encoder" and "decoder", True for real tokens, None where all are; set anew before
+            each pass.
         on_scores: called with stack, layer and the scores (real tokens, slots) that weigh the value slots.
         on_update: called with stack, layer, what is added to the residual, and the residual: (real tokens, features).
 
@@ -103,15 +147,20 @@ def watch_feed_forward(
 
 
 def _hooks(
-    block: FeedForward, rows: Mapping[str, Tensor], on_scores: OnScores | None, on_update: OnUpdate | None
+    block: FeedForward, rows: Mapping[str, Tensor | None], on_scores: OnScores | None, on_update: OnUpdate | None
 ) -> Iterator:
     def real(states: Tensor) -> Tensor:
-        if states.shape[:-1] != rows[block.stack].shape:
+        wanted = rows[block.stack]
+        if wanted is None:
+            return states.flatten(0, -2)
+        if states.shape[:-1] == (wanted.numel(),):  # OPT's: the tokens of all sequences in one row
+            states = states.unflatten(0, wanted.shape)
+        if states.shape[:-1] != wanted.shape:
             raise UserError(
                 f"feed-forward block of {block.stack} layer {block.layer + 1}: expected (batch, length, features) with "
-                f"{tuple(rows[block.stack].shape)} first, got {tuple(states.shape)}; such a model is not supported"
+                f"{tuple(wanted.shape)} first, got {tuple(states.shape)}; such a model is not supported"
             )
-        return states[rows[block.stack]]
+        return states[wanted]
 
     if on_scores is not None:
         yield block.values.register_forward_pre_hook(

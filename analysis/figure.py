@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reluformer.analysis.collection import AttentionStatistic
+from reluformer.analysis.collection import AnyBatch, AttentionStatistic
 from reluformer.analysis.feed_forward import OnScores, OnUpdate
 from reluformer.analysis.result_files import write_csv, write_result
 from reluformer.configuration.analyses import ANALYSES
@@ -36,6 +37,7 @@ class Watch:
     attention: AttentionStatistic | None = None
     on_scores: OnScores | None = None
     on_update: OnUpdate | None = None
+    on_batch: Callable[[AnyBatch], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,15 @@ class Figure:
     """One figure. Its fields, if it has any, are those of `AnalysisOptions` that it reads; it is then a dataclass.
 
     name: as `--what` has it. needs: NOTHING, MODEL (its weights) or TEXT (a model and pairs of texts).
-    of_decoders: whether it can be taken of a decoder-only model, too, on a text instead of pairs.
+    of_decoders: whether it can be taken of a decoder-only model, too, on a text instead of pairs. of_images: the same of a
+    classifier of pictures.
     definitions: what the columns of the table mean.
     """
 
     name: ClassVar[str]
     needs: ClassVar[str]
     of_decoders: ClassVar[bool] = False
+    of_images: ClassVar[bool] = False
     definitions: ClassVar[dict[str, str]]
 
     @property

@@ -28,6 +28,10 @@ class HeadSums:
         """The modules met so far, in the order of `MODULES`."""
         return sorted({module for module, _ in self._sums}, key=MODULES.index)
 
+    def heads(self, module: str) -> int:
+        """How many heads the layers of a module have."""
+        return next(len(values) for (name, _), values in self._sums.items() if name == module)
+
     def total(self) -> Tensor:
         """The sums (figures,) over everything."""
         return sum(values.sum(dim=0) for values in self._sums.values())

@@ -30,6 +30,12 @@ _CONFIG_FIELDS = (
     "regularization_weight",
     "entropy_margin",
     "activation_function",
+    "hidden_act",
+    "intermediate_size",
+    "ffn_type",
+    "ffn_top_k",
+    "activation_sparsity_pattern",
+    "ffn_threshold",
     "ffn_output_norm",
     "ffn_temperature",
 )

@@ -54,6 +54,14 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context", type=int, help="tokens of a context of a decoder-only model; default: its positions, at most 1024"
     )
+    parser.add_argument("--images", metavar="PATH", help="for a classifier: a folder of class folders, or an IDX file")
+    parser.add_argument("--image_labels", metavar="FILE", help="the labels of an IDX file of pictures")
+    parser.add_argument(
+        "--ppl_increase", type=float, nargs="+", metavar="P", help="of ppl-sparsity, percentages; default: 1"
+    )
+    parser.add_argument(
+        "--sparsity_tokens", type=int, help="most tokens that ppl-sparsity reads, but one batch; default: 2048"
+    )
     parser.add_argument(
         "--lengths", type=int, nargs="+", metavar="N", help="of variance-simulation; default: 1 to 1024"
     )

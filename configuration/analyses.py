@@ -6,7 +6,8 @@ from __future__ import annotations
 ANALYSES = {
     "entropy": "entropy",
     "entropy-share": "entropy_share",
-    "ffn-nonzeros": "ffn_nonzeros",
+    "ffn-sparsity": "ffn_sparsity",
+    "ppl-sparsity": "ppl_sparsity",
     "variance-ratio": "variance_ratio",
     "top-p": "top_p",
     "attention-maps": "model_maps",

@@ -19,6 +19,7 @@ from reluformer.configuration.recipe_checks import (
     check_name,
     check_training,
 )
+from reluformer.configuration.zeros import ZerosConfig
 
 
 @dataclass(kw_only=True)
@@ -38,6 +39,7 @@ class RunSettings:
 
     Args:
         averaging: of weights over the last checkpoints.
+        zeros: a schedule of zeros in the feed-forward networks; null: none.
         on_divergence: what happens when the loss becomes NaN or infinite, the cross-entropy more than twice that of guessing, or
             all rows of an attention module are dead: `stop` ends the run with an error that says what to change; `record` ends
             a run whose loss is not finite and records that it did not converge; in the other cases it goes on and records what
@@ -48,6 +50,7 @@ class RunSettings:
     """
 
     averaging: AveragingConfig = field(default_factory=AveragingConfig)
+    zeros: ZerosConfig | None = None
     on_divergence: Literal["stop", "record"] = "stop"
     expected_world_size: int | None = None
     training: TrainingArguments
@@ -68,6 +71,8 @@ class RunSettings:
         check_expected_world_size(self.expected_world_size)
         check_training(self.training, replaced_arguments)
         check_averaging(self.averaging, self.training)
+        if self.zeros is not None:
+            self.zeros.check()
 
 
 @dataclass(kw_only=True)

@@ -29,6 +29,7 @@ from reluformer.configuration_attention import (
     AttentionConfig,
     valid_attention_implementations,
 )
+from reluformer.configuration_feed_forward import FeedForwardConfig
 from reluformer.configuration_reluformer import PRESETS
 
 DOCS = Path(__file__).parent
@@ -84,7 +85,7 @@ def presets() -> str:
 
 
 def configuration_fields() -> str:
-    """Fields of `ReLUFormerConfig` and of `AttentionConfig`, with their types and defaults."""
+    """Fields of `ReLUFormerConfig`, `AttentionConfig` and `FeedForwardConfig`, with their types and defaults."""
     return _fields_of(ReLUFormerConfig)
 
 
@@ -99,7 +100,7 @@ def decoder_configuration_fields() -> str:
 
 
 def _fields_of(config: type[AttentionConfig]) -> str:
-    own = {**AttentionConfig.__annotations__, **config.__annotations__}
+    own = {**AttentionConfig.__annotations__, **FeedForwardConfig.__annotations__, **config.__annotations__}
     rows = []
     for each in dataclasses.fields(config):
         if each.name in own:

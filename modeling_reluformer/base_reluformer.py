@@ -73,6 +73,21 @@ class AttentionPreTrainedModel(PreTrainedModel):
                 "the weights. Call model.set_attn_implementation('eager') first."
             )
 
+    # What a schedule of training puts in the place of `config.ffn_l1_weight`; never saved.
+    scheduled_ffn_l1_weight: float | None = None
+
+    @property
+    def ffn_l1_weight(self) -> float:
+        """The weight of the L1 term of the loss, as `config.ffn_l1_weight` says it or a schedule of training."""
+        scheduled = self.scheduled_ffn_l1_weight
+        weight = self.config.ffn_l1_weight if scheduled is None else scheduled
+        if weight > 0 and (getattr(self, "_tp_size", None) or 1) > 1:
+            raise ValueError(
+                "The L1 norm is a sum over all neurons, of which this process holds some: a tensor-parallel model computes no "
+                f"loss with ffn_l1_weight={weight}. Leave labels out, or load it with tp_size=1."
+            )
+        return weight
+
     def _statistics(self) -> str:
         """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be reported."""
         config = self.config
@@ -94,6 +109,12 @@ class AttentionPreTrainedModel(PreTrainedModel):
                 "A training pass without labels: the model's own loss, and with it the regulariser "
                 f"(regularization_weight={self.config.regularization_weight}), is not computed. The Trainer's "
                 f"label_smoothing_factor does that: leave it at 0{self._instead_of_smoothing}."
+            )
+        if self.ffn_l1_weight > 0 and not is_torchdynamo_compiling():
+            logger.warning_once(
+                "A training pass without labels: the model's own loss, and with it the L1 norm of the activations "
+                f"(ffn_l1_weight={self.ffn_l1_weight}), is not computed. The Trainer's label_smoothing_factor does that: "
+                "leave it at 0."
             )
 
     # What a message may name beside `label_smoothing_factor=0`.

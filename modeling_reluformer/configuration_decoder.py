@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
-from .configuration_attention import AttentionConfig
+from .configuration_feed_forward import FeedForwardConfig
 
 NORMALIZATIONS = ("pre", "none")
 NORM_TYPES = ("layer_norm", "rms_norm")
@@ -48,7 +48,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @strict
-class ReLUFormerDecoderConfig(AttentionConfig):
+class ReLUFormerDecoderConfig(FeedForwardConfig):
     r"""
     Configuration of a [`ReLUFormerDecoderModel`]. The defaults are GPT-2's architecture in its smallest size, with ReLU
     attention and without dropout.
@@ -57,9 +57,9 @@ class ReLUFormerDecoderConfig(AttentionConfig):
     layers of the FFN, no norm but the last, and the start of its authors) and `llama_relu` (Llama's architecture, with a ReLU for
     SiLU in the FFN and for the softmax of attention). They name neither sizes nor dropout.
 
-    The fields of attention and of its regulariser are those of [`AttentionConfig`]; `attention_gamma` of about `sqrt(2 n)`
-    suits contexts of `n` tokens. What follows is this class' own. A wrong value raises a `ValueError` that names the field, the
-    value and the valid choices.
+    The fields of attention and of its regulariser are those of [`AttentionConfig`], those of zeros in the FFN of
+    [`FeedForwardConfig`]; `attention_gamma` of about `sqrt(2 n)` suits contexts of `n` tokens. What follows is this class' own.
+    A wrong value raises a `ValueError` that names the field, the value and the valid choices.
 
     Args:
         intermediate_size (`int`, *optional*): width of the FFN. Default: `4 * hidden_size`.
@@ -74,7 +74,7 @@ class ReLUFormerDecoderConfig(AttentionConfig):
         ffn_type (`str`, defaults to `"mlp"`):
             With `f` for `hidden_act`: `mlp`, `W2 f(W1 x)`; `glu`, `W3 (f(W1 x) * W2 x)` (SwiGLU, ReGLU); `dglu`,
             `W3 (f(W1 x) * f(W2 x))` (dReLU).
-        hidden_act (`str`, defaults to `"gelu_new"`): any name of `ACT2FN`.
+        hidden_act (`str`, defaults to `"gelu_new"`): any name of `ACT2FN`; also given as `activation_function`.
         query_key_bias, value_bias, output_bias, ffn_bias (`bool`, default to `True`):
             Biases of the projections of attention to queries and keys, to values, and of its output; of the FFN.
         init_std (`float`, defaults to 0.02): standard deviation of all initial weights; biases are 0.
@@ -99,7 +99,7 @@ class ReLUFormerDecoderConfig(AttentionConfig):
     model_type = "reluformer_decoder"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     more_arguments: ClassVar[tuple[str, ...]] = ("rope_theta", "rope_scaling")
-    attribute_map = {"initializer_range": "init_std"}
+    attribute_map = {"initializer_range": "init_std", "activation_function": "hidden_act"}
     keys_to_ignore_at_inference = [
         "past_key_values",
         "cross_entropy",
@@ -107,6 +107,7 @@ class ReLUFormerDecoderConfig(AttentionConfig):
         "attention_sum",
         "attention_entropy",
         "dead_row_fraction",
+        "ffn_l1",
     ]
 
     vocab_size: int = 32000
@@ -159,6 +160,7 @@ class ReLUFormerDecoderConfig(AttentionConfig):
             self.require_choice(name, choices)
         self._resolve_sizes()
         self._check_numbers()
+        self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
         self._check_rotary_arguments(kwargs)
         super().__post_init__(**kwargs)
         if self.position_embedding == "learned":

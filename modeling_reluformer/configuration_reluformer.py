@@ -19,6 +19,7 @@ from .configuration_attention import (  # noqa: F401
     require_attention_implementation,
     valid_attention_implementations,
 )
+from .configuration_feed_forward import FeedForwardConfig
 
 FFN_OUTPUT_NORMS = ("none", "layer_norm")
 
@@ -54,6 +55,11 @@ def require_tensor_parallel(config: "ReLUFormerConfig", processes: int) -> None:
             config.activation_function == "softmax",
             "normalises over the columns of all processes",
         ),
+        "ffn_top_k": (config.ffn_top_k is not None, "looks at the columns of all processes"),
+        "activation_sparsity_pattern": (
+            bool(config.activation_sparsity_pattern),
+            "looks at the columns of all processes",
+        ),
     }
     for name, (is_set, reason) in whole_only.items():
         if is_set:
@@ -66,12 +72,13 @@ def require_tensor_parallel(config: "ReLUFormerConfig", processes: int) -> None:
 
 
 @strict
-class ReLUFormerConfig(AttentionConfig):
+class ReLUFormerConfig(FeedForwardConfig):
     r"""
     Configuration of a [`ReLUFormerModel`]. The defaults are the architecture of arXiv 2302.06461 in its WMT14 size.
 
-    The field names are Marian's; the fields of attention and of its regulariser are those of [`AttentionConfig`], and what
-    follows is ReLUFormer's own. A wrong value raises a `ValueError` that names the field, the value and the valid choices.
+    The field names are Marian's; the fields of attention and of its regulariser are those of [`AttentionConfig`], those of zeros
+    in the FFN of [`FeedForwardConfig`], and what follows is ReLUFormer's own. A wrong value raises a `ValueError` that names
+    the field, the value and the valid choices.
 
     Args:
         ffn_output_norm (`str`, defaults to `"none"`): `none`, or `layer_norm` on the result of the FFN (Table 1).
@@ -147,6 +154,8 @@ class ReLUFormerConfig(AttentionConfig):
         self._check_heads()
         self._check_ffn()
         self._check_numbers()
+        widths = (self.encoder_ffn_dim, self.decoder_ffn_dim)
+        self.check_feed_forward(self.activation_function, self.encoder_layers + self.decoder_layers, *widths)
         super().__post_init__(**kwargs)
         # after the library, whose older versions add the embedding to the plan
         self.base_model_tp_plan = self._tensor_parallel_plan()

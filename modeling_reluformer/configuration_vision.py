@@ -7,7 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
-from .configuration_attention import AttentionConfig
+from .configuration_feed_forward import FeedForwardConfig
 
 logger = logging.get_logger(__name__)
 
@@ -48,14 +48,14 @@ def small_start_warning(initializer_range: float, hidden_size: int, alpha: float
 
 
 @strict
-class ReLUFormerVisionConfig(AttentionConfig):
+class ReLUFormerVisionConfig(FeedForwardConfig):
     r"""
     Configuration of a [`ReLUFormerVisionModel`]. The defaults are the architecture of arXiv 2309.08586 in the size of ViT-B/16.
 
-    The field names are those of Transformers' `ViTConfig`; the fields of attention and of its regulariser are those of
-    [`AttentionConfig`], with two other defaults: `attention_scaling` is `length` for point-wise activations, and
-    `attention_qk_norm` is on. What follows is this class' own. A wrong value raises a `ValueError` that names the field, the
-    value and the valid choices.
+    The field names are those of Transformers' `ViTConfig`; the fields of zeros in the FFN are those of [`FeedForwardConfig`], and
+    those of attention and of its regulariser those of [`AttentionConfig`], with two other defaults: `attention_scaling` is
+    `length` for point-wise activations, and `attention_qk_norm` is on. What follows is this class' own. A wrong value raises a
+    `ValueError` that names the field, the value and the valid choices.
 
     Args:
         pooling (`str`, defaults to `"mean"`):
@@ -82,7 +82,7 @@ class ReLUFormerVisionConfig(AttentionConfig):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     pointwise_scaling: ClassVar[str] = "length"
     more_arguments: ClassVar[tuple[str, ...]] = ("num_labels",)
-    attribute_map = {"attention_dropout": "attention_probs_dropout_prob"}
+    attribute_map = {"attention_dropout": "attention_probs_dropout_prob", "activation_function": "hidden_act"}
 
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -129,6 +129,7 @@ class ReLUFormerVisionConfig(AttentionConfig):
         self.require_rates("hidden_dropout_prob", "attention_probs_dropout_prob")
         self.require_at_least_one("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         self.require_at_least_one("num_channels")
+        self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
         for name in ("initializer_range", "layer_norm_eps"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)} must be a finite number above 0.")

@@ -11,6 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention_reluformer import AttentionContext
 from .configuration_decoder import ReLUFormerDecoderConfig
+from .feed_forward_reluformer import FeedForward, activation_norms, feed_forward_activation
 from .multihead_reluformer import ReLUFormerAttention
 
 
@@ -20,42 +21,44 @@ def norm_of(config: ReLUFormerDecoderConfig) -> nn.Module:
     return kind(config.hidden_size, eps=config.norm_eps)
 
 
-class ReLUFormerMLP(nn.Module):
+class ReLUFormerMLP(FeedForward):
     """`fc2(f(fc1(x)))`."""
 
-    def __init__(self, config: ReLUFormerDecoderConfig) -> None:
+    def __init__(self, config: ReLUFormerDecoderConfig, layer_idx: int) -> None:
         super().__init__()
         self.activation_dropout = config.activation_dropout
-        self.activation_fn = ACT2FN[config.hidden_act]
+        self.activation_fn = feed_forward_activation(config, config.hidden_act, layer_idx)
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.ffn_bias)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(batch, length, hidden_size) → the same."""
+    def forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """(batch, length, hidden_size) → the same; with `row_weight`, also the `activation_norms`."""
         activated = self.activation_fn(self.fc1(hidden_states))
-        return self.fc2(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
+        update = self.fc2(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
+        return update if row_weight is None else (update, activation_norms(activated, row_weight))
 
     def last_projection(self) -> nn.Linear:
         """What writes to the residual stream, see `scale_residual_init`."""
         return self.fc2
 
 
-class ReLUFormerGatedMLP(nn.Module):
+class ReLUFormerGatedMLP(FeedForward):
     """`down_proj(f(gate_proj(x)) * up_proj(x))`, with `ffn_type="dglu"` the activation in both factors. Names are Llama's."""
 
-    def __init__(self, config: ReLUFormerDecoderConfig) -> None:
+    def __init__(self, config: ReLUFormerDecoderConfig, layer_idx: int) -> None:
         super().__init__()
         self.activation_dropout = config.activation_dropout
-        self.activation_fn = ACT2FN[config.hidden_act]
-        self.up_fn = self.activation_fn if config.ffn_type == "dglu" else nn.Identity()
+        self.activation_fn = feed_forward_activation(config, config.hidden_act, layer_idx)
+        self.up_fn = ACT2FN[config.hidden_act] if config.ffn_type == "dglu" else nn.Identity()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.ffn_bias)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(batch, length, hidden_size) → the same."""
+    def forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """(batch, length, hidden_size) → the same; with `row_weight`, also the `activation_norms`."""
         activated = self.activation_fn(self.gate_proj(hidden_states)) * self.up_fn(self.up_proj(hidden_states))
-        return self.down_proj(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
+        update = self.down_proj(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
+        return update if row_weight is None else (update, activation_norms(activated, row_weight))
 
     def last_projection(self) -> nn.Linear:
         """What writes to the residual stream, see `scale_residual_init`."""
@@ -80,7 +83,7 @@ class ReLUFormerCausalLayer(GradientCheckpointingLayer):
             key_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
         )
-        self.mlp = (ReLUFormerMLP if config.ffn_type == "mlp" else ReLUFormerGatedMLP)(config)
+        self.mlp = (ReLUFormerMLP if config.ffn_type == "mlp" else ReLUFormerGatedMLP)(config, layer_idx)
         for projection in (self.self_attn.out_proj, self.mlp.last_projection()):
             projection.writes_to_residual = True  # for `scale_residual_init`
         self.input_layernorm = self.post_attention_layernorm = None
@@ -88,14 +91,25 @@ class ReLUFormerCausalLayer(GradientCheckpointingLayer):
             self.input_layernorm, self.post_attention_layernorm = norm_of(config), norm_of(config)
 
     def forward(
-        self, hidden_states: Tensor, context: AttentionContext, past_key_values: Cache | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """(batch, length, hidden_size) → the same, and the figures (1, 5) of its attention if wanted."""
+        self,
+        hidden_states: Tensor,
+        context: AttentionContext,
+        past_key_values: Cache | None = None,
+        ffn_row_weight: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """(batch, length, hidden_size) → the same, and if wanted the figures (1, 5) of its attention and the norms (1,) of its
+        FFN."""
         normed = hidden_states if self.input_layernorm is None else self.input_layernorm(hidden_states)
         attended, _, figures = self.self_attn(normed, context, past_key_values=past_key_values, **kwargs)
         hidden_states = hidden_states + nn.functional.dropout(attended, p=self.dropout, training=self.training)
         normed = (
             hidden_states if self.post_attention_layernorm is None else self.post_attention_layernorm(hidden_states)
         )
-        update = nn.functional.dropout(self.mlp(normed), p=self.dropout, training=self.training)
-        return hidden_states + update, None if figures is None else figures.unsqueeze(0)
+        norms = None
+        if ffn_row_weight is None:
+            update = self.mlp(normed)
+        else:
+            update, norms = self.mlp(normed, ffn_row_weight)
+        update = nn.functional.dropout(update, p=self.dropout, training=self.training)
+        return hidden_states + update, None if figures is None else figures.unsqueeze(0), norms

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention_reluformer import AttentionContext
 from .configuration_reluformer import ReLUFormerConfig
+from .feed_forward_reluformer import FeedForward, activation_norms, feed_forward_activation
 from .multihead_reluformer import ReLUFormerAttention
 
 
@@ -38,15 +38,17 @@ class SinusoidalPositions(nn.Module):
         return nn.functional.embedding(position_ids, self.weight)
 
 
-class ReLUFormerLayer(GradientCheckpointingLayer):
+class ReLUFormerLayer(FeedForward, GradientCheckpointingLayer):
     """What encoder and decoder layers share: the feed-forward network, and dropout, residual and norm around each block."""
 
-    def __init__(self, config: ReLUFormerConfig, ffn_dim: int) -> None:
+    def __init__(self, config: ReLUFormerConfig, ffn_dim: int, ffn_layer: int) -> None:
         super().__init__()
         self.dropout = config.dropout
         self.activation_dropout = config.activation_dropout
         self.ffn_temperature = config.ffn_temperature
-        self.activation_fn = None if config.activation_function == "softmax" else ACT2FN[config.activation_function]
+        self.activation_fn = None
+        if config.activation_function != "softmax":
+            self.activation_fn = feed_forward_activation(config, config.activation_function, ffn_layer)
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.ffn_layer_norm = nn.LayerNorm(config.d_model) if config.ffn_output_norm == "layer_norm" else None
@@ -55,35 +57,44 @@ class ReLUFormerLayer(GradientCheckpointingLayer):
     def add_and_norm(self, residual: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
         return norm(residual + nn.functional.dropout(update, p=self.dropout, training=self.training))
 
-    def feed_forward(self, hidden_states: Tensor) -> Tensor:
-        """Eq. 1 with any activation; with softmax it is the key-value memory of Eq. 2, and with a norm, Table 1's third row."""
+    def feed_forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Eq. 1 with any activation; with softmax it is the key-value memory of Eq. 2, and with a norm, Table 1's third row.
+
+        Returns:
+            (batch, length, d_model), and with `row_weight` the `activation_norms`.
+        """
         scores = self.fc1(hidden_states)
         if self.activation_fn is None:
             scores = torch.softmax(scores / self.ffn_temperature, dim=-1)
         else:
             scores = self.activation_fn(scores)
+        norms = None if row_weight is None else activation_norms(scores, row_weight)
         scores = nn.functional.dropout(scores, p=self.activation_dropout, training=self.training)
         update = self.fc2(scores)
-        return update if self.ffn_layer_norm is None else self.ffn_layer_norm(update)
+        return update if self.ffn_layer_norm is None else self.ffn_layer_norm(update), norms
 
 
 class ReLUFormerEncoderLayer(ReLUFormerLayer):
     def __init__(self, config: ReLUFormerConfig, layer_idx: int | None = None) -> None:
-        super().__init__(config, config.encoder_ffn_dim)
+        super().__init__(config, config.encoder_ffn_dim, layer_idx or 0)
         self.self_attn = ReLUFormerAttention(config, config.encoder_attention_heads, layer_idx)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, hidden_states: Tensor, context: AttentionContext, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """(batch, length, d_model) → the same, and the figures (1, 5) of its attention if wanted."""
+    def forward(
+        self, hidden_states: Tensor, context: AttentionContext, ffn_row_weight: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """(batch, length, d_model) → the same, and if wanted the figures (1, 5) of its attention and the norms (1,) of its
+        FFN."""
         attended, _, figures = self.self_attn(hidden_states, context, **kwargs)
         hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
-        hidden_states = self.add_and_norm(hidden_states, self.feed_forward(hidden_states), self.final_layer_norm)
-        return hidden_states, None if figures is None else figures.unsqueeze(0)
+        update, norms = self.feed_forward(hidden_states, ffn_row_weight)
+        hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
+        return hidden_states, None if figures is None else figures.unsqueeze(0), norms
 
 
 class ReLUFormerDecoderLayer(ReLUFormerLayer):
     def __init__(self, config: ReLUFormerConfig, layer_idx: int | None = None) -> None:
-        super().__init__(config, config.decoder_ffn_dim)
+        super().__init__(config, config.decoder_ffn_dim, config.encoder_layers + (layer_idx or 0))
         heads = config.decoder_attention_heads
         self.self_attn = ReLUFormerAttention(config, heads, layer_idx, is_decoder=True, is_causal=True)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
@@ -97,9 +108,11 @@ class ReLUFormerDecoderLayer(ReLUFormerLayer):
         encoder_hidden_states: Tensor | None = None,
         cross_context: AttentionContext | None = None,
         past_key_values: Cache | None = None,
+        ffn_row_weight: Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """(batch, length, d_model) → the same, and the figures (2, 5) of its attentions (self, cross) if wanted."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """(batch, length, d_model) → the same, and if wanted the figures (2, 5) of its attentions (self, cross) and the norms
+        (1,) of its FFN."""
         attended, _, figures = self.self_attn(hidden_states, context, past_key_values=past_key_values, **kwargs)
         hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
         if encoder_hidden_states is not None:
@@ -110,5 +123,5 @@ class ReLUFormerDecoderLayer(ReLUFormerLayer):
             figures = None if figures is None else torch.stack([figures, cross_figures])
         elif figures is not None:
             figures = figures.unsqueeze(0)
-        hidden_states = self.add_and_norm(hidden_states, self.feed_forward(hidden_states), self.final_layer_norm)
-        return hidden_states, figures
+        update, norms = self.feed_forward(hidden_states, ffn_row_weight)
+        return self.add_and_norm(hidden_states, update, self.final_layer_norm), figures, norms

@@ -2,6 +2,9 @@
 
     loss = [ sum over target tokens of smoothed cross-entropy + weight · sum_b L_reg(b) · targets_b ] / N
 
+Where `ffn_l1_weight` is set, ffn_l1_weight · sum_b L1(b) · targets_b is a third term of the sum: L1(b) is the mean over the
+feed-forward networks of the mean over the real rows of sentence b of ‖a‖₁, the sum of their activations' magnitudes.
+
 L_reg(b) is the mean over attention modules of the mean over heads and real query rows of sentence b. With
 N = `num_items_in_batch` the result does not depend on how a batch is cut into steps and processes.
 """
@@ -28,7 +31,7 @@ class SentenceRows(NamedTuple):
 
 
 class RegularizedLoss(NamedTuple):
-    """Scalars: loss = cross_entropy + weight · regularization. The fields from `regularization` on are None where undefined."""
+    """Scalars: loss = cross_entropy + weight · regularization + ffn_l1_weight · ffn_l1. What is undefined is None."""
 
     loss: Tensor
     cross_entropy: Tensor
@@ -36,6 +39,7 @@ class RegularizedLoss(NamedTuple):
     attention_sum: Tensor | None
     attention_entropy: Tensor | None
     dead_row_fraction: Tensor | None
+    ffn_l1: Tensor | None = None
 
 
 def check_labels(labels: Tensor, vocab_size: int) -> None:
@@ -121,6 +125,8 @@ def translation_loss(
     *,
     statistics: str,
     regularization_weight: float,
+    ffn_norms: Tensor | None = None,
+    ffn_l1_weight: float = 0.0,
     num_items_in_batch: Tensor | int | None = None,
 ) -> RegularizedLoss:
     """The loss of one forward pass.
@@ -129,11 +135,18 @@ def translation_loss(
         cross_entropy_sum: scalar, over all labels. labels: (batch, target), -100 ignored.
         figures: (modules, 5), see `module_figures`; None where the attention gives no statistics.
         statistics: which of them were asked for: "none", "sum" or "sum+entropy".
+        ffn_norms: (FFNs,), see `activation_norms`; None: no L1 term. ffn_l1_weight: its weight.
         num_items_in_batch: N; None: the number of targets here.
     """
     items = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
     return regularized_loss(
-        cross_entropy_sum, items, figures, statistics=statistics, regularization_weight=regularization_weight
+        cross_entropy_sum,
+        items,
+        figures,
+        statistics=statistics,
+        regularization_weight=regularization_weight,
+        ffn_norms=ffn_norms,
+        ffn_l1_weight=ffn_l1_weight,
     )
 
 
@@ -144,15 +157,27 @@ def regularized_loss(
     *,
     statistics: str,
     regularization_weight: float,
+    ffn_norms: Tensor | None = None,
+    ffn_l1_weight: float = 0.0,
 ) -> RegularizedLoss:
     """The loss of one forward pass over any kind of items: target tokens, or images.
 
     Args:
         loss_sum: scalar, of the items here, without regulariser.
         items: N, their number in the whole update.
-        figures, statistics, regularization_weight: see `translation_loss`.
+        figures, statistics, regularization_weight, ffn_norms, ffn_l1_weight: see `translation_loss`.
     """
     items = torch.as_tensor(items, device=loss_sum.device).clamp_min(1)
+    found = _with_attention(loss_sum, items, figures, statistics, regularization_weight)
+    if ffn_norms is None:
+        return found
+    ffn_l1 = ffn_norms.mean() / items
+    return found._replace(loss=found.loss + ffn_l1_weight * ffn_l1, ffn_l1=ffn_l1)
+
+
+def _with_attention(
+    loss_sum: Tensor, items: Tensor, figures: Tensor | None, statistics: str, regularization_weight: float
+) -> RegularizedLoss:
     cross_entropy = loss_sum / items
     # A copy: the Trainer multiplies the loss by the number of processes, in place.
     loss = cross_entropy.clone()

@@ -80,6 +80,7 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         segment_ids: Tensor | None = None,
         row_weight: Tensor | None = None,
         statistics: str = "none",
+        ffn_norms: bool = False,
         **kwargs: Any,
     ) -> ReLUFormerDecoderModelOutput:
         """input_ids (batch, length) → last_hidden_state (batch, length, hidden_size). attention_mask covers cache and input."""
@@ -116,14 +117,22 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             rotation=None if self.rotary_emb is None else self.rotary_emb(inputs_embeds, position_ids=position_ids),
         )
         hidden_states = self._with_positions(inputs_embeds, position_ids)
-        figures = []
+        figures, norms = [], []
         for layer in self.layers:
-            hidden_states, layer_figures = layer(hidden_states, context, past_key_values=past_key_values, **kwargs)
+            hidden_states, layer_figures, layer_norms = layer(
+                hidden_states,
+                context,
+                past_key_values=past_key_values,
+                ffn_row_weight=row_weight if ffn_norms else None,
+                **kwargs,
+            )
             figures.append(layer_figures)
+            norms.append(layer_norms)
         return ReLUFormerDecoderModelOutput(
             last_hidden_state=hidden_states if self.norm is None else self.norm(hidden_states),
             past_key_values=past_key_values,
             attention_figures=join_figures(figures),
+            ffn_norms=join_figures(norms),
         )
 
     def _positions(
@@ -286,6 +295,7 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             segment_ids=segment_ids,
             row_weight=row_weight,
             statistics=statistics,
+            ffn_norms=labels is not None and self.ffn_l1_weight > 0,
             return_dict=True,
             **kwargs,
         )
@@ -303,6 +313,8 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
                 outputs.attention_figures,
                 statistics=statistics,
                 regularization_weight=self.config.regularization_weight,
+                ffn_norms=outputs.ffn_norms,
+                ffn_l1_weight=self.ffn_l1_weight,
                 num_items_in_batch=num_items_in_batch,
             )._asdict()
         return ReLUFormerCausalLMOutput(

@@ -74,6 +74,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
         targets_per_source: int = 1,
         sentence_rows: SentenceRows | None = None,
         statistics: str = "none",
+        ffn_norms: bool = False,
         **kwargs: Any,
     ) -> ReLUFormerModelOutput:
         if (segment_ids is None) != (decoder_segment_ids is None):
@@ -90,6 +91,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
                 segment_ids=segment_ids,
                 row_weight=encoder_weight,
                 statistics=statistics,
+                ffn_norms=ffn_norms,
                 return_dict=True,
                 **kwargs,
             )
@@ -108,6 +110,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
             targets_per_source=targets_per_source,
             row_weight=decoder_weight,
             statistics=statistics,
+            ffn_norms=ffn_norms,
             return_dict=True,
             **kwargs,
         )
@@ -123,6 +126,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
             attention_figures=join_figures(
                 [getattr(encoder_outputs, "attention_figures", None), decoder_outputs.attention_figures]
             ),
+            ffn_norms=join_figures([getattr(encoder_outputs, "ffn_norms", None), decoder_outputs.ffn_norms]),
         )
 
 
@@ -254,6 +258,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
             decoder_segment_ids=decoder_segment_ids,
             sentence_rows=rows,
             statistics=statistics,
+            ffn_norms=rows is not None and self.ffn_l1_weight > 0,
             return_dict=True,
             **kwargs,
         )
@@ -274,6 +279,8 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
                 outputs.attention_figures,
                 statistics=statistics,
                 regularization_weight=self.config.regularization_weight,
+                ffn_norms=outputs.ffn_norms,
+                ffn_l1_weight=self.ffn_l1_weight,
                 num_items_in_batch=num_items_in_batch,
             )._asdict()
         return ReLUFormerSeq2SeqLMOutput(
@@ -323,7 +330,14 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
     def _warn_about_missing_figures(self, encoder_outputs: Any) -> None:
-        if encoder_outputs is None or self.config.regularization_weight == 0 or is_torchdynamo_compiling():
+        if encoder_outputs is None or is_torchdynamo_compiling():
+            return
+        if self.ffn_l1_weight > 0 and getattr(encoder_outputs, "ffn_norms", None) is None:
+            logger.warning_once(
+                "labels were given with encoder_outputs that hold no norms of the encoder's feed-forward networks: the L1 term "
+                "of this loss is that of the decoder alone. Give input_ids instead of encoder_outputs for the whole term."
+            )
+        if self.config.regularization_weight == 0:
             return
         if getattr(encoder_outputs, "attention_figures", None) is None:
             logger.warning_once(

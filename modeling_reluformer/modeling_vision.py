@@ -15,6 +15,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention_reluformer import AttentionContext, attention_context
 from .base_reluformer import AttentionPreTrainedModel
 from .configuration_vision import ReLUFormerVisionConfig, pair
+from .feed_forward_reluformer import FeedForward, activation_norms, feed_forward_activation
 from .loss_reluformer import IGNORED_LABEL, regularized_loss
 from .loss_vision import check_image_labels, classification_loss_sum, labelled_images, problem_type_of
 from .multihead_reluformer import ReLUFormerAttention
@@ -100,7 +101,7 @@ class ReLUFormerVisionEmbeddings(nn.Module):
         return torch.cat([first, grid.flatten(2).transpose(1, 2)], dim=1)
 
 
-class ReLUFormerVisionLayer(GradientCheckpointingLayer):
+class ReLUFormerVisionLayer(FeedForward, GradientCheckpointingLayer):
     """Attention and feed-forward network, each behind a norm (pre-LN, as in ViT)."""
 
     def __init__(self, config: ReLUFormerVisionConfig, layer_idx: int) -> None:
@@ -109,18 +110,22 @@ class ReLUFormerVisionLayer(GradientCheckpointingLayer):
         self.self_attn = ReLUFormerAttention(config, heads, layer_idx, qkv_bias=config.qkv_bias)
         self.layernorm_before = nn.LayerNorm(features, eps=config.layer_norm_eps)
         self.layernorm_after = nn.LayerNorm(features, eps=config.layer_norm_eps)
-        self.activation_fn = ACT2FN[config.hidden_act]
+        self.activation_fn = feed_forward_activation(config, config.hidden_act, layer_idx)
         self.fc1 = nn.Linear(features, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, features)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, hidden_states: Tensor, context: AttentionContext, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """(batch, tokens, hidden_size) → the same, and the figures (1, 5) of its attention if wanted."""
+    def forward(
+        self, hidden_states: Tensor, context: AttentionContext, ffn_row_weight: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """(batch, tokens, hidden_size) → the same, and if wanted the figures (1, 5) of its attention and the norms (1,) of its
+        FFN."""
         attended, _, figures = self.self_attn(self.layernorm_before(hidden_states), context, **kwargs)
         hidden_states = hidden_states + self.dropout(attended)
-        update = self.fc2(self.activation_fn(self.fc1(self.layernorm_after(hidden_states))))
-        hidden_states = hidden_states + self.dropout(update)
-        return hidden_states, None if figures is None else figures.unsqueeze(0)
+        activated = self.activation_fn(self.fc1(self.layernorm_after(hidden_states)))
+        hidden_states = hidden_states + self.dropout(self.fc2(activated))
+        norms = None if ffn_row_weight is None else activation_norms(activated, ffn_row_weight)
+        return hidden_states, None if figures is None else figures.unsqueeze(0), norms
 
 
 class ReLUFormerVisionPooler(nn.Module):
@@ -188,6 +193,7 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
         interpolate_pos_encoding: bool = False,
         row_weight: Tensor | None = None,
         statistics: str = "none",
+        ffn_norms: bool = False,
         **kwargs: Any,
     ) -> ReLUFormerVisionOutput:
         """pixel_values (batch, channels, height, width) → last_hidden_state (batch, tokens, hidden_size), pooler_output."""
@@ -204,16 +210,20 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
         context = attention_context(
             self.config, hidden_states, None, keys=tokens, row_weight=row_weight, statistics=statistics
         )
-        figures = []
+        figures, norms = [], []
         for layer in self.layers:
-            hidden_states, layer_figures = layer(hidden_states, context, **kwargs)
+            hidden_states, layer_figures, layer_norms = layer(
+                hidden_states, context, ffn_row_weight=row_weight if ffn_norms else None, **kwargs
+            )
             figures.append(layer_figures)
+            norms.append(layer_norms)
         hidden_states = self.layernorm(hidden_states)
         pooled = hidden_states[:, 0] if self.config.pooling == "cls" else hidden_states.mean(dim=1)
         return ReLUFormerVisionOutput(
             last_hidden_state=hidden_states,
             pooler_output=pooled if self.pooler is None else self.pooler(pooled),
             attention_figures=join_figures(figures),
+            ffn_norms=join_figures(norms),
         )
 
 
@@ -292,6 +302,7 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             interpolate_pos_encoding=interpolate_pos_encoding,
             row_weight=row_weight,
             statistics=statistics,
+            ffn_norms=kind is not None and self.ffn_l1_weight > 0,
             return_dict=True,
             **kwargs,
         )
@@ -304,6 +315,8 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
                 outputs.attention_figures,
                 statistics=statistics,
                 regularization_weight=self.config.regularization_weight,
+                ffn_norms=outputs.ffn_norms,
+                ffn_l1_weight=self.ffn_l1_weight,
             )._asdict()
         return ReLUFormerImageClassifierOutput(
             logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **losses

@@ -18,30 +18,37 @@ from transformers.modeling_outputs import (
 
 @dataclass
 class ReLUFormerEncoderOutput(BaseModelOutput):
-    """`attention_figures`: (encoder modules, 5), see `module_figures`; None where not asked for."""
+    """`attention_figures`: (encoder modules, 5), see `module_figures`; `ffn_norms`: (FFNs,), see `activation_norms`; None where
+    not asked for."""
 
     attention_figures: Tensor | None = None
+    ffn_norms: Tensor | None = None
 
 
 @dataclass
 class ReLUFormerDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """`attention_figures`: (decoder modules, 5), see `module_figures`; None where not asked for."""
+    """`attention_figures`: (decoder modules, 5), see `module_figures`; `ffn_norms`: (FFNs,), see `activation_norms`; None where
+    not asked for."""
 
     attention_figures: Tensor | None = None
+    ffn_norms: Tensor | None = None
 
 
 @dataclass
 class ReLUFormerModelOutput(Seq2SeqModelOutput):
-    """`attention_figures`: (modules, 5), see `module_figures`; None where not asked for."""
+    """`attention_figures`: (modules, 5), see `module_figures`; `ffn_norms`: (FFNs,), see `activation_norms`; None where not
+    asked for."""
 
     attention_figures: Tensor | None = None
+    ffn_norms: Tensor | None = None
 
 
 @dataclass
 class ReLUFormerSeq2SeqLMOutput(Seq2SeqLMOutput):
     """With `labels`, the loss, its parts per target token and figures of the attention. All are scalars, None where undefined.
 
-    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7).
+    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7), plus
+        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁` over FFNs and target tokens.
     attention_sum, attention_entropy, dead_row_fraction: means of S, of H (nats) and of rows without any positive weight
         over all attention modules, heads and real query rows.
     """
@@ -51,20 +58,24 @@ class ReLUFormerSeq2SeqLMOutput(Seq2SeqLMOutput):
     attention_sum: Tensor | None = None
     attention_entropy: Tensor | None = None
     dead_row_fraction: Tensor | None = None
+    ffn_l1: Tensor | None = None
 
 
 @dataclass
 class ReLUFormerDecoderModelOutput(BaseModelOutputWithPast):
-    """`attention_figures`: (layers, 5), see `module_figures`; None where not asked for."""
+    """`attention_figures`: (layers, 5), see `module_figures`; `ffn_norms`: (FFNs,), see `activation_norms`; None where not
+    asked for."""
 
     attention_figures: Tensor | None = None
+    ffn_norms: Tensor | None = None
 
 
 @dataclass
 class ReLUFormerCausalLMOutput(CausalLMOutputWithPast):
     """With `labels`, the loss, its parts per target token and figures of the attention. All are scalars, None where undefined.
 
-    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7).
+    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7), plus
+        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁` over FFNs and target tokens.
     attention_sum, attention_entropy, dead_row_fraction: as in `ReLUFormerSeq2SeqLMOutput`.
     """
 
@@ -73,13 +84,16 @@ class ReLUFormerCausalLMOutput(CausalLMOutputWithPast):
     attention_sum: Tensor | None = None
     attention_entropy: Tensor | None = None
     dead_row_fraction: Tensor | None = None
+    ffn_l1: Tensor | None = None
 
 
 @dataclass
 class ReLUFormerVisionOutput(BaseModelOutputWithPooling):
-    """`attention_figures`: (layers, 5), see `module_figures`; None where not asked for."""
+    """`attention_figures`: (layers, 5), see `module_figures`; `ffn_norms`: (FFNs,), see `activation_norms`; None where not
+    asked for."""
 
     attention_figures: Tensor | None = None
+    ffn_norms: Tensor | None = None
 
 
 @dataclass
@@ -87,7 +101,7 @@ class ReLUFormerImageClassifierOutput(ImageClassifierOutput):
     """With `labels`, the loss, its parts per picture and figures of the attention. All are scalars, None where undefined.
 
     cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7), where
-        `cross_entropy` is the loss of the kind of problem.
+        `cross_entropy` is the loss of the kind of problem, plus config.ffn_l1_weight · ffn_l1.
     attention_sum, attention_entropy, dead_row_fraction: as in `ReLUFormerSeq2SeqLMOutput`.
     """
 
@@ -96,6 +110,7 @@ class ReLUFormerImageClassifierOutput(ImageClassifierOutput):
     attention_sum: Tensor | None = None
     attention_entropy: Tensor | None = None
     dead_row_fraction: Tensor | None = None
+    ffn_l1: Tensor | None = None
 
 
 def join_figures(figures: list[Tensor | None]) -> Tensor | None:

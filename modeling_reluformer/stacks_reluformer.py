@@ -142,6 +142,7 @@ class ReLUFormerEncoder(ReLUFormerStack):
         segment_ids: Tensor | None = None,
         row_weight: Tensor | None = None,
         statistics: str = "none",
+        ffn_norms: bool = False,
         **kwargs: Any,
     ) -> ReLUFormerEncoderOutput:
         """input_ids (batch, source) → last_hidden_state (batch, source, d_model)."""
@@ -158,11 +159,16 @@ class ReLUFormerEncoder(ReLUFormerStack):
             statistics=statistics,
         )
         hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids)
-        figures = []
+        figures, norms = [], []
         for layer in self.layers:
-            hidden_states, layer_figures = layer(hidden_states, context, **kwargs)
+            hidden_states, layer_figures, layer_norms = layer(
+                hidden_states, context, ffn_row_weight=row_weight if ffn_norms else None, **kwargs
+            )
             figures.append(layer_figures)
-        return ReLUFormerEncoderOutput(last_hidden_state=hidden_states, attention_figures=join_figures(figures))
+            norms.append(layer_norms)
+        return ReLUFormerEncoderOutput(
+            last_hidden_state=hidden_states, attention_figures=join_figures(figures), ffn_norms=join_figures(norms)
+        )
 
 
 class ReLUFormerDecoder(ReLUFormerStack):
@@ -192,6 +198,7 @@ class ReLUFormerDecoder(ReLUFormerStack):
         targets_per_source: int = 1,
         row_weight: Tensor | None = None,
         statistics: str = "none",
+        ffn_norms: bool = False,
         **kwargs: Any,
     ) -> ReLUFormerDecoderOutput:
         """input_ids (batch, target) → last_hidden_state (batch, target, d_model). attention_mask covers cache and input.
@@ -236,12 +243,22 @@ class ReLUFormerDecoder(ReLUFormerStack):
                 **figures_wanted,
             )
         hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids, seen)
-        figures = []
+        figures, norms = [], []
         for layer in self.layers:
-            hidden_states, layer_figures = layer(
-                hidden_states, context, encoder_hidden_states, cross_context, past_key_values=past_key_values, **kwargs
+            hidden_states, layer_figures, layer_norms = layer(
+                hidden_states,
+                context,
+                encoder_hidden_states,
+                cross_context,
+                past_key_values=past_key_values,
+                ffn_row_weight=row_weight if ffn_norms else None,
+                **kwargs,
             )
             figures.append(layer_figures)
+            norms.append(layer_norms)
         return ReLUFormerDecoderOutput(
-            last_hidden_state=hidden_states, past_key_values=past_key_values, attention_figures=join_figures(figures)
+            last_hidden_state=hidden_states,
+            past_key_values=past_key_values,
+            attention_figures=join_figures(figures),
+            ffn_norms=join_figures(norms),
         )

@@ -28,6 +28,7 @@ from reluformer.training.run.resumption import write_training_files
 from reluformer.training.run.run_folder import RECORD_FILE, checkpoint_to_resume, write_recipe
 from reluformer.training.run.training_record import training_record, write_training_record
 from reluformer.training.run_trainer import RunTrainer
+from reluformer.training.zeros import ZerosCallback
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ def _run(
     trainer = task.trainer(recipe, data, model)
     watch = DivergenceWatch(trainer, recipe.on_divergence)
     trainer.add_callback(watch)
+    if recipe.zeros is not None:
+        trainer.add_callback(ZerosCallback(recipe.zeros))
     output, seconds = _update(recipe, trainer, watch, resume_from)
     # Weights that are no numbers are neither averaged, nor saved, nor evaluated.
     converged = watch.divergence is None

@@ -19,14 +19,14 @@ def perplexities(nats_per_token: float, tokens: int, text_bytes: int) -> dict[st
     """
     nats_per_byte = nats_per_token * tokens / text_bytes
     return {
-        "perplexity": _exp(nats_per_token),
-        "perplexity_per_byte": _exp(nats_per_byte),
+        "perplexity": perplexity(nats_per_token),
+        "perplexity_per_byte": perplexity(nats_per_byte),
         "bits_per_byte": nats_per_byte / math.log(2),
     }
 
 
-def _exp(nats: float) -> float:
-    """Infinity where a float has no room, as for a run that has diverged."""
+def perplexity(nats: float) -> float:
+    """exp of a mean cross-entropy; infinity where a float has no room, as for a run that has diverged."""
     return math.exp(nats) if nats < 700 else math.inf
 
 

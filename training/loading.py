@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedConfig,
@@ -69,6 +71,17 @@ def is_decoder_only(path_or_hub_id: str | Path) -> bool:
     """
     config = load_model_config(path_or_hub_id)
     return not config.is_encoder_decoder and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def load_image_classifier(path_or_hub_id: str | Path, *, attn_implementation: str | None = None) -> PreTrainedModel:
+    """A classifier of pictures; see `load_model_and_tokenizer`."""
+    return load_whole(AutoModelForImageClassification, path_or_hub_id, attn_implementation=attn_implementation)
+
+
+def is_image_classifier(path_or_hub_id: str | Path) -> bool:
+    """Whether a folder or repository holds a classifier of pictures; errors as of `is_decoder_only`."""
+    check_model_name(str(path_or_hub_id))
+    return type(load_model_config(path_or_hub_id)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
 
 def load_model_config(path_or_hub_id: str | Path) -> PreTrainedConfig:

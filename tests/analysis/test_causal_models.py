@@ -56,7 +56,7 @@ def saved(tmp_path, tokenizer):
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "relu", "free"])
 def test_the_command_reads_any_decoder(kind, saved, tmp_path, capsys):
     folder = saved(kind)
-    what = ["--what", "entropy", "entropy-share", "ffn-nonzeros", "--context", "10", "--batch_tokens", "40"]
+    what = ["--what", "entropy", "entropy-share", "ffn-sparsity", "--context", "10", "--batch_tokens", "40"]
     arguments = ["--model", str(folder), "--text", str(tmp_path / "text.txt")]
     assert cli.main(["analyze", *what, *arguments]) == 0, capsys.readouterr().err
     found = {name: json.loads((folder / "analysis" / f"{name}.json").read_text()) for name in what[1:4]}
@@ -72,7 +72,7 @@ def test_the_command_reads_any_decoder(kind, saved, tmp_path, capsys):
     rows = read["tokens"] + read["contexts"]  # tokens that look, the one before the text with them
     assert found["entropy"]["table"][0]["rows"] == rows * LAYERS * HEADS
     assert whole["rows"] == (rows - read["contexts"]) * LAYERS * HEADS  # the first of a context sees itself alone
-    layers = [row for row in found["ffn-nonzeros"]["table"] if row["layer"] != "all"]
+    layers = [row for row in found["ffn-sparsity"]["table"] if row["layer"] != "all" and row["neurons"] is not None]
     assert len(layers) == LAYERS and all(0 < row["nonzero_fraction"] < 1 for row in layers)
     assert {row["neurons"] for row in layers} == {40 if kind == "llama" else 64}
 
@@ -121,7 +121,7 @@ def test_weights_of_a_picture_are_the_models(tokenizer, tmp_path):
     ("arguments", "named"),
     [
         (["--what", "variance-ratio"], "variance-ratio cannot be taken of"),
-        (["--what", "anisotropy"], "choose of entropy, entropy-share, ffn-nonzeros"),
+        (["--what", "anisotropy"], "choose of entropy, entropy-share, ffn-sparsity"),
         (["--what", "entropy", "--target_text", "text.txt"], "--target_text"),
         (["--what", "entropy", "--context", "25"], "--context: 25 tokens; give 2 to 24"),
         (["--what", "entropy", "--context", "1"], "--context: 1 tokens"),

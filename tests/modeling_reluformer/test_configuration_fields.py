@@ -52,6 +52,10 @@ CHANGES = {
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 # field: why no forward pass shows it, and the test of what it does
 ELSEWHERE = {
+    "ffn_top_k": ("not the paper's", "test_feed_forward_zeros.py::test_top_k_keeps_the_largest"),
+    "activation_sparsity_pattern": ("not the paper's", "test_feed_forward_zeros.py::test_patterns_are_by_layer"),
+    "ffn_threshold": ("not the paper's", "test_feed_forward_zeros.py::test_threshold_is_fatrelu"),
+    "ffn_l1_weight": ("not the paper's", "test_feed_forward_zeros.py::test_l1_is_its_definition"),
     "max_position_embeddings": ("a limit", "test_model.py::test_wrong_calls_say_what_is_wrong"),
     "is_encoder_decoder": (
         "only True is possible",

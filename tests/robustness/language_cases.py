@@ -186,6 +186,18 @@ another size than that of the model to start from
 train --config text.yaml --tokenizer.vocab_size 8000 --initialize_from language_model --model.hidden_size 32
 model: hidden_size: 32 does not fit the weights, made for 16
 
+stages of a schedule without their ends
+train --config text.yaml --zeros.l1_weights [0.1]
+zeros: 1 l1_weights and 0 l1_steps; give the end of each stage
+
+more activations than an FFN has
+train --config text.yaml --model.ffn_top_k 5000
+model: ffn_top_k=5000 must be from 1 to …, the width of the FFN
+
+a pattern for another number of layers
+train --config text.yaml --model.activation_sparsity_pattern [0.9,0.9,0.9,0.9,0.9]
+model: activation_sparsity_pattern has 5 numbers; give one number, or …
+
 a package that is not installed
 train --config text.yaml --data.corpus.paths null --data.corpus.packages.names [no-such-package]
 data: the package no-such-package is not installed; install it (pip install no-such-package), or leave it out
@@ -208,7 +220,15 @@ language_model: is a ReLUFormer already; name the attention it shall have: …
 
 a figure that a decoder alone does not have
 analyze --what top-p --model language_model --text good.de
---what: top-p cannot be taken of language_model, a decoder alone; choose of entropy, entropy-share, ffn-nonzeros
+--what: top-p cannot be taken of language_model, a decoder alone; choose of entropy, entropy-share, ffn-sparsity, ppl-sparsity
+
+pictures for a model of texts, to analyse
+analyze --what ffn-sparsity --model language_model --images pictures
+--images: language_model is no classifier of pictures; give --text
+
+an impossible rise of the perplexity
+analyze --what ppl-sparsity --model language_model --text good.de --ppl_increase 0
+--ppl_increase: [0.0] must be percentages above 0
 
 a context longer than positions, to analyse
 analyze --what entropy --model language_model --text good.de --context 64

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 # Sums over target tokens that the model has divided by the number of targets of the whole update.
-SUMS_PER_TARGET = ("loss", "cross_entropy", "regularization")
+SUMS_PER_TARGET = ("loss", "cross_entropy", "regularization", "ffn_l1")
 # Means over the batch at hand.
 BATCH_MEANS = ("attention_sum", "attention_entropy", "dead_row_fraction")
 

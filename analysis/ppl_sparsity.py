@@ -1,0 +1,241 @@
+"""The figure `ppl-sparsity`: how many activations can be dropped until the perplexity rises by p % (PPL-p%, arXiv 2411.02335).
+
+One CETT (see `cett`) for all feed-forward blocks is bisected; each block then has the threshold that reaches it on the
+activations of the whole model. With these thresholds the model is run again: what it keeps is the active share, and its
+perplexity over that of the whole model must stay below 1 + p/100.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from reluformer.analysis.cett import TailTruncation, below
+from reluformer.analysis.collection import IGNORED_LABEL, AnyBatch, ImageBatch, eager, forward
+from reluformer.analysis.colors import GREY, OLIVE, PURPLE, TEAL, WINE
+from reluformer.analysis.drawing import draw_bars
+from reluformer.analysis.feed_forward import OnScores, feed_forward_blocks, watch_feed_forward
+from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
+from reluformer.analysis.head_sums import ALL
+from reluformer.configuration.errors import UserError
+from reluformer.training.language_trainer import perplexity
+
+DEFINITIONS = {
+    "p_percent": "how much the perplexity may rise",
+    "tokens": "real tokens whose activations the thresholds were searched on, and of which the perplexity is",
+    "neurons": "width of the block",
+    "cett": "the one CETT of all blocks that the bisection of [0, 1] found: the mean over tokens of the norm of what is dropped "
+    "over the norm of the block's output",
+    "threshold": "neuron i is dropped where |a_i| ‖w_i‖ is below it",
+    "active_fraction": "share of the activations that are neither zero nor dropped, in the model with all thresholds; of `all`, "
+    "the mean over the activations of all blocks",
+    "nonzero_fraction": "share of the activations of the whole model that are not zero",
+    "perplexity": "exp of the mean cross-entropy of the model with all thresholds; of a classifier, of its classes",
+    "dense_perplexity": "of the whole model on the same tokens",
+}
+DEFAULT_INCREASES = (1.0,)
+DEFAULT_TOKENS = 2_048
+TOLERANCE = 1e-6  # of the bisected CETT
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """The model at one CETT: by block its threshold and how many activations it keeps; and its cross-entropy, in nats."""
+
+    cett: float
+    thresholds: dict[Place, float]
+    active: dict[Place, int]
+    cross_entropy: float
+
+
+class SparsitySearch:
+    """The bisections of CETT for one model and text.
+
+    Args:
+        model: on the device of the batches; it is given back as it was.
+        batches: read again for every step.
+
+    Raises:
+        UserError: no feed-forward blocks, nothing that the model predicts, or a perplexity that is no number.
+    """
+
+    def __init__(self, model: PreTrainedModel, batches: Sequence[AnyBatch]) -> None:
+        self.model, self.batches = model, batches
+        self.blocks = {(block.stack, block.layer): block for block in feed_forward_blocks(model)}
+        kept: dict[Place, list[Tensor]] = {place: [] for place in self.blocks}
+        self.dense_cross_entropy = self._pass(lambda stack, layer, scores: kept[stack, layer].append(scores))
+        if not math.isfinite(self.dense_cross_entropy):
+            raise UserError(
+                f"ppl-sparsity: the cross-entropy of the whole model is {self.dense_cross_entropy}; it must be a number. Does "
+                "the text belong to the model?"
+            )
+        self.truncations = {
+            place: TailTruncation(torch.cat(kept.pop(place)), block.value_slots) for place, block in self.blocks.items()
+        }
+        self._runs: dict[tuple[float, ...], tuple[dict[Place, int], float]] = {}
+
+    def at_increase(self, p_percent: float) -> Truncated:
+        """The model at the CETT, bisected to 1e-6, where the perplexity rises by `p_percent`."""
+        least, most, allowed = 0.0, 1.0, math.log1p(p_percent / 100)
+        with tqdm(total=20, desc=f"PPL-{p_percent:g}%", unit="step", leave=False, disable=None) as bar:
+            while most - least > TOLERANCE:
+                middle = (least + most) / 2
+                if self.at_cett(middle).cross_entropy - self.dense_cross_entropy < allowed:
+                    least = middle
+                else:
+                    most = middle
+                bar.update()
+        return self.at_cett((least + most) / 2)
+
+    def at_cett(self, cett: float) -> Truncated:
+        """The model with the thresholds of one CETT."""
+        thresholds = {place: truncation.threshold(cett) for place, truncation in self.truncations.items()}
+        run = tuple(thresholds.values())
+        if run not in self._runs:  # near its end the bisection meets the same candidates again
+            active = dict.fromkeys(self.blocks, 0)
+
+            def count(stack: str, layer: int, scores: Tensor) -> None:
+                active[stack, layer] += int((scores != 0).sum())
+
+            with self._truncated(thresholds):
+                self._runs[run] = active, self._pass(count)
+        return Truncated(cett, thresholds, *self._runs[run])
+
+    @contextmanager
+    def _truncated(self, thresholds: dict[Place, float]) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for place, block in self.blocks.items():
+                norms = self.truncations[place].slot_norms
+
+                def drop(
+                    module: nn.Module, inputs: tuple[Tensor], place: Place = place, norms: Tensor = norms
+                ) -> Tensor:
+                    return inputs[0].masked_fill(below(inputs[0], thresholds[place], norms), 0)
+
+                hooks.callback(block.values.register_forward_pre_hook(drop).remove)
+            yield
+
+    def _pass(self, on_scores: OnScores) -> float:
+        """Mean cross-entropy of the model as it is; what `on_scores` is given has passed the hooks that were there before."""
+        nats, targets, rows = 0.0, 0, {}
+        with eager(self.model), torch.inference_mode(), watch_feed_forward(self.model, rows, on_scores):
+            for batch in self.batches:
+                rows.update(batch.rows)
+                logits, labels = forward(self.model, batch).logits, batch.predicted.flatten()
+                lost = nn.functional.cross_entropy(
+                    logits.flatten(0, -2).float(), labels, ignore_index=IGNORED_LABEL, reduction="sum"
+                )
+                nats, targets = nats + float(lost), targets + int((labels != IGNORED_LABEL).sum())
+        if not targets:
+            raise UserError(
+                "ppl-sparsity: there is nothing that the model predicts; give a text of at least two tokens"
+            )
+        return nats / targets
+
+
+@dataclass
+class PPLSparsity(Figure):
+    """The active share of the activations at each PPL-p%, by block.
+
+    Args:
+        ppl_increase: the p, in percent.
+        sparsity_tokens: it reads the first batches of the text that have no more tokens, but at least one; their activations are
+            held in memory.
+    """
+
+    name = "ppl-sparsity"
+    needs = TEXT
+    of_decoders = of_images = True
+    definitions = DEFINITIONS
+    ppl_increase: Sequence[float] = DEFAULT_INCREASES
+    sparsity_tokens: int = DEFAULT_TOKENS
+
+    def require(self, model: PreTrainedModel) -> None:
+        feed_forward_blocks(model)
+
+    def watch(self, model: PreTrainedModel) -> Watch:
+        self._batches, self._read, self._seen, self._is_full = [], 0, 0, False
+        return Watch(on_batch=self._keep)
+
+    def _keep(self, batch: AnyBatch) -> None:
+        tokens = batch.predicted.numel() if not isinstance(batch, ImageBatch) else len(batch.labels) * batch.tokens
+        self._seen += tokens
+        self._is_full |= bool(self._batches) and self._read + tokens > self.sparsity_tokens
+        if not self._is_full:
+            self._batches.append(batch)
+            self._read += tokens
+
+    def take(self, subject: Subject) -> Taken:
+        search = SparsitySearch(subject.model, self._batches)
+        table: Rows = []
+        parts, notes = [], []
+        for p_percent in self.ppl_increase:
+            found = search.at_increase(p_percent)
+            table += _rows(p_percent, found, search)
+            active = next(row["active_fraction"] for row in reversed(table) if row["module"] == ALL)
+            parts.append(f"PPL-{p_percent:g}% {1 - active:.1%} zeros at CETT {found.cett:.4f}")
+            if found.cett > 1 - 2 * TOLERANCE:
+                notes.append(
+                    f"ppl-sparsity: at no CETT up to 1 is the perplexity {p_percent:g} % higher; the figures are those of 1"
+                )
+        if self._read < self._seen:
+            notes.append(
+                f"ppl-sparsity: read the first {self._read:,} of {self._seen:,} tokens, padding included; "
+                "--sparsity_tokens reads more"
+            )
+        return Taken(table, "; ".join(parts), {"batches_read": len(self._batches)}, notes)
+
+    def draw(self, rows: Rows, path: Path, title: str) -> Path:
+        """The active share of each block as bars, a bar for each p."""
+        blocks = [row for row in rows if row["layer"] != ALL]
+        merged: dict[Place, dict[str, Any]] = {}
+        for row in blocks:
+            place = merged.setdefault((row["module"], row["layer"]), {"module": row["module"], "layer": row["layer"]})
+            place |= {"nonzero": row["nonzero_fraction"], f"p{row['p_percent']:g}": row["active_fraction"]}
+        colors = itertools.cycle((TEAL, PURPLE, OLIVE, WINE))
+        columns = {"nonzero": ("not zero", GREY)}
+        columns |= {f"p{p:g}": (f"active at PPL-{p:g}%", next(colors)) for p in self.ppl_increase}
+        return draw_bars(list(merged.values()), columns, "share of the activations", path, title)
+
+
+def _rows(p_percent: float, found: Truncated, search: SparsitySearch) -> Rows:
+    """One for all blocks, for each stack, and for each block."""
+    stacks = dict.fromkeys(stack for stack, _ in search.blocks)
+    groups: list[tuple[str, int | str, list[Place]]] = [(ALL, ALL, list(search.blocks))]
+    for stack in stacks:
+        places = [place for place in search.blocks if place[0] == stack]
+        groups += [(f"{stack}_ffn", ALL, places), *((f"{stack}_ffn", place[1] + 1, [place]) for place in places)]
+    rows = []
+    for module, layer, places in groups:
+        dense = [search.truncations[place].activations for place in places]
+        size = sum(each.numel() for each in dense)
+        rows.append(
+            {
+                "p_percent": p_percent,
+                "module": module,
+                "layer": layer,
+                "tokens": len(dense[0]) if module != ALL else None,
+                "neurons": sum(each.shape[1] for each in dense),
+                "cett": found.cett,
+                "threshold": found.thresholds[places[0]] if layer != ALL else None,
+                "active_fraction": sum(found.active[place] for place in places) / size,
+                "nonzero_fraction": sum(int((each != 0).sum()) for each in dense) / size,
+                "perplexity": perplexity(found.cross_entropy),
+                "dense_perplexity": perplexity(search.dense_cross_entropy),
+            }
+        )
+    return rows
+
+
+FIGURE = PPLSparsity

@@ -1,0 +1,290 @@
+"""Zeros in the feed-forward networks of all models: makers by hand, the L1 term by its definition, defaults that cost nothing."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.models.gemma3n import Gemma3nTextConfig
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextMLP
+
+from reluformer import (
+    ReLUFormerConfig,
+    ReLUFormerDecoderConfig,
+    ReLUFormerForCausalLM,
+    ReLUFormerForConditionalGeneration,
+    ReLUFormerForImageClassification,
+    ReLUFormerVisionConfig,
+)
+from reluformer.feed_forward_reluformer import FeedForward, SparseActivation
+
+VOCABULARY, WIDTH = 40, 20
+SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 12}
+TRANSLATION = {
+    "vocab_size": VOCABULARY,
+    "d_model": 12,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": WIDTH,
+    "decoder_ffn_dim": WIDTH,
+}
+KINDS = ["mlp", "glu", "dglu", "vision", "translation"]
+LAYERS = {"vision": 2, "translation": 3}
+
+
+def make(kind, activation="relu", **fields):
+    torch.manual_seed(3)
+    fields = {"intermediate_size": WIDTH, **fields} if kind != "translation" else fields
+    if kind == "translation":
+        fields = {"dropout": 0.0, "attention_dropout": 0.0, "label_smoothing": 0.0, **fields}
+        config = ReLUFormerConfig(**TRANSLATION, activation_function=activation, **fields)
+        model = ReLUFormerForConditionalGeneration(config)
+    elif kind == "vision":
+        config = ReLUFormerVisionConfig(
+            **SHAPE,
+            image_size=8,
+            patch_size=4,
+            num_labels=4,
+            activation_function=activation,
+            **fields,
+        )
+        model = ReLUFormerForImageClassification(config)
+    else:
+        config = ReLUFormerDecoderConfig(
+            **SHAPE,
+            vocab_size=VOCABULARY,
+            ffn_type=kind,
+            activation_function=activation,
+            **fields,
+        )
+        model = ReLUFormerForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def batch_for(kind, items=5):
+    torch.manual_seed(4)
+    if kind == "vision":
+        return {"pixel_values": torch.randn(items, 3, 8, 8), "labels": torch.randint(0, 4, (items,))}
+    if kind == "translation":
+        source, labels = torch.randint(3, VOCABULARY, (items, 7)), torch.randint(3, VOCABULARY, (items, 6))
+        mask = torch.ones_like(source)
+        for row in range(items):  # padding on either side of the source, and targets of many lengths
+            mask[row, : row % 3] = 0
+            mask[row, 7 - row % 2 :] = 0
+            labels[row, 6 - row % 4 :] = -100
+        return {"input_ids": source, "attention_mask": mask, "labels": labels}
+    ids = torch.randint(3, VOCABULARY, (items, 9))
+    mask = torch.ones_like(ids)
+    for row in range(items):
+        mask[row, : row % 4] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def last_projections(model):
+    return [part for name, part in model.named_modules() if name.split(".")[-1] in ("fc2", "down_proj")]
+
+
+def activations_of(model, batch):
+    """What the last projections read, in order."""
+    seen, handles = [], []
+    for projection in last_projections(model):
+        handles.append(projection.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])))
+    output = model(**batch)
+    for handle in handles:
+        handle.remove()
+    return seen, output
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2", "silu", "gelu"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations_by_name(kind, activation):
+    model = make(kind, activation).eval()
+    layer = next(part for part in model.modules() if isinstance(part, FeedForward))
+    assert type(layer.activation_fn) is type(ACT2FN[activation])  # nothing around it at the defaults
+    seen, _ = activations_of(model, batch_for(kind))
+    zeros = sum(int((each == 0).sum()) for each in seen)
+    assert (zeros > 0) == (activation in ("relu", "relu2"))
+    assert model.config.activation_function == activation
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_top_k_keeps_the_largest(kind):
+    model = make(kind, "gelu", ffn_top_k=6).eval()
+    seen, _ = activations_of(model, batch_for(kind))
+    assert all(int((each != 0).sum(dim=-1).max()) <= 6 for each in seen)
+    assert any(int((each != 0).sum(dim=-1).max()) == 6 for each in seen)
+    scores = torch.randn(3, 11, dtype=torch.float64, requires_grad=True)
+    found = SparseActivation(nn.GELU(), top_k=4)(scores)
+    plain = nn.functional.gelu(scores)
+    for row, kept in zip(plain, found, strict=True):  # one by one
+        wanted = sorted(row.tolist(), key=abs)[-4:]
+        assert sorted(value for value in kept.tolist() if value) == sorted(wanted)
+    assert torch.autograd.gradcheck(SparseActivation(nn.GELU(), top_k=4), (scores,))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.95])
+def test_statistical_top_k_is_gemmas(share):
+    sizes = {"hidden_size": 12, "num_attention_heads": 2, "intermediate_size": [64], "num_hidden_layers": 1}
+    config = Gemma3nTextConfig(**sizes, activation_sparsity_pattern=[share], layer_types=["full_attention"])
+    torch.manual_seed(0)
+    gemma = Gemma3nTextMLP(config, layer_idx=0)
+    fields = {"intermediate_size": 64, "activation_sparsity_pattern": share, "ffn_bias": False}
+    ours = make("glu", "gelu_pytorch_tanh", **fields).model.layers[0].mlp
+    ours.load_state_dict(gemma.state_dict())
+    states = torch.randn(2, 7, 12, requires_grad=True)
+    again = states.detach().clone().requires_grad_()
+    expected, found = gemma(states), ours(again)
+    torch.testing.assert_close(found, expected)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    torch.testing.assert_close(again.grad, states.grad)
+    torch.testing.assert_close(ours.gate_proj.weight.grad, gemma.gate_proj.weight.grad)
+
+
+def test_patterns_are_by_layer():
+    model = make("translation", activation_sparsity_pattern=[0.9, 0.0, 0.8])
+    parts = [part.activation_fn for part in model.modules() if isinstance(part, FeedForward)]
+    assert [getattr(part, "sparsity", 0) for part in parts] == [0.9, 0, 0.8]
+    seen, _ = activations_of(model.eval(), batch_for("translation"))
+    shares = [float((each != 0).double().mean()) for each in seen]
+    assert shares[0] < 0.25 and shares[1] > 0.3 and shares[2] < 0.35
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threshold_is_fatrelu(kind):
+    scores = torch.tensor([-1.0, 0.0, 0.2, 0.3, 0.31, 5.0])
+    assert SparseActivation(nn.ReLU(), threshold=0.3)(scores).tolist() == pytest.approx([0, 0, 0, 0.3, 0.31, 5])
+    dense, cut = make(kind).eval(), make(kind, ffn_threshold=0.2).eval()
+    before, after = (activations_of(model, batch_for(kind))[0][0] for model in (dense, cut))
+    assert int((after != 0).sum()) < int((before != 0).sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fields_change_no_weights_and_are_saved(kind, tmp_path):
+    plain, made = (
+        make(kind),
+        make(kind, ffn_top_k=5, ffn_threshold=0.01, activation_sparsity_pattern=0.3, ffn_l1_weight=0.1),
+    )
+    assert list(plain.state_dict()) == list(made.state_dict())
+    made.save_pretrained(tmp_path)
+    loaded = type(made).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch_for(kind)).logits, made.eval()(**batch_for(kind)).logits)
+    # a configuration from before there were such fields
+    path = tmp_path / "config.json"
+    old = {key: value for key, value in json.loads(path.read_text()).items() if not key.startswith("ffn_t")}
+    old = {key: value for key, value in old.items() if key not in ("activation_sparsity_pattern", "ffn_l1_weight")}
+    path.write_text(json.dumps({**old, **({"ffn_type": kind} if "ffn_type" in plain.config.to_dict() else {})}))
+    loaded = type(made).from_pretrained(tmp_path).eval()
+    loaded.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch_for(kind)).logits, plain.eval()(**batch_for(kind)).logits)
+
+
+def l1_by_definition(kind, batch, seen):
+    """Of each sentence the mean over FFNs and its real rows of the sum of |a|, times its targets; over all targets."""
+    total, targets_of_all = 0.0, 0
+    for row in range(len(batch["labels"])):
+        if kind == "vision":
+            targets, rows = 1, [range(each.shape[1]) for each in seen]
+        elif kind == "translation":
+            real = [place for place in range(7) if batch["attention_mask"][row, place]]
+            predicted = [place for place in range(6) if batch["labels"][row, place] != -100]
+            targets, rows = len(predicted), [real, real, predicted]
+        else:
+            predicted = [place for place in range(8) if batch["labels"][row, place + 1] != -100]
+            targets, rows = len(predicted), [predicted] * len(seen)
+        means = [
+            sum(float(activations[row, place].detach().abs().double().sum()) for place in places) / len(places)
+            for activations, places in zip(seen, rows, strict=True)
+        ]
+        total += targets * sum(means) / len(means)
+        targets_of_all += targets
+    return total / targets_of_all
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_l1_is_its_definition(kind):
+    model, batch = make(kind, ffn_l1_weight=0.25, regularization_weight=0.0).train(), batch_for(kind)
+    seen, output = activations_of(model, batch)
+    assert float(output.ffn_l1.detach()) == pytest.approx(l1_by_definition(kind, batch, seen), rel=1e-5)
+    torch.testing.assert_close(output.loss, output.cross_entropy + 0.25 * output.ffn_l1)
+    dense = make(kind, regularization_weight=0.0).train()
+    plain = dense(**batch)
+    assert plain.ffn_l1 is None
+    torch.testing.assert_close(plain.loss, output.cross_entropy)
+    # the gradient of the term by finite differences, in one direction
+    model, weight = model.double(), last_projections(model)[0]
+    first = next(part for name, part in model.named_parameters() if name.endswith(("fc1.weight", "gate_proj.weight")))
+    batch = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
+    model(**batch).ffn_l1.backward()
+    direction, step = torch.randn_like(first), 1e-6
+    ends = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            first.add_(sign * step * direction)
+            ends.append(float(model(**batch).ffn_l1))
+            first.sub_(sign * step * direction)
+    assert float((first.grad * direction).sum()) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4)
+    assert weight.weight.grad is None or torch.isfinite(weight.weight.grad).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_l1_does_not_depend_on_how_a_batch_is_cut(kind, checkpointed):
+    model, batch = make(kind, ffn_l1_weight=0.25).double().train(), batch_for(kind)
+    batch = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
+    twin = copy.deepcopy(model)
+    model(**batch).loss.backward()
+    if checkpointed:
+        twin.activation_checkpointing_enable()
+    shifted = batch["labels"] if kind in ("vision", "translation") else batch["labels"][:, 1:]
+    items = (shifted != -100).sum()
+    for rows in (slice(0, 1), slice(1, 3), slice(3, 5)):
+        twin(**{key: value[rows] for key, value in batch.items()}, num_items_in_batch=items).loss.backward()
+    for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
+        if one.grad is not None:
+            torch.testing.assert_close(two.grad, one.grad, msg=lambda found, name=name: f"{name}: {found}")
+
+
+def test_stochastic_activations_are_relus_at_the_end():
+    activation = SparseActivation(nn.ReLU()).train()
+    scores = torch.randn(20_000)
+    activation.negative_probability = 0.7
+    torch.manual_seed(1)
+    found = activation(scores)
+    negative = scores < 0
+    assert torch.equal(found[~negative], scores[~negative])
+    through = found[negative] != 0
+    assert float(through.double().mean()) == pytest.approx(0.7, abs=0.02)
+    torch.testing.assert_close(found[negative][through], nn.functional.silu(scores[negative][through]))
+    assert torch.equal(activation.eval()(scores), scores.relu())
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "named"),
+    [
+        ("mlp", {"ffn_top_k": 0}, "ffn_top_k=0 must be from 1 to 20"),
+        ("vision", {"ffn_top_k": 21}, "ffn_top_k=21 must be from 1 to 20"),
+        ("glu", {"ffn_threshold": -0.1}, "ffn_threshold=-0.1 must be"),
+        ("translation", {"ffn_l1_weight": float("inf")}, "ffn_l1_weight=inf must be"),
+        ("mlp", {"activation_sparsity_pattern": [0.5]}, "has 1 numbers; give one number, or 2"),
+        ("mlp", {"activation_sparsity_pattern": 1.0}, "activation_sparsity_pattern=1.0 must hold"),
+    ],
+)
+def test_wrong_fields_are_refused_by_name(kind, fields, named):
+    with pytest.raises(ValueError, match=named):
+        make(kind, **fields)
+
+
+@pytest.mark.parametrize("field", ["ffn_top_k", "ffn_threshold", "ffn_l1_weight", "activation_sparsity_pattern"])
+def test_a_softmax_memory_has_no_zeros(field):
+    with pytest.raises(ValueError, match=f"{field}=.* is for point-wise activations of the FFN"):
+        make("translation", "softmax", **{field: 1 if field == "ffn_top_k" else 0.5})
