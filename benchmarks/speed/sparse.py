@@ -73,9 +73,12 @@ def main(arguments: list[str] | None = None) -> int:
     record = begin(options)
     counts = THREADS if options.threads is None else (options.threads,)
     start = time.perf_counter()
-    cells = [measure(cell, options) for cell in tqdm(list(all_cells(counts, options.quick)), desc="networks", unit="cell")]
+    cells = [
+        measure(cell, options) for cell in tqdm(list(all_cells(counts, options.quick)), desc="networks", unit="cell")
+    ]
     models = [
-        measure_model(cell, options) for cell in tqdm(list(all_models(counts, options.quick)), desc="models", unit="cell")
+        measure_model(cell, options)
+        for cell in tqdm(list(all_models(counts, options.quick)), desc="models", unit="cell")
     ]
     operators = sparse_library(large=True)
     settings = {

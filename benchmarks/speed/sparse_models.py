@@ -92,7 +92,9 @@ def measure_model(cell: ModelCell, options: argparse.Namespace) -> dict[str, Any
     """Milliseconds of a new token, and the speedups of the loop with zeros over torch and over the dense loop."""
     torch.set_num_threads(cell.threads)
     model = build_model(cell, options.quick, options.seed)
-    prompt = torch.randint(3, model.config.vocab_size, (1, PROMPT), generator=torch.Generator().manual_seed(options.seed))
+    prompt = torch.randint(
+        3, model.config.vocab_size, (1, PROMPT), generator=torch.Generator().manual_seed(options.seed)
+    )
     new_tokens = 4 if options.quick else NEW_TOKENS
     contenders = {name: contender(model, name) for name in CONTENDERS}
     steps = {name: generation(each, prompt, new_tokens, cell.beams) for name, each in contenders.items()}

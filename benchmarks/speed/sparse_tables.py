@@ -98,7 +98,9 @@ def _networks_about(result: Result) -> Iterator[str]:
         threads: max(cell["bandwidth"] for cell in result["cells"] if cell["threads"] == threads)
         for threads in sorted({cell["threads"] for cell in result["cells"]})
     }
-    measured = " and ".join(f"{value / 1e9:.1f} GB/s with {_count(threads, 'thread')}" for threads, value in bandwidth.items())
+    measured = " and ".join(
+        f"{value / 1e9:.1f} GB/s with {_count(threads, 'thread')}" for threads, value in bandwidth.items()
+    )
     yield (
         f"Microseconds of a call of one network, {result['settings']['inner']} d wide inside. Each call takes the next of so "
         f"many networks that their weights fill {result['settings']['cycled_bytes'] / 2**20:.0f} MiB. `bound` is the "
@@ -110,7 +112,17 @@ def _networks_about(result: Result) -> Iterator[str]:
 
 def _networks(cells: list[Result]) -> list[str]:
     share = f"zeros {SPARSE_SHARE}"
-    header = ("network", "dtype", "torch", "dense", *(f"{zeros} % zeros" for zeros in ZEROS), "bound", "× dense", "× torch", "× torch float32")
+    header = (
+        "network",
+        "dtype",
+        "torch",
+        "dense",
+        *(f"{zeros} % zeros" for zeros in ZEROS),
+        "bound",
+        "× dense",
+        "× torch",
+        "× torch float32",
+    )
     rows = []
     for cell in sorted(cells, key=lambda cell: (cell["kind"] == "GLU", cell["width"])):
         for dtype in DTYPES:

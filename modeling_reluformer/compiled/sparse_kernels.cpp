@@ -409,7 +409,6 @@ void feed_forward(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, 
 }
 
 void quantize(const Rows& x) {
-  constexpr float kRounder = 12582912.0f;  // 1.5 · 2²³: adding it rounds to an integer
   for (int64_t row = 0; row < x.count; ++row) {
     const float* from = x.wide + row * x.stride;
     uint8_t* to = x.bytes + row * x.stride;
@@ -428,7 +427,7 @@ void quantize(const Rows& x) {
     x.scales[row] = !finite ? __builtin_nanf("") : factor > 0.0f ? most / 127.0f : 0.0f;
     for (int64_t i = 0; i < x.stride; ++i) {
       const float step = finite ? from[i] * factor : 0.0f;
-      to[i] = static_cast<uint8_t>(static_cast<int32_t>((step + kRounder) - kRounder) + 128);
+      to[i] = static_cast<uint8_t>(static_cast<int32_t>(std::rint(step)) + 128);
     }
   }
 }

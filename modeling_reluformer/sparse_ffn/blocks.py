@@ -58,7 +58,9 @@ def sparse_blocks(model: PreTrainedModel) -> list[Block]:
     if model.config.is_encoder_decoder:
         stack = model.get_decoder()
     elif model.main_input_name != "input_ids":
-        raise ValueError(f"{kind} takes {model.main_input_name} and decodes nothing; use_sparse_ffn serves decoding alone.")
+        raise ValueError(
+            f"{kind} takes {model.main_input_name} and decodes nothing; use_sparse_ffn serves decoding alone."
+        )
     found = [
         _block(name, module, *names)
         for name, module in stack.named_modules()
@@ -66,7 +68,9 @@ def sparse_blocks(model: PreTrainedModel) -> list[Block]:
     ]
     if not found:
         known = ", ".join("/".join(filter(None, names)) for names in PROJECTIONS)
-        raise ValueError(f"{kind} has no feed-forward network with projections called {known}; use_sparse_ffn knows no other.")
+        raise ValueError(
+            f"{kind} has no feed-forward network with projections called {known}; use_sparse_ffn knows no other."
+        )
     return found
 
 
@@ -86,7 +90,9 @@ def _block(name: str, module: nn.Module, first: str, up: str | None, second: str
     _refuse_projections(where, block)
     if up is not None and not block.alone:
         others = ", ".join(sorted(weighted - set(names)))
-        raise ValueError(f"{where} holds {others} beside {', '.join(names)}: use_sparse_ffn does not know what it computes.")
+        raise ValueError(
+            f"{where} holds {others} beside {', '.join(names)}: use_sparse_ffn does not know what it computes."
+        )
     return block
 
 
@@ -97,11 +103,10 @@ def _activation(where: str, module: nn.Module) -> tuple[str, bool]:
     factor = getattr(module, "up_fn", None)
     activate_up = factor is not None and not isinstance(factor, nn.Identity)
     if activation is None or (activate_up and _exact(factor) != activation):
-        given = factor if activation is not None else found
-        shown = "no activation that is known" if given is None else getattr(given, "__name__", type(given).__name__)
+        given = found if activation is None else factor
+        name = "an activation of another kind" if given is None else getattr(given, "__name__", type(given).__name__)
         raise ValueError(
-            f"{where} computes {shown}, which gives no exact zeros to skip; use_sparse_ffn needs one of "
-            f"{', '.join(ACTIVATIONS)}."
+            f"{where} computes {name}, which gives no exact zeros to skip; use_sparse_ffn needs one of {', '.join(ACTIVATIONS)}."
         )
     return activation, activate_up
 
@@ -121,7 +126,9 @@ def _refuse_projections(where: str, block: Block) -> None:
                 "model before it is quantized, and use_sparse_ffn(model, int8=True). Adapters: merge them first."
             )
         if projection.weight.device.type != "cpu":
-            raise ValueError(f"{where}: {name} is on {projection.weight.device}, use_sparse_ffn serves models on a CPU.")
+            raise ValueError(
+                f"{where}: {name} is on {projection.weight.device}, use_sparse_ffn serves models on a CPU."
+            )
         if projection.weight.is_inference():
             raise ValueError(
                 f"{where}: {name} was made in torch.inference_mode, in which changes of weights are not counted; load the "
@@ -134,4 +141,6 @@ def _refuse_projections(where: str, block: Block) -> None:
             )
     dtypes = {projection.weight.dtype for projection in projections.values()}
     if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
-        raise ValueError(f"{where}: the projections are of {' and '.join(sorted(map(str, dtypes)))}; give them one dtype.")
+        raise ValueError(
+            f"{where}: the projections are of {' and '.join(sorted(map(str, dtypes)))}; give them one dtype."
+        )

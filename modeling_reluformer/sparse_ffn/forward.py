@@ -95,7 +95,11 @@ class SparseProjection:
         """(rows, inputs) → (rows, outputs), by the compiled loop or by torch."""
         neurons, operators = self._weights.current(), _operators(rows)
         if not self.second:
-            return gather.project(rows, neurons) if operators is None else operators.dense_projection.default(rows, *neurons)
+            return (
+                gather.project(rows, neurons)
+                if operators is None
+                else operators.dense_projection.default(rows, *neurons)
+            )
         all_active = self.all_active or not self._weights.finite
         if operators is None:
             return gather.sparse_projection(rows, neurons, all_active)

@@ -1,6 +1,6 @@
 """Sparse feed-forward networks in plain torch: what computes where nothing is compiled, and what the compiled loops are tested by.
 
-    y = Σ_i f(w_i·x + b_i) (u_i·x + c_i) v_i + d        over the neurons i that are not zero in some row
+y = Σ_i f(w_i·x + b_i) (u_i·x + c_i) v_i + d        over the neurons i that are not zero in some row
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def project(x: Tensor, neurons: Neurons, active: Tensor | None = None) -> Tensor
     if scale is None:
         return nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
     steps, row_scale = quantized_rows(x)
-    products = (steps.double() @ weight.double().t()).float() * row_scale.unsqueeze(1) * scale  # sums below 2⁵³ are exact
+    products = (
+        (steps.double() @ weight.double().t()).float() * row_scale.unsqueeze(1) * scale
+    )  # sums below 2⁵³ are exact
     return (products if bias is None else products + bias).to(x.dtype)
 
 
@@ -78,9 +80,10 @@ def activated(scores: Tensor, activation: str) -> Tensor:
 
 
 def _sum(hidden: Tensor, second: Neurons, active: Tensor | None) -> Tensor:
+    dtype = hidden.dtype
     weight = second.weight if active is None else second.weight[active]
     if second.scale is not None:
         scale = second.scale if active is None else second.scale[active]
         hidden, weight = hidden.float() * scale, weight.float()
     result = hidden @ weight
-    return result if second.bias is None else result + second.bias.to(result.dtype)
+    return (result if second.bias is None else result + second.bias.to(result.dtype)).to(dtype)

@@ -30,7 +30,9 @@ def test_a_quick_run_times_every_contender_and_makes_a_page(program, sparse, mod
     assert [(cell["kind"], cell["rows"], cell["threads"]) for cell in result["cells"]] == [
         (kind, 1, count) for kind in ("MLP", "GLU") for count in (1, 2)
     ]
-    names = {f"{dtype} {how}" for dtype in sparse.DTYPES for how in ("torch", "dense", *(f"zeros {z}" for z in sparse.ZEROS))}
+    names = {
+        f"{dtype} {how}" for dtype in sparse.DTYPES for how in ("torch", "dense", *(f"zeros {z}" for z in sparse.ZEROS))
+    }
     for cell in result["cells"]:
         assert set(cell["times"]) == set(cell["speedups"]) == names and cell["bandwidth"] > 0
     assert [cell["threads"] for cell in result["models"]] == [1, 2]
@@ -75,7 +77,10 @@ def test_calls_take_the_networks_in_turn(sparse):
 def test_models_have_the_zeros_asked_for(models, monkeypatch, shape):
     name = list(models.SHAPES)[shape]
     cell = models.ModelCell(name, 90, 1, 1)
-    small = {key: value for key, value in models.SHAPES[name].sizes.items()} | {"num_hidden_layers": 1, "vocab_size": 64}
+    small = {key: value for key, value in models.SHAPES[name].sizes.items()} | {
+        "num_hidden_layers": 1,
+        "vocab_size": 64,
+    }
     monkeypatch.setitem(models.SHAPES, name, replace(models.SHAPES[name], sizes=small))
     with torch.no_grad():
         model = models.build_model(cell, False, 0)

@@ -24,7 +24,7 @@ RUN = {
         f"docs/{name}.md"
         for name in (
             *("analysis", "converting", "distributed", "fine_tuning", "formula", "index", "recipes"),
-            *("publishing", "reproducing", "start", "translating", "troubleshooting", "vision"),
+            *("publishing", "reproducing", "sparse_decoding", "start", "translating", "troubleshooting", "vision"),
         )
     ),
 }

@@ -271,7 +271,7 @@ ValueError: layers.0 (ReLUFormerDecoderLayer) computes GELUActivation, which giv
 
 a softmax in the network
 use_sparse_ffn(tiny_model(activation_function="softmax"))
-ValueError: layers.0 (ReLUFormerDecoderLayer) computes no activation that is known, which gives no exact zeros to skip; use_sparse_ffn needs one of relu, relu2, relu6.
+ValueError: layers.0 (ReLUFormerDecoderLayer) computes an activation of another kind, which gives no exact zeros to skip; use_sparse_ffn needs one of relu, relu2, relu6.
 
 a model of pictures
 use_sparse_ffn(vision)

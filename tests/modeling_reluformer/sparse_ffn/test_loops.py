@@ -20,7 +20,7 @@ SIZES = [
     (8, 128, 257, 129),
     (9, 47, 8, 5),
 ]
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 DTYPES = [torch.float32, torch.bfloat16]
 WEIGHTS = [*DTYPES, torch.int8]
 

@@ -125,7 +125,9 @@ def test_a_copy_skips_zeros_of_its_own_weights(compiled, name, how, calls):
     else:
         file = io.BytesIO()
         torch.save(model, file)
-        assert file.tell() < 1.3 * sum(part.numel() for part in model.parameters()) * 4 + 60_000, "the copies are left out"
+        assert file.tell() < 1.3 * sum(part.numel() for part in model.parameters()) * 4 + 60_000, (
+            "the copies are left out"
+        )
         other = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
     expected = decoded(model)
     calls.clear()
@@ -228,7 +230,10 @@ def test_int8_is_near_the_dense_model(compiled, name, calls):
 def test_int8_without_a_compiled_library_is_refused_and_changes_nothing():
     model = use_sparse_ffn(build("llama"))
     before = replaced(model)[0].forward
-    with library.python_loop(), pytest.raises(ValueError, match=r"int8=True\) needs the compiled library, which cannot be"):
+    with (
+        library.python_loop(),
+        pytest.raises(ValueError, match=r"int8=True\) needs the compiled library, which cannot be"),
+    ):
         use_sparse_ffn(model, int8=True)
     assert replaced(model)[0].forward is before
 
@@ -266,9 +271,18 @@ def hooked(layer):
 
 
 REFUSED = {
-    "silu": (lambda: llama(hidden_act="silu"), "model.layers.0.mlp (LlamaMLP) computes SiLU…exact zeros…relu, relu2, relu6"),
-    "gelu": (lambda: opt_model(activation_function="gelu"), "model.decoder.layers.0 (OPTDecoderLayer) computes GELUActivation"),
-    "gated gelu": (lambda: t5_model(feed_forward_proj="gated-gelu"), "computes NewGELUActivation, which gives no exact zeros"),
+    "silu": (
+        lambda: llama(hidden_act="silu"),
+        "model.layers.0.mlp (LlamaMLP) computes SiLU…exact zeros…relu, relu2, relu6",
+    ),
+    "gelu": (
+        lambda: opt_model(activation_function="gelu"),
+        "model.decoder.layers.0 (OPTDecoderLayer) computes GELUActivation",
+    ),
+    "gated gelu": (
+        lambda: t5_model(feed_forward_proj="gated-gelu"),
+        "computes NewGELUActivation, which gives no exact zeros",
+    ),
     "ours with gelu": (lambda: decoder_model(hidden_act="gelu"), "(ReLUFormerMLP) computes GELUActivation"),
     "two activations": (
         lambda: changed(lambda layer: setattr(layer.mlp, "up_fn", nn.SiLU())),
@@ -304,7 +318,10 @@ REFUSED = {
         lambda: changed(lambda layer: setattr(layer, "mlp", ScaledMLP())),
         "layers.1.mlp (ScaledMLP) does not compute down_proj(relu(gate_proj(x)) * up_proj(x))",
     ),
-    "more weights": (lambda: changed(lambda layer: setattr(layer, "mlp", NormedMLP())), "(NormedMLP) holds norm beside gate_proj"),
+    "more weights": (
+        lambda: changed(lambda layer: setattr(layer, "mlp", NormedMLP())),
+        "(NormedMLP) holds norm beside gate_proj",
+    ),
 }
 
 
