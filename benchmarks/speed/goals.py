@@ -67,7 +67,7 @@ END_TO_END, END_TO_END_LARGE, LARGE_VOCABULARY = 1.0, 1.1, 10_000
 # pass → speedup over FlashAttention with heads of 64; and what S and T may cost
 GPU_SPEEDUPS = {"forward": 1.5, "backward": 1.2}
 GPU_STATISTICS = 1.2
-# Networks that skip 95 % zeros, one row: with a gate over the dense loop, and in int8; a whole model over torch and the dense loop.
+# With 95 % zeros and one row: networks with a gate over the dense loop, and in int8; a whole model over torch and that loop.
 SPARSE_SHARE = 95
 SPARSE_GLU, SPARSE_INT8 = 2.3, 1.5
 SPARSE_MODEL = {"torch": 2.0, "dense": 1.35}

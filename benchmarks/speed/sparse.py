@@ -1,11 +1,12 @@
-"""Feed-forward networks that skip zeros, and models that decode with them, beside torch, the same loop without skipping, and int8.
+"""Feed-forward networks that skip zeros, and models that decode with them, beside torch, the loop without skipping, and int8.
 
     python -m benchmarks.speed.sparse             about ten minutes on two idle cores
     python -m benchmarks.speed.sparse --quick     seconds; its figures mean nothing
 
 A network is the decoder's own, `ReLUFormerMLP` or `ReLUFormerGatedMLP`, 4 times as wide inside as outside. Contenders in
-float32, bfloat16 and int8: torch (int8: `quantize_dynamic`), "dense", our loop with every neuron active, and our loop at each share
-of zeros. Weights have a column of ones, and inputs are moved along it until that share of a row is zero; rows are independent.
+float32, bfloat16 and int8: torch (int8: `quantize_dynamic`), "dense", our loop with every neuron active, and our loop at each
+share of zeros. Weights have a column of ones, and inputs are moved along it until that share of a row is zero; rows are
+independent.
 Each call takes the next of several networks, so that their weights come from memory as in a model, and not from the cache of a
 core. The bound is the time to read the weights that have to be read, by the bandwidth that is measured over as much memory.
 sparse_models.py has the models. Alternating rounds (see timing.py). Writes `benchmarks/results/sparse-cpu.json`.

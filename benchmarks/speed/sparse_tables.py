@@ -54,8 +54,8 @@ def _about(result: Result) -> Iterator[str]:
     yield (
         "`torch` is the network as PyTorch computes it, in int8 by `quantize_dynamic`. `dense` is the loop of `use_sparse_ffn` "
         f"(instruction set: {settings['instruction_set']}) with every neuron active, so that `zeros` against `dense` is what "
-        "skipping gains, and `dense` against `torch` what the loop gains without it. Figures are medians of alternating rounds, with "
-        "P10–P90 in brackets."
+        "skipping gains, and `dense` against `torch` what the loop gains without it. Figures are medians of alternating rounds, "
+        "with P10–P90 in brackets."
     )
 
 
@@ -104,8 +104,8 @@ def _networks_about(result: Result) -> Iterator[str]:
     yield (
         f"Microseconds of a call of one network, {result['settings']['inner']} d wide inside. Each call takes the next of so "
         f"many networks that their weights fill {result['settings']['cycled_bytes'] / 2**20:.0f} MiB. `bound` is the "
-        f"time to read the weights that {SPARSE_SHARE} % zeros leave, at the bandwidth that was measured (at most {measured}); a matrix "
-        "in the cache of the processor is read faster. The last three columns are the speedup at "
+        f"time to read the weights that {SPARSE_SHARE} % zeros leave, at the bandwidth that was measured (at most {measured}); "
+        "a matrix in the cache of the processor is read faster. The last three columns are the speedup at "
         f"{SPARSE_SHARE} % over `dense` and `torch` in the same dtype, and over torch in float32."
     )
 

@@ -227,13 +227,14 @@ Tensor spent(FeedForward<Weight>& ffn, const PreparedRows& x, int64_t neurons, c
 }
 
 Tensor sparse_ffn(const Tensor& x, const Tensor& first, const MaybeTensor& first_scale, const MaybeTensor& first_bias, const MaybeTensor& up, const MaybeTensor& up_scale,
-                  const MaybeTensor& up_bias, const Tensor& second, const MaybeTensor& second_scale, const MaybeTensor& second_bias, std::string_view activation, bool activate_up,
-                  bool all_active) {
+                  const MaybeTensor& up_bias, const Tensor& second, const MaybeTensor& second_scale, const MaybeTensor& second_bias, std::string_view activation,
+                  std::string_view up_activation, const MaybeTensor& hidden, bool all_active) {
   check_rows(x);
   const Projection one{first, first_scale, first_bias}, two{second, second_scale, second_bias};
   const int64_t neurons = first.size(0), inputs = x.size(1);
   check(x, inputs, neurons, one);
   check(x, second.size(-1), neurons, two);
+  TORCH_CHECK_VALUE(!hidden || (hidden->dim() == 2 && hidden->size(0) == x.size(0) && hidden->size(1) == neurons), "reluformer_cpu::sparse_ffn: hidden is not (rows, neurons).");
   if (up) {
     check(x, inputs, neurons, {*up, up_scale, up_bias});
   }
@@ -242,10 +243,17 @@ Tensor sparse_ffn(const Tensor& x, const Tensor& first, const MaybeTensor& first
     using Weight = decltype(kind);
     const PreparedRows rows = prepared(x, std::is_same_v<Weight, int8_t>);
     FeedForward<Weight> ffn{};
-    ffn.first = neurons_of<Weight>(one);
+    Tensor wide;
+    if (hidden) {
+      wide = hidden->to(at::kFloat).contiguous();
+      ffn.hidden = wide.const_data_ptr<float>();
+      ffn.hidden_stride = neurons;
+    } else {
+      ffn.first = neurons_of<Weight>(one);
+    }
     ffn.up = up ? neurons_of<Weight>({*up, up_scale, up_bias}) : Neurons<Weight>{};
     ffn.activation = activation_of(activation);
-    ffn.activate_up = activate_up;
+    ffn.up_activation = activation_of(up_activation);
     ffn.all_active = all_active || !rows.finite;  // zero times infinity is NaN
     return spent<Weight>(ffn, rows, neurons, two, x);
   });
@@ -288,7 +296,7 @@ Tensor dense_projection(const Tensor& x, const Tensor& weight, const MaybeTensor
 
 TORCH_LIBRARY_FRAGMENT(reluformer_cpu, library) {
   library.def("sparse_ffn(Tensor x, Tensor first, Tensor? first_scale, Tensor? first_bias, Tensor? up, Tensor? up_scale, Tensor? up_bias, "
-              "Tensor second, Tensor? second_scale, Tensor? second_bias, str activation, bool activate_up, bool all_active) -> Tensor");
+              "Tensor second, Tensor? second_scale, Tensor? second_bias, str activation, str up_activation, Tensor? hidden, bool all_active) -> Tensor");
   library.def("sparse_projection(Tensor hidden, Tensor weight, Tensor? scale, Tensor? bias, bool all_active) -> Tensor");
   library.def("dense_projection(Tensor x, Tensor weight, Tensor? scale, Tensor? bias) -> Tensor");
   library.def("ffn_instruction_sets() -> str[]", instruction_sets);

@@ -344,7 +344,7 @@ template <typename Weight>
 inline float up_factor(const FeedForward<Weight>& ffn, int64_t neuron, float product) {
   product = ffn.up.scales ? product * ffn.up.scales[neuron] : product;
   product = ffn.up.biases ? product + ffn.up.biases[neuron] : product;
-  return ffn.activate_up ? activate(ffn.activation, product) : product;
+  return activate(ffn.up_activation, product);
 }
 
 // Adds N active neurons to y. gates: (rows, count) activations of all neurons of this part; neurons: N numbers in it.

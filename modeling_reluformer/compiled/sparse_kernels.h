@@ -28,7 +28,7 @@ struct Neurons {
   const float* biases;    // (neurons,) or null
 };
 
-// y = Σ_i f(first_i·x + b_i) · (up_i·x + c_i) · second_i, where second_i is a row of the transposed second projection.
+// y = Σ_i f(first_i·x + b_i) · g(up_i·x + c_i) · second_i, where second_i is a row of the transposed second projection.
 template <typename Weight>
 struct FeedForward {
   Neurons<Weight> first;
@@ -38,7 +38,7 @@ struct FeedForward {
   Neurons<Weight> second;     // its biases are not read
   int64_t outputs;            // length of a row of `second`
   int64_t activation;         // f
-  bool activate_up;           // f of the second factor too
+  int64_t up_activation;      // g
   bool all_active;            // zeros are multiplied as other numbers are
 };
 

@@ -1,4 +1,4 @@
-"""Sparse feed-forward networks in plain torch: what computes where nothing is compiled, and what the compiled loops are tested by.
+"""Sparse feed-forward networks in plain torch, which computes where nothing is compiled.
 
 y = Σ_i f(w_i·x + b_i) (u_i·x + c_i) v_i + d        over the neurons i that are not zero in some row
 """

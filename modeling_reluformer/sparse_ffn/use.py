@@ -34,7 +34,8 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
         enabled: False undoes it.
         int8: weights of these networks in int8, with one scale for each neuron in every projection, and their inputs in int8 with
             one scale a row, found at each call; sums are exact integers, and the second product is in float32. This changes
-            results by rounding. It adds a quarter of the memory of the networks (half in bfloat16); prompts are read with the model's own weights.
+            results by rounding. It adds a quarter of the memory of the networks (half in bfloat16); prompts are read with the
+            model's own weights.
 
     Returns:
         The model itself.

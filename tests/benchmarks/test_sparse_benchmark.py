@@ -1,4 +1,4 @@
-"""Networks and models with zeros beside torch and the dense loop: the zeros are those asked for, and the page is of the figures."""
+"""Networks and models with zeros beside torch and the dense loop: zeros as asked for, and a page of the figures."""
 
 import json
 from dataclasses import replace

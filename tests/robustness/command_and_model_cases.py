@@ -267,11 +267,11 @@ ValueError: key_padding_mask must be a boolean tensor (batch, keys) or None; got
 SPARSE_FFN = expressions("""
 an activation without exact zeros
 use_sparse_ffn(tiny_model(activation_function="gelu"))
-ValueError: layers.0 (ReLUFormerDecoderLayer) computes GELUActivation, which gives no exact zeros to skip; use_sparse_ffn needs one of relu, relu2, relu6.
+ValueError: layers.0 (ReLUFormerDecoderLayer) computes GELUActivation, which gives no exact zeros to skip; use_sparse_ffn needs …
 
 a softmax in the network
 use_sparse_ffn(tiny_model(activation_function="softmax"))
-ValueError: layers.0 (ReLUFormerDecoderLayer) computes an activation of another kind, which gives no exact zeros to skip; use_sparse_ffn needs one of relu, relu2, relu6.
+ValueError: layers.0 (ReLUFormerDecoderLayer) computes an activation of another kind, which gives no exact zeros…
 
 a model of pictures
 use_sparse_ffn(vision)
