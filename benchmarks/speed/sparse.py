@@ -184,7 +184,7 @@ def skipping(network: nn.Module, int8: bool, all_active: bool) -> Callable[[Tens
     """What `use_sparse_ffn` puts in place of the forward; with `all_active`, the same loop without skipping."""
     gated = isinstance(network, ReLUFormerGatedMLP)
     names = ("gate_proj", "up_proj", "down_proj") if gated else ("fc1", None, "fc2")
-    forward = SparseFeedForward(Block("", network, *names, "relu", False, True), int8=int8)
+    forward = SparseFeedForward(Block("", network, *names, "activation_fn", "relu", "identity", True), int8=int8)
     forward.all_active = all_active
     return forward
 

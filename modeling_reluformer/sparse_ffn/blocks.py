@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,12 @@ ACTIVATIONS = tuple(_EXACT_MODULES.values())
 
 
 class Block(NamedTuple):
-    """One feed-forward network: second(f(first(x)) · up(x)).
+    """One feed-forward network: second(f(first(x)) · g(up(x))).
 
     name: of `module` in its model. first, up, second: names of the projections in `module`; up is None without a gate.
-    activation: f, one of `ACTIVATIONS`. activate_up: the factor is f(up(x)). alone: `module` holds nothing else with weights, so
-    that its forward is the network; False: the network is written out in the forward of a layer.
+    function: name of f in `module`. activation: f, one of `ACTIVATIONS`, or None for one that torch computes. up_activation: g,
+    one of them or identity. alone: `module` holds nothing else with weights, so that its forward is the network; False: the
+    network is written out in the forward of a layer.
     """
 
     name: str
@@ -36,8 +37,9 @@ class Block(NamedTuple):
     first: str
     up: str | None
     second: str
-    activation: str
-    activate_up: bool
+    function: str
+    activation: str | None
+    up_activation: str
     alone: bool
 
     @property
@@ -83,10 +85,14 @@ def _names_in(module: nn.Module) -> tuple[str, str | None, str] | None:
 
 def _block(name: str, module: nn.Module, first: str, up: str | None, second: str) -> Block:
     where = f"{name} ({type(module).__name__})"
-    activation, activate_up = _activation(where, module)
+    function = _activation(where, module)
+    factor = getattr(module, "up_fn", nn.Identity())
+    if _exact(factor) is None and type(factor) is not nn.Identity:
+        _refuse_activation(where, factor)
     names = [each for each in (first, up, second) if each]
     weighted = {each.partition(".")[0] for each, _ in module.named_parameters()}
-    block = Block(name, module, first, up, second, activation, activate_up, weighted <= set(names))
+    activations = _exact(getattr(module, function)), _exact(factor) or "identity"
+    block = Block(name, module, first, up, second, function, *activations, alone=weighted <= set(names))
     _refuse_projections(where, block)
     if up is not None and not block.alone:
         others = ", ".join(sorted(weighted - set(names)))
@@ -96,19 +102,20 @@ def _block(name: str, module: nn.Module, first: str, up: str | None, second: str
     return block
 
 
-def _activation(where: str, module: nn.Module) -> tuple[str, bool]:
-    """The name of f, and whether it is applied to the second factor too."""
-    found = next((getattr(module, name) for name in _ACTIVATION_NAMES if hasattr(module, name)), None)
-    activation = _exact(found)
-    factor = getattr(module, "up_fn", None)
-    activate_up = factor is not None and not isinstance(factor, nn.Identity)
-    if activation is None or (activate_up and _exact(factor) != activation):
-        given = found if activation is None else factor
-        name = "an activation of another kind" if given is None else getattr(given, "__name__", type(given).__name__)
-        raise ValueError(
-            f"{where} computes {name}, which gives no exact zeros to skip; use_sparse_ffn needs one of {', '.join(ACTIVATIONS)}."
-        )
-    return activation, activate_up
+def _activation(where: str, module: nn.Module) -> str:
+    """The name of f in its module. One that torch computes says by `gives_exact_zeros` that it has any."""
+    name = next((name for name in _ACTIVATION_NAMES if hasattr(module, name)), None)
+    function = getattr(module, name) if name else None
+    if name is None or (_exact(function) is None and not getattr(function, "gives_exact_zeros", False)):
+        _refuse_activation(where, function)
+    return name
+
+
+def _refuse_activation(where: str, function: Any) -> NoReturn:
+    name = "an activation of another kind" if function is None else getattr(function, "__name__", type(function).__name__)
+    raise ValueError(
+        f"{where} computes {name}, which gives no exact zeros to skip; use_sparse_ffn needs one of {', '.join(ACTIVATIONS)}."
+    )
 
 
 def _exact(activation: Callable[[Tensor], Tensor] | Any) -> str | None:

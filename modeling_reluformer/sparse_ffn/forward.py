@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..compiled.library import sparse_library
 from . import gather
 from .blocks import Block
-from .weights import PreparedWeights
+from .weights import Neurons, PreparedWeights
 
 MOST_ROWS = 8
 
@@ -34,6 +34,7 @@ class SparseFeedForward:
         }
         for weights in self._weights.values():
             weights.current()
+        self._function = getattr(block.module, block.function)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         module, weight = self.block.module, self._weights[self.block.first].linear.weight
@@ -43,32 +44,35 @@ class SparseFeedForward:
         return self.compute(rows).view(*hidden_states.shape[:-1], -1)
 
     def compute(self, rows: Tensor) -> Tensor:
-        """(rows, features) → (rows, outputs), by the compiled loop or the gather.
-
-        Raises:
-            ValueError: a projection is no longer the one it was.
-        """
+        """(rows, features) → (rows, outputs), by the compiled loop or the gather."""
         block = self.block
         prepared = [self._weights.get(name) for name in (block.first, block.up, block.second)]
         first, up, second = (None if weights is None else weights.current() for weights in prepared)
         all_active = self.all_active or not all(weights is None or weights.finite for weights in prepared)
-        operators = _operators(rows)
+        operators, hidden = _operators(rows), None
+        if block.activation is None:
+            hidden = self._function(_projected(rows, first))
+        options = (block.activation or "identity", block.up_activation, hidden, all_active)
         if operators is None:
-            return gather.feed_forward(rows, first, up, second, block.activation, block.activate_up, all_active)
-        return operators.sparse_ffn.default(
-            rows, *first, *(up or (None, None, None)), *second, block.activation, block.activate_up, all_active
-        )
+            return gather.feed_forward(rows, first, up, second, *options)
+        return operators.sparse_ffn.default(rows, *first, *(up or (None, None, None)), *second, *options)
 
     def _is_watched(self) -> bool:
-        """Whether a projection has hooks, which are called by its own forward alone."""
-        for name, weights in self._weights.items():
-            linear = getattr(self.block.module, name)
-            if linear is not weights.linear:
+        """Whether a projection or the activation has hooks, which are called by its own forward alone.
+
+        Raises:
+            ValueError: one of them is no longer the one it was.
+        """
+        module = self.block.module
+        parts = {name: weights.linear for name, weights in self._weights.items()} | {self.block.function: self._function}
+        for name, part in parts.items():
+            found = getattr(module, name)
+            if found is not part:
                 raise ValueError(
-                    f"{self.block.name}: {name} was replaced by a {type(linear).__name__} after use_sparse_ffn. Call "
+                    f"{self.block.name}: {name} was replaced by a {type(found).__name__} after use_sparse_ffn. Call "
                     "use_sparse_ffn(model, False) before such a change, and use_sparse_ffn(model) after it."
                 )
-            if linear._forward_hooks or linear._forward_pre_hooks:
+            if isinstance(part, nn.Module) and (part._forward_hooks or part._forward_pre_hooks):
                 return True
         return False
 
@@ -93,14 +97,14 @@ class SparseProjection:
 
     def compute(self, rows: Tensor) -> Tensor:
         """(rows, inputs) → (rows, outputs), by the compiled loop or by torch."""
-        neurons, operators = self._weights.current(), _operators(rows)
+        neurons = self._weights.current()
         if not self.second:
             return (
                 gather.project(rows, neurons)
                 if operators is None
                 else operators.dense_projection.default(rows, *neurons)
             )
-        all_active = self.all_active or not self._weights.finite
+        all_active, operators = self.all_active or not self._weights.finite, _operators(rows)
         if operators is None:
             return gather.sparse_projection(rows, neurons, all_active)
         return operators.sparse_projection.default(rows, *neurons, all_active)
@@ -108,6 +112,11 @@ class SparseProjection:
 
 def _operators(rows: Tensor) -> Any | None:
     return sparse_library(large=False) if rows.dtype in (torch.float32, torch.bfloat16) else None
+
+
+def _projected(rows: Tensor, neurons: Neurons) -> Tensor:
+    operators = _operators(rows)
+    return gather.project(rows, neurons) if operators is None else operators.dense_projection.default(rows, *neurons)
 
 
 def _decodes(module: nn.Module, weight: Tensor, hidden_states: Tensor) -> bool:

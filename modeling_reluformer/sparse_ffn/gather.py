@@ -1,6 +1,6 @@
 """Sparse feed-forward networks in plain torch, which computes where nothing is compiled.
 
-y = Σ_i f(w_i·x + b_i) (u_i·x + c_i) v_i + d        over the neurons i that are not zero in some row
+y = Σ_i f(w_i·x + b_i) g(u_i·x + c_i) v_i + d        over the neurons i that are not zero in some row
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ def feed_forward(
     up: Neurons | None,
     second: Neurons,
     activation: str,
-    activate_up: bool,
+    up_activation: str = "identity",
+    hidden: Tensor | None = None,
     all_active: bool = False,
 ) -> Tensor:
     """The network of few rows.
 
     Args:
         x: (rows, features). first, up, second: weights by neuron; up is None without a gate.
-        activation: f, see `blocks.ACTIVATIONS`. activate_up: the factor is f(u_i·x + c_i).
+        activation, up_activation: f and g, of `blocks.ACTIVATIONS` or identity.
+        hidden: f(w_i·x + b_i) itself, (rows, neurons); then `first` and `activation` are not read.
         all_active: zeros are multiplied as other numbers are.
 
     Returns:
         (rows, outputs) in the dtype of x.
     """
-    hidden = activated(project(x, first), activation)
+    if hidden is None:
+        hidden = activated(project(x, first), activation)
     # Zero times infinity is NaN.
     active = None if all_active or not bool(x.isfinite().all()) else (hidden != 0).any(0).nonzero().squeeze(1)
     if up is not None:
         factor = project(x, up, active)
         hidden = hidden if active is None else hidden[:, active]
-        hidden = hidden * (activated(factor, activation) if activate_up else factor)
+        hidden = hidden * activated(factor, up_activation)
     elif active is not None:
         hidden = hidden[:, active]
     return _sum(hidden, second, active)
@@ -72,7 +75,9 @@ def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def activated(scores: Tensor, activation: str) -> Tensor:
-    """f of scores of any shape."""
+    """An activation of scores of any shape."""
+    if activation == "identity":
+        return scores
     if activation == "relu6":
         return nn.functional.relu6(scores)
     positive = scores.relu()

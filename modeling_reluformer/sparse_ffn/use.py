@@ -15,7 +15,7 @@ _TOLERANCE = 0.05
 
 
 def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool = False) -> PreTrainedModel:
-    """Makes decoding on a CPU skip what zeros of the feed-forward networks multiply: y = Σ_i f(w_i·x) (u_i·x) v_i over f(…) ≠ 0.
+    """Makes decoding on a CPU skip what zeros of the feed-forward networks multiply: y = Σ_i f(w_i·x) g(u_i·x) v_i, f ≠ 0.
 
     Calls of up to 8 rows (batch × positions) without gradients are computed so, by a compiled loop or, where there is none, by a
     gather in torch. All others are computed as before: prompts, training, calls under `torch.compile`, autocast or with hooks on
@@ -107,6 +107,6 @@ def _refuse_other_forward(block: Block, forward: SparseFeedForward) -> None:
         return
     factor = f" * {block.up}(x)" if block.up else ""
     raise ValueError(
-        f"{block.name} ({type(block.module).__name__}) does not compute {block.second}({block.activation}({block.first}(x))"
+        f"{block.name} ({type(block.module).__name__}) does not compute {block.second}({block.function}({block.first}(x))"
         f"{factor}); use_sparse_ffn knows no other network."
     )

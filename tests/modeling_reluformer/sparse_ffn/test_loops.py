@@ -48,9 +48,9 @@ class Compiled:
     def __init__(self, operators) -> None:
         self.operators = operators
 
-    def feed_forward(self, x, first, up, second, activation, activate_up, all_active=False):
+    def feed_forward(self, x, first, up, second, activation, up_activation="identity", hidden=None, all_active=False):
         up = up or (None, None, None)
-        return self.operators.sparse_ffn(x, *first, *up, *second, activation, activate_up, all_active)
+        return self.operators.sparse_ffn(x, *first, *up, *second, activation, up_activation, hidden, all_active)
 
     def sparse_projection(self, hidden, second, all_active=False):
         return self.operators.sparse_projection(hidden, *second, all_active)
@@ -85,21 +85,27 @@ def exact(neurons: Neurons) -> tuple[torch.Tensor, torch.Tensor | float]:
     return weight, 0.0 if neurons.bias is None else neurons.bias.double()
 
 
-def oracle(x, first, up, second, activation, activate_up):
+FUNCTIONS = {
+    "identity": lambda z: z,
+    "relu": torch.relu,
+    "relu2": lambda z: torch.relu(z) ** 2,
+    "relu6": lambda z: z.clamp(0, 6),
+}
+
+
+def oracle(x, first, up, second, activation, up_activation="identity"):
     """The dense network in float64. Inputs of int8 weights are rounded as they say, which is tested by itself."""
     x = x.double()
     if first.scale is not None:
         steps, scales = gather.quantized_rows(x.float())
         x = steps.double() * scales.double().unsqueeze(1)
-    function = {"relu": torch.relu, "relu2": lambda z: torch.relu(z) ** 2, "relu6": lambda z: z.clamp(0, 6)}[activation]
-
     def scores(neurons):
         weight, bias = exact(neurons)
         return x @ weight.t() + bias
 
-    hidden = function(scores(first))
+    hidden = FUNCTIONS[activation](scores(first))
     if up is not None:
-        hidden = hidden * (function(scores(up)) if activate_up else scores(up))
+        hidden = hidden * FUNCTIONS[up_activation](scores(up))
     weight, bias = exact(second)
     return hidden @ weight + bias
 
@@ -112,7 +118,7 @@ def assert_close(found, expected, dtype) -> None:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", WEIGHTS, ids=str)
-@pytest.mark.parametrize("gate", ["none", "linear", "activated"])
+@pytest.mark.parametrize("gate", ["none", "identity", "relu"])
 def test_equals_the_dense_network_in_float64(loops, size, kind, gate):
     torch.manual_seed(sum(size))
     rows, *widths = size
@@ -121,8 +127,8 @@ def test_equals_the_dense_network_in_float64(loops, size, kind, gate):
             first, up, second = network(*widths, kind, dtype, bias)
             up = None if gate == "none" else up
             x = torch.randn(rows, widths[0]).to(dtype)
-            found = loops.feed_forward(x, first, up, second, "relu", gate == "activated")
-            assert_close(found, oracle(x, first, up, second, "relu", gate == "activated"), dtype)
+            found = loops.feed_forward(x, first, up, second, "relu", gate.replace("none", "identity"))
+            assert_close(found, oracle(x, first, up, second, "relu", gate.replace("none", "identity")), dtype)
 
 
 @pytest.mark.parametrize("kind", WEIGHTS, ids=str)
@@ -131,9 +137,25 @@ def test_every_activation(loops, kind, activation):
     dtype = torch.float32 if kind == torch.int8 else kind
     first, up, second = network(50, 90, 40, kind, dtype)
     x = torch.randn(3, 50).to(dtype)
-    for factor, activate_up in ((None, False), (up, False), (up, True)):
-        found = loops.feed_forward(x, first, factor, second, activation, activate_up)
-        assert_close(found, oracle(x, first, factor, second, activation, activate_up), dtype)
+    for factor, up_activation in ((None, "identity"), (up, "identity"), (up, "relu2"), (up, "relu")):
+        found = loops.feed_forward(x, first, factor, second, activation, up_activation)
+        assert_close(found, oracle(x, first, factor, second, activation, up_activation), dtype)
+
+
+@pytest.mark.parametrize("kind", WEIGHTS, ids=str)
+def test_activations_that_are_given(loops, kind):
+    """As those of a threshold or of top-k, which torch computes."""
+    dtype = torch.float32 if kind == torch.int8 else kind
+    first, up, second = network(50, 90, 40, kind, dtype)
+    x = torch.randn(3, 50).to(dtype)
+    kept = loops.project(x, first)
+    kept = kept.masked_fill(kept.abs() < 5, 0)
+    assert 0.1 < (kept == 0).float().mean() < 0.9
+    weight, bias = exact(second)
+    for factor in (None, up):
+        found = loops.feed_forward(x, first, factor, second, "identity", hidden=kept)
+        hidden = kept.double() * (1 if factor is None else loops.project(x, up).double())
+        assert_close(found, hidden @ weight + bias, dtype)
 
 
 @pytest.mark.parametrize("kind", WEIGHTS, ids=str)
@@ -161,8 +183,8 @@ def test_nothing_and_everything_is_active(loops, kind, shift):
     first, up, second = network(30, 70, 20, kind, dtype)
     first = first._replace(bias=torch.full_like(first.bias, shift))
     x = torch.randn(4, 30).to(dtype)
-    found = loops.feed_forward(x, first, up, second, "relu", False)
-    assert_close(found, oracle(x, first, up, second, "relu", False), dtype)
+    found = loops.feed_forward(x, first, up, second, "relu")
+    assert_close(found, oracle(x, first, up, second, "relu"), dtype)
     if shift < 0:
         assert torch.equal(found, second.bias.to(dtype).expand(4, -1))
 
@@ -171,8 +193,8 @@ def test_rows_of_zeros_beside_others(loops):
     first, up, second = network(30, 70, 20, torch.float32, torch.float32, bias=False)
     x = torch.randn(5, 30)
     x[[0, 3]] = 0
-    found = loops.feed_forward(x, first, up, second, "relu", False)
-    assert_close(found, oracle(x, first, up, second, "relu", False), torch.float32)
+    found = loops.feed_forward(x, first, up, second, "relu")
+    assert_close(found, oracle(x, first, up, second, "relu"), torch.float32)
     assert not found[[0, 3]].any()
 
 
@@ -184,8 +206,8 @@ def test_what_lies_behind_a_zero_is_not_read(loops):
     for part in (up, second):
         kept = part.weight.clone()
         part.weight[asleep] = torch.nan
-        assert loops.feed_forward(x, first, up, second, "relu", False).isfinite().all()
-        assert loops.feed_forward(x, first, up, second, "relu", False, True).isnan().all()
+        assert loops.feed_forward(x, first, up, second, "relu").isfinite().all()
+        assert loops.feed_forward(x, first, up, second, "relu", all_active=True).isnan().all()
         hidden = gather.activated(gather.project(x, first), "relu")
         if part is second:
             assert loops.sparse_projection(hidden, second).isfinite().all()
@@ -199,9 +221,9 @@ def test_numbers_that_are_not_finite_come_back_as_the_dense_network_gives_them(l
     first, up, second = network(30, 70, 20, kind, kind)
     x = torch.randn(3, 30).to(kind)
     x[1, 7] = value
-    for factor, activate_up in ((None, False), (up, False), (up, True)):
-        found = loops.feed_forward(x, first, factor, second, "relu", activate_up)
-        expected = oracle(x, first, factor, second, "relu", activate_up).to(kind)
+    for factor, up_activation in ((None, "identity"), (up, "identity"), (up, "relu2"), (up, "relu")):
+        found = loops.feed_forward(x, first, factor, second, "relu", up_activation)
+        expected = oracle(x, first, factor, second, "relu", up_activation).to(kind)
         assert torch.equal(found.isnan(), expected.isnan())
         assert torch.equal(found[found.isinf()], expected[expected.isinf()])
         assert_close(found[[0, 2]], expected[[0, 2]].double(), kind)
@@ -212,15 +234,15 @@ def test_int8_makes_nan_of_a_row_that_is_not_finite(loops, value):
     first, up, second = network(30, 70, 20, torch.int8, torch.float32)
     x = torch.randn(3, 30)
     x[1, 7] = value
-    found = loops.feed_forward(x, first, up, second, "relu", False)
+    found = loops.feed_forward(x, first, up, second, "relu")
     assert found[1].isnan().all() and found[[0, 2]].isfinite().all()
 
 
 def test_int8_of_tiny_and_huge_rows(loops):
     first, _, second = network(30, 70, 20, torch.int8, torch.float32, bias=False)
     x = torch.randn(4, 30) * torch.tensor([[1e-38], [1e-20], [1e20], [0.0]])
-    found = loops.feed_forward(x, first, None, second, "relu", False)
-    expected = oracle(x, first, None, second, "relu", False)
+    found = loops.feed_forward(x, first, None, second, "relu")
+    expected = oracle(x, first, None, second, "relu")
     assert found.isfinite().all() and not found[[0, 3]].any()
     for row in (1, 2):
         assert_close(found[row], expected[row], torch.float32)
@@ -238,15 +260,15 @@ def test_weights_and_rows_that_are_not_aligned(loops, offset):
         dtype = torch.float32 if kind == torch.int8 else kind
         parts = [part._replace(weight=moved(part.weight)) for part in network(features, neurons, outputs, kind, dtype)]
         x = moved(torch.randn(rows, features).to(dtype))
-        assert_close(loops.feed_forward(x, *parts, "relu", False), oracle(x, *parts, "relu", False), dtype)
+        assert_close(loops.feed_forward(x, *parts, "relu"), oracle(x, *parts, "relu"), dtype)
 
 
 def test_rows_with_gaps(loops):
     first, up, second = network(30, 70, 20, torch.float32, torch.float32)
     x = torch.randn(3, 60)[:, ::2]
-    expected = oracle(x, first, up, second, "relu", False)
-    assert_close(loops.feed_forward(x, first, up, second, "relu", False), expected, torch.float32)
-    assert_close(loops.feed_forward(x.t().contiguous().t(), first, up, second, "relu", False), expected, torch.float32)
+    expected = oracle(x, first, up, second, "relu")
+    assert_close(loops.feed_forward(x, first, up, second, "relu"), expected, torch.float32)
+    assert_close(loops.feed_forward(x.t().contiguous().t(), first, up, second, "relu"), expected, torch.float32)
 
 
 @pytest.mark.parametrize("kind", WEIGHTS, ids=str)
@@ -258,7 +280,7 @@ def test_threads_share_the_neurons(loops, kind):
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            assert_close(loops.feed_forward(x, *parts, "relu", False), oracle(x, *parts, "relu", False), dtype)
+            assert_close(loops.feed_forward(x, *parts, "relu"), oracle(x, *parts, "relu"), dtype)
     finally:
         torch.set_num_threads(before)
 
@@ -297,7 +319,7 @@ def test_tensors_that_do_not_fit_are_refused(place):
         (x, first._replace(bias=first.bias.double()), up, second),
     ]
     with pytest.raises(ValueError, match="reluformer_cpu::sparse_ffn"):
-        Compiled(operators).feed_forward(*wrong[place], "relu", False)
+        Compiled(operators).feed_forward(*wrong[place], "relu")
 
 
 def test_names_that_are_unknown_are_refused():
@@ -306,7 +328,7 @@ def test_names_that_are_unknown_are_refused():
         pytest.skip("the compiled library cannot be built here")
     parts = network(3, 4, 5, torch.float32, torch.float32)
     with pytest.raises(ValueError, match="does not know 'gelu'"):
-        Compiled(operators).feed_forward(torch.randn(1, 3), *parts, "gelu", False)
+        Compiled(operators).feed_forward(torch.randn(1, 3), *parts, "gelu")
     with pytest.raises(ValueError, match="no instruction set 'neon'"):
         operators.choose_ffn_instruction_set("neon")
 

@@ -238,6 +238,25 @@ def test_int8_without_a_compiled_library_is_refused_and_changes_nothing():
     assert replaced(model)[0].forward is before
 
 
+class Threshold(nn.Module):
+    """An activation that torch computes, with zeros of its own."""
+
+    gives_exact_zeros = True
+
+    def forward(self, scores):
+        activated = nn.functional.silu(scores)
+        return activated.masked_fill(activated.abs() < 0.3, 0)
+
+
+@pytest.mark.parametrize("name", ["opt", "decoder", "decoder-glu", "decoder-dglu", "translation"])
+def test_other_activations_with_zeros_are_computed_by_torch(loop, name, calls):
+    model = build(name)
+    for block in sparse_blocks(model):
+        setattr(block.module, block.function, Threshold())
+    expected = decoded(model)
+    assert torch.equal(decoded(use_sparse_ffn(model)), expected) and calls
+
+
 class ScaledMLP(nn.Module):
     """Named as a Llama's, and more than that."""
 
@@ -316,7 +335,7 @@ REFUSED = {
     "no memory": (lambda: llama().to("meta"), "gate_proj is on meta, use_sparse_ffn serves models on a CPU"),
     "another forward": (
         lambda: changed(lambda layer: setattr(layer, "mlp", ScaledMLP())),
-        "layers.1.mlp (ScaledMLP) does not compute down_proj(relu(gate_proj(x)) * up_proj(x))",
+        "layers.1.mlp (ScaledMLP) does not compute down_proj(act_fn(gate_proj(x)) * up_proj(x))",
     ),
     "more weights": (
         lambda: changed(lambda layer: setattr(layer, "mlp", NormedMLP())),
@@ -350,10 +369,11 @@ def test_wrong_arguments_are_refused():
 
 
 def test_a_projection_that_is_replaced_afterwards_is_an_error_not_another_result():
-    model = use_sparse_ffn(build("llama"))
-    model.model.layers[0].mlp.up_proj = nn.Linear(16, 40)
-    with pytest.raises(ValueError, match=r"up_proj was replaced by a Linear after use_sparse_ffn. Call"):
-        decoded(model)
+    for name, part in (("up_proj", nn.Linear(16, 40)), ("act_fn", Threshold())):
+        model = use_sparse_ffn(build("llama"))
+        setattr(model.model.layers[0].mlp, name, part)
+        with pytest.raises(ValueError, match=rf"{name} was replaced by a {type(part).__name__} after use_sparse_ffn. Call"):
+            decoded(model)
 
 
 @pytest.mark.parametrize("name", ["opt", "llama"])
