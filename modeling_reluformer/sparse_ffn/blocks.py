@@ -112,7 +112,9 @@ def _activation(where: str, module: nn.Module) -> str:
 
 
 def _refuse_activation(where: str, function: Any) -> NoReturn:
-    name = "an activation of another kind" if function is None else getattr(function, "__name__", type(function).__name__)
+    name = (
+        "an activation of another kind" if function is None else getattr(function, "__name__", type(function).__name__)
+    )
     raise ValueError(
         f"{where} computes {name}, which gives no exact zeros to skip; use_sparse_ffn needs one of {', '.join(ACTIVATIONS)}."
     )

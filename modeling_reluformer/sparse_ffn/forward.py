@@ -64,7 +64,9 @@ class SparseFeedForward:
             ValueError: one of them is no longer the one it was.
         """
         module = self.block.module
-        parts = {name: weights.linear for name, weights in self._weights.items()} | {self.block.function: self._function}
+        parts = {name: weights.linear for name, weights in self._weights.items()} | {
+            self.block.function: self._function
+        }
         for name, part in parts.items():
             found = getattr(module, name)
             if found is not part:
@@ -99,11 +101,7 @@ class SparseProjection:
         """(rows, inputs) → (rows, outputs), by the compiled loop or by torch."""
         neurons = self._weights.current()
         if not self.second:
-            return (
-                gather.project(rows, neurons)
-                if operators is None
-                else operators.dense_projection.default(rows, *neurons)
-            )
+            return _projected(rows, neurons)
         all_active, operators = self.all_active or not self._weights.finite, _operators(rows)
         if operators is None:
             return gather.sparse_projection(rows, neurons, all_active)

@@ -77,7 +77,7 @@ def test_calls_take_the_networks_in_turn(sparse):
 def test_models_have_the_zeros_asked_for(models, monkeypatch, shape):
     name = list(models.SHAPES)[shape]
     cell = models.ModelCell(name, 90, 1, 1)
-    small = {key: value for key, value in models.SHAPES[name].sizes.items()} | {
+    small = models.SHAPES[name].sizes | {
         "num_hidden_layers": 1,
         "vocab_size": 64,
     }

@@ -99,6 +99,7 @@ def oracle(x, first, up, second, activation, up_activation="identity"):
     if first.scale is not None:
         steps, scales = gather.quantized_rows(x.float())
         x = steps.double() * scales.double().unsqueeze(1)
+
     def scores(neurons):
         weight, bias = exact(neurons)
         return x @ weight.t() + bias
