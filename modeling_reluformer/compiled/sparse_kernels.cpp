@@ -14,6 +14,7 @@ namespace reluformer {
 namespace {
 
 typedef int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
+typedef int16_t Shorts __attribute__((vector_size(32), aligned(2), may_alias));
 
 // Neurons that are computed side by side share the loads of x, and hide the latency of a sum.
 constexpr int kNeurons = 4;
@@ -29,7 +30,8 @@ constexpr int64_t kPrefetchedBytes = 1024;  // of each row of weights; the proce
 inline Floats load(const int8_t* place) {
   Bytes bytes;
   std::memcpy(&bytes, place, sizeof bytes);
-  return __builtin_convertvector(bytes, Floats);
+  // In steps of twice the width, for which there are instructions.
+  return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(bytes, Shorts), Ints), Floats);
 }
 
 inline float widen(int8_t value) {
@@ -37,11 +39,14 @@ inline float widen(int8_t value) {
 }
 
 inline int32_t sum_of(Ints value) {
-  int32_t sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    sum += value[lane];
+  int32_t sums[kLanes];
+  std::memcpy(sums, &value, sizeof sums);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) {
+      sums[lane] += sums[lane + half];
+    }
   }
-  return sum;
+  return sums[0];
 }
 
 template <int N, int R>

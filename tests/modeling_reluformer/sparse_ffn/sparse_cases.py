@@ -56,4 +56,4 @@ def build(name: str, seed: int = 0) -> PreTrainedModel:
 
 def decoded(model: PreTrainedModel, rows: int = 1, **options) -> torch.Tensor:
     """Greedy tokens (rows, length) behind a prompt, or for a source, of 12 tokens."""
-    return model.generate(random_tokens(rows, 12, seed=1), max_new_tokens=12, do_sample=False, **options)
+    return model.generate(random_tokens(rows, 12, seed=1), max_new_tokens=8, do_sample=False, **options)

@@ -61,7 +61,7 @@ def replaced(model) -> list[nn.Module]:
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_are_those_of_the_dense_model(loop, name, calls):
     before = torch.get_num_threads()
-    for seed in range(3):
+    for seed in range(2):
         model = build(name, seed)
         expected = decoded(model), decoded(model, rows=3)
         assert use_sparse_ffn(model) is model
@@ -176,6 +176,7 @@ def test_it_is_undone(calls):
         model = use_sparse_ffn(build(name))
         assert replaced(model)
         assert use_sparse_ffn(model, False) is model and not replaced(model)
+        calls.clear()  # those that compare with the forward of the class
         decoded(model)
         assert not calls and not any("forward" in vars(part) for part in model.modules())
         use_sparse_ffn(model, False)
@@ -184,6 +185,7 @@ def test_it_is_undone(calls):
 @pytest.mark.parametrize("name", ["opt", "decoder-glu"])
 def test_training_gradients_autocast_compilation_and_hooks_are_dense(name, calls):
     model, ids = use_sparse_ffn(build(name)), random_tokens(1, 3)
+    calls.clear()
     model(ids).logits.sum().backward()
     assert all(part.grad is not None for part in replaced(model)[0].parameters())
     with torch.no_grad():
@@ -208,6 +210,7 @@ def test_training_gradients_autocast_compilation_and_hooks_are_dense(name, calls
 @pytest.mark.slow
 def test_a_graph_is_traced_with_the_dense_network(calls):
     model, ids = use_sparse_ffn(build("decoder-glu")), random_tokens(1, 3)
+    calls.clear()
     with torch.no_grad():
         expected = use_sparse_ffn(copy.deepcopy(model), False)(ids).logits
         found = torch.compile(model, fullgraph=True, backend="eager")(ids).logits
