@@ -25,7 +25,6 @@ constexpr int kRows = 4;
 constexpr int kRows = 1;
 #endif
 constexpr int64_t kRowsAtOnce = 8;
-constexpr int64_t kPrefetchedBytes = 1024;  // of each row of weights; the processor goes on by itself
 
 inline Floats load(const int8_t* place) {
   Bytes bytes;
@@ -52,21 +51,38 @@ inline int32_t sum_of(Ints value) {
 template <int N, int R>
 using Sums = float[N][R];
 
-// Products of N rows of weights and R rows of x. Each type of weights has the form of x that it is quickest with.
+// Asks for what the next call reads at this place, a line at a time: rows of weights are too short, and those of active neurons
+// too far apart, for the processor to foresee them.
+template <int N, typename Weight>
+inline void prefetch(const Weight* const* next, int64_t i) {
+  if (next && i % (64 / static_cast<int64_t>(sizeof(Weight))) == 0) {
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      __builtin_prefetch(next[n] + i);
+    }
+  }
+}
+
+// Products of N rows of weights and R rows of x. Loops over them are unrolled, without which their sums would not be in registers. Each type of weights has the form of x that it is quickest with.
 template <int N, int R>
-inline void dot(const float* const* weights, const Rows& x, int64_t row, Sums<N, R>& sums) {
+inline void dot(const float* const* weights, const float* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
   Floats total[N][R] = {};
   const float* from = x.wide + row * x.stride;
   int64_t i = 0;
   for (; i + kLanes <= x.dims; i += kLanes) {
+    prefetch<N>(next, i);
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const Floats value = load(from + r * x.stride + i);
+#pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
         total[n][r] += value * load(weights[n] + i);
       }
     }
   }
+#pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       float sum = sum_of(total[n][r]);
       for (int64_t j = i; j < x.dims; ++j) {
@@ -79,9 +95,11 @@ inline void dot(const float* const* weights, const Rows& x, int64_t row, Sums<N,
 
 #ifdef __AVX512BF16__
 template <int N, int R>
-inline void dot(const BFloat16* const* weights, const Rows& x, int64_t row, Sums<N, R>& sums) {
+inline void dot(const BFloat16* const* weights, const BFloat16* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
   __m512 total[N][R];
+#pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       total[n][r] = _mm512_setzero_ps();
     }
@@ -90,11 +108,15 @@ inline void dot(const BFloat16* const* weights, const Rows& x, int64_t row, Sums
   int64_t i = 0;
   auto step = [&](__mmask32 mask) {
     __m512i part[N];
+    prefetch<N>(next, i);
+#pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       part[n] = _mm512_maskz_loadu_epi16(mask, weights[n] + i);
     }
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const __m512bh value = (__m512bh)_mm512_loadu_si512(from + r * x.stride + i);
+#pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
         total[n][r] = _mm512_dpbf16_ps(total[n][r], value, (__m512bh)part[n]);
       }
@@ -106,7 +128,9 @@ inline void dot(const BFloat16* const* weights, const Rows& x, int64_t row, Sums
   if (i < x.dims) {
     step((__mmask32{1} << (x.dims - i)) - 1);
   }
+#pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       sums[n][r] = sum_of(reinterpret_cast<Floats>(total[n][r]));
     }
@@ -114,19 +138,24 @@ inline void dot(const BFloat16* const* weights, const Rows& x, int64_t row, Sums
 }
 #else
 template <int N, int R>
-inline void dot(const BFloat16* const* weights, const Rows& x, int64_t row, Sums<N, R>& sums) {
+inline void dot(const BFloat16* const* weights, const BFloat16* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
   Floats total[N][R] = {};
   const float* from = x.wide + row * x.stride;
   int64_t i = 0;
   for (; i + kLanes <= x.dims; i += kLanes) {
+    prefetch<N>(next, i);
+#pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       const Floats weight = load(weights[n] + i);
+#pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         total[n][r] += load(from + r * x.stride + i) * weight;
       }
     }
   }
+#pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       float sum = sum_of(total[n][r]);
       for (int64_t j = i; j < x.dims; ++j) {
@@ -140,27 +169,33 @@ inline void dot(const BFloat16* const* weights, const Rows& x, int64_t row, Sums
 
 // Exact in integers, and so the same on every processor. Bytes of x are 128 too large, which is taken back as 128 · Σ w.
 template <int N, int R>
-inline void dot(const int8_t* const* weights, const Rows& x, int64_t row, Sums<N, R>& sums) {
+inline void dot(const int8_t* const* weights, const int8_t* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
   int32_t whole[N][R] = {};
   const uint8_t* from = x.bytes + row * x.stride;
   int64_t i = 0;
 #if defined(__AVX512VNNI__)
   __m512i total[N][R], excess[N];
   const __m512i shift = _mm512_set1_epi8(static_cast<char>(128));
+#pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
     excess[n] = _mm512_setzero_si512();
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       total[n][r] = _mm512_setzero_si512();
     }
   }
   auto step = [&](__mmask64 mask) {
     __m512i part[N];
+    prefetch<N>(next, i);
+#pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       part[n] = _mm512_maskz_loadu_epi8(mask, weights[n] + i);
       excess[n] = _mm512_dpbusd_epi32(excess[n], shift, part[n]);
     }
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const __m512i value = _mm512_loadu_si512(from + r * x.stride + i);
+#pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
         total[n][r] = _mm512_dpbusd_epi32(total[n][r], value, part[n]);
       }
@@ -173,7 +208,9 @@ inline void dot(const int8_t* const* weights, const Rows& x, int64_t row, Sums<N
     step((__mmask64{1} << (x.dims - i)) - 1);
     i = x.dims;
   }
+#pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       whole[n][r] = sum_of(reinterpret_cast<Ints>(total[n][r]) - reinterpret_cast<Ints>(excess[n]));
     }
@@ -181,22 +218,29 @@ inline void dot(const int8_t* const* weights, const Rows& x, int64_t row, Sums<N
 #elif defined(__AVX2__)
   __m256i total[N][R];
   const __m256i shift = _mm256_set1_epi16(128);
+#pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       total[n][r] = _mm256_setzero_si256();
     }
   }
   for (; i + 16 <= x.dims; i += 16) {
+    prefetch<N>(next, i);
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const __m256i bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + r * x.stride + i)));
       const __m256i value = _mm256_sub_epi16(bytes, shift);
+#pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
         const __m256i weight = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights[n] + i)));
         total[n][r] = _mm256_add_epi32(total[n][r], _mm256_madd_epi16(value, weight));
       }
     }
   }
+#pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       int32_t lanes[8];
       std::memcpy(lanes, &total[n][r], sizeof lanes);
@@ -206,7 +250,9 @@ inline void dot(const int8_t* const* weights, const Rows& x, int64_t row, Sums<N
     }
   }
 #endif
+#pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       for (int64_t j = i; j < x.dims; ++j) {
         whole[n][r] += (from[r * x.stride + j] - 128) * weights[n][j];
@@ -217,9 +263,9 @@ inline void dot(const int8_t* const* weights, const Rows& x, int64_t row, Sums<N
 }
 
 template <int N, int R, typename Weight>
-inline void dot_rows(const Weight* const* weights, const Rows& x, int64_t row, float* to, int64_t row_stride) {
+inline void dot_rows(const Weight* const* weights, const Weight* const* next, const Rows& x, int64_t row, float* to, int64_t row_stride) {
   Sums<N, R> sums;
-  dot<N, R>(weights, x, row, sums);
+  dot<N, R>(weights, next, x, row, sums);
   for (int r = 0; r < R; ++r) {
     for (int n = 0; n < N; ++n) {
       to[r * row_stride + n] = sums[n][r];
@@ -227,20 +273,21 @@ inline void dot_rows(const Weight* const* weights, const Rows& x, int64_t row, f
   }
 }
 
-// Products of N rows of weights and the rows of [row, end) of x → to[(row - first row) · row_stride + n]
+// Products of N rows of weights and the rows of [row, end) of x → to[(row - first row) · row_stride + n]. next: the rows of weights
+// of the next call, or null.
 template <int N, typename Weight>
-inline void dot_all(const Weight* const* weights, const Rows& x, int64_t row, int64_t end, float* to, int64_t row_stride) {
-  for (; row + kRows <= end; row += kRows, to += kRows * row_stride) {
-    dot_rows<N, kRows>(weights, x, row, to, row_stride);
+inline void dot_all(const Weight* const* weights, const Weight* const* next, const Rows& x, int64_t row, int64_t end, float* to, int64_t row_stride) {
+  for (; row + kRows <= end; row += kRows, to += kRows * row_stride, next = nullptr) {
+    dot_rows<N, kRows>(weights, next, x, row, to, row_stride);
   }
   if constexpr (kRows == 4) {
     switch (end - row) {
       case 1:
-        return dot_rows<N, 1>(weights, x, row, to, row_stride);
+        return dot_rows<N, 1>(weights, next, x, row, to, row_stride);
       case 2:
-        return dot_rows<N, 2>(weights, x, row, to, row_stride);
+        return dot_rows<N, 2>(weights, next, x, row, to, row_stride);
       case 3:
-        return dot_rows<N, 3>(weights, x, row, to, row_stride);
+        return dot_rows<N, 3>(weights, next, x, row, to, row_stride);
     }
   }
 }
@@ -283,16 +330,17 @@ constexpr auto finish = [](int64_t activation) {
 template <typename Weight>
 void project_activated(const Neurons<Weight>& neurons, const Rows& x, int64_t begin, int64_t end, int64_t activation, float* to, int64_t stride) {
   int64_t neuron = begin;
-  const Weight* rows[kNeurons];
+  const Weight *rows[kNeurons], *next[kNeurons];
   for (; neuron + kNeurons <= end; neuron += kNeurons) {
     for (int n = 0; n < kNeurons; ++n) {
       rows[n] = neurons.weights + (neuron + n) * x.dims;
+      next[n] = rows[n] + kNeurons * x.dims;
     }
-    dot_all<kNeurons>(rows, x, 0, x.count, to + neuron - begin, stride);
+    dot_all<kNeurons>(rows, neuron + 2 * kNeurons <= end ? next : nullptr, x, 0, x.count, to + neuron - begin, stride);
   }
   for (; neuron < end; ++neuron) {
     rows[0] = neurons.weights + neuron * x.dims;
-    dot_all<1>(rows, x, 0, x.count, to + neuron - begin, stride);
+    dot_all<1>(rows, static_cast<const Weight* const*>(nullptr), x, 0, x.count, to + neuron - begin, stride);
   }
   for (int64_t row = 0; row < x.count; ++row) {
     finish(activation)(neurons.scales, neurons.biases, begin, end - begin, to + row * stride);
@@ -306,10 +354,12 @@ void project(const Neurons<Weight>& neurons, const Rows& x, int64_t begin, int64
 
 // y += Σ_n factors[n] · weights[n]
 template <int N, typename Weight>
-inline void add(const Weight* const* weights, const float* factors, int64_t dims, float* y) {
+inline void add(const Weight* const* weights, const Weight* const* next, const float* factors, int64_t dims, float* y) {
   int64_t i = 0;
   for (; i + kLanes <= dims; i += kLanes) {
+    prefetch<N>(next, i);
     Floats sum = load(y + i);
+#pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       sum += factors[n] * load(weights[n] + i);
     }
@@ -337,34 +387,37 @@ int64_t list_active(const float* gates, int64_t rows, int64_t count, bool all, i
 }
 
 template <typename Weight>
-inline void prefetch(const Weight* row, int64_t dims) {
-  const char* place = reinterpret_cast<const char*>(row);
-  const int64_t bytes = dims * static_cast<int64_t>(sizeof(Weight));
-  for (int64_t offset = 0; offset < kPrefetchedBytes && offset < bytes; offset += 64) {
-    __builtin_prefetch(place + offset);
-  }
-}
-
-template <typename Weight>
 inline float up_factor(const FeedForward<Weight>& ffn, int64_t neuron, float product) {
   product = ffn.up.scales ? product * ffn.up.scales[neuron] : product;
   product = ffn.up.biases ? product + ffn.up.biases[neuron] : product;
   return activate(ffn.up_activation, product);
 }
 
-// Adds N active neurons to y. gates: (rows, count) activations of all neurons of this part; neurons: N numbers in it.
+// The rows of weights of N neurons of a part that begins at `begin`.
 template <int N, typename Weight>
-void spend(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, const float* gates, int64_t count, const int32_t* neurons, float* y, int64_t y_stride) {
-  const Weight *ups[N], *seconds[N];
+inline void rows_of(const Weight* weights, int64_t width, int64_t begin, const int32_t* neurons, const Weight** rows) {
   for (int n = 0; n < N; ++n) {
-    const int64_t neuron = begin + neurons[n];
-    ups[n] = ffn.up.weights ? ffn.up.weights + neuron * x.dims : nullptr;
-    seconds[n] = ffn.second.weights + neuron * ffn.outputs;
+    rows[n] = weights + (begin + neurons[n]) * width;
+  }
+}
+
+// Adds N active neurons to y. gates: (rows, count) activations of all neurons of this part; neurons: N numbers in it, with N more
+// behind them if there is a next call.
+template <int N, typename Weight>
+void spend(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, const float* gates, int64_t count, const int32_t* neurons, bool has_next, float* y, int64_t y_stride) {
+  const Weight *ups[N], *seconds[N], *next_ups[N], *next_seconds[N];
+  const Weight* const* next = has_next ? next_seconds : nullptr;
+  rows_of<N>(ffn.second.weights, ffn.outputs, begin, neurons, seconds);
+  rows_of<N>(ffn.second.weights, ffn.outputs, begin, neurons + (has_next ? N : 0), next_seconds);
+  if (ffn.up.weights) {
+    rows_of<N>(ffn.up.weights, x.dims, begin, neurons, ups);
+    rows_of<N>(ffn.up.weights, x.dims, begin, neurons + (has_next ? N : 0), next_ups);
   }
   float products[N * kRowsAtOnce];
   for (int64_t row = 0; row < x.count; ++row) {
     if (ffn.up.weights && row % kRowsAtOnce == 0) {
-      dot_all<N>(ups, x, row, row + kRowsAtOnce < x.count ? row + kRowsAtOnce : x.count, products, N);
+      const int64_t end = row + kRowsAtOnce < x.count ? row + kRowsAtOnce : x.count;
+      dot_all<N>(ups, has_next && row == 0 ? next_ups : nullptr, x, row, end, products, N);
     }
     float factors[N];
     bool any = ffn.all_active;
@@ -377,7 +430,8 @@ void spend(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, const f
       factors[n] = ffn.second.scales ? factor * ffn.second.scales[begin + neurons[n]] : factor;
     }
     if (any) {
-      add<N>(seconds, factors, ffn.outputs, y + row * y_stride);
+      add<N>(seconds, next, factors, ffn.outputs, y + row * y_stride);
+      next = nullptr;
     }
   }
 }
@@ -400,16 +454,10 @@ void feed_forward(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, 
   const int64_t found = list_active(gates, x.count, count, ffn.all_active, active);
   int64_t place = 0;
   for (; place + kNeurons <= found; place += kNeurons) {
-    for (int64_t next = place + kNeurons; next < place + 2 * kNeurons && next < found; ++next) {
-      if (ffn.up.weights) {
-        prefetch(ffn.up.weights + (begin + active[next]) * x.dims, x.dims);
-      }
-      prefetch(ffn.second.weights + (begin + active[next]) * ffn.outputs, ffn.outputs);
-    }
-    spend<kNeurons>(ffn, x, begin, gates, count, active + place, y, y_stride);
+    spend<kNeurons>(ffn, x, begin, gates, count, active + place, place + 2 * kNeurons <= found, y, y_stride);
   }
   for (; place < found; ++place) {
-    spend<1>(ffn, x, begin, gates, count, active + place, y, y_stride);
+    spend<1>(ffn, x, begin, gates, count, active + place, false, y, y_stride);
   }
 }
 
