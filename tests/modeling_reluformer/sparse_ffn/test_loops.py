@@ -230,6 +230,12 @@ def test_numbers_that_are_not_finite_come_back_as_the_dense_network_gives_them(l
         assert_close(found[[0, 2]], expected[[0, 2]].double(), kind)
 
 
+def test_zero_times_infinity_is_not_skipped(loops):
+    one = Neurons(torch.ones(1, 1), None, None)
+    found = loops.feed_forward(torch.full((1, 1), torch.inf), one._replace(weight=-one.weight), one, one, "relu")
+    assert found.isnan().all()
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
 def test_int8_makes_nan_of_a_row_that_is_not_finite(loops, value):
     first, up, second = network(30, 70, 20, torch.int8, torch.float32)
@@ -302,6 +308,12 @@ def test_weights_in_int8_have_127_steps_of_each_neuron():
         assert neurons.weight.abs().amax(1).tolist() == [127 if row.any() else 0 for row in rows]
         error = neurons.weight * neurons.scale.unsqueeze(1) - rows
         assert (error.abs() <= 0.5001 * neurons.scale.unsqueeze(1)).all()
+
+
+def test_what_is_made_of_the_weights_is_not_pickled():
+    prepared = PreparedWeights(linear(40, 30, torch.float32), transposed=True, int8=False)
+    prepared.current()
+    assert set(prepared.__getstate__()) == {"linear", "transposed", "int8"}
 
 
 @pytest.mark.parametrize("place", range(6))
