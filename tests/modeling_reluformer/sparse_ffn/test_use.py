@@ -61,7 +61,7 @@ def replaced(model) -> list[nn.Module]:
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_are_those_of_the_dense_model(loop, name, calls):
     before = torch.get_num_threads()
-    for seed in range(2):
+    for seed in range(2 if loop == "compiled" else 1):
         model = build(name, seed)
         expected = decoded(model), decoded(model, rows=3)
         assert use_sparse_ffn(model) is model
