@@ -1,4 +1,4 @@
-# make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make studies-smoke ·
+# make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make bench-sparse · make studies-smoke ·
 # make studies · make wheel · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-oldest sets up .venv-oldest, and needs
 # Python 3.11.
 #
@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-all test-kills mutants test-peer test-oldest bench studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
+.PHONY: demo test test-all test-kills mutants test-peer test-oldest bench bench-sparse studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
 
 demo: .venv/train .venv/links
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -66,6 +66,12 @@ bench: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.attention_tables
 	$(BIN)/python -m benchmarks.speed.vision_tables
 	$(BIN)/python -m benchmarks.speed.decoder_tables
+
+# Feed-forward networks that skip zeros, beside torch, the same loop without skipping, and int8: about ten minutes on two idle
+# cores. Writes benchmarks/results/sparse-cpu.json and benchmarks/SPARSE.md.
+bench-sparse: .venv/all .venv/links
+	$(BIN)/python -m benchmarks.speed.sparse
+	$(BIN)/python -m benchmarks.speed.sparse_tables
 
 # Every study of the paper, so small that it means nothing: does all of it run?
 studies-smoke: .venv/all .venv/links

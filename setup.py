@@ -21,6 +21,7 @@ PACKAGE_FOLDERS = {
     "reluformer": "modeling_reluformer",
     "reluformer.compiled": "modeling_reluformer/compiled",
     "reluformer.other_models": "modeling_reluformer/other_models",
+    "reluformer.sparse_ffn": "modeling_reluformer/sparse_ffn",
     "reluformer.configuration": "configuration",
     "reluformer.training": "training",
     "reluformer.training.data": "training/data",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names as in `_MODUL
     from .modeling_vision import ReLUFormerVisionPreTrainedModel as ReLUFormerVisionPreTrainedModel
     from .other_models.regularization import attention_regularization as attention_regularization
     from .other_models.settings import use_relu_attention as use_relu_attention
+    from .sparse_ffn.use import use_sparse_ffn as use_sparse_ffn
 
 __version__ = "0.1.0"
 
@@ -53,6 +54,7 @@ _MODULES = {
     "attention_regularization": "other_models.regularization",
     "relu_attention": "attention_fused",
     "use_relu_attention": "other_models.settings",
+    "use_sparse_ffn": "sparse_ffn.use",
 }
 __all__ = list(_MODULES)
 

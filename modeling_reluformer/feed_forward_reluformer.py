@@ -48,6 +48,12 @@ class SparseActivation(nn.Module):
             activated = torch.zeros_like(activated).scatter(-1, kept, activated.gather(-1, kept))
         return activated
 
+    @property
+    def gives_exact_zeros(self) -> bool:
+        """Whether activations are exactly 0 other than by chance, for `use_sparse_ffn`."""
+        below, at_zero = self.function(torch.tensor([-1.0, 0.0])).tolist()
+        return bool(self.threshold or self.top_k) or below == 0 or (self.quantile is not None and at_zero == 0)
+
     def extra_repr(self) -> str:
         return f"sparsity={self.sparsity}, threshold={self.threshold}, top_k={self.top_k}"
 

@@ -67,6 +67,10 @@ END_TO_END, END_TO_END_LARGE, LARGE_VOCABULARY = 1.0, 1.1, 10_000
 # pass → speedup over FlashAttention with heads of 64; and what S and T may cost
 GPU_SPEEDUPS = {"forward": 1.5, "backward": 1.2}
 GPU_STATISTICS = 1.2
+# With 95 % zeros and one row: networks with a gate over the dense loop, and in int8; a whole model over torch and that loop.
+SPARSE_SHARE = 95
+SPARSE_GLU, SPARSE_INT8 = 2.3, 1.5
+SPARSE_MODEL = {"torch": 2.0, "dense": 1.35}
 
 
 def verdict(value: float, goal: float, *, at_most: bool = False) -> str:
@@ -186,6 +190,23 @@ def gpu_rows(result: Result, rival: str = "sdpa flash") -> Iterator[list[str]]:
         cost = cell["speedups"][PLAIN][WITH_STATISTICS]
         met = verdict(cost["median"], GPU_STATISTICS, at_most=True)
         yield [f"{where}: S and T", f"≤ {GPU_STATISTICS}× the time without", f"{spread(cost)}×", met]
+
+
+def sparse_rows(result: Result, shape: str) -> Iterator[list[str]]:
+    """What, goal, what was measured and verdict: networks with a gate of every width, and the model of a shape."""
+    for cell in result["cells"]:
+        if (cell["kind"], cell["rows"]) == ("GLU", 1):
+            where = f"GLU, d = {cell['width']:,}, {cell['threads']} {'thread' if cell['threads'] == 1 else 'threads'}"
+            for dtype, goal in (("float32", SPARSE_GLU), ("int8", SPARSE_INT8)):
+                speedup = cell["speedups"][f"{dtype} zeros {SPARSE_SHARE}"][f"{dtype} dense"]
+                met = verdict(speedup["median"], goal)
+                yield [f"{where}, {dtype}", f"≥ {goal}× dense", f"{spread(speedup)}×", met]
+    for cell in result["models"]:
+        if (cell["shape"], cell["zeros"], cell["beams"]) == (shape, SPARSE_SHARE, 1):
+            where = f"`generate`, {shape}, {cell['threads']} {'thread' if cell['threads'] == 1 else 'threads'}, float32"
+            for rival, goal in SPARSE_MODEL.items():
+                speedup = cell["speedups"]["float32 zeros"][f"float32 {rival}"]
+                yield [where, f"≥ {goal}× {rival}", f"{spread(speedup)}×", verdict(speedup["median"], goal)]
 
 
 def describe(cell: Result) -> str:

@@ -26,10 +26,6 @@ constexpr int64_t kQueries = 64;  // rows of a tile
 constexpr int64_t kKeys = 256;    // columns of a tile, at most
 constexpr int64_t kSingleRows = 6;  // up to so many queries go without copies of keys and values
 
-inline int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 // A tensor (batch, heads, length, dims) whose last dimension lies side by side.
 template <typename Scalar>
 struct Heads {

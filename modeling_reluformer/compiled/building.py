@@ -46,20 +46,33 @@ class Unit(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
-# The whole of the compiled attention: torch's part, and what lies between the products once for each instruction set, of which
-# the processor's is chosen at run time.
+_INSTRUCTION_SETS = {
+    "avx2": ("-mavx2", "-mfma"),
+    "avx512": (
+        *("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
+        "-mprefer-vector-width=512",
+    ),
+}
+# What only a source asks for.
+_MORE = {"sparse_kernels.cpp": {"portable": (), "avx512": ("-mavx512vnni",)}}
+
+
+def _units_of(source: str) -> tuple[Unit, ...]:
+    """A source that is compiled once for each instruction set."""
+    more = _MORE.get(source, {})
+    return tuple(
+        Unit(source, (f"-DRELUFORMER_ISA={name}", "-Wno-psabi", *_INSTRUCTION_SETS.get(name, ()), *more.get(name, ())))
+        for name in (*_INSTRUCTION_SETS, *(more.keys() - _INSTRUCTION_SETS.keys()))
+    )
+
+
+# The whole of the compiled library: torch's part, and the loops once for each instruction set, of which the processor's is chosen
+# at run time.
 UNITS = (
     Unit("attention.cpp"),
-    *(
-        Unit("kernels.cpp", (f"-DRELUFORMER_ISA={name}", "-Wno-psabi", "-mavx2", "-mfma", *flags))
-        for name, flags in (
-            ("avx2", ()),
-            (
-                "avx512",
-                ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mprefer-vector-width=512"),
-            ),
-        )
-    ),
+    Unit("sparse_ffn.cpp"),
+    *_units_of("kernels.cpp"),
+    *_units_of("sparse_kernels.cpp"),
 )
 
 

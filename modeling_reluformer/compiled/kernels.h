@@ -8,6 +8,10 @@ namespace reluformer {
 
 constexpr int64_t kLanes = 16;  // all widths of tiles are multiples of it
 
+constexpr int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
 // bfloat16 as its bits
 struct BFloat16 {
   uint16_t bits;

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 _BEGINNING, _NONE_FOUND, _SETTLED = range(3)
 _stage = _BEGINNING
 _operators: Any = None  # torch.ops.reluformer_cpu, once the library is loaded and used
+_without_attention: Any = None  # the same, where the processor or its torch has no products for the attention
 _loaded_from: Path | None = None
 _lock = threading.Lock()
 
@@ -42,6 +43,12 @@ def library(large: bool) -> Any | None:
         CompiledAttentionError: RELUFORMER_COMPILED is neither 0 nor 1, or it is 1 and there is no library.
     """
     return _operators if _stage > large else _settle(large)
+
+
+def sparse_library(large: bool) -> Any | None:
+    """As [`library`], for the operators of sparse feed-forward networks, which serve processors without AVX2 and oneDNN too."""
+    operators = library(large)
+    return _without_attention if operators is None else operators
 
 
 def loop_name() -> Literal["compiled", "python"]:
@@ -66,20 +73,20 @@ def chosen() -> str | None:
 
 def reset() -> None:
     """Forgets what was decided: the next call reads RELUFORMER_COMPILED again."""
-    global _stage, _operators
-    _stage, _operators = _BEGINNING, None
+    global _stage, _operators, _without_attention
+    _stage, _operators, _without_attention = _BEGINNING, None, None
 
 
 @contextlib.contextmanager
 def python_loop() -> Iterator[None]:
-    """Within the block, the Python loop computes in the whole process."""
-    global _stage, _operators
-    before = _stage, _operators
-    _stage, _operators = _SETTLED, None
+    """Within the block, nothing compiled computes in the whole process: the Python loop does, and torch."""
+    global _stage, _operators, _without_attention
+    before = _stage, _operators, _without_attention
+    _stage, _operators, _without_attention = _SETTLED, None, None
     try:
         yield
     finally:
-        _stage, _operators = before
+        _stage, _operators, _without_attention = before
 
 
 def cache_folder() -> Path:
@@ -95,7 +102,7 @@ def location() -> Path | None:
 
 
 def _settle(large: bool) -> Any | None:
-    global _stage, _operators
+    global _stage, _operators, _without_attention
     with _lock:
         if _stage > large:
             return _operators
@@ -110,7 +117,7 @@ def _settle(large: bool) -> Any | None:
                 "loop computes instead. %s=0 turns this warning off.",
                 VARIABLE,
             )
-            _operators, large = None, True
+            _operators, _without_attention, large = None, _operators, True
         final = large or demand is not None or _operators is not None
         _stage = _SETTLED if final else _NONE_FOUND
         return _operators

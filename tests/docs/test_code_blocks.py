@@ -24,7 +24,8 @@ RUN = {
         f"docs/{name}.md"
         for name in (
             *("analysis", "converting", "decoder", "distributed", "fine_tuning", "formula", "index", "recipes"),
-            *("publishing", "reproducing", "sparsity", "start", "translating", "troubleshooting", "vision"),
+            *("publishing", "reproducing", "sparse_decoding", "sparsity"),
+            *("start", "translating", "troubleshooting", "vision"),
         )
     ),
 }

@@ -264,6 +264,32 @@ relu_attention(*3 * [torch.ones(1, 2, 3, 4)], scaling="none", key_padding_mask=[
 ValueError: key_padding_mask must be a boolean tensor (batch, keys) or None; got a list.
 """)
 
+SPARSE_FFN = expressions("""
+an activation without exact zeros
+use_sparse_ffn(tiny_model(activation_function="gelu"))
+ValueError: layers.0 (ReLUFormerDecoderLayer) computes GELUActivation, which gives no exact zeros to skip; use_sparse_ffn needs …
+
+a softmax in the network
+use_sparse_ffn(tiny_model(activation_function="softmax"))
+ValueError: layers.0 (ReLUFormerDecoderLayer) computes an activation of another kind, which gives no exact zeros…
+
+a model of pictures
+use_sparse_ffn(vision)
+ValueError: ReLUFormerForImageClassification takes pixel_values and decodes nothing; use_sparse_ffn serves decoding alone.
+
+weights that are nowhere
+use_sparse_ffn(tiny_model().to("meta"))
+ValueError: layers.0 (ReLUFormerDecoderLayer): fc1 is on meta, use_sparse_ffn serves models on a CPU.
+
+int8 for what is switched off
+use_sparse_ffn(model, False, int8=True)
+ValueError: use_sparse_ffn(model, False) restores the model's own weights; leave int8 out.
+
+a module of torch
+use_sparse_ffn(torch.nn.Linear(2, 2))
+TypeError: use_sparse_ffn takes a Transformers model (a PreTrainedModel); got torch.nn.modules.linear.Linear.
+""")
+
 GROUPS: dict[str, list[Case]] = {
     "Texts": TEXT,
     "Tables and data sets": TABLES,
@@ -276,4 +302,5 @@ GROUPS: dict[str, list[Case]] = {
     "Calls of the model": MODEL,
     "Calls of the vision model": VISION_MODEL,
     "Calls of the language model": LANGUAGE_MODEL,
+    "Networks that skip zeros": SPARSE_FFN,
 }

@@ -14,7 +14,13 @@ from PIL import Image
 from transformers import pipeline
 
 from benchmarks.studies import __main__ as studies
-from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig, relu_attention
+from reluformer import (
+    ReLUFormerConfig,
+    ReLUFormerDecoderConfig,
+    ReLUFormerVisionConfig,
+    relu_attention,
+    use_sparse_ffn,
+)
 from reluformer.commands import main as cli
 from reluformer.compiled import library
 from reluformer.configuration.errors import UserError
@@ -71,6 +77,8 @@ def names_of_a_call() -> dict:
         "PairColumns": PairColumns,
         "ReLUFormerConfig": ReLUFormerConfig,
         "relu_attention": relu_attention,
+        "use_sparse_ffn": use_sparse_ffn,
+        "tiny_model": tiny_model,
         "Translator": Translator,
         "vision": vision_model(),
         "ReLUFormerVisionConfig": ReLUFormerVisionConfig,

@@ -56,7 +56,8 @@ def fresh(monkeypatch, sources, tmp_path):
     monkeypatch.setattr(library, "SOURCES", sources)
     monkeypatch.setattr(library, "UNITS", (Unit("attention.cpp"),))
     monkeypatch.setattr(library, "_serves_this_processor", lambda operators: True)
-    for name, value in {"_stage": library._BEGINNING, "_operators": None, "_loaded_from": None}.items():
+    start = {"_stage": library._BEGINNING, "_operators": None, "_without_attention": None, "_loaded_from": None}
+    for name, value in start.items():
         monkeypatch.setattr(library, name, value)
     return monkeypatch
 
@@ -263,6 +264,12 @@ def test_a_processor_that_it_does_not_serve_is_named(fresh, caplog):
     assert library.library(large=False) is None and library.loop_name() == "python"
     (record,) = caplog.records
     assert "needs a processor with AVX2" in record.message
+    assert library.sparse_library(large=False) == "operators", "networks that skip zeros need neither AVX2 nor oneDNN"
+    with library.python_loop():
+        assert library.sparse_library(large=False) is None
+    library.reset()
+    fresh.setenv(library.VARIABLE, "0")
+    assert library.sparse_library(large=True) is None
 
 
 def test_windows_does_without_it_in_silence(fresh, caplog):
@@ -277,7 +284,7 @@ def test_the_python_loop_computes_within_its_block(fresh):
     fresh.setattr(library, "_operators", "operators")
     with library.python_loop():
         assert (library.loop_name(), library.library(large=True)) == ("python", None)
-    assert library.library(large=True) == "operators"
+    assert library.library(large=True) == library.sparse_library(large=True) == "operators"
 
 
 def test_threads_wait_for_the_one_that_builds(fresh):

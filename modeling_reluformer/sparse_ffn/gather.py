@@ -1,0 +1,94 @@
+"""Sparse feed-forward networks in plain torch, which computes where nothing is compiled.
+
+y = Σ_i f(w_i·x + b_i) g(u_i·x + c_i) v_i + d        over the neurons i that are not zero in some row
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .weights import Neurons
+
+
+def feed_forward(
+    x: Tensor,
+    first: Neurons,
+    up: Neurons | None,
+    second: Neurons,
+    activation: str,
+    up_activation: str = "identity",
+    hidden: Tensor | None = None,
+    all_active: bool = False,
+) -> Tensor:
+    """The network of few rows.
+
+    Args:
+        x: (rows, features). first, up, second: weights by neuron; up is None without a gate.
+        activation, up_activation: f and g, of `blocks.ACTIVATIONS` or identity.
+        hidden: f(w_i·x + b_i) itself, (rows, neurons); then `first` and `activation` are not read.
+        all_active: zeros are multiplied as other numbers are.
+
+    Returns:
+        (rows, outputs) in the dtype of x.
+    """
+    if hidden is None:
+        hidden = activated(project(x, first), activation)
+    # Zero times infinity is NaN.
+    active = None if all_active or not bool(x.isfinite().all()) else (hidden != 0).any(0).nonzero().squeeze(1)
+    if up is not None:
+        factor = project(x, up, active)
+        hidden = hidden if active is None else hidden[:, active]
+        hidden = hidden * activated(factor, up_activation)
+    elif active is not None:
+        hidden = hidden[:, active]
+    return _sum(hidden, second, active)
+
+
+def sparse_projection(hidden: Tensor, second: Neurons, all_active: bool = False) -> Tensor:
+    """`Σ_i hidden_i v_i + d` of hidden (rows, neurons), over the neurons that are not zero in some row."""
+    if all_active:
+        return _sum(hidden, second, None)
+    active = (hidden != 0).any(0).nonzero().squeeze(1)
+    return _sum(hidden[:, active], second, active)
+
+
+def project(x: Tensor, neurons: Neurons, active: Tensor | None = None) -> Tensor:
+    """`w_i·x + b_i`, (rows, neurons), of those that are active; None: of all."""
+    weight, scale, bias = (part if part is None or active is None else part[active] for part in neurons)
+    if scale is None:
+        return nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
+    steps, row_scale = quantized_rows(x)
+    products = (
+        (steps.double() @ weight.double().t()).float() * row_scale.unsqueeze(1) * scale
+    )  # sums below 2⁵³ are exact
+    return (products if bias is None else products + bias).to(x.dtype)
+
+
+def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in 127 steps either way, (rows, features), and their scales (rows,), NaN for a row that is not finite."""
+    most = x.float().abs().amax(1)
+    factor = torch.where(most > 1e-30, 127 / most, torch.zeros_like(most))
+    steps = torch.where(most.isfinite().unsqueeze(1), x.float() * factor.unsqueeze(1), torch.zeros(())).round()
+    scale = torch.where(most > 1e-30, most / 127, torch.zeros_like(most))
+    return steps, torch.where(most.isfinite(), scale, torch.full_like(most, torch.nan))
+
+
+def activated(scores: Tensor, activation: str) -> Tensor:
+    """An activation of scores of any shape."""
+    if activation == "identity":
+        return scores
+    if activation == "relu6":
+        return nn.functional.relu6(scores)
+    positive = scores.relu()
+    return positive.square() if activation == "relu2" else positive
+
+
+def _sum(hidden: Tensor, second: Neurons, active: Tensor | None) -> Tensor:
+    dtype = hidden.dtype
+    weight = second.weight if active is None else second.weight[active]
+    if second.scale is not None:
+        scale = second.scale if active is None else second.scale[active]
+        hidden, weight = hidden.float() * scale, weight.float()
+    result = hidden @ weight
+    return (result if second.bias is None else result + second.bias.to(result.dtype)).to(dtype)

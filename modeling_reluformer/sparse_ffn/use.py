@@ -1,0 +1,112 @@
+"""`use_sparse_ffn`: decoding reads no weights of a feed-forward network behind a zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..compiled.library import sparse_library
+from .blocks import Block, sparse_blocks
+from .forward import SparseFeedForward, SparseProjection
+
+# A forward that computes something else is off by about its whole output.
+_TOLERANCE = 0.05
+
+
+def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool = False) -> PreTrainedModel:
+    """Makes decoding on a CPU skip what zeros of the feed-forward networks multiply: y = Σ_i f(w_i·x) g(u_i·x) v_i, f ≠ 0.
+
+    Calls of up to 8 rows (batch × positions) without gradients are computed so, by a compiled loop or, where there is none, by a
+    gather in torch. All others are computed as before: prompts, training, calls under `torch.compile`, autocast or with hooks on
+    the projections. Rows share what they read: of B rows, a neuron is skipped where it is zero in all, a share of (1 - ρ)^B for ρ
+    that are not zero. In float32 the results are those of the dense network to rounding, NaN and infinities in the input
+    included; but if finite inputs overflow in u_i·x behind a zero, the dense network has a NaN and this one has not.
+
+    Nothing of it is saved. `state_dict`, configuration and `save_pretrained` stay as they were; a copy or a pickle of the model
+    skips zeros too. The second projection is held a second time, transposed: its memory is half of what an FFN has, a third of
+    one with a gate. It follows changes of the weights, except those through `weight.data`, after which this is called again.
+
+    Args:
+        model: a Transformers model on a CPU whose networks are (fc1, fc2), (wi, wo), (gate_proj, up_proj, down_proj) or (wi_0,
+            wi_1, wo) with the activation relu, relu2 or relu6: OPT, T5, Llama, Marian, ours. Of one with an encoder, the networks
+            of the decoder.
+        enabled: False undoes it.
+        int8: weights of these networks in int8, with one scale for each neuron in every projection, and their inputs in int8 with
+            one scale a row, found at each call; sums are exact integers, and the second product is in float32. This changes
+            results by rounding. It adds a quarter of the memory of the networks (half in bfloat16); prompts are read with the
+            model's own weights.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        TypeError: not a Transformers model.
+        ValueError: a network without exact zeros (gelu, silu, …), of other structure, with quantized weights or on another
+            device; int8 where there is no compiled loop, or with enabled=False.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"use_sparse_ffn takes a Transformers model (a PreTrainedModel); got {type(model).__module__}."
+            f"{type(model).__qualname__}."
+        )
+    if int8 and not enabled:
+        raise ValueError("use_sparse_ffn(model, False) restores the model's own weights; leave int8 out.")
+    before = _remove(model)
+    if not enabled:
+        return model
+    try:
+        if sparse_library(large=True) is None and int8:
+            raise ValueError(
+                "use_sparse_ffn(model, int8=True) needs the compiled library, which cannot be had here; `python -m "
+                "reluformer.compiled` says why. Without int8, torch computes."
+            )
+        for module, forward in [pair for block in sparse_blocks(model) for pair in _forwards(block, int8)]:
+            module.forward = forward
+    except ValueError:
+        for module, forward in before:  # a refusal changes nothing
+            module.forward = forward
+        raise
+    return model
+
+
+def _remove(model: PreTrainedModel) -> list[tuple[nn.Module, SparseFeedForward | SparseProjection]]:
+    """Gives modules the forward of their class back; those that had another one, and which."""
+    kinds = (SparseFeedForward, SparseProjection)
+    found = [(part, vars(part)["forward"]) for part in model.modules() if isinstance(vars(part).get("forward"), kinds)]
+    for module, _ in found:
+        del module.forward
+    return found
+
+
+def _forwards(block: Block, int8: bool) -> list[tuple[nn.Module, SparseFeedForward | SparseProjection]]:
+    if block.alone:
+        forward = SparseFeedForward(block, int8=False)
+        _refuse_other_forward(block, forward)
+        return [(block.module, SparseFeedForward(block, int8=True) if int8 else forward)]
+    return [
+        (linear, SparseProjection(linear, second=name == block.second, int8=int8))
+        for name, linear in block.projections.items()
+    ]
+
+
+@torch.no_grad()
+def _refuse_other_forward(block: Block, forward: SparseFeedForward) -> None:
+    """Structure is names; numbers tell whether the forward of the class computes what they promise."""
+    weight = block.projections[block.first].weight
+    rows = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    training = {part: part.training for part in block.module.modules()}
+    try:
+        block.module.eval()
+        expected = type(block.module).forward(block.module, rows)
+    finally:
+        for part, mode in training.items():
+            part.training = mode
+    found = forward.compute(rows)
+    if not expected.isfinite().all() or (expected - found).float().norm() <= _TOLERANCE * expected.float().norm():
+        return
+    factor = f" * {block.up}(x)" if block.up else ""
+    raise ValueError(
+        f"{block.name} ({type(block.module).__name__}) does not compute {block.second}({block.function}({block.first}(x))"
+        f"{factor}); use_sparse_ffn knows no other network."
+    )
