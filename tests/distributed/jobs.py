@@ -115,8 +115,8 @@ def _interrupt_texts(folder: Path, rank: int, world: int) -> None:
 
 
 def _run_texts(folder: Path, name: str, world: int) -> None:
-    """162 contexts, three updates an epoch: processes share whole batches alone, of which no row is repeated."""
-    batches = ["--data.max_length", "12", "--training.per_device_train_batch_size", "27"]
+    """162 contexts, three updates an epoch, of which the last has fewer rows: none may come twice."""
+    batches = ["--data.max_length", "12", "--training.per_device_train_batch_size", "36"]
     batches += ["--training.gradient_accumulation_steps", str(TEXT_BATCHES_PER_UPDATE // world)]
     place = ["--training.output_dir", str(folder / name)]
     train_recipe(parse_recipe(["--config", str(folder / "tiny_text.yaml"), *batches, *place]))
