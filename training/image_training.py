@@ -20,7 +20,13 @@ from reluformer.training.image_trainer import ImageTrainer
 from reluformer.training.run.launch import check_launch
 from reluformer.training.run.needed_packages import check_packages
 from reluformer.training.run.progress import say
-from reluformer.training.run.recipe_models import checkpoint_config, configured, model_to_train, refuse_fields
+from reluformer.training.run.recipe_models import (
+    checkpoint_config,
+    configured,
+    model_to_train,
+    refuse_fields,
+    require_evaluation_attention,
+)
 from reluformer.training.scoring.image_evaluation import evaluate_image_split
 
 _FROM_THE_DATA = ("num_labels", "id2label", "label2id")
@@ -55,7 +61,9 @@ def build_image_config(recipe: ImageRecipe, class_names: list[str] | None = None
     if checkpoint is not None:
         fields.pop("size", None)
         _require_as_many_classes(recipe, checkpoint, classes)
-    return configured(ReLUFormerVisionConfig, fields, preset="relu_vit", derived=classes, checkpoint=checkpoint)
+    config = configured(ReLUFormerVisionConfig, fields, preset="relu_vit", derived=classes, checkpoint=checkpoint)
+    require_evaluation_attention(recipe, config)
+    return config
 
 
 def _classes(names: list[str]) -> dict[str, Any]:

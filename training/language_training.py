@@ -24,6 +24,7 @@ from reluformer.training.run.recipe_models import (
     configured,
     model_to_train,
     refuse_fields,
+    require_evaluation_attention,
     require_positions,
 )
 from reluformer.training.run.records import write_json
@@ -59,6 +60,7 @@ def build_language_config(
         derived = token_fields(tokenizer)
     config = configured(ReLUFormerDecoderConfig, recipe.model, preset="gpt2", derived=derived, checkpoint=checkpoint)
     require_positions(recipe.data.max_length, config)
+    require_evaluation_attention(recipe, config)
     return config
 
 

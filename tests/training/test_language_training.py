@@ -134,6 +134,23 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recip
     assert json.loads((folder / "training_record.json").read_text())["resumed_from"].endswith("checkpoint-6")
 
 
+def test_a_run_goes_on_in_another_folder(recipe_file, tmp_path):
+    kept = ["--training.save_total_limit", "9", "--averaging.last_checkpoints", "0"]
+    options = ["--config", str(recipe_file), *kept, "--training.output_dir"]
+    whole = train(parse_recipe([*options, str(tmp_path / "whole")]))
+    resumed = ["--training.resume_from_checkpoint", str(whole / "checkpoint-6")]
+    folder = train(parse_recipe([*options, str(tmp_path / "elsewhere"), *resumed]))
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("name", ["sdpa", "flash"])
+def test_an_evaluation_by_an_attention_that_cannot_compute_it_is_refused_before_training(recipe_file, name):
+    options = ["--model.attention_activation", "relu", "--evaluation.attn_implementation", name]
+    with pytest.raises(UserError, match=rf'^evaluation.attn_implementation: Specified `attn_implementation="{name}"`'):
+        train(parse_recipe(["--config", str(recipe_file), *options]))
+
+
 def test_it_learns_with_relu_attention_and_the_regulariser(recipe_file, capsys):
     options = ["--training.max_steps", "80", "--training.eval_strategy", "no", "--averaging.last_checkpoints", "0"]
     arms = ["--model.preset", "llama_relu", "--model.attention_gamma", "4", "--model.regularization_weight", "0.02"]

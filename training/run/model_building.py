@@ -15,6 +15,7 @@ from reluformer.training.run.recipe_models import (
     configured,
     model_to_train,
     refuse_fields,
+    require_evaluation_attention,
     require_positions,
 )
 
@@ -41,6 +42,7 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
         checkpoint=checkpoint,
     )
     require_positions(recipe.data.max_length, config)
+    require_evaluation_attention(recipe, config)
     return config
 
 

@@ -75,6 +75,15 @@ def configured(
     return config
 
 
+def require_evaluation_attention(recipe: AnyRecipe, config: AttentionConfig) -> None:
+    """Raises a `UserError` where the evaluation asks for an implementation that cannot compute the model's activation."""
+    if recipe.evaluation.attn_implementation is not None:
+        try:
+            require_attention_implementation(config.attention_activation, recipe.evaluation.attn_implementation)
+        except ValueError as error:
+            raise UserError(f"evaluation.attn_implementation: {error}") from error
+
+
 def require_positions(max_length: int, config: AttentionConfig) -> None:
     """Raises a `UserError` for texts longer than the model has positions for."""
     if max_length > config.max_position_embeddings:

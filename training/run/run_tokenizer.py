@@ -31,6 +31,8 @@ def run_tokenizer(
     with recipe.training.main_process_first(local=False, desc="tokenizer"):
         # Processes that wait for the first one find its tokenizer.
         known = resume_from is not None or not recipe.training.should_save
+        if resume_from is not None and recipe.training.should_save:
+            _bring(recipe, resume_from)
         tokenizer = _found(recipe, from_run_folder=known)
         if tokenizer is None:
             tokenizer = train()
@@ -39,6 +41,13 @@ def run_tokenizer(
     if resume_from is not None:
         require_same_tokenizer(tokenizer, resume_from)
     return tokenizer
+
+
+def _bring(recipe: Recipe | LanguageRecipe, resume_from: Path) -> None:
+    """Where a run goes on in another folder than its first updates, its own tokenizer is that of the checkpoint."""
+    named = recipe.tokenizer.path or recipe.initialize_from
+    if named is None and not (Path(recipe.run_folder) / "tokenizer_config.json").is_file():
+        load_tokenizer(resume_from).save_pretrained(recipe.run_folder)
 
 
 def _found(recipe: Recipe | LanguageRecipe, *, from_run_folder: bool) -> PreTrainedTokenizerBase | None:
