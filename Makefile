@@ -50,7 +50,7 @@ test-peer: .venv/all .venv/links
 test-oldest: .venv-oldest/dev
 	.venv-oldest/bin/python -m pytest -rfEs
 
-# Speed and memory of the attention and of whole models, on this machine alone: about 40 minutes on two idle cores. Writes
+# Speed and memory of the attention and of whole models, on this machine alone, which must be idle. Writes
 # benchmarks/results/, benchmarks/ATTENTION.md, VISION.md and DECODER.md. All of it with the allocator as it comes; benchmarks/NOTES.md says what glibc's
 # variables give. speed/gpu.py measures nothing without a CUDA device.
 bench: .venv/all .venv/links
@@ -67,8 +67,8 @@ bench: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.vision_tables
 	$(BIN)/python -m benchmarks.speed.decoder_tables
 
-# Feed-forward networks that skip zeros, beside torch, the same loop without skipping, and int8: about ten minutes on two idle
-# cores. Writes benchmarks/results/sparse-cpu.json and benchmarks/SPARSE.md.
+# Feed-forward networks that skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
+# Writes benchmarks/results/sparse-cpu.json and benchmarks/SPARSE.md.
 bench-sparse: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.sparse
 	$(BIN)/python -m benchmarks.speed.sparse_tables
