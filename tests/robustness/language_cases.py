@@ -172,7 +172,7 @@ training.label_smoothing_factor: 0.1 would have no effect here; set model.label_
 
 a tokenizer that is not there
 train --config text.yaml --tokenizer.path ./nowhere
-tokenizer.path './nowhere' cannot be loaded: …
+tokenizer.path: './nowhere': no such folder; give the folder of a model, or a repository id on the Hub
 
 a vocabulary beside a model to start from
 train --config text.yaml --initialize_from language_model

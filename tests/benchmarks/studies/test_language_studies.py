@@ -292,7 +292,7 @@ def test_a_row_is_trained_scored_and_analysed_on_its_test_documents(tmp_path, he
     assert result["perplexity"]["tokens"] == evaluation["tokens"] and "bleu" not in result
     heads = result["analyses"]["entropy-share"]["table"]
     assert {row["layer"] for row in heads} == {"all", 1, 2} and {row["nan_count"] for row in heads} == {0}
-    assert result["analyses"]["ffn-nonzeros"]["table"] and result["training_seconds"] > 0
+    assert result["analyses"]["ffn-sparsity"]["table"] and result["training_seconds"] > 0
     text = (STUDIES_FOLDER / "smoke_corpus" / "test.en").read_text(encoding="utf-8")
     written = (task.run_folder / "analysis" / "text-4000" / "text.txt").read_text(encoding="utf-8")
     assert [line for line in written.splitlines() if line] == text.splitlines()
