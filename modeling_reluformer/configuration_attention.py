@@ -27,6 +27,17 @@ ATTENTION_OUTPUT_NORMS = ("none", "layer_norm", "gated_rms")
 DEFAULT_REGULARIZATION_WEIGHT = 0.01  # the paper gives no value
 
 
+# What a pass with labels returns beside loss and logits; by `keys_to_ignore_at_inference`, the Trainer leaves it out of predictions.
+LOSS_FIGURES = (
+    "cross_entropy",
+    "regularization",
+    "attention_sum",
+    "attention_entropy",
+    "dead_row_fraction",
+    "ffn_l1",
+)
+
+
 def valid_attention_implementations(attention_activation: str) -> tuple[str, ...]:
     """The values of `attn_implementation` that compute `attention_activation`, the default first."""
     if attention_activation == "softmax":

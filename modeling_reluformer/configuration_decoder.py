@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
+from .configuration_attention import LOSS_FIGURES
 from .configuration_feed_forward import FeedForwardConfig
 
 NORMALIZATIONS = ("pre", "none")
@@ -100,15 +101,7 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     more_arguments: ClassVar[tuple[str, ...]] = ("rope_theta", "rope_scaling")
     attribute_map = {"initializer_range": "init_std", "activation_function": "hidden_act"}
-    keys_to_ignore_at_inference = [
-        "past_key_values",
-        "cross_entropy",
-        "regularization",
-        "attention_sum",
-        "attention_entropy",
-        "dead_row_fraction",
-        "ffn_l1",
-    ]
+    keys_to_ignore_at_inference = ["past_key_values", *LOSS_FIGURES]
 
     vocab_size: int = 32000
     max_position_embeddings: int = 1024

@@ -7,6 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
+from .configuration_attention import LOSS_FIGURES
 from .configuration_feed_forward import FeedForwardConfig
 
 logger = logging.get_logger(__name__)
@@ -82,6 +83,7 @@ class ReLUFormerVisionConfig(FeedForwardConfig):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     pointwise_scaling: ClassVar[str] = "length"
     more_arguments: ClassVar[tuple[str, ...]] = ("num_labels",)
+    keys_to_ignore_at_inference = list(LOSS_FIGURES)
     attribute_map = {"attention_dropout": "attention_probs_dropout_prob", "activation_function": "hidden_act"}
 
     hidden_size: int = 768

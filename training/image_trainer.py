@@ -74,9 +74,7 @@ class ImageTrainer(RunTrainer):
         count = self.rows_that_count(len(labels), labels.device)
         if count is not None and labels.ndim == 1:
             inputs = {**inputs, "labels": labels.masked_fill(~count, -100)}
-        # of the model's other outputs, only the logits are gathered
-        ignored = ["cross_entropy", "regularization", "attention_sum", "attention_entropy", "dead_row_fraction"]
-        return super().prediction_step(model, inputs, prediction_loss_only, ignored)
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
 
 def _accuracies_of(prediction: EvalPrediction) -> dict[str, float]:

@@ -338,3 +338,10 @@ def test_a_recipe_of_the_paper_makes_an_update(tmp_path):
         "multi_label_classification",
     )
     assert json.loads((folder / "evaluation.validation.json").read_text())["images"] == 10
+
+
+def test_an_evaluation_reads_the_logits_alone_where_the_loss_has_an_l1_term(recipe_file):
+    folder = train(parse_recipe(["--config", str(recipe_file), "--model.ffn_l1_weight", "0.001"]))
+    evaluations = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    assert any(entry.get("eval_ffn_l1", 0) > 0 for entry in evaluations)
+    assert any("eval_accuracy" in entry for entry in evaluations)
