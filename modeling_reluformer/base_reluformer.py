@@ -19,6 +19,7 @@ from .configuration_attention import (
     valid_attention_implementations,
 )
 from .multihead_reluformer import GatedRMSNorm, ReLUFormerAttention
+from .outputs_reluformer import LayerFigures
 
 logger = logging.get_logger(__name__)
 
@@ -87,6 +88,16 @@ class AttentionPreTrainedModel(PreTrainedModel):
                 f"loss with ffn_l1_weight={weight}. Leave labels out, or load it with tp_size=1."
             )
         return weight
+
+    def _loss_terms(self, outputs: LayerFigures, statistics: str) -> dict[str, Any]:
+        """The keyword arguments of `regularized_loss` that follow from the configuration and from what the layers returned."""
+        return {
+            "figures": outputs.attention_figures,
+            "statistics": statistics,
+            "regularization_weight": self.config.regularization_weight,
+            "ffn_norms": outputs.ffn_norms,
+            "ffn_l1_weight": self.ffn_l1_weight,
+        }
 
     def _statistics(self) -> str:
         """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be reported."""

@@ -21,7 +21,7 @@ from .layers_decoder import ReLUFormerCausalLayer, norm_of
 from .loss_decoder import next_token_labels
 from .loss_reluformer import IGNORED_LABEL, check_labels, cross_entropy_sum, translation_loss
 from .multihead_reluformer import ReLUFormerAttention
-from .outputs_reluformer import ReLUFormerCausalLMOutput, ReLUFormerDecoderModelOutput, join_figures
+from .outputs_reluformer import ReLUFormerCausalLMOutput, ReLUFormerDecoderModelOutput, run_layers
 from .tokens_reluformer import EmbedsTokens, require_positions, token_positions
 from .visibility_reluformer import segments_from_positions
 from .vocabulary_reluformer import VocabularyHead, VocabularyHeadMixin
@@ -117,22 +117,19 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             rotation=None if self.rotary_emb is None else self.rotary_emb(inputs_embeds, position_ids=position_ids),
         )
         hidden_states = self._with_positions(inputs_embeds, position_ids)
-        figures, norms = [], []
-        for layer in self.layers:
-            hidden_states, layer_figures, layer_norms = layer(
-                hidden_states,
-                context,
-                past_key_values=past_key_values,
-                ffn_row_weight=row_weight if ffn_norms else None,
-                **kwargs,
-            )
-            figures.append(layer_figures)
-            norms.append(layer_norms)
+        hidden_states, figures, norms = run_layers(
+            self.layers,
+            hidden_states,
+            context,
+            past_key_values=past_key_values,
+            ffn_row_weight=row_weight if ffn_norms else None,
+            **kwargs,
+        )
         return ReLUFormerDecoderModelOutput(
             last_hidden_state=hidden_states if self.norm is None else self.norm(hidden_states),
             past_key_values=past_key_values,
-            attention_figures=join_figures(figures),
-            ffn_norms=join_figures(norms),
+            attention_figures=figures,
+            ffn_norms=norms,
         )
 
     def _positions(
@@ -307,16 +304,8 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             logits = self.lm_head(outputs.last_hidden_state[:, kept])
             summed = None if labels is None else cross_entropy_sum(logits, labels, smoothing)
         if labels is not None:
-            losses = translation_loss(
-                summed,
-                labels,
-                outputs.attention_figures,
-                statistics=statistics,
-                regularization_weight=self.config.regularization_weight,
-                ffn_norms=outputs.ffn_norms,
-                ffn_l1_weight=self.ffn_l1_weight,
-                num_items_in_batch=num_items_in_batch,
-            )._asdict()
+            terms = self._loss_terms(outputs, statistics)
+            losses = translation_loss(summed, labels, num_items_in_batch=num_items_in_batch, **terms)._asdict()
         return ReLUFormerCausalLMOutput(
             logits=None if skip_logits else logits,
             past_key_values=outputs.past_key_values,

@@ -273,16 +273,8 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
             summed = None if labels is None else cross_entropy_sum(logits, labels, smoothing)
         losses = {}
         if labels is not None:
-            losses = translation_loss(
-                summed,
-                labels,
-                outputs.attention_figures,
-                statistics=statistics,
-                regularization_weight=self.config.regularization_weight,
-                ffn_norms=outputs.ffn_norms,
-                ffn_l1_weight=self.ffn_l1_weight,
-                num_items_in_batch=num_items_in_batch,
-            )._asdict()
+            terms = self._loss_terms(outputs, statistics)
+            losses = translation_loss(summed, labels, num_items_in_batch=num_items_in_batch, **terms)._asdict()
         return ReLUFormerSeq2SeqLMOutput(
             logits=None if skip_logits else logits,
             past_key_values=outputs.past_key_values,

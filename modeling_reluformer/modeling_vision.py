@@ -19,7 +19,7 @@ from .feed_forward_reluformer import FeedForward, activation_norms, feed_forward
 from .loss_reluformer import IGNORED_LABEL, regularized_loss
 from .loss_vision import check_image_labels, classification_loss_sum, labelled_images, problem_type_of
 from .multihead_reluformer import ReLUFormerAttention
-from .outputs_reluformer import ReLUFormerImageClassifierOutput, ReLUFormerVisionOutput, join_figures
+from .outputs_reluformer import ReLUFormerImageClassifierOutput, ReLUFormerVisionOutput, run_layers
 
 _PROCESSOR = "AutoImageProcessor makes such pictures."
 
@@ -210,20 +210,16 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
         context = attention_context(
             self.config, hidden_states, None, keys=tokens, row_weight=row_weight, statistics=statistics
         )
-        figures, norms = [], []
-        for layer in self.layers:
-            hidden_states, layer_figures, layer_norms = layer(
-                hidden_states, context, ffn_row_weight=row_weight if ffn_norms else None, **kwargs
-            )
-            figures.append(layer_figures)
-            norms.append(layer_norms)
+        hidden_states, figures, norms = run_layers(
+            self.layers, hidden_states, context, ffn_row_weight=row_weight if ffn_norms else None, **kwargs
+        )
         hidden_states = self.layernorm(hidden_states)
         pooled = hidden_states[:, 0] if self.config.pooling == "cls" else hidden_states.mean(dim=1)
         return ReLUFormerVisionOutput(
             last_hidden_state=hidden_states,
             pooler_output=pooled if self.pooler is None else self.pooler(pooled),
-            attention_figures=join_figures(figures),
-            ffn_norms=join_figures(norms),
+            attention_figures=figures,
+            ffn_norms=norms,
         )
 
 
@@ -309,15 +305,9 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
         logits = self.classifier(outputs.pooler_output)
         losses = {}
         if kind is not None:
-            losses = regularized_loss(
-                classification_loss_sum(logits, labels, kind),
-                labelled_images(labels, num_items_in_batch),
-                outputs.attention_figures,
-                statistics=statistics,
-                regularization_weight=self.config.regularization_weight,
-                ffn_norms=outputs.ffn_norms,
-                ffn_l1_weight=self.ffn_l1_weight,
-            )._asdict()
+            loss_sum = classification_loss_sum(logits, labels, kind)
+            items = labelled_images(labels, num_items_in_batch)
+            losses = regularized_loss(loss_sum, items, **self._loss_terms(outputs, statistics))._asdict()
         return ReLUFormerImageClassifierOutput(
             logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **losses
         )

@@ -1,9 +1,11 @@
 """What the forward passes return."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPast,
@@ -17,38 +19,23 @@ from transformers.modeling_outputs import (
 
 
 @dataclass
-class ReLUFormerEncoderOutput(BaseModelOutput):
-    """`attention_figures`: (encoder modules, 5), see `module_figures`; `ffn_norms`: (FFNs,), see `activation_norms`; None where
-    not asked for."""
-
-    attention_figures: Tensor | None = None
-    ffn_norms: Tensor | None = None
-
-
-@dataclass
-class ReLUFormerDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """`attention_figures`: (decoder modules, 5), see `module_figures`; `ffn_norms`: (FFNs,), see `activation_norms`; None where
-    not asked for."""
-
-    attention_figures: Tensor | None = None
-    ffn_norms: Tensor | None = None
-
-
-@dataclass
-class ReLUFormerModelOutput(Seq2SeqModelOutput):
+class LayerFigures:
     """`attention_figures`: (modules, 5), see `module_figures`; `ffn_norms`: (FFNs,), see `activation_norms`; None where not
-    asked for."""
+    asked for. A mixin before the library's output, whose fields come first."""
 
     attention_figures: Tensor | None = None
     ffn_norms: Tensor | None = None
 
 
 @dataclass
-class ReLUFormerSeq2SeqLMOutput(Seq2SeqLMOutput):
-    """With `labels`, the loss, its parts per target token and figures of the attention. All are scalars, None where undefined.
+class LossFigures:
+    """With `labels`, the loss, its parts per item and figures of the attention. All are scalars, None where undefined.
+
+    An item is what the loss is a mean over: a target token, or a picture. A mixin, as `LayerFigures`.
 
     cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7), plus
-        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁` over FFNs and target tokens.
+        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁` over FFNs and items. For pictures `cross_entropy` is the loss of the
+        kind of problem.
     attention_sum, attention_entropy, dead_row_fraction: means of S, of H (nats) and of rows without any positive weight
         over all attention modules, heads and real query rows.
     """
@@ -62,57 +49,57 @@ class ReLUFormerSeq2SeqLMOutput(Seq2SeqLMOutput):
 
 
 @dataclass
-class ReLUFormerDecoderModelOutput(BaseModelOutputWithPast):
-    """`attention_figures`: (layers, 5), see `module_figures`; `ffn_norms`: (FFNs,), see `activation_norms`; None where not
-    asked for."""
-
-    attention_figures: Tensor | None = None
-    ffn_norms: Tensor | None = None
+class ReLUFormerEncoderOutput(LayerFigures, BaseModelOutput):
+    """Of the encoder of a translation model."""
 
 
 @dataclass
-class ReLUFormerCausalLMOutput(CausalLMOutputWithPast):
-    """With `labels`, the loss, its parts per target token and figures of the attention. All are scalars, None where undefined.
-
-    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7), plus
-        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁` over FFNs and target tokens.
-    attention_sum, attention_entropy, dead_row_fraction: as in `ReLUFormerSeq2SeqLMOutput`.
-    """
-
-    cross_entropy: Tensor | None = None
-    regularization: Tensor | None = None
-    attention_sum: Tensor | None = None
-    attention_entropy: Tensor | None = None
-    dead_row_fraction: Tensor | None = None
-    ffn_l1: Tensor | None = None
+class ReLUFormerDecoderOutput(LayerFigures, BaseModelOutputWithPastAndCrossAttentions):
+    """Of the decoder of a translation model."""
 
 
 @dataclass
-class ReLUFormerVisionOutput(BaseModelOutputWithPooling):
-    """`attention_figures`: (layers, 5), see `module_figures`; `ffn_norms`: (FFNs,), see `activation_norms`; None where not
-    asked for."""
-
-    attention_figures: Tensor | None = None
-    ffn_norms: Tensor | None = None
+class ReLUFormerModelOutput(LayerFigures, Seq2SeqModelOutput):
+    """Of encoder and decoder: the figures of both, the encoder's first."""
 
 
 @dataclass
-class ReLUFormerImageClassifierOutput(ImageClassifierOutput):
-    """With `labels`, the loss, its parts per picture and figures of the attention. All are scalars, None where undefined.
+class ReLUFormerSeq2SeqLMOutput(LossFigures, Seq2SeqLMOutput):
+    """Of a translation model: its loss, see `LossFigures`."""
 
-    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7), where
-        `cross_entropy` is the loss of the kind of problem, plus config.ffn_l1_weight · ffn_l1.
-    attention_sum, attention_entropy, dead_row_fraction: as in `ReLUFormerSeq2SeqLMOutput`.
-    """
 
-    cross_entropy: Tensor | None = None
-    regularization: Tensor | None = None
-    attention_sum: Tensor | None = None
-    attention_entropy: Tensor | None = None
-    dead_row_fraction: Tensor | None = None
-    ffn_l1: Tensor | None = None
+@dataclass
+class ReLUFormerDecoderModelOutput(LayerFigures, BaseModelOutputWithPast):
+    """Of a language model without its head."""
+
+
+@dataclass
+class ReLUFormerCausalLMOutput(LossFigures, CausalLMOutputWithPast):
+    """Of a language model: its loss, see `LossFigures`."""
+
+
+@dataclass
+class ReLUFormerVisionOutput(LayerFigures, BaseModelOutputWithPooling):
+    """Of a Vision Transformer without its classifier."""
+
+
+@dataclass
+class ReLUFormerImageClassifierOutput(LossFigures, ImageClassifierOutput):
+    """Of a classifier of pictures: its loss, see `LossFigures`."""
 
 
 def join_figures(figures: list[Tensor | None]) -> Tensor | None:
     figures = [part for part in figures if part is not None]
     return torch.cat([part.to(figures[0].device) for part in figures]) if figures else None
+
+
+def run_layers(
+    layers: Iterable[nn.Module], hidden_states: Tensor, *arguments: Any, **options: Any
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """hidden_states (batch, length, features) through all layers → the same, `attention_figures` and `ffn_norms` of them all."""
+    figures, norms = [], []
+    for layer in layers:
+        hidden_states, layer_figures, layer_norms = layer(hidden_states, *arguments, **options)
+        figures.append(layer_figures)
+        norms.append(layer_norms)
+    return hidden_states, join_figures(figures), join_figures(norms)

@@ -15,7 +15,7 @@ from .base_reluformer import AttentionPreTrainedModel
 from .configuration_reluformer import ReLUFormerConfig, require_tensor_parallel
 from .layers_reluformer import ReLUFormerDecoderLayer, ReLUFormerEncoderLayer, SinusoidalPositions
 from .multihead_reluformer import ReLUFormerAttention
-from .outputs_reluformer import ReLUFormerDecoderOutput, ReLUFormerEncoderOutput, join_figures
+from .outputs_reluformer import ReLUFormerDecoderOutput, ReLUFormerEncoderOutput, run_layers
 from .tokens_reluformer import EmbedsTokens, require_positions, token_positions
 
 
@@ -159,16 +159,10 @@ class ReLUFormerEncoder(ReLUFormerStack):
             statistics=statistics,
         )
         hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids)
-        figures, norms = [], []
-        for layer in self.layers:
-            hidden_states, layer_figures, layer_norms = layer(
-                hidden_states, context, ffn_row_weight=row_weight if ffn_norms else None, **kwargs
-            )
-            figures.append(layer_figures)
-            norms.append(layer_norms)
-        return ReLUFormerEncoderOutput(
-            last_hidden_state=hidden_states, attention_figures=join_figures(figures), ffn_norms=join_figures(norms)
+        hidden_states, figures, norms = run_layers(
+            self.layers, hidden_states, context, ffn_row_weight=row_weight if ffn_norms else None, **kwargs
         )
+        return ReLUFormerEncoderOutput(last_hidden_state=hidden_states, attention_figures=figures, ffn_norms=norms)
 
 
 class ReLUFormerDecoder(ReLUFormerStack):
@@ -243,22 +237,19 @@ class ReLUFormerDecoder(ReLUFormerStack):
                 **figures_wanted,
             )
         hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids, seen)
-        figures, norms = [], []
-        for layer in self.layers:
-            hidden_states, layer_figures, layer_norms = layer(
-                hidden_states,
-                context,
-                encoder_hidden_states,
-                cross_context,
-                past_key_values=past_key_values,
-                ffn_row_weight=row_weight if ffn_norms else None,
-                **kwargs,
-            )
-            figures.append(layer_figures)
-            norms.append(layer_norms)
+        hidden_states, figures, norms = run_layers(
+            self.layers,
+            hidden_states,
+            context,
+            encoder_hidden_states,
+            cross_context,
+            past_key_values=past_key_values,
+            ffn_row_weight=row_weight if ffn_norms else None,
+            **kwargs,
+        )
         return ReLUFormerDecoderOutput(
             last_hidden_state=hidden_states,
             past_key_values=past_key_values,
-            attention_figures=join_figures(figures),
-            ffn_norms=join_figures(norms),
+            attention_figures=figures,
+            ffn_norms=norms,
         )
