@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from transformers import AutoImageProcessor, pipeline
 
 from reluformer import ReLUFormerVisionConfig
@@ -21,6 +20,7 @@ from reluformer.training.image_trainer import ImageTrainer, accuracies, hits
 from reluformer.training.image_training import build_image_config, image_processor
 from reluformer.training.run.own_files import own_files_of_run
 
+from .interruptions import assert_gone_on_as, train_until_killed
 from .tiny_pictures import NAMES, data_set, pictures, write_folders, write_idx, write_recipe, write_splits
 
 
@@ -64,24 +64,9 @@ def test_a_run_leaves_everything_in_its_folder_and_a_pipeline_takes_it(recipe_fi
 def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recipe_file, tmp_path, monkeypatch):
     whole = train(load_recipe(recipe_file))
     options = ["--config", str(recipe_file), "--training.output_dir", str(tmp_path / "broken")]
-    original = ImageTrainer.log
-
-    class Killed(Exception):
-        pass
-
-    def log_until_killed(self, logs, start_time=None):
-        original(self, logs, start_time)
-        if self.state.global_step == 7:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ImageTrainer, "log", log_until_killed)
-        with pytest.raises(Killed):
-            train(parse_recipe([*options, "--training.logging_steps", "7"]))
+    train_until_killed(ImageTrainer, 7, options, monkeypatch)
     folder = train(parse_recipe(options))
-    final, expected = load_file(folder / "model.safetensors"), load_file(whole / "model.safetensors")
-    assert all(torch.equal(final[name], expected[name]) for name in expected)
-    assert json.loads((folder / "training_record.json").read_text())["resumed_from"].endswith("checkpoint-6")
+    assert_gone_on_as(folder, whole, "checkpoint-6")
 
 
 def test_it_learns(recipe_file, capsys):

@@ -6,7 +6,6 @@ import math
 import datasets
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from reluformer import ReLUFormerDecoderConfig
@@ -20,6 +19,7 @@ from reluformer.training.language_trainer import LanguageTrainer, perplexities
 from reluformer.training.language_training import build_language_config
 from reluformer.training.run.own_files import own_files_of_run
 
+from .interruptions import assert_gone_on_as, train_until_killed
 from .tiny_texts import text, write_recipe
 
 
@@ -100,20 +100,7 @@ def test_the_validation_during_training_is_the_same_figure(recipe_file):
 def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recipe_file, tmp_path, monkeypatch):
     whole = train(load_recipe(recipe_file))
     options = ["--config", str(recipe_file), "--training.output_dir", str(tmp_path / "broken")]
-    original = LanguageTrainer.log
-
-    class Killed(Exception):
-        pass
-
-    def log_until_killed(self, logs, start_time=None):
-        original(self, logs, start_time)
-        if self.state.global_step == 7:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LanguageTrainer, "log", log_until_killed)
-        with pytest.raises(Killed):
-            train(parse_recipe([*options, "--training.logging_steps", "7"]))
+    train_until_killed(LanguageTrainer, 7, options, monkeypatch)
     changed = next((tmp_path / "texts" / "second").glob("*.txt"))
     content = changed.read_text()
     changed.write_text(content + "more")
@@ -129,9 +116,7 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recip
     monkeypatch.setattr("transformers.trainer.logger.warning", lambda message, *args, **_: warnings.append(message))
     folder = train(parse_recipe(options))
     assert not any("missing keys" in message for message in warnings)  # lm_head is tied to the embedding
-    final, expected = load_file(folder / "model.safetensors"), load_file(whole / "model.safetensors")
-    assert all(torch.equal(final[name], expected[name]) for name in expected)
-    assert json.loads((folder / "training_record.json").read_text())["resumed_from"].endswith("checkpoint-6")
+    assert_gone_on_as(folder, whole, "checkpoint-6")
 
 
 def test_a_run_goes_on_in_another_folder(recipe_file, tmp_path):

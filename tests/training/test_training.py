@@ -17,6 +17,8 @@ from reluformer.training.run.own_files import own_files_of_run
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
 from reluformer.training.training import headline
 
+from .interruptions import assert_gone_on_as, train_until_killed
+
 ALL_FILES = {
     "recipe.yaml",
     "config.json",
@@ -73,28 +75,12 @@ def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
 def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recipe_file, tmp_path, monkeypatch, capsys):
     whole = train(load_recipe(recipe_file))
     options = ["--config", str(recipe_file), "--training.output_dir", str(tmp_path / "broken")]
-
-    class Killed(Exception):
-        pass
-
-    original = training_module.ReLUFormerTrainer.log
-
-    def log_until_killed(self, logs, start_time=None):
-        original(self, logs, start_time)
-        if self.state.global_step == 5:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training_module.ReLUFormerTrainer, "log", log_until_killed)
-        with pytest.raises(Killed):
-            train(parse_recipe([*options, "--training.logging_steps", "5"]))
+    train_until_killed(training_module.ReLUFormerTrainer, 5, options, monkeypatch)
     assert not (tmp_path / "broken" / RECORD_FILE).exists()
     capsys.readouterr()
     folder = train(parse_recipe(options))
     assert f"going on at {tmp_path / 'broken' / 'checkpoint-4'}" in capsys.readouterr().out
-    final, expected = load_file(folder / "model.safetensors"), load_file(whole / "model.safetensors")
-    assert all(torch.equal(final[name], expected[name]) for name in expected)
-    assert json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))["resumed_from"].endswith("checkpoint-4")
+    assert_gone_on_as(folder, whole, "checkpoint-4")
 
 
 def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, monkeypatch):
