@@ -27,7 +27,7 @@ ATTENTION_OUTPUT_NORMS = ("none", "layer_norm", "gated_rms")
 DEFAULT_REGULARIZATION_WEIGHT = 0.01  # the paper gives no value
 
 
-# What a pass with labels returns beside loss and logits; by `keys_to_ignore_at_inference`, predictions of the Trainer leave it out.
+# What a pass with labels returns beside loss and logits; predictions of the Trainer leave it out (`keys_to_ignore_at_inference`).
 LOSS_FIGURES = (
     "cross_entropy",
     "regularization",

@@ -55,8 +55,7 @@ class ImageTrainer(RunTrainer):
 
     def plan_of_batches(self) -> ImageBatchSampler:
         """The plan of all training batches; the same on every process."""
-        batches_per_update = self.args.gradient_accumulation_steps * self.args.world_size
-        return ImageBatchSampler(len(self.train_dataset), self.batch_size, self.plan_seed, batches_per_update)
+        return ImageBatchSampler(len(self.train_dataset), self.batch_size, self.plan_seed, self.batches_per_update)
 
     def count_items(self, labels: torch.Tensor) -> torch.Tensor:
         """Pictures."""

@@ -47,8 +47,7 @@ class LanguageTrainer(TokenTrainer):
 
     def plan_of_batches(self) -> ShuffledBatches:
         """The plan of all training batches; the same on every process."""
-        batches_per_update = self.args.gradient_accumulation_steps * self.args.world_size
-        return ShuffledBatches(len(self.train_dataset), self.batch_size, self.plan_seed, batches_per_update)
+        return ShuffledBatches(len(self.train_dataset), self.batch_size, self.plan_seed, self.batches_per_update)
 
     def scores(self, means: dict[str, float], items: int) -> dict[str, float]:
         """The perplexities of the evaluation."""

@@ -82,6 +82,11 @@ class RunTrainer(Trainer):
         """That the plan of the batches follows from."""
         return self.args.seed if self.args.data_seed is None else self.args.data_seed
 
+    @property
+    def batches_per_update(self) -> int:
+        """Of all processes and steps of accumulation."""
+        return self.args.gradient_accumulation_steps * self.args.world_size
+
     def plan_of_batches(self) -> Sampler:
         """The plan of all training batches, the same on every process, with `set_epoch`."""
         raise NotImplementedError

@@ -55,7 +55,7 @@ class ReLUFormerTrainer(TokenTrainer, Seq2SeqTrainer):
             token_lengths(self.train_dataset, "labels"),
             tokens_per_batch=self.tokens_per_batch,
             seed=self.plan_seed,
-            batches_per_update=self.args.gradient_accumulation_steps * self.args.world_size,
+            batches_per_update=self.batches_per_update,
         )
 
     def get_total_train_batch_size(self, args: Any) -> int:
