@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe_checks import check_initialization, check_splits, only_origin
+from reluformer.configuration.recipe_checks import (
+    check_chosen_documents,
+    check_initialization,
+    check_splits,
+    only_origin,
+)
 from reluformer.configuration.splits import EVALUATED_SPLITS, SPLITS
 
 if TYPE_CHECKING:
@@ -74,9 +79,4 @@ def _check_source(key: str, source: TextSource) -> None:
             raise UserError(f"{key}.{name}: would have no effect on {given}; leave it out")
     if source.documents is not None and len(source.all_paths()) != 1:
         raise UserError(f"{key}.documents: names the documents of one file, {key}.paths are several; give one")
-    if source.only is None:
-        return
-    if source.documents is None:
-        raise UserError(f"{key}.only: chooses documents, but {key}.documents names no file of them")
-    if not source.only:
-        raise UserError(f"{key}.only: chooses no document; name at least one, or leave it out to take all")
+    check_chosen_documents(key, source.documents, source.only)

@@ -88,16 +88,21 @@ def _check_tables(tables: TablesConfig) -> None:
         raise UserError("data.tables.delimiter: would have no effect, since no table is CSV or TSV; leave it out")
 
 
+def check_chosen_documents(key: str, documents: str | None, only: Sequence[str] | None) -> None:
+    """Raises a `UserError` where `only`, below `key`, chooses of no file of documents, or chooses none."""
+    if only is None:
+        return
+    if documents is None:
+        raise UserError(f"{key}.only: chooses documents, but {key}.documents names no file of them")
+    if not only:
+        raise UserError(f"{key}.only: chooses no document; name at least one, or leave it out to take all")
+
+
 def _check_documents(recipe: Recipe) -> None:
     data = recipe.data
     files = {split: given for split in SPLITS if (given := getattr(data, split)) is not None}
     for split, given in files.items():
-        if given.only is None:
-            continue
-        if given.documents is None:
-            raise UserError(f"data.{split}.only: chooses documents, but data.{split}.documents names no file of them")
-        if not given.only:
-            raise UserError(f"data.{split}.only: chooses no document; name at least one, or leave it out to take all")
+        check_chosen_documents(f"data.{split}", given.documents, given.only)
     if data.packing is None:
         name = recipe.evaluation.headline
         if SCORES[name].of_documents:
