@@ -16,17 +16,6 @@ from .attention_blockwise import STATISTICS
 from .visibility_reluformer import check_scaling, is_number
 
 
-def are_tensors(query: Any, key: Any, row_scale: Any) -> bool:
-    """Of four dimensions, none of them too small for what follows; the rest is left to the checks."""
-    return (
-        isinstance(query, Tensor)
-        and isinstance(key, Tensor)
-        and query.ndim == key.ndim == 4
-        and query.shape[-1] > 0
-        and (row_scale is None or isinstance(row_scale, Tensor))
-    )
-
-
 def refuse_dual(*tensors: Tensor | None) -> None:
     """An operator with a backward pass of its own has no forward mode; torch would silently take its tangents as zero."""
     if any(tensor is not None and unpack_dual(tensor).tangent is not None for tensor in tensors):

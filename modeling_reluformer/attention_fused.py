@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from .attention_activations import POINTWISE
 from .attention_blockwise import STATISTICS, scales_first, wide
 from .attention_checks import (
-    are_tensors,
     check_devices,
     check_options,
     check_packing,
@@ -93,9 +92,7 @@ def relu_attention(
     check_options(activation, statistics, dropout_p)
     check_values(scale, causal, query_offset)
     inputs = query, key, value, row_scale, key_padding_mask
-    operator = compiled_operator(query, key, activation) if are_tensors(query, key, row_scale) else None
-    if operator is None or row_scale is None:
-        check_shapes(*inputs)
+    check_shapes(*inputs)
     check_row_scale(row_scale, scaling, gamma, alpha, query.shape[1])
     check_devices(*inputs, gamma, cu_seqlens_q, cu_seqlens_k, query_offset)
     check_packing(query, key, cu_seqlens_q, cu_seqlens_k)
@@ -105,11 +102,35 @@ def relu_attention(
         row_scale = scale_of_rows(visible_keys.to(wide(query.dtype)).unsqueeze(1), scaling, gamma=gamma, alpha=alpha)
     elif row_scale is not None:
         row_scale = row_scale.to(wide(query.dtype))
-    wanted = STATISTICS.index(statistics)
+    tensors = query, key, value, row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k
+    found = attend(*tensors, activation, scale, causal, query_offset, dropout_p, statistics)
+    return found[0] if len(found) == 1 else found
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row_scale: Tensor | None,
+    key_padding_mask: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    activation: str,
+    scale: float,
+    causal: bool,
+    query_offset: int | Tensor,
+    dropout_p: float,
+    statistics: str,
+) -> tuple[Tensor, ...]:
+    """`relu_attention` of arguments that are known to fit: the models check what they are given once for all layers.
+
+    row_scale: in float32, or in float64 if the query is. Returns the output, then S and T where they are wanted.
+    """
+    wanted = 1 + STATISTICS.index(statistics)
+    operator = compiled_operator(query, key, activation)
     if operator is None and cu_seqlens_q is None and _is_small(query, key):
         visible = causal, query_offset, key_padding_mask
-        found = _plain(query, key, value, row_scale, visible, activation, scale, dropout_p, statistics)
-        return found[0] if wanted == 0 else tuple(found[: 1 + wanted])
+        return _plain(query, key, value, row_scale, visible, activation, scale, dropout_p, statistics)[:wanted]
     if operator is None:
         refuse_dual(query, key, value, row_scale)
         operator = pointwise_attention
@@ -118,12 +139,7 @@ def relu_attention(
     seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if dropout_p > 0 else None
     tensors = query, key, value, row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k, offset, seed
     options = activation, scale, causal, 0 if offset is not None else query_offset, dropout_p, statistics
-    try:
-        found = operator(*tensors, *options)
-    except (RuntimeError, TypeError, ValueError):
-        check_shapes(*inputs)  # the compiled operator only says that something does not fit
-        raise
-    return found[0] if wanted == 0 else tuple(found[: 1 + wanted])
+    return operator(*tensors, *options)[:wanted]
 
 
 def _visible_keys(

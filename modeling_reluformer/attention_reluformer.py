@@ -7,6 +7,7 @@ library's global registry as it is. Which names a model may use depends on its a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.utils import is_torchdynamo_compiling
 
 from .attention_blockwise import wide
-from .attention_fused import relu_attention
+from .attention_fused import attend
 from .attention_reference import AttentionResult, reference_attention
 from .visibility_reluformer import Visibility, scale_of_rows, segments_that_return
 
@@ -77,51 +78,40 @@ def fused_attention_forward(
             "attn_implementation='fused' keeps no queries × keys tensor and takes no four-dimensional mask; give "
             "(batch, keys) with 1 for real tokens, or use attn_implementation='eager'."
         )
-    arguments = {
-        "scaling": "none",
-        "row_scale": row_scale,
-        "causal": visibility.causal,
-        "activation": module.activation,
-        "scale": scaling,
-        "dropout_p": dropout,
-        "statistics": statistics,
-    }
     # autocast leaves the result of a norm in float32: the products follow the values, as the library's attention does
     query, key = query.to(value.dtype), key.to(value.dtype)
+    settings = module.activation, scaling, visibility.causal, visibility.query_offset, dropout, statistics
     if visibility.query_segments is None:
-        arguments |= {"key_padding_mask": visibility.key_padding_mask, "query_offset": visibility.query_offset}
-        found = relu_attention(query, key, value, **arguments)
+        found = attend(query, key, value, row_scale, visibility.key_padding_mask, None, None, *settings)
     else:
-        found = _packed_attention(query, key, value, visibility, arguments)
-    output, *sums = found if isinstance(found, tuple) else (found,)
+        found = _packed_attention(query, key, value, row_scale, visibility, settings)
+    output, *sums = found
     row_sum, row_sum_log = [*sums, None, None][:2]
     return _heads_last(AttentionResult(output, None, row_sum, row_sum_log))
 
 
 def _packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, arguments: dict[str, Any]
-) -> tuple[Tensor, ...] | Tensor:
-    """`relu_attention` within the segments of `visibility`; shapes and results as there.
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row_scale: Tensor | None,
+    visibility: Visibility,
+    settings: tuple[Any, ...],
+) -> tuple[Tensor, ...]:
+    """`attend` within the segments of `visibility`; shapes and results as there.
 
     It takes packed sequences as one row, with the places where each of them starts. Padding, which is segment 0, sees the
     padding that the mask does not hide; nobody reads those rows.
     """
     batch = query.shape[0]
-    cu_seqlens_q, cu_seqlens_k = _sequence_ends(visibility.query_segments, visibility.key_segments)
-    row_scale = arguments["row_scale"]
+    sequence_ends = _sequence_ends(visibility.query_segments, visibility.key_segments)
     if row_scale is not None:
-        arguments = {**arguments, "row_scale": row_scale.transpose(0, 1).flatten(1).unsqueeze(0)}
+        row_scale = row_scale.transpose(0, 1).flatten(1).unsqueeze(0)
     mask = visibility.key_padding_mask
-    found = relu_attention(
-        *(_in_one_row(tensor) for tensor in (query, key, value)),
-        key_padding_mask=None if mask is None else mask.expand(batch, -1).reshape(1, -1),
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        **arguments,
-    )
-    results = found if isinstance(found, tuple) else (found,)
-    apart = tuple(item[0].unflatten(1, (batch, query.shape[2])).transpose(0, 1) for item in results)
-    return apart if isinstance(found, tuple) else apart[0]
+    if mask is not None:
+        mask = mask.expand(batch, -1).reshape(1, -1)
+    found = attend(*map(_in_one_row, (query, key, value)), row_scale, mask, *sequence_ends, *settings)
+    return tuple(item[0].unflatten(1, (batch, query.shape[2])).transpose(0, 1) for item in found)
 
 
 def _sequence_ends(query_segments: Tensor, key_segments: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,17 +288,20 @@ def library_mask(
 class AttentionContext:
     """What all attention modules of one kind (encoder self, decoder self, cross) share in one forward pass.
 
-    visibility: which keys each query sees. mask: the same for the library's own functions.
-    visible_keys: n_i, (batch, queries). length_scale: its part of the row scale, (batch, 1, queries); None where there is none.
+    attend: the attention function, by the switch. visibility: which keys each query sees. mask: the same for the library's own
+    functions.
+    visible_keys: n_i, (batch, queries). row_scale: r_i of Eq. 6 (or of the length scaling), (batch, 1, queries), float32 or
+    float64, without gamma where that is learned, which differs from layer to layer; None for 1.
     row_weight: (batch, queries), see `row_weights`; None where no figures are wanted.
     statistics: "none" | "sum" | "sum+entropy".
     rotation: cosines and sines of rotary positions, (batch or 1, queries, head_dim) each; None where there are none.
     """
 
+    attend: Callable[..., Any]
     visibility: Visibility
     mask: Tensor | None
     visible_keys: Tensor
-    length_scale: Tensor | None
+    row_scale: Tensor | None
     row_weight: Tensor | None = None
     statistics: str = "none"
     rotation: tuple[Tensor, Tensor] | None = None
@@ -365,6 +358,12 @@ def attention_context(
         past_key_values=past_key_values,
     )
     visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
-    # without gamma, which differs from layer to layer where it is learned
-    length_scale = scale_of_rows(visible_keys.unsqueeze(1), config.attention_scaling, alpha=config.attention_alpha)
-    return AttentionContext(visibility, mask, visible_keys, length_scale, row_weight, statistics, rotation)
+    row_scale = scale_of_rows(
+        visible_keys.unsqueeze(1),
+        config.attention_scaling,
+        gamma=None if config.attention_gamma_learnable else config.attention_gamma,
+        alpha=config.attention_alpha,
+    )
+    # looked up here, once: reading a configuration takes a layer that decodes one token longer than its attention
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention_forward)
+    return AttentionContext(attend, visibility, mask, visible_keys, row_scale, row_weight, statistics, rotation)

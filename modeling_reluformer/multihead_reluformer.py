@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
 
-from .attention_reluformer import ALL_ATTENTION_FUNCTIONS, AttentionContext, eager_attention_forward
+from .attention_reluformer import AttentionContext
 from .configuration_attention import AttentionConfig
 from .regularization_reluformer import module_figures
 
@@ -62,8 +62,6 @@ class ReLUFormerAttention(nn.Module):
         # Reading a configuration in every step of decoding takes longer than the attention of one token.
         self.activation = config.attention_activation
         self.dropout = config.attention_dropout
-        self.length_scaled = config.attention_scaling == "length"
-        self.gamma = config.attention_gamma
         self.entropy_margin = config.entropy_margin
         self.num_heads = heads
         features = config.hidden_size
@@ -115,10 +113,7 @@ class ReLUFormerAttention(nn.Module):
         if context.rotation is not None:
             query = rotated(query, *context.rotation)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values, context.rotation)
-        attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        output, weights, *statistics = attention_interface(
+        output, weights, *statistics = context.attend(
             self,
             query,
             key,
@@ -142,14 +137,11 @@ class ReLUFormerAttention(nn.Module):
         return output, weights, self._figures(context, *statistics)
 
     def row_scale(self, context: AttentionContext) -> Tensor | None:
-        """r_i of Eq. 6 (or of the length scaling), (batch, 1 or heads, queries), float32 or float64; None for 1."""
-        if context.length_scale is None:
-            return None
-        if self.length_scaled:
-            return context.length_scale
-        if self.log_gamma is not None:
-            return context.length_scale * torch.exp(-self.log_gamma.to(context.length_scale.dtype)).view(1, -1, 1)
-        return context.length_scale / self.gamma
+        """r_i, (batch, 1 or heads, queries), see `AttentionContext`."""
+        scale = context.row_scale
+        if scale is None or self.log_gamma is None:
+            return scale
+        return scale * torch.exp(-self.log_gamma.to(scale.dtype)).view(1, -1, 1)
 
     def _keys_and_values(
         self,

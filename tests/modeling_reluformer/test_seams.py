@@ -68,8 +68,8 @@ def test_fused_attention_takes_no_whole_mask():
 def test_a_context_moves_all_its_tensors():
     """As accelerate's hooks ask for it between layers on two devices."""
     visibility = Visibility(key_padding_mask=torch.ones(2, 5, dtype=torch.bool), causal=True)
-    tensors = {"visible_keys": torch.ones(2, 5), "length_scale": torch.ones(2, 1, 5), "row_weight": torch.ones(2, 5)}
-    context = AttentionContext(visibility=visibility, mask=None, statistics="sum", **tensors).to("meta")
+    tensors = {"visible_keys": torch.ones(2, 5), "row_scale": torch.ones(2, 1, 5), "row_weight": torch.ones(2, 5)}
+    context = AttentionContext(print, visibility, mask=None, statistics="sum", **tensors).to("meta")
     assert (context.mask, context.statistics, context.visibility.causal) == (None, "sum", True)
     moved = [context.visibility.key_padding_mask, *(getattr(context, name) for name in tensors)]
     assert [tensor.device.type for tensor in moved] == ["meta"] * 4
