@@ -282,18 +282,44 @@ void scale_rows(const Scalar* from, int64_t stride, int64_t count, int64_t width
   }
 }
 
+// The products of a query with `count` keys, at most sixteen, whose sums are taken together: one by one they cost more than the products.
 template <typename Scalar>
-float dot(const Scalar* first, const Scalar* second, int64_t dims) {
-  Floats sum{};
-  int64_t i = 0;
-  for (; i + kLanes <= dims; i += kLanes) {
-    sum += load(first + i) * load(second + i);
+Floats dots(const Scalar* query, const Scalar* keys, int64_t stride, int64_t count, int64_t dims) {
+  Floats block[kLanes] = {}, rest{};
+  for (int64_t j = 0; j < count; ++j, keys += stride) {
+    Floats sum{};
+    int64_t i = 0;
+    for (; i + kLanes <= dims; i += kLanes) {
+      sum += load(query + i) * load(keys + i);
+    }
+    for (; i < dims; ++i) {
+      rest[j] += widen(query[i]) * widen(keys[i]);
+    }
+    block[j] = sum;
   }
-  float rest = 0.0f;
-  for (; i < dims; ++i) {
-    rest += widen(first[i]) * widen(second[i]);
+  transpose_block(block);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) {
+      block[lane] += block[lane + half];
+    }
   }
-  return sum_of(sum) + rest;
+  return block[0] + rest;
+}
+
+// Adds weights[j] · row j of the values to the output. A value that gets no weight is not read.
+template <int kVectors, typename Scalar>
+void add_values(const float* weights, const Scalar* values, int64_t stride, int64_t visible, float* output) {
+  Floats sums[kVectors] = {};
+  for (int64_t j = 0; j < visible; ++j, values += stride) {
+    if (weights[j] != 0.0f) {
+      for (int i = 0; i < kVectors; ++i) {
+        sums[i] += weights[j] * load(values + i * kLanes);
+      }
+    }
+  }
+  for (int i = 0; i < kVectors; ++i) {
+    store(output + i * kLanes, sums[i]);
+  }
 }
 
 template <typename H, typename Scalar>
@@ -301,29 +327,27 @@ void attend_row(const Tile& tile, const Scalar* query, const Scalar* keys, int64
                 int64_t value_stride, int64_t dims, int64_t dims_v, const bool* real, float* weights, float* output,
                 float* sums, float* sums_log) {
   const int64_t visible = visible_columns(tile, 0);
-  for (int64_t j = 0; j < visible; ++j) {
-    weights[j] = real && !real[j] ? 0.0f : dot(query, keys + j * key_stride, dims);
+  for (int64_t j = 0; j < visible; j += kLanes) {
+    store(weights + j, dots(query, keys + j * key_stride, key_stride, smaller(kLanes, visible - j), dims));
   }
-  for (int64_t j = visible; j % kLanes; ++j) {
-    weights[j] = 0.0f;
+  for (int64_t j = 0; real && j < visible; ++j) {
+    weights[j] = real[j] ? weights[j] : 0.0f;
   }
   Tile row = tile;
   row.rows = 1;
   row.columns = (visible + kLanes - 1) / kLanes * kLanes;
   weigh<H, float>(row, weights, weights, sums, sums_log);
-  std::memset(output, 0, dims_v * sizeof(float));
-  for (int64_t j = 0; j < visible; ++j) {
-    const float weight = weights[j];
-    if (weight == 0.0f) {
-      continue;  // a value that gets no weight is not read
-    }
-    const Scalar* value = values + j * value_stride;
-    int64_t i = 0;
-    for (; i + kLanes <= dims_v; i += kLanes) {
-      store(output + i, load(output + i) + weight * load(value + i));
-    }
-    for (; i < dims_v; ++i) {
-      output[i] += weight * widen(value[i]);
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= dims_v; i += 4 * kLanes) {
+    add_values<4>(weights, values + i, value_stride, visible, output + i);
+  }
+  for (; i + kLanes <= dims_v; i += kLanes) {
+    add_values<1>(weights, values + i, value_stride, visible, output + i);
+  }
+  for (; i < dims_v; ++i) {
+    output[i] = 0.0f;
+    for (int64_t j = 0; j < visible; ++j) {
+      output[i] += weights[j] == 0.0f ? 0.0f : weights[j] * widen(values[j * value_stride + i]);
     }
   }
 }

@@ -108,9 +108,10 @@ def test_every_width(extension, width):
     assert_equals_reference(inputs_of(queries=3, keys=70, head_dim=width), {"causal": True, "query_offset": 60})
 
 
-def test_values_of_another_width(extension):
-    inputs = inputs_of(queries=40, keys=50, head_dim=16)
-    for width in (8, 33):
+@pytest.mark.parametrize("queries", [40, 3])
+def test_values_of_another_width(extension, queries):
+    inputs = inputs_of(queries=queries, keys=50, head_dim=16)
+    for width in (8, 33, 83):
         wider = inputs._replace(value=torch.randn(2, 2, 50, width))
         assert_equals_reference(wider, {"causal": True})
 
