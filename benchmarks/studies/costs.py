@@ -187,9 +187,12 @@ def summary(costs: StudyCosts) -> str:
 
 def _links(costs: StudyCosts | None) -> str:
     corpora = costs.corpora.items() if costs else ()
-    return _joined(
-        [corpus if corpus == GENERATED else f"[`{corpus}`]({_source(row, CORPORA)})" for corpus, row in corpora]
-    )
+    return _joined([corpus if corpus == GENERATED else f"[`{corpus}`]({_address(row)})" for corpus, row in corpora])
+
+
+def _address(row: Row) -> str:
+    """`_source` without the remark behind it, which would end a link."""
+    return _source(row, CORPORA).partition(" ")[0]
 
 
 def _source(row: Row, page: str) -> str:
