@@ -18,7 +18,7 @@ using reluformer::Piece;
 using reluformer::RowNumbers;
 
 // Below so many multiplications and additions a second thread costs more than it gains.
-constexpr double kWorkOfAThread = 1 << 19;
+constexpr double kWorkOfAThread = 1 << 18;
 
 const reluformer::KernelSet* kernels_of_this_processor() {
 #if defined(__x86_64__)
