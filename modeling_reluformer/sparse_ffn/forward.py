@@ -124,6 +124,7 @@ def _decodes(module: nn.Module, weight: Tensor, hidden_states: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and hidden_states.device.type == weight.device.type == "cpu"
         and hidden_states.dtype == weight.dtype
+        and not weight.is_inference()  # their changes are not counted
         and not torch.is_autocast_enabled("cpu")
         and not torch.jit.is_tracing()
         and not torch._C._are_functorch_transforms_active()

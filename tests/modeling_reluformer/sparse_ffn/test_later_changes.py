@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from reluformer import use_sparse_ffn
+from reluformer.sparse_ffn.blocks import sparse_blocks
 
 from ...conftest import random_tokens
 from .sparse_cases import build
@@ -44,3 +45,19 @@ def test_another_activation_of_the_second_factor_is_an_error_not_another_result(
     model.model.layers[0].mlp.up_fn = nn.SiLU()
     with pytest.raises(ValueError, match="up_fn was replaced by a SiLU after use_sparse_ffn"):
         logits(model)
+
+
+@pytest.mark.parametrize("name", ["opt", "llama"])
+def test_weights_of_inference_mode_are_multiplied_densely(name):
+    model, other = use_sparse_ffn(build(name)), build(name, seed=4)
+    with torch.inference_mode():
+        model.load_state_dict({key: value.clone() for key, value in other.state_dict().items()}, assign=True)
+    assert torch.equal(logits(model), logits(other))
+
+
+def test_biases_of_inference_mode_are_refused():
+    model = build("opt")
+    with torch.inference_mode():
+        sparse_blocks(model)[0].module.fc1.bias = nn.Parameter(torch.zeros(40))
+    with pytest.raises(ValueError, match=r"fc1 was made in torch\.inference_mode"):
+        use_sparse_ffn(model)
