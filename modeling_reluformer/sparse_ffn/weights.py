@@ -49,9 +49,11 @@ class PreparedWeights:
         """
         weight, bias = self.linear.weight, self.linear.bias
         if self._neurons is None or self._changed(0, weight) or self._changed(1, bias):
-            self._seen = [None if tensor is None else tensor.detach() for tensor in (weight, bias)]
-            self._versions = [-1 if tensor is None else tensor._version for tensor in (weight, bias)]
-            self._neurons = self._make(*self._seen)
+            seen = [None if tensor is None else tensor.detach() for tensor in (weight, bias)]
+            versions = [-1 if tensor is None else tensor._version for tensor in (weight, bias)]
+            # Before what was seen: another thread that decodes meanwhile must not take the old ones for these.
+            self._neurons = self._make(*seen)
+            self._seen, self._versions = seen, versions
         return self._neurons
 
     def _changed(self, place: int, tensor: Tensor | None) -> bool:

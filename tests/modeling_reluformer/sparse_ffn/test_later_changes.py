@@ -6,6 +6,7 @@ from torch import nn
 
 from reluformer import use_sparse_ffn
 from reluformer.sparse_ffn.blocks import sparse_blocks
+from reluformer.sparse_ffn.weights import PreparedWeights
 
 from ...conftest import random_tokens
 from .sparse_cases import build
@@ -61,3 +62,20 @@ def test_biases_of_inference_mode_are_refused():
         sparse_blocks(model)[0].module.fc1.bias = nn.Parameter(torch.zeros(40))
     with pytest.raises(ValueError, match=r"fc1 was made in torch\.inference_mode"):
         use_sparse_ffn(model)
+
+
+def test_a_thread_that_decodes_while_another_prepares_new_weights_does_not_read_the_old_ones(monkeypatch):
+    linear = nn.Linear(5, 3)
+    weights, make, found = PreparedWeights(linear, transposed=True, int8=False), PreparedWeights._make, []
+    weights.current()
+    with torch.no_grad():
+        linear.weight.add_(1)
+
+    def interrupted(self, *seen):
+        monkeypatch.setattr(PreparedWeights, "_make", make)
+        found.append(self.current().weight)  # the other thread
+        return make(self, *seen)
+
+    monkeypatch.setattr(PreparedWeights, "_make", interrupted)
+    found.append(weights.current().weight)
+    assert len(found) == 2 and all(torch.equal(each, linear.weight.t()) for each in found)
