@@ -7,10 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..attention_blockwise import wide
+
 
 class Neurons(NamedTuple):
-    """weight: (neurons, features), without gaps. scale: (neurons,) float32 of int8 weights, else None. bias: float32 or None;
-    (neurons,), of a second projection (features,)."""
+    """weight: (neurons, features), without gaps. scale: (neurons,) float32 of int8 weights, else None. bias: None, or float32, or
+    float64 with weights in it; (neurons,), of a second projection (features,)."""
 
     weight: Tensor
     scale: Tensor | None
@@ -70,7 +72,7 @@ class PreparedWeights:
     def _make(self, weight: Tensor, bias: Tensor | None) -> Neurons:
         rows = (weight.t() if self.transposed else weight).contiguous()
         self.finite = bool(rows.isfinite().all())
-        bias = None if bias is None else bias.float().contiguous()
+        bias = None if bias is None else bias.to(wide(bias.dtype)).contiguous()
         if not self.int8:
             return Neurons(rows, None, bias)
         if not self.finite:
