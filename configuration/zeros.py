@@ -20,7 +20,7 @@ class ZerosConfig:
         threshold_step: from which update on; null: when training is over, as in ProSparse.
         stochastic_probability: the share of scores below 0 that go through SiLU, in a model of ReLUs (stochastic activations);
         0: none.
-        relu_share: the last share of the updates, in which the model is a ReLU's alone.
+        relu_share: the last share of the updates, rounded to at least one, in which the model is a ReLU's alone.
     """
 
     l1_weights: list[float] = field(default_factory=list)
@@ -68,4 +68,6 @@ class ZerosConfig:
 
     def negative_probability(self, step: int, steps: int) -> float:
         """The probability of the update after `step` of `steps` updates."""
-        return self.stochastic_probability if step < steps * (1 - self.relu_share) else 0.0
+        # One at least, also of few updates: what is saved must have been trained as it is used.
+        relu_steps = max(round(steps * self.relu_share), 1)
+        return self.stochastic_probability if step < steps - relu_steps else 0.0

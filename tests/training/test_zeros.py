@@ -92,6 +92,10 @@ def test_the_weights_of_the_stages_by_hand():
     assert ZerosConfig().l1_weight(3) is None
     zeros = ZerosConfig(stochastic_probability=0.7, relu_share=0.2)
     assert [zeros.negative_probability(step, 10) for step in (0, 7, 8, 9)] == [0.7, 0.7, 0, 0]
+    for share, steps, relu_steps in ((0.7, 10, 7), (0.1, 5, 1), (0.01, 10, 1), (0.5, 1, 1), (1.0, 4, 4)):
+        zeros = ZerosConfig(stochastic_probability=0.7, relu_share=share)
+        found = [zeros.negative_probability(step, steps) for step in range(steps)]
+        assert found == [0.7] * (steps - relu_steps) + [0.0] * relu_steps
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
