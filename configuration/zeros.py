@@ -32,6 +32,9 @@ class ZerosConfig:
 
     def check(self) -> None:
         """Raises a `UserError` for values that make no schedule."""
+        for name in ("l1_weights", "l1_steps"):
+            if not isinstance(getattr(self, name), list | tuple):
+                raise UserError(f"zeros.{name}: {getattr(self, name)!r} must be a list, of one number for each stage")
         if len(self.l1_weights) != len(self.l1_steps):
             raise UserError(
                 f"zeros: {len(self.l1_weights)} l1_weights and {len(self.l1_steps)} l1_steps; give the end of each stage"

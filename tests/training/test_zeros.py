@@ -186,6 +186,7 @@ def test_a_recipe_has_the_schedule_and_goes_on_exactly(tmp_path, monkeypatch):
     ("fields", "named"),
     [
         ({"l1_weights": [0.1]}, "zeros: 1 l1_weights and 0 l1_steps"),
+        ({"l1_weights": 0.1, "l1_steps": 100}, "zeros.l1_weights: 0.1 must be a list, of one number for each stage"),
         ({"l1_weights": [-0.1], "l1_steps": [3]}, "zeros.l1_weights: [-0.1] must be finite numbers"),
         ({"l1_weights": [0.1, 0.2], "l1_steps": [3, 3]}, "zeros.l1_steps: [3, 3] must rise from above 0"),
         ({"threshold": -1.0}, "zeros.threshold: -1.0 must be"),
