@@ -208,6 +208,11 @@ def test_what_makes_no_schedule_is_refused(fields, named):
         (lambda: make(ffn_l1_weight=0.1), {"l1_weights": [0.1], "l1_steps": [2]}, "the model has ffn_l1_weight=0.1"),
         (lambda: make(activation_function="gelu"), {"stochastic_probability": 0.5}, "the model's activation is 'gelu'"),
         (
+            lambda: make(activation_sparsity_pattern=0.9),
+            {"stochastic_probability": 0.5},
+            "activation_sparsity_pattern=0.9, which leaves no score below 0",
+        ),
+        (
             lambda: GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=30)),
             {"threshold": 0.1},
             "no model of this",
