@@ -41,7 +41,7 @@ def make(kind, activation="relu", **fields):
     fields = {"intermediate_size": WIDTH, **fields} if kind != "translation" else fields
     if kind == "translation":
         fields = {"dropout": 0.0, "attention_dropout": 0.0, "label_smoothing": 0.0, **fields}
-        config = ReLUFormerConfig(**TRANSLATION, activation_function=activation, **fields)
+        config = ReLUFormerConfig(activation_function=activation, **{**TRANSLATION, **fields})
         model = ReLUFormerForConditionalGeneration(config)
     elif kind == "vision":
         config = ReLUFormerVisionConfig(
@@ -273,6 +273,7 @@ def test_stochastic_activations_are_relus_at_the_end():
     [
         ("mlp", {"ffn_top_k": 0}, "ffn_top_k=0 must be from 1 to 20"),
         ("vision", {"ffn_top_k": 21}, "ffn_top_k=21 must be from 1 to 20"),
+        ("translation", {"ffn_top_k": 12, "decoder_ffn_dim": 10}, "ffn_top_k=12 must be from 1 to 10"),
         ("glu", {"ffn_threshold": -0.1}, "ffn_threshold=-0.1 must be"),
         ("translation", {"ffn_l1_weight": float("inf")}, "ffn_l1_weight=inf must be"),
         ("mlp", {"activation_sparsity_pattern": [0.5]}, "has 1 numbers; give one number, or 2"),

@@ -139,6 +139,21 @@ def test_the_threshold_stays_in_the_model_and_nothing_else(tmp_path):
     assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
 
 
+class StopEarly(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == 3
+
+
+@pytest.mark.parametrize("threshold_step", [None, 9])
+def test_a_run_that_ends_early_is_a_relus_without_the_threshold(tmp_path, threshold_step):
+    callback = ZerosCallback(stochastic_probability=0.5, threshold=0.05, threshold_step=threshold_step)
+    run = trainer(tmp_path, make(), callback, StopEarly(), save_strategy="no")
+    run.train()
+    activation = run.model.model.layers[0].mlp.activation_fn
+    assert run.state.global_step == 3 and run.model.config.ffn_threshold == 0
+    assert (activation.threshold, activation.negative_probability) == (0, 0)
+
+
 def test_l1_makes_zeros(tmp_path):
     shares = []
     for weights in ([], [0.02]):
