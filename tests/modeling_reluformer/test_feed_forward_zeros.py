@@ -18,7 +18,7 @@ from reluformer import (
     ReLUFormerForImageClassification,
     ReLUFormerVisionConfig,
 )
-from reluformer.feed_forward_reluformer import FeedForward, SparseActivation
+from reluformer.feed_forward_reluformer import FeedForward, SparseActivation, activation_norms
 
 VOCABULARY, WIDTH = 40, 20
 SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 12}
@@ -252,6 +252,20 @@ def test_l1_does_not_depend_on_how_a_batch_is_cut(kind, checkpointed):
     for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
         if one.grad is not None:
             torch.testing.assert_close(two.grad, one.grad, msg=lambda found, name=name: f"{name}: {found}")
+
+
+def test_norms_of_narrow_activations_are_summed_in_float32():
+    activations = torch.full((1, 1, 70_000), 1.0, dtype=torch.float16)  # more than float16 holds
+    assert activation_norms(activations, torch.ones(1, 1)).tolist() == [70_000.0]
+
+
+def test_a_schedule_leaves_a_model_in_evaluation_mode_there():
+    model, batch = make("mlp").eval(), batch_for("mlp")
+    expected = model(**batch).logits
+    for part in model.modules():
+        if isinstance(part, FeedForward):
+            part.set_zeros(negative_probability=0.9)
+    assert torch.equal(model(**batch).logits, expected)
 
 
 def test_stochastic_activations_are_relus_at_the_end():
