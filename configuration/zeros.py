@@ -20,7 +20,7 @@ class ZerosConfig:
         threshold_step: from which update on; null: when training is over, as in ProSparse.
         stochastic_probability: the share of scores below 0 that go through SiLU, in a model of ReLUs (stochastic activations);
         0: none.
-        relu_share: the last share of the updates, in which the model is a ReLU's alone.
+        relu_share: the last share of the updates, rounded to at least one, in which the model is a ReLU's alone.
     """
 
     l1_weights: list[float] = field(default_factory=list)
@@ -32,6 +32,9 @@ class ZerosConfig:
 
     def check(self) -> None:
         """Raises a `UserError` for values that make no schedule."""
+        for name in ("l1_weights", "l1_steps"):
+            if not isinstance(getattr(self, name), list | tuple):
+                raise UserError(f"zeros.{name}: {getattr(self, name)!r} must be a list, of one number for each stage")
         if len(self.l1_weights) != len(self.l1_steps):
             raise UserError(
                 f"zeros: {len(self.l1_weights)} l1_weights and {len(self.l1_steps)} l1_steps; give the end of each stage"
@@ -68,4 +71,6 @@ class ZerosConfig:
 
     def negative_probability(self, step: int, steps: int) -> float:
         """The probability of the update after `step` of `steps` updates."""
-        return self.stochastic_probability if step < steps * (1 - self.relu_share) else 0.0
+        # One at least, also of few updates: what is saved must have been trained as it is used.
+        relu_steps = max(round(steps * self.relu_share), 1)
+        return self.stochastic_probability if step < steps - relu_steps else 0.0

@@ -64,6 +64,12 @@ class ZerosCallback(TrainerCallback):
                 f"zeros.stochastic_probability: the model's activation is {activation!r}; stochastic activations end as ReLU, so "
                 "give activation_function='relu'"
             )
+        pattern = config.activation_sparsity_pattern
+        if self.zeros.stochastic_probability and all(pattern if isinstance(pattern, list) else [pattern]):
+            raise UserError(
+                f"zeros.stochastic_probability: the model has activation_sparsity_pattern={pattern}, which leaves no score below "
+                "0 to draw from; leave one of them out"
+            )
         for name, step in (
             ("l1_steps", max(self.zeros.l1_steps, default=0)),
             ("threshold_step", self.zeros.threshold_step),

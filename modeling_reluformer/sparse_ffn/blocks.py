@@ -138,7 +138,7 @@ def _refuse_projections(where: str, block: Block) -> None:
             raise ValueError(
                 f"{where}: {name} is on {projection.weight.device}, use_sparse_ffn serves models on a CPU."
             )
-        if projection.weight.is_inference():
+        if any(part.is_inference() for part in projection.parameters()):
             raise ValueError(
                 f"{where}: {name} was made in torch.inference_mode, in which changes of weights are not counted; load the "
                 "model outside of it."

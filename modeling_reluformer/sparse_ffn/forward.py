@@ -34,11 +34,12 @@ class SparseFeedForward:
         }
         for weights in self._weights.values():
             weights.current()
-        self._function = getattr(block.module, block.function)
+        # What is computed here in the place of the module's forward.
+        self._parts = {name: getattr(block.module, name, None) for name in (*self._weights, block.function, "up_fn")}
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         module, weight = self.block.module, self._weights[self.block.first].linear.weight
-        if args or kwargs or not _decodes(module, weight, hidden_states) or self._is_watched():
+        if args or kwargs or not _decodes(module, weight, hidden_states) or self._needs_its_class():
             return type(module).forward(module, hidden_states, *args, **kwargs)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         return self.compute(rows).view(*hidden_states.shape[:-1], -1)
@@ -51,32 +52,28 @@ class SparseFeedForward:
         all_active = self.all_active or not all(weights is None or weights.finite for weights in prepared)
         operators, hidden = _operators(rows), None
         if block.activation is None:
-            hidden = self._function(_projected(rows, first))
+            hidden = self._parts[block.function](_projected(rows, first))
         options = (block.activation or "identity", block.up_activation, hidden, all_active)
         if operators is None:
             return gather.feed_forward(rows, first, up, second, *options)
         return operators.sparse_ffn.default(rows, *first, *(up or (None, None, None)), *second, *options)
 
-    def _is_watched(self) -> bool:
-        """Whether a projection or the activation has hooks, which are called by its own forward alone.
+    def _needs_its_class(self) -> bool:
+        """Whether a part of the module has hooks, which its own forward alone calls, or trains though the module does not, as
+        dropout of which samples are drawn.
 
         Raises:
-            ValueError: one of them is no longer the one it was.
+            ValueError: a projection or an activation is no longer the one it was.
         """
         module = self.block.module
-        parts = {name: weights.linear for name, weights in self._weights.items()} | {
-            self.block.function: self._function
-        }
-        for name, part in parts.items():
-            found = getattr(module, name)
+        for name, part in self._parts.items():
+            found = getattr(module, name, None)
             if found is not part:
                 raise ValueError(
                     f"{self.block.name}: {name} was replaced by a {type(found).__name__} after use_sparse_ffn. Call "
                     "use_sparse_ffn(model, False) before such a change, and use_sparse_ffn(model) after it."
                 )
-            if isinstance(part, nn.Module) and (part._forward_hooks or part._forward_pre_hooks):
-                return True
-        return False
+        return any(part.training or part._forward_hooks or part._forward_pre_hooks for part in module.children())
 
 
 class SparseProjection:
@@ -127,6 +124,7 @@ def _decodes(module: nn.Module, weight: Tensor, hidden_states: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and hidden_states.device.type == weight.device.type == "cpu"
         and hidden_states.dtype == weight.dtype
+        and not weight.is_inference()  # their changes are not counted
         and not torch.is_autocast_enabled("cpu")
         and not torch.jit.is_tracing()
         and not torch._C._are_functorch_transforms_active()

@@ -7,10 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..attention_blockwise import wide
+
 
 class Neurons(NamedTuple):
-    """weight: (neurons, features), without gaps. scale: (neurons,) float32 of int8 weights, else None. bias: float32 or None;
-    (neurons,), of a second projection (features,)."""
+    """weight: (neurons, features), without gaps. scale: (neurons,) float32 of int8 weights, else None. bias: None, or float32, or
+    float64 with weights in it; (neurons,), of a second projection (features,)."""
 
     weight: Tensor
     scale: Tensor | None
@@ -49,9 +51,11 @@ class PreparedWeights:
         """
         weight, bias = self.linear.weight, self.linear.bias
         if self._neurons is None or self._changed(0, weight) or self._changed(1, bias):
-            self._seen = [None if tensor is None else tensor.detach() for tensor in (weight, bias)]
-            self._versions = [-1 if tensor is None else tensor._version for tensor in (weight, bias)]
-            self._neurons = self._make(*self._seen)
+            seen = [None if tensor is None else tensor.detach() for tensor in (weight, bias)]
+            versions = [-1 if tensor is None else tensor._version for tensor in (weight, bias)]
+            # Before what was seen: another thread that decodes meanwhile must not take the old ones for these.
+            self._neurons = self._make(*seen)
+            self._seen, self._versions = seen, versions
         return self._neurons
 
     def _changed(self, place: int, tensor: Tensor | None) -> bool:
@@ -68,7 +72,7 @@ class PreparedWeights:
     def _make(self, weight: Tensor, bias: Tensor | None) -> Neurons:
         rows = (weight.t() if self.transposed else weight).contiguous()
         self.finite = bool(rows.isfinite().all())
-        bias = None if bias is None else bias.float().contiguous()
+        bias = None if bias is None else bias.to(wide(bias.dtype)).contiguous()
         if not self.int8:
             return Neurons(rows, None, bias)
         if not self.finite:

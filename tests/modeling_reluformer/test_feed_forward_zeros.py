@@ -18,7 +18,7 @@ from reluformer import (
     ReLUFormerForImageClassification,
     ReLUFormerVisionConfig,
 )
-from reluformer.feed_forward_reluformer import FeedForward, SparseActivation
+from reluformer.feed_forward_reluformer import FeedForward, SparseActivation, activation_norms
 
 VOCABULARY, WIDTH = 40, 20
 SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 12}
@@ -41,7 +41,7 @@ def make(kind, activation="relu", **fields):
     fields = {"intermediate_size": WIDTH, **fields} if kind != "translation" else fields
     if kind == "translation":
         fields = {"dropout": 0.0, "attention_dropout": 0.0, "label_smoothing": 0.0, **fields}
-        config = ReLUFormerConfig(**TRANSLATION, activation_function=activation, **fields)
+        config = ReLUFormerConfig(activation_function=activation, **{**TRANSLATION, **fields})
         model = ReLUFormerForConditionalGeneration(config)
     elif kind == "vision":
         config = ReLUFormerVisionConfig(
@@ -254,6 +254,20 @@ def test_l1_does_not_depend_on_how_a_batch_is_cut(kind, checkpointed):
             torch.testing.assert_close(two.grad, one.grad, msg=lambda found, name=name: f"{name}: {found}")
 
 
+def test_norms_of_narrow_activations_are_summed_in_float32():
+    activations = torch.full((1, 1, 70_000), 1.0, dtype=torch.float16)  # more than float16 holds
+    assert activation_norms(activations, torch.ones(1, 1)).tolist() == [70_000.0]
+
+
+def test_a_schedule_leaves_a_model_in_evaluation_mode_there():
+    model, batch = make("mlp").eval(), batch_for("mlp")
+    expected = model(**batch).logits
+    for part in model.modules():
+        if isinstance(part, FeedForward):
+            part.set_zeros(negative_probability=0.9)
+    assert torch.equal(model(**batch).logits, expected)
+
+
 def test_stochastic_activations_are_relus_at_the_end():
     activation = SparseActivation(nn.ReLU()).train()
     scores = torch.randn(20_000)
@@ -273,6 +287,7 @@ def test_stochastic_activations_are_relus_at_the_end():
     [
         ("mlp", {"ffn_top_k": 0}, "ffn_top_k=0 must be from 1 to 20"),
         ("vision", {"ffn_top_k": 21}, "ffn_top_k=21 must be from 1 to 20"),
+        ("translation", {"ffn_top_k": 12, "decoder_ffn_dim": 10}, "ffn_top_k=12 must be from 1 to 10"),
         ("glu", {"ffn_threshold": -0.1}, "ffn_threshold=-0.1 must be"),
         ("translation", {"ffn_l1_weight": float("inf")}, "ffn_l1_weight=inf must be"),
         ("mlp", {"activation_sparsity_pattern": [0.5]}, "has 1 numbers; give one number, or 2"),

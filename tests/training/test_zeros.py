@@ -92,6 +92,10 @@ def test_the_weights_of_the_stages_by_hand():
     assert ZerosConfig().l1_weight(3) is None
     zeros = ZerosConfig(stochastic_probability=0.7, relu_share=0.2)
     assert [zeros.negative_probability(step, 10) for step in (0, 7, 8, 9)] == [0.7, 0.7, 0, 0]
+    for share, steps, relu_steps in ((0.7, 10, 7), (0.1, 5, 1), (0.01, 10, 1), (0.5, 1, 1), (1.0, 4, 4)):
+        zeros = ZerosConfig(stochastic_probability=0.7, relu_share=share)
+        found = [zeros.negative_probability(step, steps) for step in range(steps)]
+        assert found == [0.7] * (steps - relu_steps) + [0.0] * relu_steps
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
@@ -133,6 +137,21 @@ def test_the_threshold_stays_in_the_model_and_nothing_else(tmp_path):
     loaded, ids = ReLUFormerForCausalLM.from_pretrained(tmp_path / "saved").eval(), torch.arange(8)[None]
     assert loaded.config.ffn_threshold == 0.05
     assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+
+
+class StopEarly(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == 3
+
+
+@pytest.mark.parametrize("threshold_step", [None, 9])
+def test_a_run_that_ends_early_is_a_relus_without_the_threshold(tmp_path, threshold_step):
+    callback = ZerosCallback(stochastic_probability=0.5, threshold=0.05, threshold_step=threshold_step)
+    run = trainer(tmp_path, make(), callback, StopEarly(), save_strategy="no")
+    run.train()
+    activation = run.model.model.layers[0].mlp.activation_fn
+    assert run.state.global_step == 3 and run.model.config.ffn_threshold == 0
+    assert (activation.threshold, activation.negative_probability) == (0, 0)
 
 
 def test_l1_makes_zeros(tmp_path):
@@ -182,6 +201,7 @@ def test_a_recipe_has_the_schedule_and_goes_on_exactly(tmp_path, monkeypatch):
     ("fields", "named"),
     [
         ({"l1_weights": [0.1]}, "zeros: 1 l1_weights and 0 l1_steps"),
+        ({"l1_weights": 0.1, "l1_steps": 100}, "zeros.l1_weights: 0.1 must be a list, of one number for each stage"),
         ({"l1_weights": [-0.1], "l1_steps": [3]}, "zeros.l1_weights: [-0.1] must be finite numbers"),
         ({"l1_weights": [0.1, 0.2], "l1_steps": [3, 3]}, "zeros.l1_steps: [3, 3] must rise from above 0"),
         ({"threshold": -1.0}, "zeros.threshold: -1.0 must be"),
@@ -202,6 +222,11 @@ def test_what_makes_no_schedule_is_refused(fields, named):
     [
         (lambda: make(ffn_l1_weight=0.1), {"l1_weights": [0.1], "l1_steps": [2]}, "the model has ffn_l1_weight=0.1"),
         (lambda: make(activation_function="gelu"), {"stochastic_probability": 0.5}, "the model's activation is 'gelu'"),
+        (
+            lambda: make(activation_sparsity_pattern=0.9),
+            {"stochastic_probability": 0.5},
+            "activation_sparsity_pattern=0.9, which leaves no score below 0",
+        ),
         (
             lambda: GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=30)),
             {"threshold": 0.1},
