@@ -99,26 +99,31 @@ class AugmentationConfig:
             resized; null: whole pictures.
         horizontal_flip: mirror half of the pictures.
         mixup_alpha: each batch is mixed with itself in another order, with a share drawn from Beta(alpha, alpha); 0: not.
+        random_labels: the share of training pictures whose class is drawn anew from all classes, once for the whole training;
+            to see what a model does with wrong labels. 1: labels say nothing.
     """
 
     random_crop_padding: int = 0
     random_resized_crop: list[float] | None = None
     horizontal_flip: bool = False
     mixup_alpha: float = 0.0
+    random_labels: float = 0.0
 
 
 @dataclass(kw_only=True)
 class ImageEvaluationConfig:
-    """How the trained model is evaluated: accuracy and top-5 accuracy, and every prediction.
+    """How the trained model is evaluated: accuracy and top-5 accuracy, calibration, and every prediction.
 
     Args:
         splits: splits that are evaluated when training is over: `validation`, `test`, both or none.
         batch_size: pictures that are classified at once.
+        noise: standard deviations of normal noise on pixel values from -1 to 1: the accuracy is measured with each of them, too.
         attn_implementation: how attention is computed (`eager`, `fused`, `sdpa`, …); null takes the model's default.
     """
 
     splits: list[str] = field(default_factory=lambda: ["test"])
     batch_size: int = 250
+    noise: list[float] = field(default_factory=list)
     attn_implementation: str | None = None
 
 

@@ -25,6 +25,8 @@ def check_image_recipe(recipe: ImageRecipe) -> None:
     _check_augmentation(recipe.augmentation)
     if recipe.evaluation.batch_size < 1:
         raise UserError(f"evaluation.batch_size: {recipe.evaluation.batch_size} must be at least 1")
+    if not all(0 < std < float("inf") for std in recipe.evaluation.noise):
+        raise UserError(f"evaluation.noise: {recipe.evaluation.noise} must be numbers above 0")
     check_splits(recipe.evaluation.splits)
     recipe.check_settings(REPLACED_ARGUMENTS)
 
@@ -46,6 +48,8 @@ def _check_augmentation(augmentation: AugmentationConfig) -> None:
         raise UserError(f"augmentation.random_crop_padding: {augmentation.random_crop_padding} must be at least 0")
     if not 0 <= augmentation.mixup_alpha < float("inf"):
         raise UserError(f"augmentation.mixup_alpha: {augmentation.mixup_alpha} must be a number of at least 0")
+    if not 0 <= augmentation.random_labels <= 1:
+        raise UserError(f"augmentation.random_labels: {augmentation.random_labels} must be from 0 to 1")
     share = augmentation.random_resized_crop
     if share is not None and (len(share) != 2 or not 0 < share[0] <= share[1] <= 1):
         raise UserError(

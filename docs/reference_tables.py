@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 import re
 import sys
@@ -191,6 +192,28 @@ def costs_of_studies() -> str:
     return costs_table()
 
 
+def evidence() -> str:
+    """ReLU beside softmax, by task."""
+    from benchmarks.studies.evidence import evidence_table
+
+    return evidence_table()
+
+
+def speed_of_training() -> str:
+    """How often a training step with ReLU attention is done in the time of one with softmax, by task and dtype."""
+    from benchmarks.speed.overview import overview_table
+
+    return overview_table()
+
+
+def paper_sizes() -> str:
+    """The papers' own sizes, as they were tried without a GPU."""
+    from benchmarks.measurement_file import RESULTS
+    from benchmarks.studies.paper_sizes import FILE, paper_sizes_table
+
+    return paper_sizes_table(json.loads((RESULTS / FILE).read_text(encoding="utf-8")))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "activations": activations,
     "presets": presets,
@@ -203,6 +226,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "refused arguments": refused_arguments,
     "analysis definitions": analysis_definitions,
     "costs of studies": costs_of_studies,
+    "evidence": evidence,
+    "speed of training": speed_of_training,
+    "paper sizes": paper_sizes,
 }
 
 

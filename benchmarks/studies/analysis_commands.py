@@ -33,21 +33,31 @@ def analysis_commands(task: Task, wanted: Sequence[str]) -> list[list[str]]:
     for (lines, options), group in groupby(analyses, key=same):
         folder = analysis_folder(task) / f"text-{lines or 'all'}"
         names = [analysis.what for analysis in group]
-        files = ["--model", str(task.run_folder), *_write_texts(task, lines or None, folder)]
+        files = ["--model", str(task.run_folder), *_inputs(task, lines or None, folder)]
         commands.append(["analyze", "--what", *names, *files, "--output", str(analysis_folder(task)), *options])
     return commands
 
 
-def _write_texts(task: Task, lines: int | None, folder: Path) -> list[str]:
-    """Writes the text; the options that name it."""
-    if (task.row.recipe or {}).get("task") == "language_modeling":
+def _inputs(task: Task, lines: int | None, folder: Path) -> list[str]:
+    """Writes the text, where there is one; the options that name it, or the pictures."""
+    kind = (task.row.recipe or {}).get("task")
+    if kind == "language_modeling":
         return ["--text", _written(folder / "text.txt", _document_lines(task, lines))]
+    if kind == "image_classification":
+        return _pictures(task)
     rows = read_translations(task.run_folder / "translations.test.tsv")[:lines]
     source, target = (
         _written(folder / f"{name}.txt", (row[column] for row in rows))
         for name, column in (("source", 0), ("target", 2))
     )
     return ["--text", source, "--target-text", target]
+
+
+def _pictures(task: Task) -> list[str]:
+    data = load_recipe(task.run_folder / RECIPE_FILE).data
+    if data.test is None:
+        raise UserError(f"{task.run_folder}: its pictures are no IDX files; such a row has no analyses")
+    return ["--images", data.test.images, "--image_labels", data.test.labels]
 
 
 def _document_lines(task: Task, lines: int | None) -> Iterator[str]:

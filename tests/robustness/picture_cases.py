@@ -108,6 +108,14 @@ MixUp that is no number
 train --config pictures.yaml --augmentation.mixup_alpha nan
 augmentation.mixup_alpha…nan
 
+more than all labels at random
+train --config pictures.yaml --augmentation.random_labels 1.5
+augmentation.random_labels: 1.5 must be from 0 to 1
+
+noise of no size
+train --config pictures.yaml --evaluation.noise [0.5,0]
+evaluation.noise: [0.5, 0.0] must be numbers above 0
+
 a crop of more than the picture
 train --config pictures.yaml --augmentation.random_resized_crop [0.5,2]
 augmentation.random_resized_crop: [0.5, 2.0] must be the least and the most share of the area, such as [0.05, 1.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -73,6 +74,8 @@ class AugmentedPixelValues(PixelValues):
                 f"augmentation.random_crop_padding: {padding} would cut out zeros alone, since pictures have "
                 f"{size[0]} × {size[1]} pixels; choose less"
             )
+        if augmentation.random_labels:
+            split = _with_random_labels(split, augmentation.random_labels, seed)
         super().__init__(split, size, channels, shares=shares or augmentation.mixup_alpha > 0)
         self.augmentation, self.seed = augmentation, seed
 
@@ -98,6 +101,14 @@ class AugmentedPixelValues(PixelValues):
                 for each in (pixels.astype(np.float32), labels)
             )
         return self._items(pixels, labels)
+
+
+def _with_random_labels(split: ImageSplit, share: float, seed: int) -> ImageSplit:
+    """The split with the classes of this share of its pictures drawn anew, from all classes."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, len(split.class_names), len(split))
+    chosen = rng.permutation(len(split)) < round(share * len(split))
+    return replace(split, labels=np.where(chosen, drawn, split.labels).astype(split.labels.dtype))
 
 
 def _padded_crops(pixels: np.ndarray, padding: int, rng: np.random.Generator) -> np.ndarray:

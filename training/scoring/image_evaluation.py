@@ -21,11 +21,13 @@ from reluformer.training.image_trainer import accuracies, hits
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import run_record, write_json
 
+CALIBRATION_BINS = 15
+
 
 def evaluate_image_split(
     recipe: ImageRecipe, split: str, model: PreTrainedModel, *, command: str | None = None
 ) -> dict[str, Any]:
-    """Classifies all pictures of a split, and writes `evaluation.<split>.json` and `predictions.<split>.tsv`.
+    """Classifies all pictures of a split, and again with noise; writes `evaluation.<split>.json`, `predictions.<split>.tsv`.
 
     Args:
         recipe: of the run.
@@ -35,7 +37,8 @@ def evaluate_image_split(
 
     Returns:
         The run record, `split`, `dataset`, `images`, `accuracy` and, of more than 5 classes, `top_5_accuracy` in percent,
-        `device`, `seconds` of classifying, and `images_per_second`.
+        `calibration_error` (see there) of classes that exclude each other, `noise`, a row of accuracies for each standard
+        deviation, `device`, `seconds` of classifying, and `images_per_second`.
 
     Raises:
         UserError: files that cannot be used.
@@ -45,21 +48,22 @@ def evaluate_image_split(
     data = PixelValues(pictures, pair(config.image_size), config.num_channels)
     loader = DataLoader(data, batch_size=recipe.evaluation.batch_size, collate_fn=default_data_collator)
     model.eval()
-    rows, predicted = [], []
     started = time.perf_counter()
-    with torch.inference_mode():
-        for batch in tqdm(loader, desc=f"classifying {split}", unit="batch", leave=False, disable=None):
-            logits = model(batch["pixel_values"].to(model.device)).logits.float().cpu()
-            rows.append(hits(logits, batch["labels"]))
-            predicted += logits.argmax(-1).tolist()
+    logits, labels = _classified(model, loader, split), torch.from_numpy(pictures.labels)
     seconds = time.perf_counter() - started
-    _write_predictions(folder / f"predictions.{split}.tsv", pictures.labels.tolist(), predicted)
+    _write_predictions(folder / f"predictions.{split}.tsv", pictures.labels.tolist(), logits.argmax(-1).tolist())
+    measured = accuracies(hits(logits, labels))
+    if config.problem_type == "single_label_classification":
+        measured["calibration_error"] = calibration_error(logits, labels)
+    if recipe.evaluation.noise:
+        noisy = {std: _classified(model, loader, split, std, recipe.training.seed) for std in recipe.evaluation.noise}
+        measured["noise"] = [{"std": std, **accuracies(hits(found, labels))} for std, found in noisy.items()]
     result = {
         **run_record(command, recipe.name, recipe.training.seed),
         "split": split,
         "dataset": split,
         "images": len(pictures),
-        **accuracies(torch.cat(rows)),
+        **measured,
         "device": str(model.device),
         "seconds": round(seconds, 3),
         "images_per_second": round(len(pictures) / seconds, 2),
@@ -68,6 +72,30 @@ def evaluate_image_split(
     told = [f"{score.label} {score.value(result)}" for score in IMAGE_SCORES if score.name in result]
     say(recipe, f"{split}: {', '.join(told)}")
     return result
+
+
+@torch.inference_mode()
+def _classified(
+    model: PreTrainedModel, loader: DataLoader, split: str, noise: float = 0.0, seed: int = 0
+) -> torch.Tensor:
+    """Logits (pictures, classes), float32. The noise follows from the seed alone: models of one seed see the same."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = []
+    for batch in tqdm(loader, desc=f"classifying {split}", unit="batch", leave=False, disable=None):
+        pixels = batch["pixel_values"]
+        if noise:
+            pixels = pixels + noise * torch.randn(pixels.shape, generator=generator)
+        logits.append(model(pixels.to(model.device)).logits.float().cpu())
+    return torch.cat(logits)
+
+
+def calibration_error(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """The expected calibration error (arXiv 1706.04599) in percent: |accuracy − confidence| over `CALIBRATION_BINS` bins of
+    equal width, weighted by their pictures. logits: (pictures, classes); labels: (pictures,)."""
+    confidence, found = logits.softmax(-1).max(-1)
+    bins = (confidence * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
+    gaps = torch.zeros(CALIBRATION_BINS).index_add_(0, bins, (found == labels).float() - confidence)
+    return float(100 * gaps.abs().sum() / len(labels))
 
 
 def _write_predictions(path: Path, labels: list[int], predicted: list[int]) -> None:

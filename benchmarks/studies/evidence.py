@@ -1,0 +1,83 @@
+"""ReLU beside softmax, one line a task, from the results of the studies: the table of docs/when_to_use.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.markdown import table
+from benchmarks.studies.bootstrap import STATISTICS, comparable, paired_bootstrap
+from benchmarks.studies.claims import SIGNIFICANT
+from benchmarks.studies.outcomes import has_diverged
+from benchmarks.studies.parser import Row, load_rows
+from benchmarks.studies.tasks import Places, Task, read_result, spent
+
+SEEDS = (1, 2, 3)
+SIZE = "cpu"
+NOT_TRAINED = "not trained yet"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two rows of the studies that differ in the attention alone. score: one of `STATISTICS`."""
+
+    task: str
+    softmax: str
+    relu: str
+    score: str
+
+
+PAIRS = (
+    Pair("sentences of about 15 tokens, translated", "vanilla_rate_0.003", "reluformer_rate_0.003", "bleu"),
+    *(
+        Pair(
+            f"documents of {length:,} tokens, translated",
+            f"documents_softmax_{length}",
+            f"documents_relu_{length}",
+            "bleu",
+        )
+        for length in (128, 512, 1024)
+    ),
+    Pair("pictures in 49 patches, 1/L", "vit_softmax_L49", "vit_relu_alpha_1.0_L49", "accuracy"),
+    Pair("pictures in 49 patches, 1/L^1.5", "vit_softmax_L49", "vit_relu_alpha_1.5_L49", "accuracy"),
+    Pair("pictures in 784 patches, 1/L", "vit_softmax_L784", "vit_relu_alpha_1.0_L784", "accuracy"),
+    Pair("Python source, contexts of 128", "lm_pre_gelu", "lm_relu_attention_pre_gelu_lambda_0.01", "perplexity"),
+    Pair("… without norms", "lm_free_relu", "lm_relu_attention_free_relu_lambda_0.01", "perplexity"),
+)
+
+
+def evidence_table() -> str:
+    """A line for each pair: scores, difference with the p-value of each seed, and what was trained."""
+    rows, places = load_rows(SIZE).rows, Places.of(SIZE)
+    header = ["task", "score", "softmax", "ReLU", "ReLU over softmax, each seed", "updates"]
+    return "\n".join(table(header, [_line(pair, rows, places) for pair in PAIRS])) + "\n"
+
+
+def _line(pair: Pair, rows: Mapping[str, Row], places: Places) -> list[str]:
+    results = [
+        both
+        for seed in SEEDS
+        if all(both := [read_result(Task(rows[name], seed, places)) for name in (pair.softmax, pair.relu)])
+    ]
+    label = STATISTICS[pair.score].label
+    if not results:
+        return [pair.task, label, "–", "–", NOT_TRAINED, "–"]
+    means = [_mean([both[at][pair.score]["score"] for both in results]) for at in (0, 1)]
+    differences = "; ".join(_difference(pair.score, *both) for both in results)
+    updates = sorted({f"{spent(result)[0]:,}" for both in results for result in both})
+    return [pair.task, label, *(f"{mean:.2f}" for mean in means), differences, " and ".join(updates)]
+
+
+def _difference(score: str, softmax: Mapping[str, Any], relu: Mapping[str, Any]) -> str:
+    if any(map(has_diverged, (softmax, relu))):
+        return "does not converge"
+    if not comparable(softmax[score], relu[score]):
+        raise ValueError(f"{softmax['row']} and {relu['row']}: {score} of different test texts cannot be compared")
+    test = paired_bootstrap(STATISTICS[score], relu[score], softmax[score])
+    noise = "" if test.p_value < SIGNIFICANT else ", within the noise"
+    return f"{test.difference:+.2f} (p = {test.p_value:.3f}{noise})"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

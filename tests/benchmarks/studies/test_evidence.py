@@ -1,0 +1,70 @@
+"""The table that sets ReLU beside softmax: pairs that exist and differ in the attention alone, means, p-values."""
+
+import pytest
+
+from benchmarks.studies import evidence
+from benchmarks.studies.bootstrap import STATISTICS
+from benchmarks.studies.parser import load_rows
+from benchmarks.studies.tasks import Places
+
+CATALOGUE = load_rows(evidence.SIZE)
+# What may differ: how attention is computed, how its weights are scaled and regularised, and from what a row starts.
+ATTENTION = ("attention_", "regularization_weight", "attn_implementation", "preset")
+
+
+@pytest.mark.parametrize("pair", evidence.PAIRS, ids=lambda pair: pair.task)
+def test_a_pair_differs_in_the_attention_alone(pair):
+    assert pair.score in STATISTICS
+    softmax, relu = (CATALOGUE.rows[name].recipe for name in (pair.softmax, pair.relu))
+    models = [
+        {name: value for name, value in recipe["model"].items() if not name.startswith(ATTENTION)}
+        for recipe in (softmax, relu)
+    ]
+    assert models[0] == models[1]
+    same = [
+        {k: v for k, v in recipe.items() if k not in ("model", "name", "description")} for recipe in (softmax, relu)
+    ]
+    assert same[0] == same[1]
+
+
+def result(row: str, right: int, updates: int = 10) -> dict:
+    statistics = {"metric": "m", "signature": "s", "references": "r", "rights": right}
+    return {
+        "row": row,
+        "training_seconds": 1.0,
+        "training": {"updates": updates},
+        "accuracy": {**statistics, "score": right / 10},
+    }
+
+
+def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
+    pair = evidence.PAIRS[4]
+    given = {
+        (pair.softmax, 1): 800,
+        (pair.softmax, 2): 820,
+        (pair.relu, 1): 700,
+        (pair.relu, 2): 819,
+        (pair.relu, 3): 1,
+    }
+
+    def read(task):
+        right = given.get((task.row.name, task.seed))
+        return None if right is None else result(task.row.name, right)
+
+    monkeypatch.setattr(evidence, "read_result", read)
+    compared = []
+
+    def bootstrap(kind, first, second):
+        compared.append((first["score"], second["score"]))
+        return type(
+            "Test",
+            (),
+            {"difference": first["score"] - second["score"], "p_value": 0.001 if len(compared) == 1 else 0.4},
+        )
+
+    monkeypatch.setattr(evidence, "paired_bootstrap", bootstrap)
+    line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
+    assert line[1:4] == ["accuracy", "81.00", "75.95"], "seed 3 has no partner"
+    assert line[4] == "-10.00 (p = 0.001); -0.10 (p = 0.400, within the noise)" and line[5] == "10"
+    given.clear()
+    assert evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))[2:] == ["–", "–", evidence.NOT_TRAINED, "–"]
