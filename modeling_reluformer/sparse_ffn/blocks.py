@@ -130,9 +130,10 @@ def _refuse_projections(where: str, block: Block) -> None:
     projections = block.projections
     for name, projection in projections.items():
         if type(projection) is not nn.Linear:
+            kind = f"{type(projection).__module__}.{type(projection).__qualname__}"
             raise ValueError(
-                f"{where}: {name} is a {type(projection).__name__}, use_sparse_ffn needs nn.Linear. Quantized weights: take the "
-                "model before it is quantized, and use_sparse_ffn(model, int8=True). Adapters: merge them first."
+                f"{where}: {name} is a {kind}, use_sparse_ffn needs nn.Linear. Quantized weights: take the model before it is "
+                "quantized, and use_sparse_ffn(model, int8=True). Adapters: merge them first."
             )
         if projection.weight.device.type != "cpu":
             raise ValueError(

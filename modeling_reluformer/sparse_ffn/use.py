@@ -41,15 +41,17 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
         The model itself.
 
     Raises:
-        TypeError: not a Transformers model.
+        TypeError: not a Transformers model, or `enabled` is no bool.
         ValueError: a network without exact zeros (gelu, silu, …), of other structure, with quantized weights or on another
             device; int8 where there is no compiled loop, or with enabled=False.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"use_sparse_ffn takes a Transformers model (a PreTrainedModel); got {type(model).__module__}."
-            f"{type(model).__qualname__}."
+            f"{type(model).__qualname__}. Of a PEFT model, give get_base_model()."
         )
+    if not isinstance(enabled, bool):
+        raise TypeError(f"enabled={enabled!r} must be True or False.")
     if int8 and not enabled:
         raise ValueError("use_sparse_ffn(model, False) restores the model's own weights; leave int8 out.")
     before = _remove(model)
@@ -63,8 +65,8 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
             )
         for module, forward in [pair for block in sparse_blocks(model) for pair in _forwards(block, int8)]:
             module.forward = forward
-    except ValueError:
-        for module, forward in before:  # a refusal changes nothing
+    except BaseException:
+        for module, forward in before:  # a refusal or an interruption changes nothing
             module.forward = forward
         raise
     return model

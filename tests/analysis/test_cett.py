@@ -81,4 +81,6 @@ def test_where_no_candidate_is_small_enough_nothing_is_dropped():
     truncation = TailTruncation(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]]))
     assert truncation.threshold(0.1) == 0 and not below(truncation.activations, 0.0, truncation.slot_norms).any()
     assert not below(torch.tensor([0.0, 1.0]), 0.0, torch.tensor([2.0, 0.0])).any()
+    # what lies at the threshold itself stays
+    assert below(torch.tensor([0.5, 1.0, 1.5]), 2.0, torch.full((3,), 2.0)).tolist() == [True, False, False]
     assert len(truncation._candidates) == CANDIDATES

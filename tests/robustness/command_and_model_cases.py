@@ -287,7 +287,7 @@ ValueError: use_sparse_ffn(model, False) restores the model's own weights; leave
 
 a module of torch
 use_sparse_ffn(torch.nn.Linear(2, 2))
-TypeError: use_sparse_ffn takes a Transformers model (a PreTrainedModel); got torch.nn.modules.linear.Linear.
+TypeError: use_sparse_ffn takes a Transformers model (a PreTrainedModel); got torch.nn.modules.linear.Linear. Of a PEFT model…
 """)
 
 GROUPS: dict[str, list[Case]] = {

@@ -335,11 +335,11 @@ REFUSED = {
     ),
     "quantized": (
         lambda: torch.ao.quantization.quantize_dynamic(llama(), {nn.Linear}),
-        "gate_proj is a Linear, use_sparse_ffn needs nn.Linear. Quantized weights: take the model before",
+        "Linear, use_sparse_ffn needs nn.Linear. Quantized weights: take the model before",
     ),
     "an adapter": (
         lambda: changed(lambda layer: setattr(layer.mlp, "up_proj", nn.Sequential(nn.Linear(16, 16)))),
-        "layers.1.mlp (LlamaMLP): up_proj is a Sequential",
+        "layers.1.mlp (LlamaMLP): up_proj is a torch.nn.modules.container.Sequential",
     ),
     "a replaced forward": (lambda: changed(hooked), "the forward of down_proj was replaced, by hooks of accelerate"),
     "two dtypes": (
@@ -378,8 +378,23 @@ def test_inference_tensors_are_refused():
 def test_wrong_arguments_are_refused():
     with pytest.raises(TypeError, match="takes a Transformers model"):
         use_sparse_ffn(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="enabled='no' must be True or False"):
+        use_sparse_ffn(build("opt"), "no")
     with pytest.raises(ValueError, match="leave int8 out"):
         use_sparse_ffn(build("opt"), False, int8=True)
+
+
+def test_an_interruption_leaves_a_sparse_model_sparse(monkeypatch):
+    model = use_sparse_ffn(build("opt"))
+    before = [vars(part).get("forward") for part in model.modules()]
+
+    def interrupt(model):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("reluformer.sparse_ffn.use.sparse_blocks", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        use_sparse_ffn(model)
+    assert [vars(part).get("forward") for part in model.modules()] == before and any(before)
 
 
 def test_a_projection_that_is_replaced_afterwards_is_an_error_not_another_result():
