@@ -41,6 +41,8 @@ PAIRS = (
     ),
     Pair("pictures in 49 patches, 1/L", "vit_softmax_L49", "vit_relu_alpha_1.0_L49", "accuracy"),
     Pair("pictures in 49 patches, 1/L^1.5", "vit_softmax_L49", "vit_relu_alpha_1.5_L49", "accuracy"),
+    Pair("pictures in 49 patches, 1/L, with a gate", "vit_softmax_L49", "vit_gate_relu_alpha_1.0_L49", "accuracy"),
+    Pair("pictures in 49 patches, 1/L, as many core-seconds", "vit_softmax_L49", "vit_relu_epochs_5_L49", "accuracy"),
     Pair("pictures in 784 patches, 1/L", "vit_softmax_L784", "vit_relu_alpha_1.0_L784", "accuracy"),
     Pair("Python source, contexts of 128", "lm_pre_gelu", "lm_relu_attention_pre_gelu_lambda_0.01", "perplexity"),
     Pair("… without norms", "lm_free_relu", "lm_relu_attention_free_relu_lambda_0.01", "perplexity"),
