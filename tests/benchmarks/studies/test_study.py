@@ -161,8 +161,9 @@ def test_the_cpu_rows_have_the_budget_that_was_asked_for(catalogues):
     short = map_of_gamma(catalogues["cpu"])
     rows = [row for row in catalogues["cpu"].rows.values() if row.recipe is not None]
     pictures = [row for row in rows if row.name.startswith("vit_")]
-    assert {updates(row) for row in pictures} == {938}
-    assert all(updates(row) >= (600 if row.name in short else 2400) for row in rows if row not in pictures)
+    assert {updates(row) for row in pictures if not row.name.startswith("vit_relu_epochs")} == {938}
+    others = [row for row in rows if row not in pictures and not row.name.startswith("zeros_")]
+    assert all(updates(row) >= (600 if row.name in short else 2400) for row in others)
     others = [table_of(load_study(name), catalogues["cpu"]) for name in study_names() if name != "gamma"]
     assert not short & {entry.row.name for table in others for entry in table if entry.row is not None}
     lengths = {row.values["length"] for row in rows if row.family == "documents_relu_{length}"}
