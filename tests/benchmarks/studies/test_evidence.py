@@ -26,17 +26,18 @@ def test_a_pair_differs_in_the_attention_alone(pair):
     softmax, relu = (
         {k: v for k, v in each.items() if k not in ("model", "name", "description")} for each in (softmax, relu)
     )
-    if "as many core-seconds" in pair.task:
+    if "about as many core-seconds" in pair.task:
         epochs = relu["training"].pop("num_train_epochs"), softmax["training"].pop("num_train_epochs")
         assert epochs[0] > epochs[1]
     assert softmax == relu
 
 
-def result(row: str, right: int, updates: int = 10) -> dict:
+def result(row: str, right: int, cpu_seconds: float, updates: int = 10) -> dict:
     statistics = {"metric": "m", "signature": "s", "references": "r", "rights": right}
     return {
         "row": row,
         "training_seconds": 1.0,
+        "cpu_seconds": cpu_seconds,
         "training": {"updates": updates},
         "accuracy": {**statistics, "score": right / 10},
     }
@@ -54,7 +55,7 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
 
     def read(task):
         right = given.get((task.row.name, task.seed))
-        return None if right is None else result(task.row.name, right)
+        return None if right is None else result(task.row.name, right, 100.0 if "softmax" in task.row.name else 60.0)
 
     monkeypatch.setattr(evidence, "read_result", read)
     compared = []
@@ -70,6 +71,12 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
     monkeypatch.setattr(evidence, "paired_bootstrap", bootstrap)
     line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
     assert line[1:4] == ["accuracy", "81.00", "75.95"], "seed 3 has no partner"
-    assert line[4] == "-10.00 (p = 0.001); -0.10 (p = 0.400, within the noise)" and line[5] == "10"
+    assert line[4] == "-10.00 (p = 0.001); -0.10 (p = 0.400, within the noise)" and line[5:] == ["10", "100 / 60"]
     given.clear()
-    assert evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))[2:] == ["–", "–", evidence.NOT_TRAINED, "–"]
+    assert evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))[2:] == [
+        "–",
+        "–",
+        evidence.NOT_TRAINED,
+        "–",
+        "–",
+    ]
