@@ -297,7 +297,8 @@ def test_the_recipes_of_the_paper():
         rows, columns = config.patch_grid
         assert rows * columns == patches and config.hidden_size == 384 and config.num_labels == 1000
         assert recipe.training.num_train_epochs == 300
-        assert recipe.training.per_device_train_batch_size * 8 == 4096
+        training = recipe.training
+        assert training.per_device_train_batch_size * training.gradient_accumulation_steps * 8 == 4096
 
 
 @pytest.mark.slow
