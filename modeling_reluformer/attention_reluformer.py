@@ -365,5 +365,5 @@ def attention_context(
         alpha=config.attention_alpha,
     )
     # looked up here, once: reading a configuration takes a layer that decodes one token longer than its attention
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention_forward)
-    return AttentionContext(attend, visibility, mask, visible_keys, row_scale, row_weight, statistics, rotation)
+    interface = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention_forward)
+    return AttentionContext(interface, visibility, mask, visible_keys, row_scale, row_weight, statistics, rotation)
