@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from benchmarks.markdown import table
@@ -78,7 +79,7 @@ def _line(pair: Pair, rows: Mapping[str, Row], places: Places) -> list[str]:
     label = STATISTICS[pair.score].label
     if not results:
         return [pair.task, label, "–", "–", NOT_TRAINED, "–", "–"]
-    means = [_mean([both[at][pair.score]["score"] for both in results]) for at in (0, 1)]
+    means = [fmean([both[at][pair.score]["score"] for both in results]) for at in (0, 1)]
     differences = "; ".join(_difference(pair.score, *both) for both in results)
     updates = list(dict.fromkeys(f"{spent(result)[0]:,}" for both in results for result in both))
     return [pair.task, label, *(f"{mean:.2f}" for mean in means), differences, " and ".join(updates), _seconds(results)]
@@ -89,7 +90,7 @@ def _seconds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     spent_on = [[both[at].get("cpu_seconds") for both in results] for at in (0, 1)]
     if None in (*spent_on[0], *spent_on[1]):
         return "–"
-    return " / ".join(f"{_mean(seconds):,.0f}" for seconds in spent_on)
+    return " / ".join(f"{fmean(seconds):,.0f}" for seconds in spent_on)
 
 
 def _difference(score: str, softmax: Mapping[str, Any], relu: Mapping[str, Any]) -> str:
@@ -100,7 +101,3 @@ def _difference(score: str, softmax: Mapping[str, Any], relu: Mapping[str, Any])
     test = paired_bootstrap(STATISTICS[score], relu[score], softmax[score])
     noise = "" if test.p_value < SIGNIFICANT else ", within the noise"
     return f"{test.difference:+.2f} (p = {test.p_value:.3f}{noise})"
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

@@ -13,6 +13,7 @@ Writes `benchmarks/results/paper-sizes-cpu.json`.
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -89,7 +90,7 @@ def try_size(size: Size, row: Row, seed: int) -> dict[str, Any]:
     """Two updates of a row's model on a made-up batch, what they lost, and the estimates."""
     recipe = parsed(row, seed)
     model = model_of(recipe)
-    length = size.length or model.config.image_size**2 // model.config.patch_size**2
+    length = size.length or math.prod(model.config.patch_grid)
     items = max(1, TRIED_TOKENS // length)
     batch = made_up(model, items, length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.training.learning_rate, fused=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -53,7 +54,7 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
                 _write_points(axes, plot, plot.lines[label], study, outcomes)
     for label, seeds in levels.items():
         if seeds:
-            axes.axhline(_mean(seeds), label=label, color=colors[label], linestyle="--", linewidth=1.2)
+            axes.axhline(fmean(seeds), label=label, color=colors[label], linestyle="--", linewidth=1.2)
             axes.axhspan(min(seeds), max(seeds), color=colors[label], alpha=0.15, linewidth=0)
     _finish(axes, plot, study, sorted({x for seeds in lines.values() for x in seeds}))
     several = [ys for seeds in lines.values() for ys in seeds.values()] + list(levels.values())
@@ -83,7 +84,7 @@ def _colors(plot: Plot) -> dict[str, str]:
 
 
 def _draw_line(axes: Axes, label: str, seeds: Seeds, color: str, marker: str) -> None:
-    means = [_mean(ys) for ys in seeds.values()]
+    means = [fmean(ys) for ys in seeds.values()]
     axes.plot(list(seeds), means, label=label, color=color, marker=marker, markersize=5, clip_on=False)
     if any(len(ys) > 1 for ys in seeds.values()):
         low, high = ([of(ys) for ys in seeds.values()] for of in (min, max))
@@ -115,10 +116,6 @@ def _name_marks(axes: Axes, *, has_band: bool) -> None:
     axes.legend(handles=marks, frameon=False, fontsize=9, **beside)
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> Seeds:
     """The figures of all seeds by their place on the axis, in its order."""
     by_x: Seeds = {}
@@ -128,7 +125,7 @@ def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]
             continue
         points = [point for seed in outcome.results for point in _of_seed(plot, study, outcome, seed)]
         if plot.table is None and points:  # of all seeds, a figure on the axis is the mean
-            points = [(_mean([x for x, _ in points]), y) for _, y in points]
+            points = [(fmean([x for x, _ in points]), y) for _, y in points]
         for x, y in points:
             by_x.setdefault(x, []).append(y)
     return dict(sorted(by_x.items()))
@@ -140,7 +137,7 @@ def _write_points(axes: Axes, plot: Plot, name: str, study: Study, outcomes: Map
         points = _points(plot, name, study, {own_name: outcome})
         for x, ys in points.items():
             text = plot.point.format(**outcome.entry.row.values)
-            axes.annotate(text, (x, _mean(ys)), xytext=(6, 5), textcoords="offset points", fontsize=8)
+            axes.annotate(text, (x, fmean(ys)), xytext=(6, 5), textcoords="offset points", fontsize=8)
 
 
 def _level(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> list[float]:
