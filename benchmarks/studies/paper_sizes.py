@@ -185,7 +185,7 @@ def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, batch: Mapp
     optimizer.zero_grad()
     if not torch.isfinite(loss):
         raise ValueError(f"the loss of a made-up batch is {float(loss)}; the row cannot be trained as it stands")
-    return float(loss)
+    return float(loss.detach())
 
 
 def amounts(recipe: AnyRecipe, length: int) -> tuple[int, int, int]:

@@ -131,7 +131,7 @@ def test_the_rows_are_those_that_were_asked_for(catalogue):
     assert all(recipe == same[0] for recipe in same), "the arms differ in the model alone"
     assert {
         r["training"]["max_steps"] * r["training"]["per_device_train_batch_size"] * 128 for r in recipes.values()
-    } == {4000 * 4096}
+    } == {1600 * 4096}
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
