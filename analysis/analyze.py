@@ -213,13 +213,12 @@ class _Session:
         """One pass over the text for all figures that watch it."""
         watches = [figure.watch(model) for figure in self.figures[TEXT]]
         attention = [watch.attention for watch in watches if watch.attention is not None]
-        on_scores = _each([watch.on_scores for watch in watches if watch.on_scores is not None])
-        on_update = _each([watch.on_update for watch in watches if watch.on_update is not None])
-        on_batch = _each([watch.on_batch for watch in watches if watch.on_batch is not None])
-        if attention or on_scores or on_update or on_batch:
+        names = ("on_scores", "on_update", "on_batch", "on_logits")
+        hooks = {name: _each([hook for watch in watches if (hook := getattr(watch, name))]) for name in names}
+        if attention or any(hooks.values()):
             # Closed at once where a figure cannot be taken, so that the error stands below the progress bar.
             with closing(stream):
-                observe(model, stream, attention=attention, on_scores=on_scores, on_update=on_update, on_batch=on_batch)
+                observe(model, stream, attention=attention, **hooks)
 
     def _write(self, figures: list[Figure], folder: Path, subject: Subject, facts: dict[str, Any]) -> None:
         for figure in figures:

@@ -153,6 +153,7 @@ def observe(
     on_scores: OnScores | None = None,
     on_update: OnUpdate | None = None,
     on_batch: Callable[[AnyBatch], None] | None = None,
+    on_logits: Callable[[AnyBatch, Tensor], None] | None = None,
 ) -> None:
     """Runs a model over teacher-forced pairs, contexts or pictures, without dropout, and hands on what it computes.
 
@@ -164,6 +165,7 @@ def observe(
         attention: get the rows of real queries, module by module and layer by layer.
         on_scores, on_update: see `watch_feed_forward`.
         on_batch: called with each batch before the model is.
+        on_logits: called with each batch and the model's logits of it.
 
     Raises:
         UserError: a model that returns no attention weights, or weights that do not fit `visible_keys`.
@@ -174,10 +176,13 @@ def observe(
             rows.update(batch.rows)
             if on_batch is not None:
                 on_batch(batch)
-            if attention:
-                _hand_on(attention_weights(model, batch), batch, attention)
-            elif on_scores is not None or on_update is not None:
-                forward(model, batch)
+            if attention or on_scores or on_update or on_logits:
+                outputs = forward(model, batch, **({"output_attentions": True} if attention else {}))
+                if on_logits is not None:
+                    on_logits(batch, outputs.logits)
+                weights = _weights_of(model, outputs, batch) if attention else {}
+                del outputs  # `_hand_on` drops the weights layer by layer
+                _hand_on(weights, batch, attention)
 
 
 def _hand_on(weights: dict[str, list[Tensor]], batch: AnyBatch, statistics: Sequence[AttentionStatistic]) -> None:
@@ -199,7 +204,10 @@ def attention_weights(model: PreTrainedModel, batch: AnyBatch) -> dict[str, list
         UserError: a model that returns no weights; weights of another shape, or with weight on a key that
             `visible_keys` takes for hidden: n_i would be wrong.
     """
-    outputs = forward(model, batch, output_attentions=True)
+    return _weights_of(model, forward(model, batch, output_attentions=True), batch)
+
+
+def _weights_of(model: PreTrainedModel, outputs: ModelOutput, batch: AnyBatch) -> dict[str, list[Tensor]]:
     found = {}
     for module, name in batch.output_names.items():
         layers = list(getattr(outputs, name, None) or ())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import datasets
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import AnyBatch, AttentionStatistic
@@ -38,6 +39,7 @@ class Watch:
     on_scores: OnScores | None = None
     on_update: OnUpdate | None = None
     on_batch: Callable[[AnyBatch], None] | None = None
+    on_logits: Callable[[AnyBatch, Tensor], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 ANALYSES = {
     "entropy": "entropy",
     "entropy-share": "entropy_share",
+    "likelihood": "likelihood",
     "ffn-sparsity": "ffn_sparsity",
     "ppl-sparsity": "ppl_sparsity",
     "variance-ratio": "variance_ratio",

@@ -121,7 +121,7 @@ def test_weights_of_a_picture_are_the_models(tokenizer, tmp_path):
     ("arguments", "named"),
     [
         (["--what", "variance-ratio"], "variance-ratio cannot be taken of"),
-        (["--what", "anisotropy"], "choose of entropy, entropy-share, ffn-sparsity"),
+        (["--what", "anisotropy"], "choose of entropy, entropy-share, likelihood, ffn-sparsity"),
         (["--what", "entropy", "--target_text", "text.txt"], "--target_text"),
         (["--what", "entropy", "--context", "25"], "--context: 25 tokens; give 2 to 24"),
         (["--what", "entropy", "--context", "1"], "--context: 1 tokens"),

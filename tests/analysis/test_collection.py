@@ -135,11 +135,11 @@ def test_the_whole_model_has_the_figures_that_training_logs(small_tokenizer, enc
 def test_no_weights_outlive_their_batch(kind, small_tokenizer, encoded, monkeypatch):
     """Neither the model's weights nor the rows that statistics get."""
     weights, rows = [], []
-    original = collection.attention_weights
+    original = collection._weights_of
 
-    def watched(model, batch):
+    def watched(*arguments):
         assert not [one for one in (*weights, *rows) if one() is not None], "weights of an earlier batch are alive"
-        found = original(model, batch)
+        found = original(*arguments)
         weights.extend(weakref.ref(layer) for layers in found.values() for layer in layers)
         return found
 
@@ -148,7 +148,7 @@ def test_no_weights_outlive_their_batch(kind, small_tokenizer, encoded, monkeypa
             super().update(module, layer, real, visible)
             rows.append(weakref.ref(real))
 
-    monkeypatch.setattr(collection, "attention_weights", watched)
+    monkeypatch.setattr(collection, "_weights_of", watched)
     statistics, sums = Watching(0.7), TopPSums()
     observe(make_model(kind, len(small_tokenizer)), in_batches(encoded, 1), attention=[statistics, sums])
     assert len(weights) == len(rows) == 3 * LAYERS * len(encoded)

@@ -220,7 +220,7 @@ language_model: is a ReLUFormer already; name the attention it shall have: …
 
 a figure that a decoder alone does not have
 analyze --what top-p --model language_model --text good.de
---what: top-p cannot be taken of language_model, a decoder alone; choose of entropy, entropy-share, ffn-sparsity, ppl-sparsity
+--what: top-p cannot be taken of language_model, a decoder alone; choose of entropy, entropy-share, likelihood, ffn-sparsity, …
 
 pictures for a model of texts, to analyse
 analyze --what ffn-sparsity --model language_model --images pictures
