@@ -98,9 +98,8 @@ def test_the_bound_is_that_of_the_weights_that_are_read(sparse):
 
 def test_the_page_is_that_of_the_committed_figures(program):
     tables = program("speed.sparse_tables")
-    path = tables.RESULTS / tables.RESULT
-    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    assert (tables.PAGES / "SPARSE.md").read_text(encoding="utf-8") == tables.render(result)
+    results = (tables.read(tables.RESULTS / name) for name in (tables.RESULT, tables.TRAINED))
+    assert (tables.PAGES / "SPARSE.md").read_text(encoding="utf-8") == tables.render(*results)
 
 
 def test_the_cells_are_those_of_the_page(sparse, models):
