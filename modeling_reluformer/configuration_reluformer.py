@@ -12,6 +12,7 @@ from .configuration_attention import (  # noqa: F401
     DEFAULT_ENTROPY_MARGIN,
     DEFAULT_GAMMA,
     DEFAULT_REGULARIZATION_WEIGHT,
+    LOSS_FIGURES,
     NON_NEGATIVE_ACTIVATIONS,
     NORMALIZED_ACTIVATIONS,
     POINTWISE_ACTIVATIONS,
@@ -105,7 +106,7 @@ class ReLUFormerConfig(FeedForwardConfig):
 
     model_type = "reluformer"
     presets = PRESETS
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", *LOSS_FIGURES]
     attribute_map = {
         "num_attention_heads": "encoder_attention_heads",
         "hidden_size": "d_model",

@@ -69,13 +69,14 @@ def _about(result: Result) -> Iterator[str]:
 
 
 def _trained(result: Result) -> Iterator[str]:
-    model, twin, text = result["model"], result["twin"], result["settings"]["text"]
+    model, twin, settings = result["model"], result["twin"], result["settings"]
+    text = settings["text"]
     yield (
         f"A language model of Python sources with ReLU and a gate in its feed-forward networks, {_sizes(model)}, and its twin, "
         f"which differs by SiLU and has no zeros: perplexity {twin['perplexity']:.3f} a token on "
-        f"{text['contexts_read']:,} contexts of {text['context']} tokens of held-out text. Milliseconds of a new token of `generate`, of "
-        f"{result['settings']['new_tokens']} behind a prompt of {result['settings']['prompt']}. The threshold of the last "
-        "rows is the one that leaves so many zeros, without more training."
+        f"{text['contexts_read']:,} contexts of {text['context']} tokens of held-out text. Milliseconds of a new token of "
+        f"`generate`, of {settings['new_tokens']} behind a prompt of {settings['prompt']}. The threshold of the last rows is "
+        "the one that leaves so many zeros, without more training."
     )
     yield ""
     names = (*CONTENDERS, "float32 twin", "int8 twin")

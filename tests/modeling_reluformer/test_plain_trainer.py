@@ -60,6 +60,12 @@ def test_generates_in_evaluation(tmp_path):
     assert output.predictions.shape[0] == 16 and "test_loss" in output.metrics
 
 
+def test_predictions_are_those_of_transformers_own_models(tmp_path):
+    """Logits and the encoder's states, as Marian's: no figure of the loss, which would be one number a batch."""
+    logits, states = trainer(tiny_model(), tmp_path, 16, per_device_eval_batch_size=8).predict(CopyTask(16)).predictions
+    assert logits.shape[0] == states.shape[0] == 16 and (logits.ndim, states.ndim) == (3, 3)
+
+
 def test_four_accumulation_steps_equal_one_batch(tmp_path):
     """The Trainer neither divides by the steps nor averages: the model must use num_items_in_batch."""
     results = []
