@@ -370,7 +370,7 @@ def test_every_study_runs_at_the_smoke_size(tmp_path, capsys):
     pictures = [result for result in trained if result["row"].startswith(("vit_", "zeros_vit_"))]
     assert len(pictures) == 10 and all(result["accuracy"]["pictures"] == 40 for result in pictures)
     texts = [result for result in trained if result not in pictures and result["row"].startswith(("lm_", "zeros_"))]
-    assert len(texts) == 9 and all(result["perplexity"]["tokens"] == 119 for result in texts)
+    assert len(texts) == 11 and all(result["perplexity"]["tokens"] == 119 for result in texts)
     others = [result for result in trained if result not in pictures + texts]
     assert {result["row"] for result in others if not result["bleu"]} == starts | {"documents_gamma_softmax"}
     vanilla = next(result for result in results if result["row"] == "vanilla")
