@@ -209,6 +209,8 @@ def _compare_paired(claim: Claim, name: str, first: Mapping[str, Any], second: M
         if abs(test.difference) <= claim.margin:
             return AGREES, f"{figures}, within ± {claim.margin:g}"
         return (DISAGREES if significant else NOT_COMPARABLE), f"{figures}, not within ± {claim.margin:g}"
+    if claim.margin < 0 and test.difference > claim.margin:
+        return AGREES, f"{figures}, no more than {-claim.margin:g} below"
     if not significant:
         return NOT_COMPARABLE, f"{figures}: within the noise of the test set"
     return (AGREES if test.difference > claim.margin else DISAGREES), figures
@@ -224,4 +226,4 @@ def _compare(claim: Claim, values: list[float], digits: int) -> tuple[str, str]:
         return (AGREES if abs(difference) <= claim.margin else DISAGREES), figures
     if 0 < difference <= claim.margin:
         return NOT_COMPARABLE, f"{figures}: a smaller difference than {claim.margin:g}"
-    return (AGREES if difference > 0 else DISAGREES), figures
+    return (AGREES if difference > min(claim.margin, 0) else DISAGREES), figures

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from benchmarks.studies.outcomes import Outcome, select, value
 from benchmarks.studies.parser import row_of_line
@@ -95,7 +95,10 @@ def _finish(axes: Axes, plot: Plot, study: Study, places: list[float]) -> None:
     if plot.log_x:
         is_measured = plot.x in study.figures  # then it has a place of its own for every row
         axes.set_xscale("log", base=10 if is_measured else 2)
-        if not is_measured:
+        if is_measured:
+            axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            axes.xaxis.set_minor_formatter("{x:,g}")
+        else:
             axes.xaxis.set_major_locator(FixedLocator(places))
             axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:,g}")

@@ -129,7 +129,8 @@ class Claim:
     Exactly one kind:
 
     - `higher` and `lower`: names of rows; `figure` of the first is above that of the second by more than `margin`. For BLEU,
-      accuracy and perplexity the difference must also be significant (paired bootstrap, p < 0.05) to count at all.
+      accuracy and perplexity the difference must also be significant (paired bootstrap, p < 0.05) to count at all. With a
+      negative `margin` the first may be below the second by as much.
     - `best` and `among`: the same of one row and each of several others.
     - `equal`: names of two rows or more, whose `figure` differs by at most `margin`; for BLEU, accuracy and perplexity, too, it
       is the point difference.

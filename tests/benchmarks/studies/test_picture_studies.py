@@ -157,6 +157,17 @@ def test_more_than_two_are_equal_if_the_highest_and_the_lowest_are(study, gelu, 
     assert found.why.startswith("from gelu, 1.0 to relu, 1.0: +")
 
 
+@pytest.mark.parametrize(
+    ("relu", "verdict"), [(850, "agrees"), (800, "agrees"), (795, "agrees"), (789, "disagrees"), (700, "disagrees")]
+)
+def test_with_a_negative_margin_one_may_be_so_far_below(study, relu, verdict):
+    study.write({"higher": "relu_alpha_1.0", "lower": "softmax", "margin": -1.0, "figure": "accuracy"})
+    study.give("relu_alpha_1.0", 1, relu)
+    study.give("softmax", 1, 800)
+    (found,) = study.verdicts()
+    assert found.verdict == verdict and ("no more than 1 below" in found.why) == (verdict == "agrees")
+
+
 def test_core_seconds_are_compared_as_they_are(study):
     study.write({"higher": "softmax", "lower": "relu_alpha_1.0", "figure": "core_seconds"})
     study.give("softmax", 1, 800, seconds=240.0)

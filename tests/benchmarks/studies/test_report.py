@@ -243,6 +243,8 @@ def test_other_figures_are_compared_by_their_sign_and_margin(study):
         ({**ORDER, "figure": "entropy"}, "agrees"),
         ({"higher": "relu", "lower": "softmax", "figure": "entropy"}, "disagrees"),
         ({**ORDER, "figure": "entropy", "margin": 0.5}, "not comparable"),
+        ({"higher": "relu", "lower": "softmax", "figure": "entropy", "margin": -0.4}, "agrees"),
+        ({"higher": "relu", "lower": "softmax", "figure": "entropy", "margin": -0.2}, "disagrees"),
         ({"equal": ["relu", "softmax"], "figure": "entropy", "margin": 0.4}, "agrees"),
         ({"equal": ["relu", "softmax"], "figure": "entropy", "margin": 0.1}, "disagrees"),
         ({"row": "relu", "figure": "entropy", "above": 1.0, "below": 1.3}, "agrees"),
