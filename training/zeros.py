@@ -89,9 +89,9 @@ class ZerosCallback(TrainerCallback):
         found, zeros = _ours(model), self.zeros
         found.scheduled_ffn_l1_weight = zeros.l1_weight(state.global_step)
         if zeros.stochastic_probability:
-            _set(found, negative_probability=zeros.negative_probability(state.global_step, state.max_steps))
+            set_zeros(found, negative_probability=zeros.negative_probability(state.global_step, state.max_steps))
         if zeros.threshold_step is not None and state.global_step >= zeros.threshold_step:
-            _set(found, threshold=zeros.threshold)
+            set_zeros(found, threshold=zeros.threshold)
 
     def on_train_end(
         self,
@@ -105,12 +105,12 @@ class ZerosCallback(TrainerCallback):
         found, zeros = _ours(model), self.zeros
         found.scheduled_ffn_l1_weight = None
         if zeros.stochastic_probability:
-            _set(found, negative_probability=0.0)
+            set_zeros(found, negative_probability=0.0)
         if not zeros.threshold:
             return
         step = state.max_steps if zeros.threshold_step is None else zeros.threshold_step
         if state.global_step >= step:
-            _set(found, threshold=zeros.threshold)
+            set_zeros(found, threshold=zeros.threshold)
         else:
             logger.warning(
                 "zeros.threshold: not set, since training ended at update %d, before %d", state.global_step, step
@@ -129,7 +129,8 @@ def _ours(model: nn.Module | None) -> AttentionPreTrainedModel:
     return found
 
 
-def _set(model: AttentionPreTrainedModel, **changes: float) -> None:
+def set_zeros(model: AttentionPreTrainedModel, **changes: float) -> None:
+    """`FeedForward.set_zeros` of every feed-forward network; a threshold also becomes the config's."""
     if "threshold" in changes:
         model.config.ffn_threshold = changes["threshold"]
     for part in model.modules():

@@ -32,11 +32,11 @@ from reluformer.analysis.causal_texts import CausalText, causal_batches, read_ca
 from reluformer.analysis.collection import observe
 from reluformer.analysis.likelihood import LikelihoodSums
 from reluformer.compiled.library import sparse_library
-from reluformer.feed_forward_reluformer import FeedForward
 from reluformer.sparse_ffn.blocks import sparse_blocks
 from reluformer.training.language_trainer import perplexity
 from reluformer.training.loading import load_language_model
 from reluformer.training.run.records import write_json
+from reluformer.training.zeros import set_zeros
 
 SHARE = 0.95
 THREADS = (1, 2)
@@ -106,10 +106,12 @@ def states_of(model: PreTrainedModel, text: CausalText) -> list[State]:
     trained = model.config.ffn_threshold
 
     def state(name: str, threshold: float) -> State:
-        set_threshold(model, threshold)
+        set_zeros(model, threshold=threshold)
         return State(name, threshold, *reversed(passed(model, text)))
 
     first = state("as trained", trained)
+    if first.zeros >= SHARE:
+        return [first]
     least, most = trained, 1.0 + trained
     while state("", most).zeros < SHARE:
         most *= 2
@@ -117,15 +119,8 @@ def states_of(model: PreTrainedModel, text: CausalText) -> list[State]:
         middle = (least + most) / 2
         least, most = (least, middle) if state("", middle).zeros >= SHARE else (middle, most)
     last = state(f"{SHARE:.0%} zeros", most)
-    set_threshold(model, trained)
-    return [first] if first.zeros >= SHARE else [first, last]
-
-
-def set_threshold(model: PreTrainedModel, threshold: float) -> None:
-    """Behind the activation of every feed-forward network, see `SparseActivation`."""
-    for part in model.modules():
-        if isinstance(part, FeedForward):
-            part.set_zeros(threshold=threshold)
+    set_zeros(model, threshold=trained)
+    return [first, last]
 
 
 def passed(model: PreTrainedModel, text: CausalText) -> tuple[float, float]:
@@ -150,7 +145,7 @@ def measure(
 ) -> dict[str, Any]:
     """Milliseconds of a new token of every contender, and the speedups of the loop with zeros over torch, dense and twin."""
     torch.set_num_threads(threads)
-    set_threshold(model, state.threshold)
+    set_zeros(model, threshold=state.threshold)
     prompt = torch.tensor([text.contexts[0][:PROMPT]])
     new_tokens = 4 if options.quick else NEW_TOKENS
     models = {name: contender(model, name) for name in CONTENDERS}
