@@ -123,7 +123,7 @@ def test_the_rows_are_those_that_were_asked_for(catalogue):
     tasks = {(t.row.key, t.seed): t for of in tasks_by_study(studies, catalogue, Places.of("cpu")).values() for t in of}
     first, second = ({task.row.name for task in tasks.values() if task.seed == seed} for seed in (1, 2))
     arms = {f"lm_{norms}_{ffn}" for norms in ("pre", "free") for ffn in ("gelu", "relu")}
-    assert second == arms <= first and len(first) == 18 and {task.seed for task in tasks.values()} == {1, 2}
+    assert second == arms <= first and len(first) == 20 and {task.seed for task in tasks.values()} == {1, 2}
     assert sum("relu_attention" in name for name in first) == 8 and sum("europarl" in name for name in first) == 4
     assert {study.paper for study in studies.values()} == {PAPER}
     recipes = {name: catalogue.rows[name].recipe for name in first}
