@@ -39,6 +39,9 @@ class SparseFeedForward:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         module, weight = self.block.module, self._weights[self.block.first].linear.weight
+        if _trains(module):
+            for weights in self._weights.values():
+                weights.forget()
         if args or kwargs or not _decodes(module, weight, hidden_states) or self._needs_its_class():
             return type(module).forward(module, hidden_states, *args, **kwargs)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -73,7 +76,9 @@ class SparseFeedForward:
                     f"{self.block.name}: {name} was replaced by a {type(found).__name__} after use_sparse_ffn. Call "
                     "use_sparse_ffn(model, False) before such a change, and use_sparse_ffn(model) after it."
                 )
-        return any(part.training or part._forward_hooks or part._forward_pre_hooks for part in module.children())
+        return nn.modules.module._has_any_global_hook() or any(
+            part.training or part._forward_hooks or part._forward_pre_hooks for part in module.children()
+        )
 
 
 class SparseProjection:
@@ -89,6 +94,8 @@ class SparseProjection:
         self._weights.current()
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
+        if _trains(self.linear):
+            self._weights.forget()
         if not _decodes(self.linear, self.linear.weight, hidden_states):
             return type(self.linear).forward(self.linear, hidden_states)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -112,6 +119,11 @@ def _operators(rows: Tensor) -> Any | None:
 def _projected(rows: Tensor, neurons: Neurons) -> Tensor:
     operators = _operators(rows)
     return gather.project(rows, neurons) if operators is None else operators.dense_projection.default(rows, *neurons)
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether the weights may change after a call. What is compiled or traced leaves no trace here: it forgets nothing."""
+    return (module.training or torch.is_grad_enabled()) and not torch.compiler.is_compiling()
 
 
 def _decodes(module: nn.Module, weight: Tensor, hidden_states: Tensor) -> bool:

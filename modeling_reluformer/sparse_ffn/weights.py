@@ -22,8 +22,8 @@ class Neurons(NamedTuple):
 class PreparedWeights:
     """The `Neurons` of an `nn.Linear`, made anew where its weight or bias has changed.
 
-    A change is seen by the version counter of the tensors, by their place in memory and their dtype. What is written through
-    `weight.data` is not counted by torch, and is not seen.
+    A change is seen by the version counter of the tensors, by their place and order in memory and their dtype. What is written
+    through `weight.data` is not counted by torch, and is not seen.
 
     Args:
         linear: the projection, which stays as it is.
@@ -34,9 +34,11 @@ class PreparedWeights:
     def __init__(self, linear: nn.Linear, *, transposed: bool, int8: bool) -> None:
         self.linear = linear
         self.transposed, self.int8 = transposed, int8
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drops the copies, which the next call makes anew. To be called in training: fused optimizers do not count their
+        changes."""
         self._neurons: Neurons | None = None
         self.finite = True
         # Held, so that nothing else comes to lie in their place.
@@ -65,6 +67,7 @@ class PreparedWeights:
         return (
             tensor._version != self._versions[place]
             or tensor.data_ptr() != seen.data_ptr()
+            or tensor.stride() != seen.stride()
             or tensor.dtype != seen.dtype
         )
 
@@ -87,4 +90,4 @@ class PreparedWeights:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._forget()
+        self.forget()

@@ -92,6 +92,16 @@ def test_nonzeros_are_those_of_the_activations(kind):
     assert [block.stack for block in feed_forward_blocks(model)] == ["decoder"] * LAYERS
 
 
+def test_heads_between_the_quarters_marks():
+    # equal weights of 2, 4, 8 and 16 keys of 32: 1, 2, 3 and 4 fifths of the maximum
+    weights = torch.stack([(torch.arange(32) < keys).float() for keys in (2, 4, 8, 16)])
+    shares = EntropyShares()
+    shares.update(DECODER_SELF, 0, weights.unsqueeze(0), torch.ones(1, 32).bool())
+    table = {row["head"]: row for row in shares.table() if row["layer"] == 1}
+    for head in (1, 2, 3, 4):
+        assert table[head]["entropy_share"] == pytest.approx(head / 5) and table[head][f"quarter_{head}"] == 1
+
+
 def test_entropy_shares_by_hand():
     # row 1 sees one key and does not count; row 2 equal weights; row 3 one key of three; a head that is dead, and one with NaN
     visible = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()

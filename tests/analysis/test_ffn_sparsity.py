@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,6 +128,19 @@ def test_zeros_are_those_of_the_activations(kind):
     attention = [row for row in taken.table if row["neurons"] is None]
     assert bool(attention) == kind.startswith("ours")
     assert all(0 < row["nonzero_fraction"] < 1 for row in attention)
+
+
+def test_the_map_of_tokens_is_of_the_first_batch(tmp_path):
+    model, _ = make("opt")
+    figure = FFNSparsity()
+    watch = figure.watch(model)
+    first, last = (TextBatch(torch.full((1, 3), token)) for token in (11, 12))
+    observe(model, [first, last], on_scores=watch.on_scores, on_batch=watch.on_batch)
+    subject = Subject(model, SimpleNamespace(decode=lambda ids: f"t{ids[0]}"))
+    figure.take(subject)
+    figure.write(subject, tmp_path, "title", {})
+    rows = list(csv.DictReader((tmp_path / "ffn-sparsity-tokens.csv").open()))
+    assert {row["token"] for row in rows} == {"t11"}
 
 
 def test_zeros_of_attention_are_those_of_entropy():

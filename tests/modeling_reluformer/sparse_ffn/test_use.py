@@ -19,6 +19,7 @@ from reluformer import (
 from reluformer.compiled import library
 from reluformer.sparse_ffn import forward
 from reluformer.sparse_ffn.blocks import sparse_blocks
+from reluformer.sparse_ffn.weights import PreparedWeights
 
 from ...conftest import random_tokens
 from ..decoder_cases import decoder_model
@@ -151,13 +152,18 @@ def test_a_copy_skips_zeros_of_its_own_weights(compiled, name, how, calls):
 
 
 @pytest.mark.parametrize("name", ["opt", "llama", "t5"])
-@pytest.mark.parametrize("change", ["optimizer", "load_state_dict", "assign", "dtype", "in place"])
+@pytest.mark.parametrize("change", ["optimizer", "fused optimizer", "load_state_dict", "assign", "dtype", "in place"])
 def test_weights_that_change_are_followed(compiled, name, change, calls):
     model, other = use_sparse_ffn(build(name)), build(name, seed=5)
     decoded(model)
     expected = decoded(other if change != "in place" else build(name).requires_grad_(False))
-    if change == "optimizer":
+    if change == "fused optimizer":  # it does not count its changes of a weight
+        ids = random_tokens(1, 4)
+        model(ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})).logits.sum().backward()
+        torch.optim.AdamW(model.parameters(), lr=0.5, fused=True).step()
+    elif change == "optimizer":
         torch.optim.SGD(model.parameters(), lr=0.5).step(lambda: descend(model, other))
+    if "optimizer" in change:
         expected = decoded(copy.deepcopy(use_sparse_ffn(copy.deepcopy(model), False)))
     elif change in ("load_state_dict", "assign"):
         model.load_state_dict(other.state_dict(), assign=change == "assign")
@@ -171,6 +177,19 @@ def test_weights_that_change_are_followed(compiled, name, change, calls):
                 part.mul_(2).mul_(0.5)
     calls.clear()
     assert torch.equal(decoded(model), expected) and calls
+
+
+def test_a_weight_that_turns_in_its_place_and_a_bias_alone_are_followed():
+    linear = nn.Linear(6, 6).requires_grad_(False)
+    prepared = PreparedWeights(linear, transposed=False, int8=False)
+    assert torch.equal(prepared.current().weight, linear.weight)
+    linear.weight = nn.Parameter(linear.weight.detach().t())
+    assert torch.equal(prepared.current().weight, linear.weight)
+    linear.bfloat16()
+    prepared.current()
+    with torch.no_grad():
+        linear.bias.add_(1)
+    assert torch.equal(prepared.current().bias, linear.bias.float())
 
 
 def descend(model, other) -> float:
@@ -420,6 +439,27 @@ def test_weights_that_are_not_finite_give_what_the_dense_model_gives(loop, name)
         with pytest.raises(ValueError, match="int8 cannot hold weights that are NaN or infinite"):
             use_sparse_ffn(model, int8=True)
         assert replaced(model)
+
+
+def test_a_weight_that_is_not_finite_counts_behind_a_neuron_that_is_zero(loop):
+    block = sparse_blocks(build("llama"))[0]
+    with torch.no_grad():
+        block.projections[block.first].weight[0] = 0
+        block.projections[block.second].weight[3, 0] = torch.inf
+        found = forward.SparseFeedForward(block, int8=False).compute(torch.randn(2, block.module.hidden_size))
+    assert found[:, 3].isnan().all() and found.isnan().sum() == 2
+
+
+def test_hooks_of_all_modules_are_called(calls):
+    model, ids, seen = use_sparse_ffn(build("llama")), random_tokens(1, 3), []
+    calls.clear()
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+    with torch.no_grad():
+        model(ids)
+        handle.remove()
+        assert not calls and seen
+        model(ids)
+    assert calls
 
 
 @pytest.mark.parametrize(
