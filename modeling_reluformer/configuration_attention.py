@@ -122,12 +122,22 @@ class AttentionConfig(PreTrainedConfig):
                 close = difflib.get_close_matches(name, known, n=3)
                 hint = f"; did you mean {' or '.join(close)}?" if close else "."
                 raise ValueError(f"{name!r} is not a field of {cls.__name__}{hint}")
-        return cls(**{**cls.presets[preset], **config_fields})
+        replaced = {cls.attribute_map.get(name, name) for name in config_fields}
+        kept = {name: value for name, value in cls.presets[preset].items() if name not in replaced}
+        return cls(**kept, **config_fields)
 
     def take_other_names(self, given: dict[str, Any]) -> None:
-        """Moves what is given under another name of a field (see `attribute_map`) to the field, where the checks find it."""
+        """Moves what is given under another name of a field (see `attribute_map`) to the field, where the checks find it.
+
+        Raises:
+            ValueError: the field is given as well, with another value.
+        """
+        defaults = {field.name: field.default for field in fields(self)}
         for name in self.attribute_map.keys() & given.keys():
-            setattr(self, name, given.pop(name))
+            value, field = given.pop(name), self.attribute_map[name]
+            if (own := getattr(self, field)) not in (value, defaults[field]):
+                raise ValueError(f"{name}={value!r} is another name of {field}, which is {own!r}; give one of the two.")
+            setattr(self, field, value)
 
     def resolve_attention(self) -> None:
         """Puts in the defaults that depend on other fields, and checks all fields of attention.

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .configuration_attention import LOSS_FIGURES
 from .configuration_feed_forward import FeedForwardConfig
@@ -158,6 +159,10 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
         super().__post_init__(**kwargs)
         if self.position_embedding == "learned":
             self.rope_parameters = None  # the library makes some for every configuration that has the field
+        elif (rope_type := self.rope_parameters["rope_type"]) not in ("default", *ROPE_INIT_FUNCTIONS):
+            raise ValueError(
+                f"rope_type={rope_type!r} is unknown; choose one of default, {', '.join(ROPE_INIT_FUNCTIONS)}."
+            )
 
     def _check_rotary_arguments(self, kwargs: Mapping[str, Any]) -> None:
         rotary = self.position_embedding == "rotary"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
 from reluformer.configuration.errors import UserError
@@ -44,19 +44,21 @@ _GPT2_NAMES = (
 )
 
 
+def _require_ours(family: str, config: PreTrainedConfig, **ours: bool | None) -> None:
+    for name, value in ours.items():
+        if (given := getattr(config, name, value)) != value:
+            raise UserError(f"this {family} cannot become a ReLUFormer, which has no {name}={given}")
+
+
 def gpt2_config(config: GPT2Config) -> ReLUFormerDecoderConfig:
     """The softmax decoder that is this GPT-2.
 
     Raises:
         UserError: a GPT-2 with cross-attention or another scale of its scores, or a value that ReLUFormer refuses.
     """
-    for name, ours in (
-        ("add_cross_attention", False),
-        ("scale_attn_weights", True),
-        ("scale_attn_by_inverse_layer_idx", False),
-    ):
-        if getattr(config, name) != ours:
-            raise UserError(f"this GPT-2 cannot become a ReLUFormer, which has no {name}={getattr(config, name)}")
+    _require_ours(
+        "GPT-2", config, add_cross_attention=False, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False
+    )
     return config_of_preset(
         ReLUFormerDecoderConfig,
         "GPT-2",
@@ -76,8 +78,9 @@ def llama_config(config: LlamaConfig) -> ReLUFormerDecoderConfig:
     """The softmax decoder that is this Llama.
 
     Raises:
-        UserError: a value that ReLUFormer refuses.
+        UserError: a sliding window, which the library's caches keep to, or a value that ReLUFormer refuses.
     """
+    _require_ours("Llama", config, sliding_window=None)
     return config_of_preset(
         ReLUFormerDecoderConfig,
         "Llama",

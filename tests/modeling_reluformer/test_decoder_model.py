@@ -272,6 +272,14 @@ def test_a_mask_without_the_tokens_in_the_cache_is_refused():
             {"position_embedding": "rotary", "rope_parameters": {"partial_rotary_factor": 0.5}},
             "partial_rotary_factor is not",
         ),
+        (
+            {"position_embedding": "rotary", "rope_parameters": {"rope_type": "spiral"}},
+            "rope_type='spiral' is unknown; choose one of default, linear",
+        ),
+        (
+            {"hidden_act": "relu", "activation_function": "gelu"},
+            "another name of hidden_act, which is 'relu'; give one",
+        ),
         ({"init_std": 0.0}, "init_std=0.0 must be a finite number above 0"),
         ({"initializer_range": -1.0}, "init_std=-1.0 must be a finite number above 0"),
         ({"embedding_dropout": 1.0}, r"embedding_dropout=1.0 must lie in \[0, 1\)"),
@@ -282,6 +290,11 @@ def test_a_mask_without_the_tokens_in_the_cache_is_refused():
 def test_bad_fields_are_refused_by_name(fields, named):
     with pytest.raises(ValueError, match=named):
         decoder_config(**fields)
+
+
+def test_another_name_of_a_field_replaces_that_of_the_preset():
+    config = ReLUFormerDecoderConfig.from_preset("llama_relu", activation_function="silu")
+    assert config.hidden_act == "silu" and config.activation_function == "silu"
 
 
 def std_of(model: ReLUFormerForCausalLM, name: str) -> float:

@@ -396,6 +396,14 @@ rotary positions of a part of the head
 ReLUFormerDecoderConfig(position_embedding="rotary", partial_rotary_factor=0.5)
 ValueError: partial_rotary_factor is not supported: rotary positions turn whole heads. Leave it out.
 
+rotary positions that do not exist
+ReLUFormerDecoderConfig(position_embedding="rotary", rope_parameters={"rope_type": "spiral"})
+ValueError: rope_type='spiral' is unknown; choose one of default, linear, dynamic, yarn, longrope, llama3, proportional.
+
+two names of one field, with two values
+ReLUFormerDecoderConfig(hidden_act="relu", activation_function="gelu")
+ValueError: activation_function='gelu' is another name of hidden_act, which is 'relu'; give one of the two.
+
 rotary positions of an odd head
 ReLUFormerDecoderConfig(position_embedding="rotary", head_dim=7)
 ValueError: head_dim=7 must be even for position_embedding='rotary', which turns pairs.

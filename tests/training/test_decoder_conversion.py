@@ -143,6 +143,7 @@ def change_config(folder, **fields):
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
             "partial_rotary",
         ),
+        (llama_model, {"sliding_window": 4}, "has no sliding_window=4"),
     ],
 )
 def test_what_cannot_be_represented_is_refused(make, fields, named, tmp_path):
