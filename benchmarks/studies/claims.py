@@ -147,7 +147,7 @@ def _judge_seed(claim: Claim, study: Study, chosen: list[Outcome], seed: int) ->
         return PENDING, f"{figure.label} was not measured"
     of_all = [*results, *(outcome.results[seed] for outcome in others)]
     updates = [spent(result)[0] for result in of_all if "training" in result]
-    if len(set(updates)) > 1:
+    if len(set(updates)) > 1 and not claim.of_updates:
         return NOT_COMPARABLE, f"trained for {' and '.join(f'{number:,}' for number in updates)} updates"
     if len(values) > 2:  # equal: so are all, if the highest and the lowest are
         ends = [values.index(max(values)), values.index(min(values))]

@@ -143,6 +143,8 @@ class Claim:
         text: the paper's claim in words.
         figure: a column of the study.
         margin: see above.
+        of_updates: the claim is about what more updates do, so its rows may differ in them; any other claim of such rows decides
+            nothing.
     """
 
     text: str
@@ -158,6 +160,7 @@ class Claim:
     above: float | None = None
     below: float | None = None
     margin: float = 0.0
+    of_updates: bool = False
 
 
 @dataclass(kw_only=True)

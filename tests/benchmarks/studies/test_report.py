@@ -180,6 +180,8 @@ def test_rows_of_unequal_updates_decide_nothing(study):
     study.give("relu", 1, 0.6)
     verdict = study.verdict()
     assert (verdict.verdict, verdict.why) == ("not comparable", "trained for 2,600 and 2,400 updates (one seed)")
+    study.claims({**ORDER, "of_updates": True})
+    assert study.verdict().verdict == "agrees", "the claim is about the updates"
 
 
 def test_a_size_without_a_budget_is_no_evidence(study):
