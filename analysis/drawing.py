@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from reluformer.analysis.colors import GREY
 from reluformer.analysis.head_sums import ALL
 
 Rows = Sequence[Mapping[str, Any]]
+
+TITLE_CHARACTERS = 10  # of an inch, at most, in the size of a title
+LEVEL_LABELS = 5  # on so many bars of a panel the figures fit beside each other
 
 NAMES = {
     "encoder_self": "encoder self-attention",
@@ -38,6 +42,7 @@ def draw_bars(rows: Rows, columns: dict[str, tuple[str, str]], label: str, path:
         # a module that has not all of the columns gets bars for those it has
         shown = {name: column for name, column in columns.items() if any(row[name] is not None for row in chosen)}
         width = 0.8 / max(len(shown), 1)
+        rotation = 90 if len(chosen) * len(shown) > LEVEL_LABELS else 0
         for place, (name, (_, color)) in enumerate(shown.items()):
             known = [row for row in chosen if row[name] is not None]
             offset = (place - (len(shown) - 1) / 2) * width
@@ -47,9 +52,9 @@ def draw_bars(rows: Rows, columns: dict[str, tuple[str, str]], label: str, path:
                 width * 0.95,
                 color=color,
             )
-            axes.bar_label(bars, fmt="%.2g", fontsize=7, padding=1)
+            axes.bar_label(bars, fmt="%.2g", fontsize=7, padding=2, rotation=rotation)
         axes.axhline(0, color=GREY, linewidth=0.8)
-        axes.margins(y=0.12)
+        axes.margins(y=0.25 if rotation else 0.12)
         axes.set_title(NAMES[module], fontsize=10)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.spines[["top", "right"]].set_visible(False)
@@ -87,8 +92,9 @@ def label_layers(line: Sequence[Axes]) -> None:
 
 
 def save(figure: Figure, path: Path, title: str) -> Path:
-    """Writes the picture with its title."""
-    figure.suptitle(title, fontsize=11, parse_math=False)
+    """Writes the picture with its title, in as many lines as it needs."""
+    lines = textwrap.fill(title, int(TITLE_CHARACTERS * figure.get_figwidth()))
+    figure.suptitle(lines, fontsize=11, parse_math=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path

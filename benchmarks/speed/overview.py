@@ -1,15 +1,25 @@
-"""ReLU attention beside softmax in whole models, one line a task, from the files of the benchmarks: for docs/when_to_use.md."""
+"""What the benchmarks of whole models say, one line a model: ReLU attention beside softmax for docs/when_to_use.md, and decoding
+with zeros for docs/sparse_decoding.md."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS
+from benchmarks.speed.goals import SPARSE_SHARE
+from benchmarks.speed.sparse_models import OURS
 
 DTYPES = ("float32", "bfloat16")
+# Contenders of sparse_models.py: whose gain is told over which other.
+_SPENT = {
+    "zeros over PyTorch": ("float32 zeros", "float32 torch"),
+    "PyTorch's int8 over PyTorch": ("int8 torch", "float32 torch"),
+    "zeros in int8 over PyTorch's int8": ("int8 zeros", "int8 torch"),
+    "`both` over PyTorch's int8": ("int8 both", "int8 torch"),
+}
 Cells = Iterable[dict[str, Any]]
 
 
@@ -18,6 +28,27 @@ def overview_table() -> str:
     lines = [*_translation(), *_pictures(), *_language_models()]
     header = ["model", "machine", "training, float32", "bfloat16", "use, float32", "bfloat16"]
     return "\n".join(table(header, lines)) + "\n"
+
+
+def zeros_table() -> str:
+    """How often PyTorch's milliseconds of a new token hold those of zeros and of int8, one row, with 1 and with 2 threads."""
+    made, trained = _measured("sparse-cpu.json"), _measured("sparse-trained-cpu.json")
+    cells = [cell for cell in made["models"] if (cell["zeros"], cell["beams"]) == (SPARSE_SHARE, 1)]
+    groups = [
+        (shape, made, [(cell["measured_zeros"], cell) for cell in cells if cell["shape"] == shape])
+        for shape in dict.fromkeys(cell["shape"] for cell in cells)
+    ]
+    last = trained["states"][-1]["name"]
+    of_trained = [(cell["generated_zeros"], cell) for cell in trained["cells"] if cell["state"] == last]
+    groups.append((f"{OURS}, trained", trained, of_trained))
+    header = ["model", "machine", "zeros", *_SPENT]
+    return "\n".join(table(header, [_spent(*group) for group in groups])) + "\n"
+
+
+def _spent(name: str, measured: dict[str, Any], cells: Sequence[tuple[float, dict[str, Any]]]) -> list[str]:
+    by_threads = [cell["token_ms"] for _, cell in sorted(cells, key=lambda each: each[1]["threads"])]
+    gains = (" / ".join(f"{ms[rival] / ms[ours]:.2f}" for ms in by_threads) for ours, rival in _SPENT.values())
+    return [name, measured["machine"]["cpu"], f"{cells[0][0]:.1%}", *gains]
 
 
 def _translation() -> Iterator[list[str]]:

@@ -1,7 +1,7 @@
 """Whole models that decode with networks that skip zeros: `generate` beside torch, the dense loop and int8. See sparse.py.
 
 New weights; a bias before the activation makes the share of zeros, which a run counts. torch's int8 quantises every
-`nn.Linear` of the model, ours the feed-forward networks alone.
+`nn.Linear` of the model, ours the feed-forward networks alone; `both` is ours there and torch's for the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM, use_spars
 from reluformer.sparse_ffn.blocks import sparse_blocks
 from reluformer.sparse_ffn.forward import SparseFeedForward, SparseProjection
 
-TORCH, DENSE, SPARSE = "torch", "dense", "zeros"
+TORCH, DENSE, SPARSE, BOTH = "torch", "dense", "zeros", "both"
 PROMPT, NEW_TOKENS = 8, 32
 OURS, LLAMA, OPT = "ReLUFormer decoder, GLU", "Llama with ReLU, GLU", "OPT, MLP"
 
@@ -67,7 +67,10 @@ SHAPES = {
 }
 QUICK = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
 # float32 and int8 of each, in this order
-CONTENDERS = tuple(f"{dtype} {name}" for dtype in ("float32", "int8") for name in (TORCH, DENSE, SPARSE))
+CONTENDERS = (
+    *(f"{dtype} {name}" for dtype in ("float32", "int8") for name in (TORCH, DENSE, SPARSE)),
+    f"int8 {BOTH}",
+)
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def measure_model(cell: ModelCell, options: argparse.Namespace) -> dict[str, Any
     wanted = {
         "float32 zeros": ("float32 torch", "float32 dense", "int8 torch"),
         "int8 zeros": ("int8 torch", "int8 dense", "float32 torch"),
+        "int8 both": ("int8 torch", "float32 torch"),
         "int8 torch": ("float32 torch",),
     }
     return {
@@ -139,9 +143,14 @@ def contender(model: PreTrainedModel, name: str) -> PreTrainedModel:
     """A copy that computes as the name says, see CONTENDERS."""
     dtype, _, how = name.partition(" ")
     other = copy.deepcopy(model)
+    if dtype == "int8" and how in (TORCH, BOTH):
+        _make_head_plain(other)
+        kept = (
+            {id(part) for block in sparse_blocks(other) for part in block.projections.values()} if how == BOTH else ()
+        )
+        linear = {name for name, part in other.named_modules() if isinstance(part, nn.Linear) and id(part) not in kept}
+        other = torch.ao.quantization.quantize_dynamic(other, linear, dtype=torch.qint8)
     if how == TORCH:
-        if dtype == "int8":
-            return torch.ao.quantization.quantize_dynamic(other, {nn.Linear}, dtype=torch.qint8)
         return other
     use_sparse_ffn(other, int8=dtype == "int8")
     for part in other.modules():
@@ -149,6 +158,14 @@ def contender(model: PreTrainedModel, name: str) -> PreTrainedModel:
         if isinstance(forward, SparseFeedForward | SparseProjection):
             forward.all_active = how == DENSE
     return other
+
+
+def _make_head_plain(model: PreTrainedModel) -> None:
+    """torch quantises `nn.Linear` and no class derived from it, as the vocabulary head of our models is."""
+    head = model.get_output_embeddings()
+    plain = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
+    plain.weight, plain.bias = head.weight, head.bias
+    model.set_output_embeddings(plain)
 
 
 def generation(model: PreTrainedModel, prompt: Tensor, new_tokens: int, beams: int) -> Callable[[], Tensor]:

@@ -63,45 +63,45 @@ def _about(result: Result) -> Iterator[str]:
     yield (
         "`torch` is the network as PyTorch computes it, in int8 by `quantize_dynamic`. `dense` is the loop of `use_sparse_ffn` "
         f"(instruction set: {settings['instruction_set']}) with every neuron active, so that `zeros` against `dense` is what "
-        "skipping gains, and `dense` against `torch` what the loop gains without it. Figures are medians of alternating rounds, "
-        "with P10–P90 in brackets."
+        "skipping gains, and `dense` against `torch` what the loop gains without it. `both` is `zeros` in int8, with PyTorch's "
+        "int8 for all other matrices. Figures are medians of alternating rounds, with P10–P90 in brackets."
     )
 
 
 def _trained(result: Result) -> Iterator[str]:
     model, twin, settings = result["model"], result["twin"], result["settings"]
     text = settings["text"]
+    threshold = (
+        f"As it was trained it has more than {SPARSE_SHARE} % zeros."
+        if len(result["states"]) == 1
+        else "The threshold of the last rows is the one that leaves so many zeros, without more training."
+    )
     yield (
         f"A language model of Python sources with ReLU and a gate in its feed-forward networks, {_sizes(model)}, and its twin, "
         f"which differs by SiLU and has no zeros: perplexity {twin['perplexity']:.3f} a token on "
         f"{text['contexts_read']:,} contexts of {text['context']} tokens of held-out text. Milliseconds of a new token of "
-        f"`generate`, of {settings['new_tokens']} behind a prompt of {settings['prompt']}. The threshold of the last rows is "
-        "the one that leaves so many zeros, without more training."
+        f"`generate`, of {settings['new_tokens']} behind a prompt of {settings['prompt']}. {threshold}"
     )
     yield ""
     names = (*CONTENDERS, "float32 twin", "int8 twin")
-    header = (
-        *("state", "perplexity", "zeros", "while decoding", "threads", *names),
-        *("float32 zeros over torch", "over dense", "over the twin", "int8 zeros over int8 torch"),
+    over = (
+        "float32 zeros over torch",
+        "over dense",
+        "over the twin",
+        "int8 zeros over int8 torch",
+        "both over int8 torch",
     )
+    header = ("state", "perplexity", "zeros", "while decoding", "threads", *names, *over)
     states = {state["name"]: state for state in result["states"]}
     rows = []
     for cell in result["cells"]:
-        state, over = states[cell["state"]], cell["speedups"]
-        gains = [over["float32 zeros"][f"float32 {rival}"] for rival in ("torch", "dense", "twin")]
-        rows.append(
-            [
-                *(
-                    state["name"],
-                    f"{state['perplexity']:.3f}",
-                    f"{state['zeros']:.1%}",
-                    f"{cell['generated_zeros']:.1%}",
-                ),
-                str(cell["threads"]),
-                *(f"{cell['token_ms'][name]:.3g}" for name in names),
-                *(f"{spread(gain)}×" for gain in (*gains, over["int8 zeros"]["int8 torch"])),
-            ]
-        )
+        state, speedups = states[cell["state"]], cell["speedups"]
+        gains = [speedups["float32 zeros"][f"float32 {rival}"] for rival in ("torch", "dense", "twin")]
+        gains += [speedups[f"int8 {how}"]["int8 torch"] for how in ("zeros", "both")]
+        shares = (f"{share:.1%}" for share in (state["zeros"], cell["generated_zeros"]))
+        times = (f"{cell['token_ms'][name]:.3g}" for name in names)
+        gained = (f"{spread(gain)}×" for gain in gains)
+        rows.append([state["name"], f"{state['perplexity']:.3f}", *shares, str(cell["threads"]), *times, *gained])
     yield from table(header, rows, numbers=True)
 
 
@@ -124,19 +124,24 @@ def _sizes(cell: Result) -> str:
 
 
 def _models(cells: list[Result]) -> list[str]:
-    header = (
-        *("model", "zeros", "beams", "threads", *CONTENDERS),
-        *("float32 zeros over torch", "over dense", "int8 zeros over int8 torch", "over int8 dense"),
+    over = (
+        "float32 zeros over torch",
+        "over dense",
+        "int8 zeros over int8 torch",
+        "over int8 dense",
+        "both over int8 torch",
     )
-    return table(header, map(_model_row, cells), numbers=True)
+    return table(
+        ("model", "zeros", "beams", "threads", *CONTENDERS, *over), [_model_row(cell) for cell in cells], numbers=True
+    )
 
 
-def _model_row(cell: Result) -> Iterator[str]:
-    yield from (cell["shape"], f"{cell['measured_zeros']:.1%}", str(cell["beams"]), str(cell["threads"]))
-    yield from (f"{cell['token_ms'][name]:.3g}" for name in CONTENDERS)
-    for dtype in ("float32", "int8"):
-        for rival in ("torch", "dense"):
-            yield f"{cell['speedups'][f'{dtype} zeros'][f'{dtype} {rival}']['median']:.2f}×"
+def _model_row(cell: Result) -> list[str]:
+    times = (f"{cell['token_ms'][name]:.3g}" for name in CONTENDERS)
+    pairs = [(f"{dtype} zeros", f"{dtype} {rival}") for dtype in ("float32", "int8") for rival in ("torch", "dense")]
+    gains = [cell["speedups"][ours][rival]["median"] for ours, rival in (*pairs, ("int8 both", "int8 torch"))]
+    facts = (cell["shape"], f"{cell['measured_zeros']:.1%}", str(cell["beams"]), str(cell["threads"]))
+    return [*facts, *times, *(f"{gain:.2f}×" for gain in gains)]
 
 
 def _networks_about(result: Result) -> Iterator[str]:

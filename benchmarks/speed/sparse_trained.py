@@ -157,6 +157,7 @@ def measure(
         f"{dtype} zeros": [f"{dtype} {rival}" for rival in (TORCH, "dense", TWIN)] + ["int8 torch"]
         for dtype in ("float32", "int8")
     }
+    rivals["int8 both"] = ["int8 torch", f"int8 {TWIN}"]
     return {
         "state": state.name,
         "threads": threads,

@@ -52,13 +52,14 @@ class PreparedWeights:
             ValueError: int8 is asked for, and a weight is not finite.
         """
         weight, bias = self.linear.weight, self.linear.bias
-        if self._neurons is None or self._changed(0, weight) or self._changed(1, bias):
+        neurons = self._neurons  # another thread may forget it meanwhile
+        if neurons is None or self._changed(0, weight) or self._changed(1, bias):
             seen = [None if tensor is None else tensor.detach() for tensor in (weight, bias)]
             versions = [-1 if tensor is None else tensor._version for tensor in (weight, bias)]
             # Before what was seen: another thread that decodes meanwhile must not take the old ones for these.
-            self._neurons = self._make(*seen)
+            neurons = self._neurons = self._make(*seen)
             self._seen, self._versions = seen, versions
-        return self._neurons
+        return neurons
 
     def _changed(self, place: int, tensor: Tensor | None) -> bool:
         seen = self._seen[place]

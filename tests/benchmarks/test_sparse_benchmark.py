@@ -89,6 +89,18 @@ def test_models_have_the_zeros_asked_for(models, monkeypatch, shape):
         assert torch.equal(models.generation(use_sparse_ffn(model), torch.tensor([[5, 6]]), 3, 1)(), step())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", ["torch", "both"])
+def test_int8_of_torch_takes_the_networks_that_skip_zeros_only_where_nothing_else_does(models, how):
+    with torch.no_grad():
+        model = models.build_model(models.ModelCell(models.OURS, 90, 1, 1), True, 0)
+    found = models.contender(model, f"int8 {how}")
+    own = [name for name, part in found.named_modules() if type(part) is torch.nn.Linear]
+    assert [name.rpartition(".")[2] for name in own] == (["gate_proj", "up_proj", "down_proj"] if how == "both" else [])
+    assert ("forward" in vars(found.model.layers[0].mlp)) == (how == "both")
+    assert "quantized" in type(found.lm_head).__module__ and "forward" not in vars(model.model.layers[0].mlp)
+
+
 def test_the_bound_is_that_of_the_weights_that_are_read(sparse):
     for kind, most in (("MLP", 1.90), ("GLU", 2.73)):
         cell = sparse.Cell(512, kind, 1, 1)
