@@ -50,6 +50,10 @@ def read_causal_text(
     if not document.text:
         raise UserError(f"--text: {str(path)!r} {'is empty' if document.text == '' else 'is not UTF-8'}; give a text")
     ids = tokenizer(document.text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+    if not ids:
+        raise UserError(
+            f"--text: the tokenizer of the model makes no tokens of {str(path)!r}; is there a tokenizer in the model's folder?"
+        )
     stream = [*([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]), *ids]
     contexts = [stream[start : start + length] for start in range(0, max(len(stream) - 1, 1), length - 1)]
     return CausalText(contexts, {"tokens": len(ids), "context": length, "contexts": len(contexts)})

@@ -51,22 +51,44 @@ def feed_forward_blocks(model: PreTrainedModel) -> list[FeedForward]:
     to both halves of 2 f) and one back from f to d, and no other projection of its own.
 
     Raises:
-        UserError: a stack without any; the message says which projections it has instead.
+        UserError: a stack without any; the message says which projections it has instead. Layers of which some have none, or a
+            mixture of experts: the blocks that are found would not be all.
     """
     blocks = []
     stacks = {stack_of(model): model.base_model}
     if model.config.is_encoder_decoder:
         stacks = {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
     for stack, module in stacks.items():
-        parts = [part for name, part in module.named_modules() if any(word.isdigit() for word in name.split("."))]
-        found = [block for part in parts if (block := _projections(part)) is not None]
-        blocks += [FeedForward(stack, layer, *block) for layer, block in enumerate(found)]
+        numbered = {name: part for name, part in module.named_modules() if _layer_of(name) is not None}
+        found = {name: block for name, part in numbered.items() if (block := _projections(part)) is not None}
+        blocks += [FeedForward(stack, layer, *block) for layer, block in enumerate(found.values())]
         if not found:
             raise UserError(
                 f"{model.config.model_type}: no feed-forward blocks in its {stack}; expected layers with projections d→f and "
-                f"f→d, or two d→f and one f→d; {_what_there_is(parts)}"
+                f"f→d, or two d→f and one f→d; {_what_there_is(list(numbered.values()))}"
             )
+        _refuse_parts(f"{model.config.model_type}, {stack}", list(numbered), list(found))
     return blocks
+
+
+def _layer_of(name: str) -> tuple[str, int] | None:
+    """The list of layers that a module is in, and the number of its layer, by the first number in its name."""
+    words = name.split(".")
+    at = next((place for place, word in enumerate(words) if word.isdigit()), None)
+    return None if at is None else (".".join(words[:at]), int(words[at]))
+
+
+def _refuse_parts(where: str, numbered: list[str], found: list[str]) -> None:
+    """Refuses layers whose other networks would be left out."""
+    layers = {_layer_of(name) for name in found}
+    lists = {each for each, _ in layers}
+    if without := sorted({layer for name in numbered if (layer := _layer_of(name))[0] in lists} - layers):
+        names = ", ".join(f"{each}.{number}" for each, number in without)
+        raise UserError(
+            f"{where}: no feed-forward block in {names}, but in other layers; such a model is not supported"
+        )
+    if expert := next((name for name in numbered if "experts" in name.split(".")), None):
+        raise UserError(f"{where}: {expert} is a mixture of experts, which is not supported")
 
 
 def stack_of(model: PreTrainedModel) -> str:

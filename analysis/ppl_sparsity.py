@@ -32,10 +32,11 @@ from reluformer.training.language_trainer import perplexity
 
 DEFINITIONS = {
     "p_percent": "how much the perplexity may rise",
-    "tokens": "real tokens whose activations the thresholds were searched on, and of which the perplexity is",
+    "tokens": "real tokens whose activations the thresholds were searched on; the perplexity is of those that are predicted",
     "neurons": "width of the block",
-    "cett": "the one CETT of all blocks that the bisection of [0, 1] found: the mean over tokens of the norm of what is dropped "
-    "over the norm of the block's output",
+    "cett": "the one CETT allowed to all blocks that the bisection of [0, 1] found: the mean over tokens of the norm of what is "
+    "dropped over the norm of the block's output. A block stays below it where its threshold is the largest searched, the "
+    "99 % quantile of |a_i| ‖w_i‖ of all its activations, zeros included",
     "threshold": "neuron i is dropped where |a_i| ‖w_i‖ is below it",
     "active_fraction": "share of the activations that are neither zero nor dropped, in the model with all thresholds; of `all`, "
     "the mean over the activations of all blocks",
@@ -150,8 +151,8 @@ class PPLSparsity(Figure):
 
     Args:
         ppl_increase: the p, in percent.
-        sparsity_tokens: it reads the first batches of the text that have no more tokens, but at least one; their activations are
-            held in memory.
+        sparsity_tokens: it reads the first batches of the text that have no more tokens, but at least one batch; their
+            activations are held in memory.
     """
 
     name = "ppl-sparsity"
@@ -180,14 +181,15 @@ class PPLSparsity(Figure):
         search = SparsitySearch(subject.model, self._batches)
         table: Rows = []
         parts, notes = [], []
-        for p_percent in self.ppl_increase:
+        for p_percent in dict.fromkeys(self.ppl_increase):
             found = search.at_increase(p_percent)
             table += _rows(p_percent, found, search)
             active = next(row["active_fraction"] for row in reversed(table) if row["module"] == ALL)
             parts.append(f"PPL-{p_percent:g}% {1 - active:.1%} zeros at CETT {found.cett:.4f}")
             if found.cett > 1 - 2 * TOLERANCE:
                 notes.append(
-                    f"ppl-sparsity: at no CETT up to 1 is the perplexity {p_percent:g} % higher; the figures are those of 1"
+                    f"ppl-sparsity: with the largest thresholds that are searched, the perplexity is not {p_percent:g} % higher; "
+                    "the figures are those of these thresholds, and more may go"
                 )
         if self._read < self._seen:
             notes.append(

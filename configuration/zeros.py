@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from reluformer.configuration.errors import UserError
 
@@ -35,6 +36,16 @@ class ZerosConfig:
         for name in ("l1_weights", "l1_steps"):
             if not isinstance(getattr(self, name), list | tuple):
                 raise UserError(f"zeros.{name}: {getattr(self, name)!r} must be a list, of one number for each stage")
+        steps = [] if self.threshold_step is None else [self.threshold_step]
+        for name, values, kind in (
+            ("l1_weights", self.l1_weights, Real),
+            ("l1_steps", self.l1_steps, Integral),
+            ("threshold_step", steps, Integral),
+            *((name, [getattr(self, name)], Real) for name in ("threshold", "stochastic_probability", "relu_share")),
+        ):
+            if wrong := [value for value in values if isinstance(value, bool) or not isinstance(value, kind)]:
+                whole = "a whole number" if kind is Integral else "a number"
+                raise UserError(f"zeros.{name}: {wrong[0]!r} must be {whole}")
         if len(self.l1_weights) != len(self.l1_steps):
             raise UserError(
                 f"zeros: {len(self.l1_weights)} l1_weights and {len(self.l1_steps)} l1_steps; give the end of each stage"

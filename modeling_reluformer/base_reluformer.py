@@ -91,12 +91,14 @@ class AttentionPreTrainedModel(PreTrainedModel):
 
     def _loss_terms(self, outputs: LayerFigures, statistics: str) -> dict[str, Any]:
         """The keyword arguments of `regularized_loss` that follow from the configuration and from what the layers returned."""
+        # What a schedule sets changes with the updates, and would make losses of evaluation incomparable.
+        counts = self.training or self.scheduled_ffn_l1_weight is None
         return {
             "figures": outputs.attention_figures,
             "statistics": statistics,
             "regularization_weight": self.config.regularization_weight,
             "ffn_norms": outputs.ffn_norms,
-            "ffn_l1_weight": self.ffn_l1_weight,
+            "ffn_l1_weight": self.ffn_l1_weight if counts else 0.0,
         }
 
     def _statistics(self) -> str:

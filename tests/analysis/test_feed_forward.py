@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from reluformer.analysis.collection import observe
 from reluformer.analysis.feed_forward import feed_forward_blocks, require_post_norm
@@ -46,3 +47,25 @@ def test_models_that_cannot_be_read_are_refused(small_tokenizer):
         UserError, match=r"no feed-forward blocks in its encoder; .*; found MarianAttention with k_proj 16→16"
     ):
         feed_forward_blocks(model)
+
+
+EXPERTS = {"vocab_size": 60, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 3,
+           "intermediate_size": 33, "moe_intermediate_size": 20, "num_experts": 4, "num_experts_per_tok": 2}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (
+            lambda: Qwen2MoeForCausalLM(Qwen2MoeConfig(**EXPERTS, shared_expert_intermediate_size=12)),
+            r"qwen2_moe, decoder: layers\.0\.mlp\.experts is a mixture of experts",
+        ),
+        (
+            lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**EXPERTS, mlp_only_layers=[1])),
+            r"qwen3_moe, decoder: no feed-forward block in layers\.0, layers\.2, but in other layers",
+        ),
+    ],
+)
+def test_a_model_is_not_measured_in_part(make, named):
+    with pytest.raises(UserError, match=named):
+        feed_forward_blocks(make())

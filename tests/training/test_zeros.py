@@ -28,7 +28,7 @@ SCHEDULE = {
     "l1_weights": [0.01, 0.05],
     "l1_steps": [3, 9],
     "threshold": 0.05,
-    "threshold_step": 10,
+    "threshold_step": 7,
     "stochastic_probability": 0.6,
     "relu_share": 0.25,
 }
@@ -104,7 +104,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     expected = [(0.01, 0.6, 0.0)] * 3
     for step in range(3, STEPS):
         weight = 0.01 + 0.04 * (1 - math.cos(math.pi * (min(step, 9) - 3) / 6)) / 2
-        expected.append((weight, 0.6 if step < 9 else 0.0, 0.05 if step >= 10 else 0.0))
+        expected.append((weight, 0.6 if step < 9 else 0.0, 0.05 if step >= 7 else 0.0))
     assert [tuple(row) for row in seen.rows] == [pytest.approx(row) for row in expected]
     for start in (5, 10):
         again = trainer(tmp_path / f"again{start}", make(), ZerosCallback(**SCHEDULE), later := Seen())
@@ -152,6 +152,41 @@ def test_a_run_that_ends_early_is_a_relus_without_the_threshold(tmp_path, thresh
     activation = run.model.model.layers[0].mlp.activation_fn
     assert run.state.global_step == 3 and run.model.config.ffn_threshold == 0
     assert (activation.threshold, activation.negative_probability) == (0, 0)
+
+
+def test_the_loss_of_evaluation_is_that_of_the_model_whatever_the_schedule():
+    plain, ids = {"dropout": 0.0, "regularization_weight": 0.0}, torch.arange(8)[None]
+    model = make(**plain)
+    model.scheduled_ffn_l1_weight = 0.5
+    found = model.train()(ids, labels=ids)
+    assert found.loss.item() == pytest.approx((found.cross_entropy + 0.5 * found.ffn_l1).item())
+    found = model.eval()(ids, labels=ids)
+    assert found.loss.item() == pytest.approx(found.cross_entropy.item()) and found.ffn_l1 > 0
+    model = make(**plain, ffn_l1_weight=0.5).eval()  # what the configuration says is the model's own
+    found = model(ids, labels=ids)
+    assert found.loss.item() == pytest.approx((found.cross_entropy + 0.5 * found.ffn_l1).item())
+
+
+@pytest.mark.parametrize(("last", "warned"), [(STEPS, False), (STEPS + 1, True)])
+def test_a_stage_that_ends_after_the_training_is_told(tmp_path, caplog, last, warned):
+    run = trainer(tmp_path, make(), ZerosCallback(l1_weights=[0.1], l1_steps=[last]), StopEarly(), save_strategy="no")
+    run.train()
+    assert (f"zeros.l1_steps: update {last} is never reached" in caplog.text) == warned
+
+
+def test_stochastic_activations_of_some_layers(tmp_path):
+    model = make(activation_sparsity_pattern=[0.9, 0.0])
+    run = trainer(tmp_path, model, ZerosCallback(stochastic_probability=0.5), StopEarly(), save_strategy="no")
+    run.train()
+    assert run.state.global_step == 3
+
+
+def test_the_draw_is_as_fine_in_bfloat16():
+    activation = SparseActivation(torch.nn.ReLU()).train()
+    activation.negative_probability = 0.001
+    torch.manual_seed(0)
+    drawn = activation(torch.full((1_000_000,), -1.0, dtype=torch.bfloat16)) != 0
+    assert 0.0008 < float(drawn.float().mean()) < 0.0012  # numbers of bfloat16 are 1/256 apart
 
 
 def test_l1_makes_zeros(tmp_path):
@@ -205,6 +240,11 @@ def test_a_recipe_has_the_schedule_and_goes_on_exactly(tmp_path, monkeypatch):
         ({"l1_weights": [-0.1], "l1_steps": [3]}, "zeros.l1_weights: [-0.1] must be finite numbers"),
         ({"l1_weights": [0.1, 0.2], "l1_steps": [3, 3]}, "zeros.l1_steps: [3, 3] must rise from above 0"),
         ({"threshold": -1.0}, "zeros.threshold: -1.0 must be"),
+        ({"threshold": "0.1"}, "zeros.threshold: '0.1' must be a number"),
+        ({"l1_weights": [None], "l1_steps": [3]}, "zeros.l1_weights: None must be a number"),
+        ({"l1_weights": [0.1], "l1_steps": [1.5]}, "zeros.l1_steps: 1.5 must be a whole number"),
+        ({"threshold": 0.1, "threshold_step": True}, "zeros.threshold_step: True must be a whole number"),
+        ({"relu_share": None}, "zeros.relu_share: None must be a number"),
         ({"threshold_step": 3}, "zeros.threshold_step: 3 must be at least 0, and needs zeros.threshold"),
         ({"stochastic_probability": 1.5}, "zeros.stochastic_probability: 1.5 must be from 0 to 1"),
         ({"stochastic_probability": 0.5, "relu_share": 0.0}, "zeros.relu_share: 0 leaves no update"),

@@ -79,3 +79,17 @@ def test_a_thread_that_decodes_while_another_prepares_new_weights_does_not_read_
     monkeypatch.setattr(PreparedWeights, "_make", interrupted)
     found.append(weights.current().weight)
     assert len(found) == 2 and all(torch.equal(each, linear.weight.t()) for each in found)
+
+
+def test_a_thread_that_trains_takes_no_weights_from_one_that_decodes(monkeypatch):
+    weights, changed = PreparedWeights(nn.Linear(5, 3), transposed=False, int8=False), PreparedWeights._changed
+    kept = weights.current()
+
+    def interrupted(self, place, tensor):
+        found = changed(self, place, tensor)
+        if place == 1:
+            self.forget()  # the other thread
+        return found
+
+    monkeypatch.setattr(PreparedWeights, "_changed", interrupted)
+    assert weights.current() is kept

@@ -450,6 +450,16 @@ def test_a_weight_that_is_not_finite_counts_behind_a_neuron_that_is_zero(loop):
     assert found[:, 3].isnan().all() and found.isnan().sum() == 2
 
 
+def test_a_weight_that_is_not_finite_counts_behind_a_zero_of_one_projection(loop):
+    linear = sparse_blocks(build("opt"))[0].projections["fc2"]
+    hidden = torch.rand(2, linear.in_features)
+    hidden[:, 0] = 0
+    with torch.no_grad():
+        linear.weight[3, 0] = torch.inf
+        found = forward.SparseProjection(linear, second=True, int8=False).compute(hidden)
+    assert found[:, 3].isnan().all() and found.isnan().sum() == 2
+
+
 def test_hooks_of_all_modules_are_called(calls):
     model, ids, seen = use_sparse_ffn(build("llama")), random_tokens(1, 3), []
     calls.clear()
