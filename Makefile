@@ -68,9 +68,10 @@ bench: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.decoder_tables
 
 # Feed-forward networks that skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
-# Writes benchmarks/results/sparse-cpu.json and benchmarks/SPARSE.md.
+# Writes benchmarks/results/sparse-cpu.json, sparse-models-cpu.json and benchmarks/SPARSE.md.
 bench-sparse: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.sparse
+	$(BIN)/python -m benchmarks.speed.sparse_models
 	$(BIN)/python -m benchmarks.speed.sparse_tables
 
 # Every study of the paper, so small that it means nothing: does all of it run?

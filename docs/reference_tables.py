@@ -206,6 +206,13 @@ def speed_of_training() -> str:
     return overview_table()
 
 
+def zeros_spent() -> str:
+    """How much faster zeros, int8 and both make decoding, by model."""
+    from benchmarks.speed.overview import zeros_table
+
+    return zeros_table()
+
+
 def paper_sizes() -> str:
     """The papers' own sizes, as they were tried without a GPU."""
     from benchmarks.measurement_file import RESULTS
@@ -228,6 +235,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "costs of studies": costs_of_studies,
     "evidence": evidence,
     "speed of training": speed_of_training,
+    "zeros spent": zeros_spent,
     "paper sizes": paper_sizes,
 }
 

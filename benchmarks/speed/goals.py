@@ -192,21 +192,23 @@ def gpu_rows(result: Result, rival: str = "sdpa flash") -> Iterator[list[str]]:
         yield [f"{where}: S and T", f"≤ {GPU_STATISTICS}× the time without", f"{spread(cost)}×", met]
 
 
-def sparse_rows(result: Result, shape: str) -> Iterator[list[str]]:
-    """What, goal, what was measured and verdict: networks with a gate of every width, and the model of a shape."""
-    for cell in result["cells"]:
+def sparse_rows(networks: Result, models: Result, shape: str) -> Iterator[list[str]]:
+    """What, goal, what was measured, verdict and machine: networks with a gate of every width, and the model of a shape."""
+    machines = (networks["machine"]["cpu"], models["machine"]["cpu"])
+    for cell in networks["cells"]:
         if (cell["kind"], cell["rows"]) == ("GLU", 1):
             where = f"GLU, d = {cell['width']:,}, {cell['threads']} {'thread' if cell['threads'] == 1 else 'threads'}"
             for dtype, goal in (("float32", SPARSE_GLU), ("int8", SPARSE_INT8)):
                 speedup = cell["speedups"][f"{dtype} zeros {SPARSE_SHARE}"][f"{dtype} dense"]
                 met = verdict(speedup["median"], goal)
-                yield [f"{where}, {dtype}", f"≥ {goal}× dense", f"{spread(speedup)}×", met]
-    for cell in result["models"]:
+                yield [f"{where}, {dtype}", f"≥ {goal}× dense", f"{spread(speedup)}×", met, machines[0]]
+    for cell in models["models"]:
         if (cell["shape"], cell["zeros"], cell["beams"]) == (shape, SPARSE_SHARE, 1):
             where = f"`generate`, {shape}, {cell['threads']} {'thread' if cell['threads'] == 1 else 'threads'}, float32"
             for rival, goal in SPARSE_MODEL.items():
                 speedup = cell["speedups"]["float32 zeros"][f"float32 {rival}"]
-                yield [where, f"≥ {goal}× {rival}", f"{spread(speedup)}×", verdict(speedup["median"], goal)]
+                met = verdict(speedup["median"], goal)
+                yield [where, f"≥ {goal}× {rival}", f"{spread(speedup)}×", met, machines[1]]
 
 
 def describe(cell: Result) -> str:

@@ -32,7 +32,7 @@ def overview_table() -> str:
 
 def zeros_table() -> str:
     """How often PyTorch's milliseconds of a new token hold those of zeros and of int8, one row, with 1 and with 2 threads."""
-    made, trained = _measured("sparse-cpu.json"), _measured("sparse-trained-cpu.json")
+    made, trained = _measured("sparse-models-cpu.json"), _measured("sparse-trained-cpu.json")
     cells = [cell for cell in made["models"] if (cell["zeros"], cell["beams"]) == (SPARSE_SHARE, 1)]
     groups = [
         (shape, made, [(cell["measured_zeros"], cell) for cell in cells if cell["shape"] == shape])

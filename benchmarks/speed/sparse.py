@@ -1,4 +1,4 @@
-"""Feed-forward networks that skip zeros, and models that decode with them, beside torch, the loop without skipping, and int8.
+"""Feed-forward networks that skip zeros, beside torch, the loop without skipping, and int8.
 
     python -m benchmarks.speed.sparse             about ten minutes on two idle cores
     python -m benchmarks.speed.sparse --quick     seconds; its figures mean nothing
@@ -8,8 +8,9 @@ float32, bfloat16 and int8: torch (int8: `quantize_dynamic`), "dense", our loop 
 share of zeros. Weights have a column of ones, and inputs are moved along it until that share of a row is zero; rows are
 independent.
 Each call takes the next of several networks, so that their weights come from memory as in a model, and not from the cache of a
-core. The bound is the time to read the weights that have to be read, by the bandwidth that is measured over as much memory.
-sparse_models.py has the models. Alternating rounds (see timing.py). Writes `benchmarks/results/sparse-cpu.json`.
+core. A cache of more than 128 MiB, as some servers have, would hold them all: its figures are not those of memory. The bound is
+the time to read the weights that have to be read, by the bandwidth that is measured over as much memory. Alternating rounds
+(see timing.py). Writes `benchmarks/results/sparse-cpu.json`; sparse_models.py measures whole models.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from benchmarks.measurement_file import begin, benchmark_parser
-from benchmarks.speed.sparse_models import DENSE, SPARSE, TORCH, all_models, measure_model
+from benchmarks.speed.sparse_models import DENSE, SPARSE, TORCH, instruction_set
 from benchmarks.speed.timing import Timing, time_contenders
 from reluformer import ReLUFormerDecoderConfig
 from reluformer.compiled.library import sparse_library
@@ -77,20 +78,18 @@ def main(arguments: list[str] | None = None) -> int:
     cells = [
         measure(cell, options) for cell in tqdm(list(all_cells(counts, options.quick)), desc="networks", unit="cell")
     ]
-    models = [
-        measure_model(cell, options)
-        for cell in tqdm(list(all_models(counts, options.quick)), desc="models", unit="cell")
-    ]
-    operators = sparse_library(large=True)
     settings = {
         "budget": options.budget,
         "threads": " and ".join(map(str, counts)),
         "inner": INNER,
         "cycled_bytes": CYCLED_BYTES,
-        "instruction_set": "none: gather in torch" if operators is None else operators.ffn_instruction_sets()[0],
+        "instruction_set": instruction_set(),
     }
-    result = {**record, "settings": settings, "seconds": time.perf_counter() - start, "cells": cells, "models": models}
-    print(write_json(options.output, result))
+    print(
+        write_json(
+            options.output, {**record, "settings": settings, "seconds": time.perf_counter() - start, "cells": cells}
+        )
+    )
     return 0
 
 

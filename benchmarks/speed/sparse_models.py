@@ -1,7 +1,11 @@
 """Whole models that decode with networks that skip zeros: `generate` beside torch, the dense loop and int8. See sparse.py.
 
+    python -m benchmarks.speed.sparse_models             about twelve minutes on two idle cores
+    python -m benchmarks.speed.sparse_models --quick     seconds; its figures mean nothing
+
 New weights; a bias before the activation makes the share of zeros, which a run counts. torch's int8 quantises every
-`nn.Linear` of the model, ours the feed-forward networks alone; `both` is ours there and torch's for the others.
+`nn.Linear` of the model, ours the feed-forward networks alone; `both` is ours there and torch's for the others. Writes
+`benchmarks/results/sparse-models-cpu.json`.
 """
 
 from __future__ import annotations
@@ -9,6 +13,9 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import sys
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -25,15 +33,20 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils import logging
 
+from benchmarks.measurement_file import begin, benchmark_parser
 from benchmarks.speed.end_to_end import trained_parameters
 from benchmarks.speed.timing import time_contenders
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM, use_sparse_ffn
+from reluformer.compiled.library import sparse_library
 from reluformer.sparse_ffn.blocks import sparse_blocks
 from reluformer.sparse_ffn.forward import SparseFeedForward, SparseProjection
+from reluformer.training.run.records import write_json
 
 TORCH, DENSE, SPARSE, BOTH = "torch", "dense", "zeros", "both"
 PROMPT, NEW_TOKENS = 8, 32
+THREADS = (1, 2)
 OURS, LLAMA, OPT = "ReLUFormer decoder, GLU", "Llama with ReLU, GLU", "OPT, MLP"
 
 
@@ -83,7 +96,29 @@ class ModelCell:
     threads: int
 
 
-def all_models(counts: tuple[int, ...], quick: bool = False) -> Iterator[ModelCell]:
+def main(arguments: list[str] | None = None) -> int:
+    options = benchmark_parser(__doc__, "sparse-models-cpu.json").parse_args(arguments)
+    logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.ao")  # torch's int8
+    record, start = begin(options), time.perf_counter()
+    counts = THREADS if options.threads is None else (options.threads,)
+    models = [
+        measure_model(cell, options)
+        for cell in tqdm(list(all_models(counts, options.quick)), desc="models", unit="cell")
+    ]
+    settings = {"threads": " and ".join(map(str, counts)), "instruction_set": instruction_set()}
+    result = {**record, "settings": settings, "seconds": time.perf_counter() - start, "models": models}
+    print(write_json(options.output, result))
+    return 0
+
+
+def instruction_set() -> str:
+    """What computes the loops, for the settings of a result."""
+    operators = sparse_library(large=True)
+    return "none: gather in torch" if operators is None else operators.ffn_instruction_sets()[0]
+
+
+def all_models(counts: tuple[int, ...] = THREADS, quick: bool = False) -> Iterator[ModelCell]:
     """Each shape at 90 and 95 % zeros with one row, and at 95 % with five beams; the first shape alone for a quick run."""
     shapes, cases = ((OURS,), ((95, 1),)) if quick else (tuple(SHAPES), ((90, 1), (95, 1), (95, 5)))
     for shape, (zeros, beams), threads in itertools.product(shapes, cases, counts):
@@ -187,3 +222,7 @@ def zeros_while(model: PreTrainedModel, step: Callable[[], Any]) -> float:
     for handle in handles:
         handle.remove()
     return float(torch.stack(zeros).mean())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

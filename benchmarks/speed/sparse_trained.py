@@ -26,12 +26,19 @@ from transformers.utils import logging
 
 from benchmarks.measurement_file import begin, benchmark_parser
 from benchmarks.speed.end_to_end import trained_parameters
-from benchmarks.speed.sparse_models import CONTENDERS, NEW_TOKENS, TORCH, contender, generation
+from benchmarks.speed.sparse_models import (
+    CONTENDERS,
+    NEW_TOKENS,
+    THREADS,
+    TORCH,
+    contender,
+    generation,
+    instruction_set,
+)
 from benchmarks.speed.timing import time_contenders
 from reluformer.analysis.causal_texts import CausalText, causal_batches, read_causal_text
 from reluformer.analysis.collection import observe
 from reluformer.analysis.likelihood import LikelihoodSums
-from reluformer.compiled.library import sparse_library
 from reluformer.sparse_ffn.blocks import sparse_blocks
 from reluformer.training.language_trainer import perplexity
 from reluformer.training.loading import load_language_model
@@ -39,7 +46,6 @@ from reluformer.training.run.records import write_json
 from reluformer.training.zeros import set_zeros
 
 SHARE = 0.95
-THREADS = (1, 2)
 PROMPT = 32  # tokens of the text that generation goes on from
 BISECTIONS = 16
 TWIN = "twin"
@@ -69,14 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
     twin, _ = _load(options.twin, options)
     states = states_of(model, text)
     counts = THREADS if options.threads is None else (options.threads,)
-    operators = sparse_library(large=True)
     result = {
         **record,
         "settings": {
             "threads": " and ".join(map(str, counts)),
             "prompt": PROMPT,
             "new_tokens": 4 if options.quick else NEW_TOKENS,
-            "instruction_set": "none: gather in torch" if operators is None else operators.ffn_instruction_sets()[0],
+            "instruction_set": instruction_set(),
             "text": {"file": str(options.text), **text.facts, "contexts_read": len(text.contexts)},
         },
         "model": _facts(options.model, model),

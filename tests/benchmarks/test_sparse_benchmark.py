@@ -21,9 +21,11 @@ def models(program):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_quick_run_times_every_contender_and_makes_a_page(program, sparse, models, tmp_path):
-    output, page, threads = tmp_path / "sparse.json", tmp_path / "SPARSE.md", torch.get_num_threads()
+    output, whole, page = (tmp_path / name for name in ("sparse.json", "models.json", "SPARSE.md"))
+    threads = torch.get_num_threads()
     try:
         assert sparse.main(["--quick", "--output", str(output)]) == 0
+        assert models.main(["--quick", "--output", str(whole)]) == 0
     finally:
         torch.set_num_threads(threads)
     result = json.loads(output.read_text(encoding="utf-8"))
@@ -35,9 +37,11 @@ def test_a_quick_run_times_every_contender_and_makes_a_page(program, sparse, mod
     }
     for cell in result["cells"]:
         assert set(cell["times"]) == set(cell["speedups"]) == names and cell["bandwidth"] > 0
-    assert [cell["threads"] for cell in result["models"]] == [1, 2]
-    assert all(set(cell["times"]) == set(models.CONTENDERS) for cell in result["models"])
-    assert program("speed.sparse_tables").main(["--result", str(output), "--output", str(page)]) == 0
+    cells = json.loads(whole.read_text(encoding="utf-8"))["models"]
+    assert [cell["threads"] for cell in cells] == [1, 2]
+    assert all(set(cell["times"]) == set(models.CONTENDERS) for cell in cells)
+    files = ["--result", str(output), "--models", str(whole), "--output", str(page)]
+    assert program("speed.sparse_tables").main(files) == 0
     text = page.read_text(encoding="utf-8")
     assert "A quick run" in text and text.count("≥ 2.3× dense") == 2 and text.count("≥ 2.0× torch") == 2
     assert "### 1 row, 2 threads" in text
@@ -110,7 +114,7 @@ def test_the_bound_is_that_of_the_weights_that_are_read(sparse):
 
 def test_the_page_is_that_of_the_committed_figures(program):
     tables = program("speed.sparse_tables")
-    results = (tables.read(tables.RESULTS / name) for name in (tables.RESULT, tables.TRAINED))
+    results = (tables.read(tables.RESULTS / name) for name in (tables.RESULT, tables.MODELS, tables.TRAINED))
     assert (tables.PAGES / "SPARSE.md").read_text(encoding="utf-8") == tables.render(*results)
 
 

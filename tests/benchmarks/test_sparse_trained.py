@@ -58,8 +58,8 @@ def test_a_quick_run_measures_both_states_and_makes_a_section(program, trained, 
         assert cell["generated_zeros"] == pytest.approx(zeros, abs=0.12)
         assert {"float32 twin", "int8 twin", "float32 zeros"} < set(cell["times"])
     tables = program("speed.sparse_tables")
-    committed = tables.read(tables.RESULTS / tables.RESULT)
-    written = tables.render(committed, result)
+    committed = [tables.read(tables.RESULTS / name) for name in (tables.RESULT, tables.MODELS)]
+    written = tables.render(*committed, result)
     assert "## A trained model" in written and "| 95% zeros |" in written and f"{last['perplexity']:.3f}" in written
     assert tables.main(["--trained", str(output), "--output", str(page)]) == 0
     assert page.read_text(encoding="utf-8") == written
