@@ -31,6 +31,12 @@ class Pair:
 
 PAIRS = (
     Pair("sentences of about 15 tokens, translated", "vanilla_rate_0.003", "reluformer_rate_0.003", "bleu"),
+    Pair(
+        "… until validation hardly improves",
+        "sentences_end_softmax_dropout_0.1",
+        "sentences_end_relu_dropout_0.1",
+        "bleu",
+    ),
     *(
         Pair(
             f"documents of {length:,} tokens, translated",
