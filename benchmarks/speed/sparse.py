@@ -19,7 +19,6 @@ import argparse
 import itertools
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
@@ -28,10 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformers.utils import logging
 
-from benchmarks.measurement_file import begin, benchmark_parser
-from benchmarks.speed.sparse_models import DENSE, SPARSE, TORCH, instruction_set
+from benchmarks.measurement_file import benchmark_parser
+from benchmarks.speed.sparse_models import DENSE, SPARSE, THREADS, TORCH, begin_decoding
 from benchmarks.speed.timing import Timing, time_contenders
 from reluformer import ReLUFormerDecoderConfig
 from reluformer.compiled.library import sparse_library
@@ -40,7 +38,7 @@ from reluformer.sparse_ffn.blocks import Block
 from reluformer.sparse_ffn.forward import MOST_ROWS, SparseFeedForward
 from reluformer.training.run.records import write_json
 
-WIDTHS, KINDS, ROWS, THREADS = (512, 1024, 2048), ("MLP", "GLU"), (1, 5, 8), (1, 2)
+WIDTHS, KINDS, ROWS = (512, 1024, 2048), ("MLP", "GLU"), (1, 5, 8)
 ZEROS = (50, 80, 90, 95, 99)  # per cent of a row
 DTYPES = ("float32", "bfloat16", "int8")
 INNER = 4  # times the width
@@ -70,26 +68,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = benchmark_parser(__doc__, "sparse-cpu.json")
     parser.add_argument("--budget", type=float, default=7.0, help="seconds for a cell (default: 7), at least 15 rounds")
     options = parser.parse_args(arguments)
-    logging.set_verbosity_error()
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.ao")  # torch's int8
-    record = begin(options)
-    counts = THREADS if options.threads is None else (options.threads,)
+    counts, record = begin_decoding(options)
     start = time.perf_counter()
     cells = [
         measure(cell, options) for cell in tqdm(list(all_cells(counts, options.quick)), desc="networks", unit="cell")
     ]
-    settings = {
-        "budget": options.budget,
-        "threads": " and ".join(map(str, counts)),
-        "inner": INNER,
-        "cycled_bytes": CYCLED_BYTES,
-        "instruction_set": instruction_set(),
-    }
-    print(
-        write_json(
-            options.output, {**record, "settings": settings, "seconds": time.perf_counter() - start, "cells": cells}
-        )
-    )
+    record["settings"] |= {"budget": options.budget, "inner": INNER, "cycled_bytes": CYCLED_BYTES}
+    print(write_json(options.output, {**record, "seconds": time.perf_counter() - start, "cells": cells}))
     return 0
 
 

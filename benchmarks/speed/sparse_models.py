@@ -98,24 +98,28 @@ class ModelCell:
 
 def main(arguments: list[str] | None = None) -> int:
     options = benchmark_parser(__doc__, "sparse-models-cpu.json").parse_args(arguments)
-    logging.set_verbosity_error()
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.ao")  # torch's int8
-    record, start = begin(options), time.perf_counter()
-    counts = THREADS if options.threads is None else (options.threads,)
+    counts, record = begin_decoding(options)
+    start = time.perf_counter()
     models = [
         measure_model(cell, options)
         for cell in tqdm(list(all_models(counts, options.quick)), desc="models", unit="cell")
     ]
-    settings = {"threads": " and ".join(map(str, counts)), "instruction_set": instruction_set()}
-    result = {**record, "settings": settings, "seconds": time.perf_counter() - start, "models": models}
-    print(write_json(options.output, result))
+    print(write_json(options.output, {**record, "seconds": time.perf_counter() - start, "models": models}))
     return 0
 
 
-def instruction_set() -> str:
-    """What computes the loops, for the settings of a result."""
-    operators = sparse_library(large=True)
-    return "none: gather in torch" if operators is None else operators.ffn_instruction_sets()[0]
+def begin_decoding(options: argparse.Namespace) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """What every benchmark of decoding with zeros begins with: the numbers of threads that are measured, and its record, of which
+    `settings` tells these and what computes the loops."""
+    logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.ao")  # torch's int8
+    record, operators = begin(options), sparse_library(large=True)
+    counts = THREADS if options.threads is None else (options.threads,)
+    settings = {
+        "threads": " and ".join(map(str, counts)),
+        "instruction_set": "none: gather in torch" if operators is None else operators.ffn_instruction_sets()[0],
+    }
+    return counts, {**record, "settings": settings}
 
 
 def all_models(counts: tuple[int, ...] = THREADS, quick: bool = False) -> Iterator[ModelCell]:

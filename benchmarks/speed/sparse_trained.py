@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,18 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
-from benchmarks.measurement_file import begin, benchmark_parser
+from benchmarks.measurement_file import benchmark_parser
 from benchmarks.speed.end_to_end import trained_parameters
 from benchmarks.speed.sparse_models import (
     CONTENDERS,
     NEW_TOKENS,
-    THREADS,
     TORCH,
+    begin_decoding,
     contender,
     generation,
-    instruction_set,
 )
 from benchmarks.speed.timing import time_contenders
 from reluformer.analysis.causal_texts import CausalText, causal_batches, read_causal_text
@@ -68,20 +65,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, required=True, help="text that neither was trained on")
     parser.add_argument("--contexts", type=int, default=160, help="contexts of the text that are read (default: 160)")
     options = parser.parse_args(arguments)
-    logging.set_verbosity_error()
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.ao")  # torch's int8
-    record, start = begin(options), time.perf_counter()
+    counts, record = begin_decoding(options)
+    start = time.perf_counter()
     model, text = _load(options.model, options)
     twin, _ = _load(options.twin, options)
     states = states_of(model, text)
-    counts = THREADS if options.threads is None else (options.threads,)
     result = {
         **record,
         "settings": {
-            "threads": " and ".join(map(str, counts)),
+            **record["settings"],
             "prompt": PROMPT,
             "new_tokens": 4 if options.quick else NEW_TOKENS,
-            "instruction_set": instruction_set(),
             "text": {"file": str(options.text), **text.facts, "contexts_read": len(text.contexts)},
         },
         "model": _facts(options.model, model),

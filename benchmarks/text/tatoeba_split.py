@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reluformer.configuration.errors import UserError
+from reluformer.training.data.compressed import content_lines
 
 SEED = 1
 PAIRS = 2_000
@@ -64,8 +65,7 @@ def split(pairs: Sequence[Pair], count: int, seed: int = SEED) -> tuple[list[Pai
 def _read(path: Path) -> list[str]:
     if not path.is_file():
         raise UserError(f"'{path}' is not there; it is one side of the corpus, a sentence a line (https://tatoeba.org)")
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
-        return [line.rstrip("\n") for line in stream]
+    return [line.decode().rstrip("\n") for line in content_lines(path)]
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:
