@@ -18,7 +18,7 @@ from reluformer.analysis.collection import AnyBatch, observe
 from reluformer.analysis.figure import MODEL, NOTHING, TEXT, Analysed, Figure, Subject, figure_class, make_figure
 from reluformer.analysis.pictures import image_batches, read_pictures
 from reluformer.analysis.result_files import model_facts
-from reluformer.analysis.texts import AnalysisText, batches, encode_text, read_lines, require_sizes
+from reluformer.analysis.texts import AnalysisText, batches, encode_text, pack_text, read_lines, require_sizes
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.errors import UserError
 from reluformer.training.loading import (
@@ -36,17 +36,20 @@ class AnalysisOptions:
     """What `analyze` is asked for.
 
     what: names out of `ANALYSES`. model: folder or Hub id. text: file of source lines, or any text for a decoder-only model.
-    target_text: file of their translations; None: the model's own. output: folder; None: `analysis` in the model's folder.
-    batch_tokens: see `batches`. num_beams: of the model's own translation. top_p: percentages. maps: how many pairs
-    attention-maps draws, map_tokens: how many tokens of each side. context: tokens of a context of a decoder-only model, see
-    `read_causal_text`. images, image_labels: pictures for a classifier, see `read_pictures`. ppl_increase, sparsity_tokens: see
-    `PPLSparsity`. lengths, samples, seed: of variance-simulation. device: None: a GPU if there is one.
+    target_text: file of their translations; None: the model's own. documents: file that names the document of each line; the
+    lines of one are then packed to texts of at most max_length tokens, see `pack_text`. output: folder; None: `analysis` in the
+    model's folder. batch_tokens: see `batches`. num_beams: of the model's own translation. top_p: percentages. maps: how many
+    pairs attention-maps draws, map_tokens: how many tokens of each side. context: tokens of a context of a decoder-only model,
+    see `read_causal_text`. images, image_labels: pictures for a classifier, see `read_pictures`. ppl_increase,
+    sparsity_tokens: see `PPLSparsity`. lengths, samples, seed: of variance-simulation. device: None: a GPU if there is one.
     """
 
     what: Sequence[str]
     model: str | None = None
     text: str | None = None
     target_text: str | None = None
+    documents: str | None = None
+    max_length: int | None = None
     output: str | None = None
     batch_tokens: int = 2_048
     num_beams: int = 5
@@ -78,6 +81,7 @@ class AnalysisOptions:
             raise UserError("--image_labels: given without --images; give the pictures too")
         if self.text is None and self.target_text is not None:
             raise UserError("--target_text: given without --text; give the source lines too")
+        self._check_documents()
         names = ("batch_tokens", "num_beams", "maps", "map_tokens", "sparsity_tokens")
         require_sizes(**{name: getattr(self, name) for name in names})
         if not self.top_p or not all(0 < percentage <= 100 for percentage in self.top_p):
@@ -86,6 +90,20 @@ class AnalysisOptions:
             raise UserError(f"--ppl_increase: {list(self.ppl_increase)} must be percentages above 0")
         if self.output is not None and Path(self.output).is_file():
             raise UserError(f"--output: {self.output!r} is a file; give a folder")
+
+    def _check_documents(self) -> None:
+        if self.documents is None:
+            if "context" in self.what and self.images is None:
+                raise UserError("--documents: missing; context needs a file that names the document of each line")
+            if self.max_length is not None:
+                raise UserError("--max_length: given without --documents; lines are not packed, so leave it out")
+            return
+        if self.text is None:
+            raise UserError("--documents: given without --text; give the source lines too")
+        if self.target_text is None:
+            raise UserError("--target_text: missing; documents are read with their translations, line by line")
+        if self.max_length is not None and self.max_length < 2:
+            raise UserError(f"--max_length: {self.max_length} tokens of a packed document; give at least 2")
 
     @property
     def folder(self) -> Path:
@@ -158,10 +176,9 @@ class _Session:
     def _of_language_model(self) -> None:
         options, on_text = self.options, self.figures[TEXT]
         self._refuse_what_is_lacking("a decoder alone", lambda figure: figure.of_decoders)
-        if options.target_text is not None:
-            raise UserError(
-                f"--target_text: {options.model} is a decoder alone, which translates nothing; leave it out"
-            )
+        for name in ("documents", "target_text"):
+            if getattr(options, name) is not None:
+                raise UserError(f"--{name}: {options.model} is a decoder alone, which translates nothing; leave it out")
         model, tokenizer = load_language_model(options.model, attn_implementation="eager")
         folder = options.folder
         model.to(device_of(options.device)).eval()
@@ -182,7 +199,8 @@ class _Session:
         options, on_text = self.options, self.figures[TEXT]
         if options.context is not None:
             raise UserError(f"--context: is for decoder-only models, and {options.model} is none; leave it out")
-        lines, skipped = read_lines(options.text, options.target_text) if on_text else (None, {})
+        files = (options.text, options.target_text, options.documents)
+        lines, skipped = read_lines(*files) if on_text else (None, {})
         if options.text is not None and not on_text:
             names = [figure.name for figure in self.figures[MODEL]]
             self.done.notes += [f"{name} is a property of the weights alone; --text is not read" for name in names]
@@ -195,18 +213,23 @@ class _Session:
         self._write(self.figures[MODEL], folder, Subject(model), facts)
         if on_text:
             most = [figure.most_pairs for figure in on_text]
-            if None not in most:  # no need to translate what no figure looks at
+            if options.documents is None and None not in most:  # no need to translate what no figure looks at
                 lines = lines.select(range(min(max(most), len(lines))))
-            text = encode_text(lines, model, tokenizer, num_beams=options.num_beams)
+            if options.documents is None:
+                text = encode_text(lines, model, tokenizer, num_beams=options.num_beams)
+            else:
+                text = pack_text(lines, model, tokenizer, max_length=options.max_length)
             facts |= {"device": str(model.device), "text": self._text_facts(text, skipped)}
             stream = batches(text.pairs, model.device, batch_tokens=options.batch_tokens)
             self._observe(model, stream)
-            self._write(on_text, folder, Subject(model, tokenizer, text.pairs), facts)
+            self._write(on_text, folder, Subject(model, tokenizer, text.pairs, text.documents), facts)
 
     def _text_facts(self, text: AnalysisText, skipped: dict[str, int]) -> dict[str, Any]:
         if self.options.target_text is None:
             self.done.notes.append("no --target_text: the decoder reads the model's own translation")
         files = {"source_file": self.options.text, "target_file": self.options.target_text}
+        if self.options.documents is not None:
+            files["documents_file"] = self.options.documents
         return {**files, **text.facts, "skipped": {**skipped, **text.facts["skipped"]}}
 
     def _observe(self, model: PreTrainedModel, stream: Generator[AnyBatch]) -> None:

@@ -17,6 +17,7 @@ from reluformer.analysis.collection import AnyBatch, AttentionStatistic
 from reluformer.analysis.feed_forward import OnScores, OnUpdate
 from reluformer.analysis.result_files import write_csv, write_result
 from reluformer.configuration.analyses import ANALYSES
+from reluformer.training.data.documents import PackedDocuments
 
 NOTHING, MODEL, TEXT = "nothing", "model", "text"
 Rows = list[dict[str, Any]]
@@ -24,11 +25,13 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Subject:
-    """What a figure is taken of, as far as it needs it. pairs: columns "input_ids" and "labels"."""
+    """What a figure is taken of, as far as it needs it. pairs: columns "input_ids" and "labels"; documents: what they were packed
+    of, where they are packed documents."""
 
     model: PreTrainedModel | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     pairs: datasets.Dataset | None = None
+    documents: PackedDocuments | None = None
 
 
 @dataclass(frozen=True)

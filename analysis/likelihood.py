@@ -32,14 +32,14 @@ DEFINITIONS = {
     ),
 }
 # 1, 2, 3 to 4, 5 to 8, …: the last place of each group. The last group is open.
-_LAST = 2 ** torch.arange(24)
+LAST_PLACES = 2 ** torch.arange(24)
 
 
 class LikelihoodSums:
     """Sums over the predicted tokens, by group of positions."""
 
     def __init__(self) -> None:
-        self._sums = torch.zeros(len(_LAST) + 1, 5, dtype=torch.double)
+        self._sums = torch.zeros(len(LAST_PLACES) + 1, 5, dtype=torch.double)
 
     def update(self, batch: AnyBatch, logits: Tensor) -> None:
         """Adds the tokens of a batch. logits: (batch, length, vocabulary), of `batch.predicted`."""
@@ -56,7 +56,7 @@ class LikelihoodSums:
             -log_p.where(possible, 0).sum(dim=-1) / possible.sum(dim=-1),
         )
         added = torch.stack([figure.double() for figure in figures], dim=-1).cpu()
-        self._sums.index_add_(0, torch.bucketize(places.cpu(), _LAST), added)
+        self._sums.index_add_(0, torch.bucketize(places.cpu(), LAST_PLACES), added)
 
     def table(self) -> Rows:
         """One row for all tokens and one for each group of positions that has any; columns as in `DEFINITIONS`.
@@ -65,7 +65,7 @@ class LikelihoodSums:
             UserError: no token, or a likelihood that is no number.
         """
         groups = [(ALL, self._sums.sum(dim=0))]
-        groups += [(_positions(group), sums) for group, sums in enumerate(self._sums) if sums[0]]
+        groups += [(positions_of(group), sums) for group, sums in enumerate(self._sums) if sums[0]]
         if len(groups) == 1:
             raise UserError("likelihood: there is nothing that the model predicts; give a text of at least two tokens")
         nll = float(groups[0][1][1] / groups[0][1][0])
@@ -84,9 +84,10 @@ class LikelihoodSums:
         ]
 
 
-def _positions(group: int) -> str:
-    first = 1 if group == 0 else int(_LAST[group - 1]) + 1
-    last = int(_LAST[min(group, len(_LAST) - 1)])
+def positions_of(group: int) -> str:
+    """The places of a group, counted from 0, as a table calls them: `1`, `2`, `3-4`, …"""
+    first = 1 if group == 0 else int(LAST_PLACES[group - 1]) + 1
+    last = int(LAST_PLACES[min(group, len(LAST_PLACES) - 1)])
     return f"{first}-{last}" if first < last else str(first)
 
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from reluformer.analysis.collection import IGNORED_LABEL, Batch
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.corpora import read_parallel_files
+from reluformer.training.data.documents import PackedDocuments, pack_documents
 from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.moses import MosesStep
 from reluformer.training.translation import Translator
@@ -32,23 +33,29 @@ WEIGHTS_PER_BATCH = 2**20
 class AnalysisText:
     """Encoded pairs, and what a result says about them.
 
-    pairs: columns "input_ids" and "labels". facts: files, origin of the targets, counts of pairs and tokens.
+    pairs: columns "input_ids" and "labels". facts: files, origin of the targets, counts of pairs and tokens. documents: what the
+    pairs were packed of, where they are packed documents.
     """
 
     pairs: datasets.Dataset
     facts: dict[str, Any] = field(default_factory=dict)
+    documents: PackedDocuments | None = None
 
 
-def read_lines(text: str | Path, target_text: str | Path | None) -> tuple[datasets.Dataset, dict[str, int]]:
+def read_lines(
+    text: str | Path, target_text: str | Path | None, documents: str | Path | None = None
+) -> tuple[datasets.Dataset, dict[str, int]]:
     """Source lines and, if given, target lines: columns "source" and "target"; and what was skipped, by reason.
 
-    Plain or gzip. A pair with an empty line or one that is not UTF-8 is skipped with a warning.
+    Plain or gzip. A pair with an empty line or one that is not UTF-8 is skipped with a warning. `documents` names the document of
+    each line: column "document".
 
     Raises:
         UserError: a missing file, files of different lengths, nothing left.
     """
     # One rule for one file and for two: a file beside itself is never misaligned.
-    lines, report = read_parallel_files(text, text if target_text is None else target_text, name="text")
+    target = text if target_text is None else target_text
+    lines, report = read_parallel_files(text, target, name="text", documents=documents)
     if target_text is not None:
         return lines, report.skipped
     skipped = {reason.replace("both sides", "source"): count for reason, count in report.skipped.items()}
@@ -86,6 +93,48 @@ def encode_text(
     return AnalysisText(pairs, {**facts, **counts})
 
 
+def pack_text(
+    lines: datasets.Dataset,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int | None = None,
+) -> AnalysisText:
+    """Token ids of the documents that the lines make, packed as in training; a line that alone is longer is left out and counted.
+
+    Args:
+        lines: columns "source", "target" and "document".
+        model, tokenizer: an encoder-decoder and its tokenizer.
+        max_length: most tokens of a packed document on either side; None: the model's positions.
+
+    Raises:
+        UserError: more tokens than positions, or a model that has no limit where none is given; see `pack_documents`.
+    """
+    positions = getattr(model.config, "max_position_embeddings", None)
+    most = positions if max_length is None else max_length
+    if most is None:
+        raise UserError(
+            "--max_length: missing; the model has no limit of positions, so say how long a packed document may be"
+        )
+    if positions is not None and most > positions:
+        raise UserError(
+            f"--max_length: {max_length} tokens of a packed document; give at most {positions}, the positions of the model"
+        )
+    packed = pack_documents(lines, tokenizer, max_tokens=most, too_long="skip", name="text")
+    report = packed.report
+    facts = {
+        "target": "given, teacher-forced",
+        "documents": report.documents,
+        "packed_documents": report.packed,
+        "max_length": most,
+        "sentences": report.sentences,
+        "source_tokens": report.source_tokens,
+        "target_tokens": report.target_tokens,
+        "skipped": report.skipped,
+    }
+    return AnalysisText(packed.encoded, facts, packed)
+
+
 def _without_long_sources(
     lines: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, most: int
 ) -> tuple[datasets.Dataset, dict[str, int]]:
@@ -120,6 +169,14 @@ def batches(
         batch_tokens: tokens of the longer side with padding in a batch; a longer pair is a batch of its own.
         progress: show a progress bar.
     """
+    for _, batch in numbered_batches(pairs, device, batch_tokens=batch_tokens, progress=progress):
+        yield batch
+
+
+def numbered_batches(
+    pairs: datasets.Dataset, device: torch.device, *, batch_tokens: int, progress: bool = True
+) -> Generator[tuple[list[int], Batch]]:
+    """`batches`, each with the places of its rows in `pairs`."""
     lengths = [(len(row["input_ids"]), len(row["labels"])) for row in pairs]
     order = sorted(range(len(lengths)), key=lambda index: (max(lengths[index]), lengths[index]), reverse=True)
     with tqdm(total=len(order), desc="analysing", unit="sentence", disable=None if progress else True) as bar:
@@ -127,9 +184,10 @@ def batches(
         while start < len(order):
             longest = max(lengths[order[start]])
             size = max(1, min(batch_tokens // longest, WEIGHTS_PER_BATCH // longest**2))
-            chosen = [pairs[index] for index in order[start : start + size]]
-            yield make_batch([(row["input_ids"], row["labels"]) for row in chosen], device)
-            bar.update(len(chosen))
+            places = order[start : start + size]
+            rows = [pairs[place] for place in places]
+            yield places, make_batch([(row["input_ids"], row["labels"]) for row in rows], device)
+            bar.update(len(places))
             start += size
 
 

@@ -30,6 +30,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument(
         "--target_text", "--target-text", metavar="FILE", help="its translations; default: the model's own"
     )
+    parser.add_argument("--documents", metavar="FILE", help="the document of each line; its lines are packed to texts")
     parser.add_argument("--output", metavar="FOLDER", help="default: analysis in the folder of the model")
     _add_sizes(parser)
     options = parser.parse_args(arguments)
@@ -53,6 +54,9 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--map_tokens", type=int, help="tokens of each side on a map, from the first; default: 40")
     parser.add_argument(
         "--context", type=int, help="tokens of a context of a decoder-only model; default: its positions, at most 1024"
+    )
+    parser.add_argument(
+        "--max_length", type=int, help="with --documents: most tokens of a packed text; default: the model's positions"
     )
     parser.add_argument("--images", metavar="PATH", help="for a classifier: a folder of class folders, or an IDX file")
     parser.add_argument("--image_labels", metavar="FILE", help="the labels of an IDX file of pictures")

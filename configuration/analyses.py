@@ -7,6 +7,7 @@ ANALYSES = {
     "entropy": "entropy",
     "entropy-share": "entropy_share",
     "likelihood": "likelihood",
+    "context": "context",
     "ffn-sparsity": "ffn_sparsity",
     "ppl-sparsity": "ppl_sparsity",
     "variance-ratio": "variance_ratio",

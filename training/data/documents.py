@@ -108,7 +108,7 @@ class PackedDocuments:
 
     Args:
         pairs: one row a packed document: "source", "target" (plain text), "document" (the original one's name),
-            "sentences" (their number).
+            "sentences" (their number), "first" (place of the first of them in `sentences`).
         encoded: the token ids of the rows of `pairs`, columns as of `encode_pairs`.
         sentences: what was packed: "source", "target", "document".
         report: the counts.
@@ -208,7 +208,8 @@ def pack_documents(
     starts, stops = np.array(spans).T
     report.count(starts, stops, *(ids[side].tokens(starts, stops) for side in _SIDES))
     columns = {side: _joined_texts(sentences, side, spans) for side in _SIDES}
-    columns |= {"document": pa.array([documents[start] for start, _ in spans]), "sentences": pa.array(stops - starts)}
+    columns |= {"document": pa.array([documents[start] for start, _ in spans])}
+    columns |= {"sentences": pa.array(stops - starts), "first": pa.array(starts)}
     encoded = {side: ids.pop(side).joined(starts, stops, tokenizer.eos_token_id) for side in _SIDES}
     _check_joined(columns, encoded, tokenizer, name)
     pairs = datasets.Dataset(datasets.table.InMemoryTable(pa.table(columns)))

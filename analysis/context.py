@@ -1,0 +1,145 @@
+"""The figure `context`: what the rest of a document is worth to a model, token by token.
+
+Each token of a packed document is predicted twice: in its document, and with its sentence alone. A model that uses the sentences
+before and beside gives it more probability in the document; how that changes with the place tells how far it looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import datasets
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from reluformer.analysis.collection import IGNORED_LABEL, eager, forward
+from reluformer.analysis.colors import color_of_model
+from reluformer.analysis.drawing import finish, new_figure, save
+from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken
+from reluformer.analysis.head_sums import ALL
+from reluformer.analysis.likelihood import LAST_PLACES, positions_of
+from reluformer.analysis.texts import numbered_batches
+from reluformer.training.data.documents import PackedDocuments
+
+DEFINITIONS = {
+    "positions": "places of the tokens in the target side of their packed document, from 1; `all`: of all tokens",
+    "tokens": "how many tokens stand there; end tokens are left out, since a sentence has one only where it is alone",
+    "nll": "mean over them of −log p(token | the source document, the target tokens before it), in nats",
+    "nll_alone": "the same of the same tokens where the model is given the token's sentence alone, on both sides",
+    "gain": "nll_alone − nll: what the rest of the document is worth",
+    "gain_error": "standard error of gain, the packed documents taken for independent of each other; null for a single one",
+}
+
+
+@dataclass
+class Context(Figure):
+    """Likelihood of the tokens of a document, in it and with their sentence alone."""
+
+    batch_tokens: int
+
+    name = "context"
+    needs = TEXT
+    definitions = DEFINITIONS
+
+    def take(self, subject: Subject) -> Taken:
+        self._color = color_of_model(subject.model.config)
+        within = [nll[:-1] for nll in self._token_nll(subject.model, subject.pairs)]
+        alone = [nll[:-1] for nll in self._token_nll(subject.model, _single_sentences(subject))]
+        starts = _bounds(subject.documents)
+        table = context_table(within, [torch.cat(alone[first:after]) for first, after in pairwise(starts)])
+        whole = table[0]
+        summary = (
+            f"{whole['nll']:.4f} nats a token in its document, {whole['nll_alone']:.4f} with its sentence alone, "
+            f"{whole['tokens']:,} tokens"
+        )
+        return Taken(table, summary)
+
+    def _token_nll(self, model: PreTrainedModel, pairs: datasets.Dataset) -> list[Tensor]:
+        """−log p of each label of each pair, (labels,), the end token with them."""
+        found: dict[int, Tensor] = {}
+        with eager(model), torch.inference_mode():
+            for places, batch in numbered_batches(pairs, model.device, batch_tokens=self.batch_tokens):
+                logits, labels = forward(model, batch).logits.float(), batch.labels
+                nll = cross_entropy(
+                    logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED_LABEL
+                )
+                rows = zip(places, nll.view_as(labels).double().cpu(), batch.target_mask.cpu(), strict=True)
+                found.update((place, row[real]) for place, row, real in rows)
+        return [found[place] for place in range(len(pairs))]
+
+    def draw(self, rows: Rows, path: Path, title: str) -> Path:
+        """Negative log-likelihood above, in the document and alone, and what the document is worth below."""
+        figure = new_figure(6.4, 4.8)
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        names = [row["positions"] for row in rows[1:]]
+        for column, label, style in (("nll", "in its document", "-"), ("nll_alone", "its sentence alone", "--")):
+            values = [row[column] for row in rows[1:]]
+            upper.plot(names, values, style, color=self._color, marker="o", markersize=4, label=label)
+        gains, errors = ([row[column] for row in rows[1:]] for column in ("gain", "gain_error"))
+        lower.errorbar(
+            names, gains, [error or 0.0 for error in errors], color=self._color, marker="o", markersize=4, capsize=2
+        )
+        lower.axhline(0, color="0.6", linewidth=0.8)
+        upper.set_ylabel("−log p, nats a token", fontsize=9)
+        lower.set_ylabel("gain, nats a token", fontsize=9)
+        lower.set_xlabel("position of the predicted token in its document", fontsize=9)
+        upper.legend(frameon=False, fontsize=8)
+        for axes in (upper, lower):
+            finish(axes)
+        return save(figure, path, title)
+
+
+def _single_sentences(subject: Subject) -> datasets.Dataset:
+    """The sentences of the packed documents, in order, each encoded by itself; those that packing left out are not among them."""
+    packed = subject.documents
+    counts = zip(packed.pairs["first"], packed.pairs["sentences"], strict=True)
+    chosen = packed.sentences.select([first + place for first, number in counts for place in range(number)])
+    options = {"verbose": False, "return_attention_mask": False}
+    sources = subject.tokenizer(text=list(chosen["source"]), **options)["input_ids"]
+    targets = subject.tokenizer(text_target=list(chosen["target"]), **options)["input_ids"]
+    return datasets.Dataset.from_dict({"input_ids": sources, "labels": targets})
+
+
+def _bounds(packed: PackedDocuments) -> list[int]:
+    """Where the sentences of each packed document begin among all that are packed, and behind them their number."""
+    return [0, *torch.tensor(packed.pairs["sentences"][:]).cumsum(0).tolist()]
+
+
+def context_table(within: list[Tensor], alone: list[Tensor]) -> Rows:
+    """One row for all tokens and one for each group of positions that has any; columns as in `DEFINITIONS`.
+
+    Args:
+        within: −log p of the tokens of each packed document, (tokens,).
+        alone: the same, each sentence by itself.
+    """
+    document = torch.repeat_interleave(torch.tensor([len(nll) for nll in within]))
+    place = torch.cat([torch.arange(1, len(nll) + 1) for nll in within])
+    group, figures = torch.bucketize(place, LAST_PLACES), torch.stack([torch.cat(within), torch.cat(alone)], dim=1)
+    rows = [_row(ALL, figures, document)]
+    rows += [_row(positions_of(int(each)), figures[group == each], document[group == each]) for each in group.unique()]
+    return rows
+
+
+def _row(positions: str, figures: Tensor, document: Tensor) -> dict[str, str | int | float | None]:
+    nll, nll_alone = figures.mean(dim=0).tolist()
+    gain = nll_alone - nll
+    # A ratio of sums over documents: their residual sums are independent, those of the tokens within one are not.
+    residual = torch.bincount(document, weights=figures[:, 1] - figures[:, 0] - gain)
+    number = len(document.unique())
+    scale = number / (number - 1) if number > 1 else None
+    error = None if scale is None else float((scale * (residual**2).sum()).sqrt() / len(document))
+    return {
+        "positions": positions,
+        "tokens": len(document),
+        "nll": nll,
+        "nll_alone": nll_alone,
+        "gain": gain,
+        "gain_error": error,
+    }
+
+
+FIGURE = Context
