@@ -27,6 +27,7 @@ from reluformer.training.data.documents import PackedDocuments
 
 DEFINITIONS = {
     "positions": "places of the tokens in the target side of their packed document, from 1; `all`: of all tokens",
+    "last": "the last of these places; null for all",
     "tokens": "how many tokens stand there; end tokens are left out, since a sentence has one only where it is alone",
     "nll": "mean over them of −log p(token | the source document, the target tokens before it), in nats",
     "nll_alone": "the same of the same tokens where the model is given the token's sentence alone, on both sides",
@@ -119,12 +120,15 @@ def context_table(within: list[Tensor], alone: list[Tensor]) -> Rows:
     document = torch.repeat_interleave(torch.tensor([len(nll) for nll in within]))
     place = torch.cat([torch.arange(1, len(nll) + 1) for nll in within])
     group, figures = torch.bucketize(place, LAST_PLACES), torch.stack([torch.cat(within), torch.cat(alone)], dim=1)
-    rows = [_row(ALL, figures, document)]
-    rows += [_row(positions_of(int(each)), figures[group == each], document[group == each]) for each in group.unique()]
+    rows = [{"positions": ALL, "last": None, **_means(figures, document)}]
+    for each in group.unique():
+        chosen = group == each
+        means = _means(figures[chosen], document[chosen])
+        rows.append({"positions": positions_of(int(each)), "last": int(LAST_PLACES[each]), **means})
     return rows
 
 
-def _row(positions: str, figures: Tensor, document: Tensor) -> dict[str, str | int | float | None]:
+def _means(figures: Tensor, document: Tensor) -> dict[str, int | float | None]:
     nll, nll_alone = figures.mean(dim=0).tolist()
     gain = nll_alone - nll
     # A ratio of sums over documents: their residual sums are independent, those of the tokens within one are not.
@@ -133,7 +137,6 @@ def _row(positions: str, figures: Tensor, document: Tensor) -> dict[str, str | i
     scale = number / (number - 1) if number > 1 else None
     error = None if scale is None else float((scale * (residual**2).sum()).sqrt() / len(document))
     return {
-        "positions": positions,
         "tokens": len(document),
         "nll": nll,
         "nll_alone": nll_alone,

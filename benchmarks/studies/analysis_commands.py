@@ -10,6 +10,7 @@ from benchmarks.studies.study import Analysis
 from benchmarks.studies.tasks import Task, analysis_folder, evaluated_split
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
+from reluformer.training.data.splits import load_split
 from reluformer.training.data.text_sources import split_documents
 from reluformer.training.run.run_folder import RECIPE_FILE
 from reluformer.training.scoring.evaluation import read_translations
@@ -22,18 +23,19 @@ def analysis_commands(task: Task, wanted: Sequence[str]) -> list[list[str]]:
 
     Raises:
         UserError: the run has no translations of the test split, which is where the text is taken from, or, of a language model,
-            has evaluated no split.
+            has evaluated no split; its documents are wanted, and its recipe packs none.
     """
 
-    def same(analysis: Analysis) -> tuple[int, list[str]]:
-        return (analysis.lines or 0, analysis.options)
+    def same(analysis: Analysis) -> tuple[bool, int, list[str]]:
+        return (analysis.documents, analysis.lines or 0, analysis.options)
 
     analyses = sorted((analysis for analysis in task.row.analyses if analysis.what in wanted), key=same)
     commands = []
-    for (lines, options), group in groupby(analyses, key=same):
-        folder = analysis_folder(task) / f"text-{lines or 'all'}"
+    for (documents, lines, options), group in groupby(analyses, key=same):
+        folder = analysis_folder(task) / f"{'sentences' if documents else 'text'}-{lines or 'all'}"
         names = [analysis.what for analysis in group]
-        files = ["--model", str(task.run_folder), *_inputs(task, lines or None, folder)]
+        inputs = _sentences(task, lines or None, folder) if documents else _inputs(task, lines or None, folder)
+        files = ["--model", str(task.run_folder), *inputs]
         commands.append(["analyze", "--what", *names, *files, "--output", str(analysis_folder(task)), *options])
     return commands
 
@@ -51,6 +53,18 @@ def _inputs(task: Task, lines: int | None, folder: Path) -> list[str]:
         for name, column in (("source", 0), ("target", 2))
     )
     return ["--text", source, "--target-text", target]
+
+
+def _sentences(task: Task, lines: int | None, folder: Path) -> list[str]:
+    """Writes the sentences of the test split, and the document of each."""
+    data = load_recipe(task.run_folder / RECIPE_FILE).data
+    if data.packing is None:
+        raise UserError(f"{task.run_folder}: its recipe packs no documents; leave `documents` of the analysis out")
+    sentences, _ = load_split(data, "test")
+    files = []
+    for option, column in (("--text", "source"), ("--target-text", "target"), ("--documents", "document")):
+        files += [option, _written(folder / f"{column}.txt", sentences[column][:lines])]
+    return [*files, "--max_length", str(data.max_length)]
 
 
 def _pictures(task: Task) -> list[str]:

@@ -21,12 +21,14 @@ class Analysis:
     Args:
         what: as in `reluformer analyze --what`; also names the figures: `analyses.<what>.…`.
         lines: test pairs that are analysed, from the first; of a language model, lines of its test documents; null takes all.
+        documents: sentences are given, each with its document's name, and packed as the recipe says; `lines` counts sentences.
         options: further options of the command.
         pictures: which of the pictures it draws are kept beside the result; names as in a file search (`*.layer1.png`).
     """
 
     what: str
     lines: int | None = 200
+    documents: bool = False
     options: list[str] = field(default_factory=list)
     pictures: list[str] = field(default_factory=list)
 

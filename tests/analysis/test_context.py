@@ -117,6 +117,7 @@ def test_the_error_of_the_gain_by_hand():
     assert (first["positions"], first["tokens"], first["gain"]) == ("1", 3, pytest.approx(0.5 / 3))
     assert (second["positions"], second["nll"], second["nll_alone"]) == ("2", 1.75, 2.25)
     assert (last["positions"], last["gain"], last["gain_error"]) == ("3-4", 1.0, None)
+    assert [row["last"] for row in (whole, first, second, last)] == [None, 1, 2, 4]
 
 
 @pytest.mark.parametrize(

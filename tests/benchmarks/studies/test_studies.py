@@ -373,6 +373,9 @@ def test_every_study_runs_at_the_smoke_size(tmp_path, capsys):
     assert len(texts) == 11 and all(result["perplexity"]["tokens"] == 119 for result in texts)
     others = [result for result in trained if result not in pictures + texts]
     assert {result["row"] for result in others if not result["bleu"]} == starts | {"documents_gamma_softmax"}
+    documents = next(result for result in results if result["row"] == "documents_relu_64")
+    table = documents["analyses"]["context"]["table"]
+    assert documents["analyses"]["context"]["text"]["max_length"] == 64 and table[0]["tokens"] > 100
     vanilla = next(result for result in results if result["row"] == "vanilla")
     assert {"entropy", "top-p", "anisotropy", "variance-ratio"} <= vanilla["analyses"].keys()
     report = tmp_path / "reproduction.md"

@@ -164,14 +164,15 @@ def test_the_cpu_rows_have_the_budget_that_was_asked_for(catalogues):
     usual = [row for row in pictures if not row.name.startswith("vit_relu_epochs")]
     assert {(row.values["length"], updates(row)) for row in usual} == {(49, 938), (196, 469), (784, 469)}
     assert {updates(row) for row in rows if row.name.startswith("lm_")} == {1600}
-    others = [row for row in rows if not row.name.startswith(("vit_", "zeros_", "lm_"))]
+    assert {updates(row) for row in rows if row.name.startswith("tiny_")} == {1600}
+    others = [row for row in rows if not row.name.startswith(("vit_", "zeros_", "lm_", "tiny_"))]
     assert all(updates(row) >= (600 if row.name in short else 2400) for row in others)
     others = [table_of(load_study(name), catalogues["cpu"]) for name in study_names() if name != "gamma"]
     assert not short & {entry.row.name for table in others for entry in table if entry.row is not None}
-    lengths = {row.values["length"] for row in rows if row.family == "documents_relu_{length}"}
-    assert lengths == {128, 512, 1024}
-    for row in rows:
-        if row.family == "documents_relu_{length}":
+    for family, expected in (("documents", {128, 512, 1024}), ("documents_end", {128, 256, 512, 1024, 2048})):
+        documents = [row for row in rows if row.family == f"{family}_relu_{{length}}"]
+        assert {row.values["length"] for row in documents} == expected
+        for row in documents:
             assert row.values["gamma"] == pytest.approx(math.sqrt(2 * row.values["length"]), rel=0.01)
 
 
