@@ -37,6 +37,12 @@ PAIRS = (
         "sentences_end_relu_dropout_0.1",
         "bleu",
     ),
+    Pair(
+        "… with dropout of 0.3 instead of 0.1",
+        "sentences_end_softmax_dropout_0.3",
+        "sentences_end_relu_dropout_0.3",
+        "bleu",
+    ),
     *(
         Pair(
             f"documents of {length:,} tokens, translated",

@@ -44,7 +44,7 @@ def result(row: str, right: int, cpu_seconds: float, updates: int = 10) -> dict:
 
 
 def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
-    pair = evidence.PAIRS[5]
+    pair = next(pair for pair in evidence.PAIRS if pair.score == "accuracy")
     given = {
         (pair.softmax, 1): 800,
         (pair.softmax, 2): 820,
