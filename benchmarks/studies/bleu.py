@@ -28,7 +28,8 @@ METRICS = {
 def bleu_statistics(translations: Path, recipe: Mapping[str, Any]) -> dict[str, Any]:
     """BLEU of a file of translations, and what each of them adds to it.
 
-    The metric is the recipe's headline where that is one of `METRICS`, else `bleu`.
+    The metric is the recipe's headline where that is one of `METRICS`, else `bleu`, or `tokenized_lowercase_bleu` where the
+    headline leaves case aside.
 
     Args:
         translations: as `write_translations` wrote them.
@@ -38,8 +39,9 @@ def bleu_statistics(translations: Path, recipe: Mapping[str, Any]) -> dict[str, 
         `metric`, `signature`, `score`, `references` (a digest of them, in order), `sentences`: for each, six numbers.
     """
     rows = read_translations(translations)
-    headline = (recipe.get("evaluation") or {}).get("headline")
-    name = headline if headline in METRICS else "bleu"
+    name = (recipe.get("evaluation") or {}).get("headline", "bleu")
+    if name not in METRICS:
+        name = "bleu" if SCORES[name].cased else "tokenized_lowercase_bleu"
     corpus, sentence = BLEU(**METRICS[name]), BLEU(**METRICS[name], effective_order=True)
     scores = [sentence.sentence_score(hypothesis, [reference]) for _, hypothesis, reference in rows]
     hypotheses, references = [row[1] for row in rows], [row[2] for row in rows]

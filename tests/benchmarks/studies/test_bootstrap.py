@@ -47,7 +47,9 @@ def test_score_and_p_value_are_those_of_sacrebleu(tmp_path, monkeypatch, headlin
 def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_path):
     first = bleu_statistics(translations(tmp_path, "first", 0.2)[0], {})
     fewer = bleu_statistics(translations(tmp_path, "fewer", 0.2, count=50)[0], {})
+    by_moses = bleu_statistics(tmp_path / "first.tsv", {"evaluation": {"headline": "moses_lowercase_bleu"}})
     lower = bleu_statistics(tmp_path / "first.tsv", {"evaluation": {"headline": "tokenized_lowercase_bleu"}})
+    assert by_moses == lower, "a lower-cased model is not scored by its case"
     assert comparable(first, first) and not comparable(first, None)
     for other in (fewer, lower):
         assert not comparable(first, other)
