@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -62,10 +63,10 @@ def read_log_history(folder: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path}: is no trainer state with a log_history ({error})") from error
 
 
-def last_figure(log_history: Iterable[Mapping[str, Any]], name: str) -> Any:
-    """The last logged value of a name; None if there is none."""
+def last_figure(log_history: Iterable[Mapping[str, Any]], name: str, count: int = 1) -> float | None:
+    """The mean of the last `count` logged values of a name; None if there are fewer."""
     values = [entry[name] for entry in log_history if entry.get(name) is not None]
-    return values[-1] if values else None
+    return fmean(values[-count:]) if len(values) >= count else None
 
 
 def training_seconds(log_history: Iterable[Mapping[str, Any]]) -> float:

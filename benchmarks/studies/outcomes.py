@@ -16,6 +16,7 @@ from benchmarks.studies.tasks import Places, Task, is_stale, read_result, spent,
 from reluformer.configuration.errors import UserError
 
 RUN, PENDING, NOT_HERE = "run", "pending", "not possible here"
+_LOGGED = re.compile(r"log(\d*)\.(.+)")
 _STEP = re.compile(r"([\w-]+)(?:\[([^\]]*)\])?(?:\.|$)")
 
 
@@ -151,19 +152,19 @@ def _relative(figure: Figure, outcome: Outcome, seed: int | None) -> float | Non
 
 
 def _figure(figure: Figure, content: Mapping[str, Any], path: str) -> float | None:
-    if path.startswith("log."):
-        found = last_figure(content.get("log_history", []), path.removeprefix("log."))
-    else:
-        found = select(content, path)
+    found = select(content, path)
     return found * figure.factor if isinstance(found, (int, float)) else None
 
 
 def select(content: Any, path: str) -> Any:
     """What a path leads to: `a.b[layer=all,p=0.2].c`; None where it ends early, the list of rows where it ends with one.
+    `log.name` and `log10.name` are of what was logged, see `study.Figure`.
 
     Raises:
         UserError: text that is no path.
     """
+    if (logged := _LOGGED.fullmatch(path)) is not None:
+        return last_figure(content.get("log_history", []), logged[2], int(logged[1] or 1))
     position = 0
     while position < len(path):
         step = _STEP.match(path, position)

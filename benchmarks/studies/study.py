@@ -83,8 +83,9 @@ class Figure:
 
     Args:
         label: its heading.
-        path: where the figure stands in a row's result: names joined by points, `log.<name>` for the last logged value;
-            `table[layer=all,p_percent=0.2]` takes the row of a table with these values.
+        path: where the figure stands in a row's result: names joined by points, `log.<name>` for the last logged value and
+            `log10.<name>` for the mean of the last ten; `table[layer=all,p_percent=0.2]` takes the row of a table with these
+            values.
         digits: after the decimal point.
         factor: the figure is multiplied by it, for example 100 for percent.
         file: a JSON file of another benchmark, from the current directory, that holds the figure instead. It is there
