@@ -212,13 +212,13 @@ class _Session:
             figure.require(model)
         self._write(self.figures[MODEL], folder, Subject(model), facts)
         if on_text:
-            most = [figure.most_pairs for figure in on_text]
-            if options.documents is None and None not in most:  # no need to translate what no figure looks at
-                lines = lines.select(range(min(max(most), len(lines))))
-            if options.documents is None:
-                text = encode_text(lines, model, tokenizer, num_beams=options.num_beams)
-            else:
+            if options.documents is not None:
                 text = pack_text(lines, model, tokenizer, max_length=options.max_length)
+            else:
+                most = [figure.most_pairs for figure in on_text]
+                if None not in most:  # no need to translate what no figure looks at
+                    lines = lines.select(range(min(max(most), len(lines))))
+                text = encode_text(lines, model, tokenizer, num_beams=options.num_beams)
             facts |= {"device": str(model.device), "text": self._text_facts(text, skipped)}
             stream = batches(text.pairs, model.device, batch_tokens=options.batch_tokens)
             self._observe(model, stream)
