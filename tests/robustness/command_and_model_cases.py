@@ -78,7 +78,7 @@ a_file/out: Not a directory
 
 an unknown analysis
 analyze --what entropie --model model --text good.de
---what: entropie is unknown; choose of entropy, entropy-share, likelihood, ffn-sparsity, …
+--what: entropie is unknown; choose of entropy, entropy-share, likelihood, context, …
 
 a folder that is not there
 convert --from runs/nowhere --to converted
