@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -63,16 +64,34 @@ def paired_bootstrap(
     Raises:
         ValueError: statistics that are not [`comparable`].
     """
-    if not comparable(first, second):
+    return bootstrap_of_means(kind, [first], [second], samples)
+
+
+def bootstrap_of_means(
+    kind: Statistic, first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], samples: int = SAMPLES
+) -> Comparison:
+    """The same test of two mean scores, each over the seeds of a row: every sample draws the same items for all of them.
+
+    It says whether other test items would turn the difference of these models; how much other seeds move it, their own
+    scores say.
+
+    Raises:
+        ValueError: statistics that are not [`comparable`].
+    """
+    if not all(comparable(first[0], each) for each in (*first, *second)):
         raise ValueError("the two were not scored by the same metric on the same references")
-    statistics = [kind.rows(part) for part in (first, second)]
-    count = len(statistics[0])
+    rows = [[kind.rows(each) for each in side] for side in (first, second)]
+    count = len(rows[0][0])
     drawn = np.random.default_rng(SEED).choice(count, size=(samples, count), replace=True)
-    scores = [np.array([kind.score(part[indices].sum(0)) for indices in drawn]) for part in statistics]
-    difference = kind.score(statistics[0].sum(0)) - kind.score(statistics[1].sum(0))
+    scores = [np.array([_mean_score(kind, side, indices) for indices in drawn]) for side in rows]
+    difference = _mean_score(kind, rows[0]) - _mean_score(kind, rows[1])
     # Where two agree in every item, the formula below would find no sample beyond, and so the smallest p.
     if difference == 0:
         return Comparison(difference, 1.0, samples)
     differences = np.abs(scores[0] - scores[1])
     beyond = int(np.sum(differences - differences.mean() > abs(difference)))
     return Comparison(difference, (beyond + 1) / (samples + 1), samples)
+
+
+def _mean_score(kind: Statistic, rows: Sequence[np.ndarray], items: np.ndarray | slice = slice(None)) -> float:
+    return fmean(kind.score(part[items].sum(0)) for part in rows)

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.studies.bootstrap import STATISTICS, comparable, paired_bootstrap
+from benchmarks.studies.bootstrap import STATISTICS, bootstrap_of_means, comparable
 from benchmarks.studies.claims import SIGNIFICANT
 from benchmarks.studies.outcomes import has_diverged
 from benchmarks.studies.parser import Row, load_rows
@@ -68,14 +68,14 @@ PAIRS = (
 
 
 def evidence_table() -> str:
-    """A line for each pair: scores, difference with the p-value of each seed, and what was trained."""
+    """A line for each pair: scores of each seed, their difference with its p-value, and what was trained."""
     rows, places = load_rows(SIZE).rows, Places.of(SIZE)
     header = [
         "task",
         "score",
         "softmax",
         "ReLU",
-        "ReLU over softmax, each seed",
+        "ReLU over softmax",
         "updates",
         "core-seconds, softmax / ReLU",
     ]
@@ -91,10 +91,15 @@ def _line(pair: Pair, rows: Mapping[str, Row], places: Places) -> list[str]:
     label = STATISTICS[pair.score].label
     if not results:
         return [pair.task, label, "–", "–", NOT_TRAINED, "–", "–"]
-    means = [fmean([both[at][pair.score]["score"] for both in results]) for at in (0, 1)]
-    differences = "; ".join(_difference(pair.score, *both) for both in results)
+    scores = [_each([both[at][pair.score]["score"] for both in results], "{:.2f}") for at in (0, 1)]
     updates = list(dict.fromkeys(f"{spent(result)[0]:,}" for both in results for result in both))
-    return [pair.task, label, *(f"{mean:.2f}" for mean in means), differences, " and ".join(updates), _seconds(results)]
+    difference = _difference(pair.score, *zip(*results, strict=True))
+    return [pair.task, label, *scores, difference, " and ".join(updates), _seconds(results)]
+
+
+def _each(values: Sequence[float], form: str) -> str:
+    """Their mean and, where there are several, each."""
+    return form.format(fmean(values)) + (f" ({', '.join(map(form.format, values))})" if len(values) > 1 else "")
 
 
 def _seconds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
@@ -105,11 +110,13 @@ def _seconds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     return " / ".join(f"{fmean(seconds):,.0f}" for seconds in spent_on)
 
 
-def _difference(score: str, softmax: Mapping[str, Any], relu: Mapping[str, Any]) -> str:
-    if any(map(has_diverged, (softmax, relu))):
+def _difference(score: str, softmax: Sequence[Mapping[str, Any]], relu: Sequence[Mapping[str, Any]]) -> str:
+    if any(map(has_diverged, (*softmax, *relu))):
         return "does not converge"
-    if not comparable(softmax[score], relu[score]):
-        raise ValueError(f"{softmax['row']} and {relu['row']}: {score} of different test texts cannot be compared")
-    test = paired_bootstrap(STATISTICS[score], relu[score], softmax[score])
+    if not all(comparable(softmax[0][score], result[score]) for result in (*softmax, *relu)):
+        raise ValueError(f"{softmax[0]['row']}, {relu[0]['row']}: {score} of different test texts cannot be compared")
+    ours, theirs = ([result[score] for result in side] for side in (relu, softmax))
+    test = bootstrap_of_means(STATISTICS[score], ours, theirs)
+    differences = [first["score"] - second["score"] for first, second in zip(ours, theirs, strict=True)]
     noise = "" if test.p_value < SIGNIFICANT else ", within the noise"
-    return f"{test.difference:+.2f} (p = {test.p_value:.3f}{noise})"
+    return f"{_each(differences, '{:+.2f}')}; p = {test.p_value:.3f}{noise}"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies.accuracy import accuracy_rows, accuracy_statistics
-from benchmarks.studies.bootstrap import SEED, STATISTICS, comparable, paired_bootstrap
+from benchmarks.studies.bootstrap import SEED, STATISTICS, bootstrap_of_means, comparable, paired_bootstrap
 
 KIND = STATISTICS["accuracy"]
 
@@ -18,10 +18,11 @@ def predictions(folder, name, labels, found):
     return path
 
 
-def two_classifiers(folder, count, first_rate=0.8, second_rate=0.8, seed=0):
-    """Statistics of two classifiers of the same pictures, and whether each picture was right."""
+def two_classifiers(folder, count, first_rate=0.8, second_rate=0.8, seed=0, trained_with=None):
+    """Statistics of two classifiers of the same pictures, and whether each picture was right; `trained_with` gives others."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 10, count)
+    rng = rng if trained_with is None else np.random.default_rng(trained_with)
     found = [np.where(rng.random(count) < rate, labels, (labels + 1) % 10) for rate in (first_rate, second_rate)]
     paths = [predictions(folder, str(number), labels, each) for number, each in enumerate(found)]
     return [accuracy_statistics(path, "test") for path in paths], [each == labels for each in found]
@@ -46,6 +47,24 @@ def test_the_bootstrap_is_that_of_the_pictures_themselves(tmp_path):
     assert found.difference == pytest.approx(100 * (first.mean() - second.mean()))
     assert found.p_value == pytest.approx((beyond + 1) / 401)
     assert 0.005 < found.p_value < 1, "a test of nothing"
+
+
+def test_means_over_seeds_are_compared_on_the_same_pictures(tmp_path):
+    (first, second), (right, wrong) = two_classifiers(tmp_path, 301, 0.80, 0.72)
+    (third, fourth), (other_right, other_wrong) = two_classifiers(tmp_path, 301, 0.78, 0.77, trained_with=1)
+    found = bootstrap_of_means(KIND, [first, third], [second, fourth], samples=400)
+    drawn = np.random.default_rng(SEED).choice(301, size=(400, 301), replace=True)
+    means = [
+        (one[drawn].mean(1) + other[drawn].mean(1)) / 2 for one, other in ((right, other_right), (wrong, other_wrong))
+    ]
+    difference = (right.mean() + other_right.mean() - wrong.mean() - other_wrong.mean()) / 2
+    differences = np.abs(means[0] - means[1])
+    assert found.difference == pytest.approx(100 * difference)
+    assert found.p_value == pytest.approx((np.sum(differences - differences.mean() > abs(difference)) + 1) / 401)
+    assert 0.003 < found.p_value < 1, "a test of nothing"
+    (others, _), _ = two_classifiers(tmp_path, 50)
+    with pytest.raises(ValueError, match="same references"):
+        bootstrap_of_means(KIND, [first, others], [second, fourth])
 
 
 def test_a_clear_difference_is_significant_and_none_is_not(tmp_path):

@@ -61,17 +61,17 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
     compared = []
 
     def bootstrap(kind, first, second):
-        compared.append((first["score"], second["score"]))
-        return type(
-            "Test",
-            (),
-            {"difference": first["score"] - second["score"], "p_value": 0.001 if len(compared) == 1 else 0.4},
-        )
+        compared.append([[each["score"] for each in side] for side in (first, second)])
+        return type("Test", (), {"p_value": 0.001 if len(first) > 1 else 0.4})
 
-    monkeypatch.setattr(evidence, "paired_bootstrap", bootstrap)
+    monkeypatch.setattr(evidence, "bootstrap_of_means", bootstrap)
     line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
-    assert line[1:4] == ["accuracy", "81.00", "75.95"], "seed 3 has no partner"
-    assert line[4] == "-10.00 (p = 0.001); -0.10 (p = 0.400, within the noise)" and line[5:] == ["10", "100 / 60"]
+    assert line[1:4] == ["accuracy", "81.00 (80.00, 82.00)", "75.95 (70.00, 81.90)"], "seed 3 has no partner"
+    assert line[4:] == ["-5.05 (-10.00, -0.10); p = 0.001", "10", "100 / 60"]
+    assert compared == [[[70.0, 81.9], [80.0, 82.0]]]
+    del given[pair.softmax, 1]
+    line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
+    assert line[2:5] == ["82.00", "81.90", "-0.10; p = 0.400, within the noise"]
     given.clear()
     assert evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))[2:] == [
         "–",
