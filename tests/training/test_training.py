@@ -50,6 +50,7 @@ def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
     assert record["averaged_checkpoints"] == ["checkpoint-4", "checkpoint-6"]
     assert 0 < record["target_tokens_per_update"] < 400
     assert record["target_tokens_per_second"] > 0
+    assert record["peak_memory_bytes"] > 2**26, "torch alone needs it"
     assert record["attention_loop"] == library.loop_name()
     assert "+cpu" in record["versions"]["torch"] or record["versions"]["torch"]
     logs = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]

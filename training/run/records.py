@@ -21,6 +21,11 @@ import torch
 from reluformer.configuration.whole_files import write_whole
 from reluformer.training.run.redaction import command_without_secrets
 
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None
+
 # In the checkout: results and the pages and pictures generated from them.
 WRITTEN_BY_MEASUREMENTS = (
     "benchmarks/results",
@@ -73,6 +78,17 @@ def machine_facts() -> dict[str, Any]:
     if torch.cuda.is_available():
         facts["accelerators"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return facts
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes that this process has held at most since it began: resident or, on a CUDA device, allocated there by torch. None
+    where neither is told (Windows)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if resource is None:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def package_versions() -> dict[str, str | None]:

@@ -9,7 +9,7 @@ from transformers.trainer_utils import TrainOutput
 
 from reluformer.configuration.recipe import Recipe
 from reluformer.training.run.divergence import DivergenceWatch
-from reluformer.training.run.records import run_record, write_json
+from reluformer.training.run.records import peak_memory, run_record, write_json
 from reluformer.training.run.run_folder import RECORD_FILE
 from reluformer.training.run_trainer import RunTrainer
 
@@ -57,6 +57,7 @@ def training_record(
 
     `target_tokens_per_update` and `target_tokens_per_second` (in a training on pictures `images_per_…`) are means over all
     logged updates, weighted by their number; `seconds` is the wall time of this process' training, evaluation included;
+    `peak_memory_bytes` is what this process held at most, reading the corpus included;
     `attention_loop` is the one that computed on a CPU, "compiled" or "python", and null where neither did.
     """
     logs, means = [], {}
@@ -74,6 +75,7 @@ def training_record(
         "epochs": trainer.state.epoch,
         "seconds": seconds,
         **means,
+        "peak_memory_bytes": peak_memory(trainer.args.device),
         "training_loss": output.training_loss,
         "parameters": trainer.model.num_parameters(),
         "processes": recipe.training.world_size,

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +81,17 @@ def test_git_state_outside_a_checkout_and_without_git(tmp_path, monkeypatch):
     assert git_state(tmp_path) == {"commit": None, "dirty": None}
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(Path(records.__file__).parent) == {"commit": None, "dirty": None}
+
+
+def test_peak_memory_is_that_of_the_largest_moment():
+    program = (
+        "import torch; from reluformer.training.run.records import peak_memory\n"
+        "cpu = torch.device('cpu'); print(peak_memory(cpu)); torch.ones(2**29, dtype=torch.uint8); print(peak_memory(cpu))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    before, after = map(int, done.stdout.split())
+    assert 2**26 < before < after, "torch alone needs the first"
+    assert 2**29 < after < 2**31, "what is let go of counts"
 
 
 def test_run_record_is_complete():
