@@ -86,6 +86,7 @@ def _trainer(recipe: Recipe, corpus: PreparedCorpus, model: Any) -> ReLUFormerTr
             recipe.evaluation.num_beams,
             recipe.evaluation.length_penalty,
             recipe.evaluation.batch_tokens,
+            cased=SCORES[recipe.evaluation.headline].cased,
         )
     return ReLUFormerTrainer(
         model,

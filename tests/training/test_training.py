@@ -1,6 +1,7 @@
 """One recipe → one run folder: what is in it, that an interrupted run ends as a whole one, that averaging is what it says."""
 
 import json
+import re
 
 import datasets
 import pytest
@@ -82,6 +83,15 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recip
     folder = train(parse_recipe(options))
     assert f"going on at {tmp_path / 'broken' / 'checkpoint-4'}" in capsys.readouterr().out
     assert_gone_on_as(folder, whole, "checkpoint-4")
+
+
+def test_a_model_that_lower_cases_is_watched_by_a_score_without_case(recipe_file, capsys):
+    uncased = ["--tokenizer.lowercase", "true", "--evaluation.headline", "tokenized_lowercase_bleu"]
+    folder = train(parse_recipe(["--config", str(recipe_file), *uncased, "--training.max_steps", "3"]))
+    logs = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    scores = {name for entry in logs for name in entry if (name.startswith("eval_") and "bleu" in name) or "chrf" in name}
+    assert scores == {"eval_tokenized_lowercase_bleu"}
+    assert re.search(r"^3/3 .* · lower-cased BLEU \d", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, monkeypatch):

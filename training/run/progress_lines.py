@@ -147,6 +147,7 @@ def progress_line(logged: Mapping[str, float], update: int, updates: int, left: 
         "eval_loss": "validation loss {:.3g}",
         "eval_perplexity": "perplexity {:.4g}",
         "eval_bleu": "BLEU {:.1f}",
+        "eval_tokenized_lowercase_bleu": "lower-cased BLEU {:.1f}",
         "eval_accuracy": "accuracy {:.1f} %",
         "dead_row_fraction": "dead rows {}",
         "target_tokens_per_second": "{} tokens/s",
@@ -160,7 +161,7 @@ def progress_line(logged: Mapping[str, float], update: int, updates: int, left: 
     figures = [
         text.format(written.get(name, float)(logged[name]))
         for name, text in told.items()
-        if logged.get(name) is not None
+        if logged.get(name) is not None and not (name == "eval_tokenized_lowercase_bleu" and "eval_bleu" in logged)
     ]
     return " · ".join(part for part in (f"{update:,}/{updates:,}", *figures, left) if part)
 

@@ -24,6 +24,7 @@ class ValidationTranslation:
         num_beams: width of the beam.
         length_penalty: see `Translator`.
         batch_tokens: see `Translator`.
+        cased: False leaves out the scores that say nothing of a model whose tokenizer lower-cases.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -32,6 +33,7 @@ class ValidationTranslation:
     num_beams: int
     length_penalty: float
     batch_tokens: int
+    cased: bool = True
 
     def __call__(self, model: PreTrainedModel, process_index: int = 0, processes: int = 1) -> dict[str, float]:
         """Scores of `model`, from 0 to 100, the same on every process; every process must call this."""
@@ -48,4 +50,4 @@ class ValidationTranslation:
             gathered = dict(gather_object(list(zip(mine, translations, strict=True))))
             translations = [gathered[index] for index in range(len(self.sources))]
         scores = score_translations(translations, self.references)
-        return {score.name: scores[score.name] for score in SCORES_IN_TRAINING}
+        return {score.name: scores[score.name] for score in SCORES_IN_TRAINING if self.cased or not score.cased}

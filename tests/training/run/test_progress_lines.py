@@ -28,6 +28,10 @@ def test_a_line_holds_what_was_logged_and_no_more():
     assert progress_line(LOGGED, 650, 700, "0:12 left") == (
         "650/700 · loss 1.02 · validation loss 0.988 · BLEU 99.5 · dead rows 3 % · 17k tokens/s · 0:12 left"
     )
+    both = LOGGED | {"eval_tokenized_lowercase_bleu": 99.6}
+    assert progress_line(both, 650, 700, "0:12 left") == progress_line(LOGGED, 650, 700, "0:12 left")
+    del both["eval_bleu"]
+    assert "validation loss 0.988 · lower-cased BLEU 99.6 · dead rows" in progress_line(both, 650, 700, "")
     assert progress_line({"loss": float("nan")}, 1_000, 12_000, "") == "1,000/12,000 · loss nan"
 
 
