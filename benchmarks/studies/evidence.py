@@ -43,6 +43,8 @@ PAIRS = (
         "sentences_end_relu_dropout_0.3",
         "bleu",
     ),
+    Pair("sentences of 6.5 words, translated", "tatoeba_softmax_rate_0.003", "tatoeba_relu_rate_0.003", "bleu"),
+    Pair("… for 10,000 updates", "tatoeba_end_softmax", "tatoeba_end_relu", "bleu"),
     *(
         Pair(
             f"documents of {length:,} tokens, translated",

@@ -89,7 +89,9 @@ def test_a_model_that_lower_cases_is_watched_by_a_score_without_case(recipe_file
     uncased = ["--tokenizer.lowercase", "true", "--evaluation.headline", "tokenized_lowercase_bleu"]
     folder = train(parse_recipe(["--config", str(recipe_file), *uncased, "--training.max_steps", "3"]))
     logs = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
-    scores = {name for entry in logs for name in entry if (name.startswith("eval_") and "bleu" in name) or "chrf" in name}
+    scores = {
+        name for entry in logs for name in entry if (name.startswith("eval_") and "bleu" in name) or "chrf" in name
+    }
     assert scores == {"eval_tokenized_lowercase_bleu"}
     assert re.search(r"^3/3 .* · lower-cased BLEU \d", capsys.readouterr().out, re.MULTILINE)
 
