@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -20,11 +21,6 @@ import torch
 
 from reluformer.configuration.whole_files import write_whole
 from reluformer.training.run.redaction import command_without_secrets
-
-try:
-    import resource
-except ImportError:  # Windows has none
-    resource = None
 
 # In the checkout: results and the pages and pictures generated from them.
 WRITTEN_BY_MEASUREMENTS = (
@@ -81,14 +77,18 @@ def machine_facts() -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes that this process has held at most since it began: resident or, on a CUDA device, allocated there by torch. None
-    where neither is told (Windows)."""
+    """Bytes that this process has held at most since it began: allocated by torch on a CUDA device, else resident, which
+    only Linux tells; None elsewhere.
+
+    Not `ru_maxrss` of getrusage: a process begins with that of the program that started it.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if resource is None:
+    status = Path("/proc/self/status")
+    if not status.exists():
         return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    peak = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
+    return int(peak[1]) * 1024 if peak else None
 
 
 def package_versions() -> dict[str, str | None]:

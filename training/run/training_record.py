@@ -57,8 +57,8 @@ def training_record(
 
     `target_tokens_per_update` and `target_tokens_per_second` (in a training on pictures `images_per_…`) are means over all
     logged updates, weighted by their number; `seconds` is the wall time of this process' training, evaluation included;
-    `peak_memory_bytes` is what this process held at most, reading the corpus included;
-    `attention_loop` is the one that computed on a CPU, "compiled" or "python", and null where neither did.
+    `peak_memory_bytes` is what this process held at most, reading the corpus included, and null where neither Linux nor
+    CUDA tells it; `attention_loop` is the one that computed on a CPU, "compiled" or "python", and null where neither did.
     """
     logs, means = [], {}
     update = 0
