@@ -55,22 +55,11 @@ def comparable(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None
     return all(first[name] == second[name] for name in ("metric", "signature", "references"))
 
 
-def paired_bootstrap(
-    kind: Statistic, first: Mapping[str, Any], second: Mapping[str, Any], samples: int = SAMPLES
-) -> Comparison:
-    """sacreBLEU's paired bootstrap test of two statistics of a kind, with the same samples and the same p-value, but 1 for
-    equal scores.
-
-    Raises:
-        ValueError: statistics that are not [`comparable`].
-    """
-    return bootstrap_of_means(kind, [first], [second], samples)
-
-
 def bootstrap_of_means(
     kind: Statistic, first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], samples: int = SAMPLES
 ) -> Comparison:
-    """The same test of two mean scores, each over the seeds of a row: every sample draws the same items for all of them.
+    """sacreBLEU's paired bootstrap test of two mean scores, each over the seeds of a row: every sample draws the same items for
+    all of them. Of one seed each, it has the same samples and the same p-value as sacreBLEU's, but 1 for equal scores.
 
     It says whether other test items would turn the difference of these models; how much other seeds move it, their own
     scores say.

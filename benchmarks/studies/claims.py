@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean
 from string import Formatter
 from typing import Any
 
-from benchmarks.studies.bootstrap import STATISTICS, comparable, paired_bootstrap
+from benchmarks.markdown import mean_and_each
+from benchmarks.studies.bootstrap import STATISTICS, bootstrap_of_means, comparable
 from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, has_diverged, value
 from benchmarks.studies.parser import row_of_line
 from benchmarks.studies.study import Claim, Figure, Study
@@ -85,15 +88,26 @@ def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Verdi
     seeds = [seed for seed in chosen[0].results if all(seed in outcome.results for outcome in needed.values())]
     if not seeds:
         return Verdict(claim.text, PENDING, f"{' and '.join(needed)} have no seed in common")
-    single = [_judge_seed(claim, study, chosen, seed) for seed in seeds]
-    words = {word for word, _ in single}
+    groups = [seeds] if _by_the_means(claim, study, chosen, seeds) else [[seed] for seed in seeds]
+    judged = [_judge_seeds(claim, study, chosen, group) for group in groups]
+    words = {word for word, _ in judged}
     verdict = words.pop() if len(words) == 1 else NOT_COMPARABLE
     why = "; ".join(
-        f"seed {seed}: {text}" if len(seeds) > 1 else text for seed, (_, text) in zip(seeds, single, strict=True)
+        f"seed {group[0]}: {text}" if len(groups) > 1 else text for group, (_, text) in zip(groups, judged, strict=True)
     )
     if len(seeds) == 1 and chosen[0].entry.row.recipe is not None:
         why += " (one seed)"
     return Verdict(claim.text, verdict, why)
+
+
+def _by_the_means(claim: Claim, study: Study, chosen: list[Outcome], seeds: list[int]) -> bool:
+    """Whether all seeds are judged at once, by a bootstrap of their means; else each by itself, and all must agree."""
+    results = (outcome.results[seed] for outcome in chosen for seed in seeds)
+    return not claim.diverges and _is_paired(claim, _figure(claim, study)) and not any(map(has_diverged, results))
+
+
+def _is_paired(claim: Claim, figure: Figure) -> bool:
+    return figure.path in _PAIRED and not claim.row and not figure.relative_to
 
 
 def _figure(claim: Claim, study: Study) -> Figure:
@@ -129,51 +143,53 @@ def _rows_of(claim: Claim) -> list[str]:
     return given[0]
 
 
-def _judge_seed(claim: Claim, study: Study, chosen: list[Outcome], seed: int) -> tuple[str, str]:
+def _judge_seeds(claim: Claim, study: Study, chosen: list[Outcome], seeds: list[int]) -> tuple[str, str]:
+    """By the means over the seeds; of one seed, where [`_by_the_means`] says no."""
     if claim.best:
-        return _judge_best(claim, study, chosen, seed)
-    results = [outcome.results[seed] for outcome in chosen]
+        return _judge_best(claim, study, chosen, seeds)
+    results = [[outcome.results[seed] for seed in seeds] for outcome in chosen]
     if claim.diverges:
-        return _convergence(*results)
+        return _convergence(*(of_row[0] for of_row in results))
     figure = _figure(claim, study)
-    others = _compared(claim, study, chosen)
-    if any(has_diverged(outcome.results[seed]) for outcome in others):
+    others = [outcome.results[seed] for outcome in _compared(claim, study, chosen) for seed in seeds]
+    if any(map(has_diverged, others)):
         return NOT_COMPARABLE, "what it is compared with does not converge"
-    diverged = [has_diverged(result) for result in results]
+    diverged = [any(map(has_diverged, of_row)) for of_row in results]
     if any(diverged):
         return _with_diverged(claim, diverged, None if figure.relative_to else _PAIRED.get(figure.path))
-    values = [value(figure, outcome, seed) for outcome in chosen]
-    if None in values:
+    values = [[value(figure, outcome, seed) for seed in seeds] for outcome in chosen]
+    if any(None in of_row for of_row in values):
         return PENDING, f"{figure.label} was not measured"
-    of_all = [*results, *(outcome.results[seed] for outcome in others)]
-    updates = [spent(result)[0] for result in of_all if "training" in result]
-    if len(set(updates)) > 1 and not claim.of_updates:
+    of_all = chain(*results, others)
+    updates = dict.fromkeys(spent(result)[0] for result in of_all if "training" in result)
+    if len(updates) > 1 and not claim.of_updates:
         return NOT_COMPARABLE, f"trained for {' and '.join(f'{number:,}' for number in updates)} updates"
-    if len(values) > 2:  # equal: so are all, if the highest and the lowest are
-        ends = [values.index(max(values)), values.index(min(values))]
-        word, text = _compare_two(claim, figure, [results[at] for at in ends], [values[at] for at in ends])
+    means = [fmean(of_row) for of_row in values]
+    if len(means) > 2:  # equal: so are all, if the highest and the lowest are
+        ends = [means.index(max(means)), means.index(min(means))]
+        word, text = _compare_two(claim, figure, [results[at] for at in ends], [means[at] for at in ends])
         return word, f"from {chosen[ends[1]].entry.label} to {chosen[ends[0]].entry.label}: {text}"
-    return _compare_two(claim, figure, results, values)
+    return _compare_two(claim, figure, results, means)
 
 
-def _judge_best(claim: Claim, study: Study, chosen: list[Outcome], seed: int) -> tuple[str, str]:
+def _judge_best(claim: Claim, study: Study, chosen: list[Outcome], seeds: list[int]) -> tuple[str, str]:
     """Above every other: as many claims of two rows, of which one may contradict."""
     best, *others = chosen
     words, texts = set(), []
     for other in others:
         names = {"best": None, "among": None, "higher": best.entry.name, "lower": other.entry.name}
-        word, text = _judge_seed(dataclasses.replace(claim, **names), study, [best, other], seed)
+        word, text = _judge_seeds(dataclasses.replace(claim, **names), study, [best, other], seeds)
         words.add(word)
         texts.append(f"beside {other.entry.label}: {text}")
     return next(word for word in (DISAGREES, PENDING, NOT_COMPARABLE, AGREES) if word in words), "; ".join(texts)
 
 
 def _compare_two(
-    claim: Claim, figure: Figure, results: list[Mapping[str, Any]], values: list[float]
+    claim: Claim, figure: Figure, results: list[list[Mapping[str, Any]]], means: list[float]
 ) -> tuple[str, str]:
-    if figure.path in _PAIRED and not claim.row and not figure.relative_to:
+    if _is_paired(claim, figure):
         return _compare_paired(claim, _PAIRED[figure.path], *results)
-    return _compare(claim, values, figure.digits)
+    return _compare(claim, means, figure.digits)
 
 
 def _convergence(result: Mapping[str, Any], twin: Mapping[str, Any]) -> tuple[str, str]:
@@ -198,12 +214,16 @@ def _with_diverged(claim: Claim, diverged: list[bool], score: str | None) -> tup
     return (AGREES if claim.lower and diverged[worst] else DISAGREES), text
 
 
-def _compare_paired(claim: Claim, name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, str]:
-    kind, statistics = STATISTICS[name], (first.get(name), second.get(name))
-    if not comparable(*statistics):
+def _compare_paired(
+    claim: Claim, name: str, first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
+) -> tuple[str, str]:
+    kind = STATISTICS[name]
+    ours, theirs = ([result.get(name) for result in side] for side in (first, second))
+    if not all(comparable(ours[0], each) for each in (*ours, *theirs)):
         return NOT_COMPARABLE, "not scored on the same references"
-    test = paired_bootstrap(kind, *statistics)
-    figures = f"{test.difference:+.2f} {kind.unit}, p = {test.p_value:.3f}"
+    test = bootstrap_of_means(kind, ours, theirs)
+    each = [one["score"] - other["score"] for one, other in zip(ours, theirs, strict=True)]
+    figures = f"{mean_and_each(each, '{:+.2f}')} {kind.unit}, p = {test.p_value:.3f}"
     significant = test.p_value < SIGNIFICANT
     if claim.equal:
         if abs(test.difference) <= claim.margin:
@@ -213,6 +233,8 @@ def _compare_paired(claim: Claim, name: str, first: Mapping[str, Any], second: M
         return AGREES, f"{figures}, no more than {-claim.margin:g} below"
     if not significant:
         return NOT_COMPARABLE, f"{figures}: within the noise of the test set"
+    if min(each) < 0 < max(each):
+        return NOT_COMPARABLE, f"{figures}: within the noise of the seeds"
     return (AGREES if test.difference > claim.margin else DISAGREES), figures
 
 

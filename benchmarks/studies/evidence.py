@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from benchmarks.markdown import table
+from benchmarks.markdown import mean_and_each, table
 from benchmarks.studies.bootstrap import STATISTICS, bootstrap_of_means, comparable
 from benchmarks.studies.claims import SIGNIFICANT
 from benchmarks.studies.outcomes import has_diverged
@@ -93,15 +93,10 @@ def _line(pair: Pair, rows: Mapping[str, Row], places: Places) -> list[str]:
     label = STATISTICS[pair.score].label
     if not results:
         return [pair.task, label, "–", "–", NOT_TRAINED, "–", "–"]
-    scores = [_each([both[at][pair.score]["score"] for both in results], "{:.2f}") for at in (0, 1)]
+    scores = [mean_and_each([both[at][pair.score]["score"] for both in results], "{:.2f}") for at in (0, 1)]
     updates = list(dict.fromkeys(f"{spent(result)[0]:,}" for both in results for result in both))
     difference = _difference(pair.score, *zip(*results, strict=True))
     return [pair.task, label, *scores, difference, " and ".join(updates), _seconds(results)]
-
-
-def _each(values: Sequence[float], form: str) -> str:
-    """Their mean and, where there are several, each."""
-    return form.format(fmean(values)) + (f" ({', '.join(map(form.format, values))})" if len(values) > 1 else "")
 
 
 def _seconds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
@@ -121,4 +116,4 @@ def _difference(score: str, softmax: Sequence[Mapping[str, Any]], relu: Sequence
     test = bootstrap_of_means(STATISTICS[score], ours, theirs)
     differences = [first["score"] - second["score"] for first, second in zip(ours, theirs, strict=True)]
     noise = "" if test.p_value < SIGNIFICANT else ", within the noise"
-    return f"{_each(differences, '{:+.2f}')}; p = {test.p_value:.3f}{noise}"
+    return f"{mean_and_each(differences, '{:+.2f}')}; p = {test.p_value:.3f}{noise}"

@@ -32,7 +32,8 @@ arXiv 2410.09637; of zeros: arXiv 2411.02335 and 2210.06313.
 How to read it. A claim of the paper *agrees* or *disagrees* with our figures, or is *not comparable*, with the reason, or
 *pending*: a row has not been trained, or for less than its study's budget (its figures are then in italics). A difference in
 BLEU, accuracy or perplexity counts where a paired bootstrap (sacreBLEU's, {samples} samples, of sentences, pictures or documents)
-has p < 0.05, and where two seeds agree if there are two.
+has p < 0.05: of the means where there are several seeds, and if none of them points the other way. Of any other figure, all seeds
+must say the same.
 Two rows are *comparable* in BLEU where they differ by at most 0.5. Where the paper gives no threshold, ours stands in brackets.
 *Does not converge* means a loss that is not finite, or a BLEU below 1 while the softmax twin's is above 10. Under each table
 stand the test text and sacreBLEU's signature of our figures; the paper's are tokenised BLEU of its own corpora.

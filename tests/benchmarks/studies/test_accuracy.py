@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies.accuracy import accuracy_rows, accuracy_statistics
-from benchmarks.studies.bootstrap import SEED, STATISTICS, bootstrap_of_means, comparable, paired_bootstrap
+from benchmarks.studies.bootstrap import SEED, STATISTICS, bootstrap_of_means, comparable
 
 KIND = STATISTICS["accuracy"]
 
@@ -40,7 +40,7 @@ def test_every_picture_is_kept_in_its_order(tmp_path, count):
 
 def test_the_bootstrap_is_that_of_the_pictures_themselves(tmp_path):
     statistics, (first, second) = two_classifiers(tmp_path, 301, 0.80, 0.74)
-    found = paired_bootstrap(KIND, *statistics, samples=400)
+    found = bootstrap_of_means(KIND, *([each] for each in statistics), samples=400)
     drawn = np.random.default_rng(SEED).choice(301, size=(400, 301), replace=True)
     differences = 100 * np.abs(first[drawn].mean(1) - second[drawn].mean(1))
     beyond = np.sum(differences - differences.mean() > 100 * abs(first.mean() - second.mean()))
@@ -69,9 +69,9 @@ def test_means_over_seeds_are_compared_on_the_same_pictures(tmp_path):
 
 def test_a_clear_difference_is_significant_and_none_is_not(tmp_path):
     (better, worse), _ = two_classifiers(tmp_path, 1000, 0.9, 0.8)
-    assert paired_bootstrap(KIND, better, worse).p_value < 0.01
-    assert paired_bootstrap(KIND, better, better).p_value == 1
-    assert paired_bootstrap(KIND, worse, better).difference == pytest.approx(worse["score"] - better["score"])
+    assert bootstrap_of_means(KIND, [better], [worse]).p_value < 0.01
+    assert bootstrap_of_means(KIND, [better], [better]).p_value == 1
+    assert bootstrap_of_means(KIND, [worse], [better]).difference == pytest.approx(worse["score"] - better["score"])
 
 
 def test_only_classifiers_of_the_same_pictures_are_compared(tmp_path):
@@ -81,4 +81,4 @@ def test_only_classifiers_of_the_same_pictures_are_compared(tmp_path):
     for other in (others, held_out):
         assert not comparable(first, other)
         with pytest.raises(ValueError, match="same references"):
-            paired_bootstrap(KIND, first, other)
+            bootstrap_of_means(KIND, [first], [other])

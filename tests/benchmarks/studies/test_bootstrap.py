@@ -6,7 +6,7 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from benchmarks.studies.bleu import METRICS, bleu_statistics
-from benchmarks.studies.bootstrap import STATISTICS, comparable, paired_bootstrap
+from benchmarks.studies.bootstrap import STATISTICS, bootstrap_of_means, comparable
 from reluformer.training.scoring.evaluation import write_translations
 
 WORDS = ["a", "the", "small", "house", "dog", "runs", "stands", "wet", "grass", "two", "men", "play", "cards", ",", "."]
@@ -38,7 +38,7 @@ def test_score_and_p_value_are_those_of_sacrebleu(tmp_path, monkeypatch, headlin
     statistics = [bleu_statistics(path, recipe) for path in (first, second)]
     assert statistics[0]["metric"] == headline
     assert statistics[0]["score"] == pytest.approx(system.score)
-    comparison = paired_bootstrap(STATISTICS["bleu"], *statistics, samples=200)
+    comparison = bootstrap_of_means(STATISTICS["bleu"], *([each] for each in statistics), samples=200)
     assert comparison.difference == pytest.approx(system.score - baseline.score)
     assert comparison.p_value == pytest.approx(system.p_value)
     assert 0.005 < comparison.p_value < 1, "a test of nothing"
@@ -54,4 +54,4 @@ def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_
     for other in (fewer, lower):
         assert not comparable(first, other)
         with pytest.raises(ValueError, match="same references"):
-            paired_bootstrap(STATISTICS["bleu"], first, other)
+            bootstrap_of_means(STATISTICS["bleu"], [first], [other])

@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from benchmarks.studies.bootstrap import SEED, STATISTICS, comparable, paired_bootstrap
+from benchmarks.studies.bootstrap import SEED, STATISTICS, bootstrap_of_means, comparable
 from benchmarks.studies.perplexity import perplexity_rows, perplexity_statistics
 
 KIND = STATISTICS["perplexity"]
@@ -44,7 +44,7 @@ def test_a_perplexity_is_of_all_tokens_and_every_document_is_kept(tmp_path):
 
 def test_the_bootstrap_is_that_of_the_documents_themselves(tmp_path):
     statistics, tokens, (first, second) = two_models(tmp_path, gap=0.02)
-    found = paired_bootstrap(KIND, *statistics, samples=400)
+    found = bootstrap_of_means(KIND, *([each] for each in statistics), samples=400)
     drawn = np.random.default_rng(SEED).choice(len(tokens), size=(400, len(tokens)), replace=True)
     sampled = [np.exp(nats[drawn].sum(1) / tokens[drawn].sum(1)) for nats in (first, second)]
     differences = np.abs(sampled[0] - sampled[1])

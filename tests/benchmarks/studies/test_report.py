@@ -125,7 +125,7 @@ def test_a_clear_difference_of_both_seeds_agrees_or_disagrees(study):
         study.give("softmax", seed, 0.9)
         study.give("relu", seed, 0.6)
     verdict = study.verdict()
-    assert verdict.verdict == "agrees" and "seed 1: +" in verdict.why and "seed 2: +" in verdict.why
+    assert verdict.verdict == "agrees" and verdict.why.endswith(" BLEU, p = 0.001")
     study.claims({"higher": "relu", "lower": "softmax"})
     assert study.verdict().verdict == "disagrees"
 
@@ -140,6 +140,23 @@ def test_one_seed_is_marked_and_two_that_differ_decide_nothing(study):
     study.give("softmax", 2, 0.6)
     study.give("relu", 2, 0.9)
     assert study.verdict().verdict == "not comparable"
+
+
+def test_seeds_are_judged_by_their_means(study):
+    study.claims(ORDER)
+
+    def give(seed, softmax, relu):
+        ours, theirs = study.give("softmax", seed, softmax), study.give("relu", seed, relu)
+        return f"{ours['bleu']['score'] - theirs['bleu']['score']:+.2f}", study.verdict()
+
+    first, alone = give(1, 0.75, 0.71)
+    assert alone.verdict == "not comparable" and alone.why.endswith("within the noise of the test set (one seed)")
+    second, together = give(2, 0.735, 0.695)
+    assert together.verdict == "agrees" and f"({first}, {second}) BLEU, p = " in together.why
+    give(1, 0.9, 0.6)
+    second, torn = give(2, 0.73, 0.72)
+    assert second.startswith("-") and torn.verdict == "not comparable"
+    assert f", {second}) BLEU, p = 0.001: within the noise of the seeds" in torn.why
 
 
 def test_a_difference_within_the_noise_is_no_verdict(study):
