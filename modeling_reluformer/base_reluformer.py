@@ -2,13 +2,14 @@
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import is_torchdynamo_compiling, logging
+from transformers.utils import TransformersKwargs, is_torchdynamo_compiling, logging
 
 from .attention_reluformer import OWN_IMPLEMENTATIONS
 from .configuration_attention import (
@@ -67,7 +68,12 @@ class AttentionPreTrainedModel(PreTrainedModel):
             return checked
         return super()._check_and_adjust_attn_implementation(checked, is_init_check, allow_all_kernels)
 
-    def _refuse_output_attentions(self, kwargs: dict[str, Any]) -> None:
+    def _refuse_unknown(self, kwargs: Mapping[str, Any]) -> None:
+        # `use_cache`: from merge_with_config_defaults, where a forward pass does not name it
+        if unknown := kwargs.keys() - TransformersKwargs.__annotations__.keys() - {"use_cache"}:
+            raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}; leave it out.")
+
+    def _refuse_output_attentions(self, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("output_attentions") and self.config._attn_implementation != "eager":
             raise ValueError(
                 f"output_attentions=True needs attn_implementation='eager'; {self.config._attn_implementation!r} never holds "

@@ -50,7 +50,8 @@ def check_image_labels(labels: Tensor, images: int, num_labels: int, problem_typ
             "labels of problem_type='multi_label_classification' must be floats of the shape (batch, num_labels) = "
             f"({images}, {num_labels}); {found} For one class a picture, give integers of the shape (batch,)."
         )
-    if problem_type == "regression" and labels.numel() != images * num_labels:
+    outputs = [(images, num_labels), *([(images,)] if num_labels == 1 else [])]
+    if problem_type == "regression" and labels.shape not in outputs:
         raise ValueError(
             f"labels of problem_type='regression' must have the shape (batch, num_labels) = ({images}, {num_labels}); {found}"
         )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.utils import TransformersKwargs, can_return_tuple, is_torchdynamo_compiling
+from transformers.utils import can_return_tuple, is_torchdynamo_compiling
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -22,7 +22,7 @@ from .loss_decoder import next_token_labels
 from .loss_reluformer import IGNORED_LABEL, check_labels, cross_entropy_sum, translation_loss
 from .multihead_reluformer import ReLUFormerAttention
 from .outputs_reluformer import ReLUFormerCausalLMOutput, ReLUFormerDecoderModelOutput, run_layers
-from .tokens_reluformer import EmbedsTokens, require_positions, token_positions
+from .tokens_reluformer import EmbedsTokens, require_positions, require_whole_mask, token_positions
 from .visibility_reluformer import segments_from_positions
 from .vocabulary_reluformer import VocabularyHead, VocabularyHeadMixin
 
@@ -84,8 +84,7 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         **kwargs: Any,
     ) -> ReLUFormerDecoderModelOutput:
         """input_ids (batch, length) → last_hidden_state (batch, length, hidden_size). attention_mask covers cache and input."""
-        if unknown := kwargs.keys() - TransformersKwargs.__annotations__.keys():
-            raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}; leave it out.")
+        self._refuse_unknown(kwargs)
         self._refuse_output_attentions(kwargs)
         if self.training and statistics == "none" and past_key_values is None:
             self._warn_about_missing_labels()  # here: TRL's SFTTrainer calls this model alone
@@ -99,7 +98,8 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         seen = 0 if past_key_values is None else past_key_values.get_seq_length()
         if isinstance(seen, Tensor):
             seen = seen.clone()  # a static cache counts in place while the layers write to it
-        check_mask_and_positions(attention_mask, position_ids, batch, length, seen)
+        require_whole_mask(attention_mask, batch, length, seen)
+        check_positions(position_ids, batch, length)
         if position_ids is None:
             position_ids = self._positions(length, inputs_embeds.device, attention_mask, segment_ids, seen)
         context = attention_context(
@@ -163,20 +163,8 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         )
 
 
-def check_mask_and_positions(
-    attention_mask: Tensor | None, position_ids: Tensor | None, batch: int, length: int, seen: int | Tensor
-) -> None:
-    """Refuses a mask without the tokens in the cache, which `attention_visibility` takes for the mask of a static cache.
-
-    Raises:
-        ValueError: such a mask, or positions that are not integers (batch or 1, length).
-    """
-    flat = isinstance(seen, int) and attention_mask is not None and attention_mask.ndim == 2
-    if flat and attention_mask.shape[1] < seen + length:
-        raise ValueError(
-            f"attention_mask must cover the {seen} tokens in past_key_values and the {length} given ones, (batch, keys) = "
-            f"({batch}, {seen + length}); got {tuple(attention_mask.shape)}."
-        )
+def check_positions(position_ids: Tensor | None, batch: int, length: int) -> None:
+    """Raises a `ValueError` for positions that are not integers (batch or 1, length)."""
     if position_ids is None:
         return
     integers = position_ids.dtype in (torch.int64, torch.int32)

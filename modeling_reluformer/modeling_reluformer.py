@@ -77,6 +77,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
         ffn_norms: bool = False,
         **kwargs: Any,
     ) -> ReLUFormerModelOutput:
+        self._refuse_unknown(kwargs)  # not in the encoder, to which `generate` gives what the whole model is given
         if (segment_ids is None) != (decoder_segment_ids is None):
             raise ValueError(
                 "Packed sequences need segment_ids and decoder_segment_ids, or a target would attend to every source; "
@@ -294,8 +295,13 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
 
         Raises:
             ValueError: labels padded on the left: the start token would stand before the padding; a packed sequence that
-                begins with -100; segment ids of another shape.
+                begins with -100; segment ids of another shape; a configuration without a start or a padding token.
         """
+        for name in ("decoder_start_token_id", "pad_token_id"):
+            if getattr(self.config, name) is None:
+                raise ValueError(
+                    f"config.{name} is None, with which labels are shifted right: set it, or give decoder_input_ids."
+                )
         if segment_ids is None:
             starts, padded = None, (labels[:, :1] == IGNORED_LABEL) & (labels != IGNORED_LABEL).any(dim=1, keepdim=True)
         else:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -199,8 +199,7 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
         """pixel_values (batch, channels, height, width) → last_hidden_state (batch, tokens, hidden_size), pooler_output."""
         _require_pictures(pixel_values)
         # use_cache: what the library adds in training with checkpointing, for models that generate
-        if unknown := kwargs.keys() - TransformersKwargs.__annotations__.keys() - {"use_cache"}:
-            raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}; leave it out.")
+        self._refuse_unknown(kwargs)
         self._refuse_output_attentions(kwargs)
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers import initialization as init
+from transformers.utils import is_torchdynamo_compiling
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -16,7 +17,7 @@ from .configuration_reluformer import ReLUFormerConfig, require_tensor_parallel
 from .layers_reluformer import ReLUFormerDecoderLayer, ReLUFormerEncoderLayer, SinusoidalPositions
 from .multihead_reluformer import ReLUFormerAttention
 from .outputs_reluformer import ReLUFormerDecoderOutput, ReLUFormerEncoderOutput, run_layers
-from .tokens_reluformer import EmbedsTokens, require_positions, token_positions
+from .tokens_reluformer import EmbedsTokens, require_positions, require_whole_mask, token_positions
 
 
 def require_same_batch(source: Tensor, target: Tensor, targets_per_source: int = 1) -> None:
@@ -121,7 +122,13 @@ class ReLUFormerStack(EmbedsTokens, ReLUFormerPreTrainedModel):
         length = inputs_embeds.shape[1]
         if isinstance(seen, int):
             require_positions(seen + length, self.config.max_position_embeddings)
-        positions = self.embed_positions(token_positions(length, inputs_embeds.device, attention_mask, segments, seen))
+        positions = token_positions(length, inputs_embeds.device, attention_mask, segments, seen)
+        try:
+            positions = self.embed_positions(positions)
+        except IndexError:  # a static cache has no number that could be looked at without waiting for the device
+            if not is_torchdynamo_compiling():
+                require_positions(int(positions.max()) + 1, self.config.max_position_embeddings)
+            raise
         return nn.functional.dropout(inputs_embeds + positions, p=self.config.dropout, training=self.training)
 
 
@@ -205,10 +212,11 @@ class ReLUFormerDecoder(ReLUFormerStack):
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         elif encoder_hidden_states is not None and isinstance(past_key_values, Cache):
             past_key_values = with_cross_attention_cache(past_key_values, self.config)
-        length = inputs_embeds.shape[1]
+        batch, length = inputs_embeds.shape[:2]
         seen = 0 if past_key_values is None else past_key_values.get_seq_length()
         if isinstance(seen, Tensor):
             seen = seen.clone()  # a static cache counts in place while the layers write to it
+        require_whole_mask(attention_mask, batch, length, seen, "decoder_")
         figures_wanted = {"row_weight": row_weight, "statistics": statistics}
         context = attention_context(
             self.config,

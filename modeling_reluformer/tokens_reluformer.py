@@ -50,6 +50,19 @@ def require_positions(
         )
 
 
+def require_whole_mask(
+    attention_mask: Tensor | None, batch: int, length: int, seen: int | Tensor, name: str = ""
+) -> None:
+    """Raises a `ValueError` for a mask without the `seen` tokens in a cache, which would be taken for one of a static cache;
+    `name` is `decoder_` or empty."""
+    flat = isinstance(seen, int) and attention_mask is not None and attention_mask.ndim == 2
+    if flat and attention_mask.shape[1] < seen + length:
+        raise ValueError(
+            f"{name}attention_mask must cover the {seen} tokens in past_key_values and the {length} given ones, (batch, keys) = "
+            f"({batch}, {seen + length}); got {tuple(attention_mask.shape)}."
+        )
+
+
 def token_positions(
     length: int,
     device: torch.device,

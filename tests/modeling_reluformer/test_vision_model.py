@@ -79,6 +79,16 @@ def test_a_picture_that_does_not_count_changes_nothing():
         torch.testing.assert_close(found[name], expected[name])
 
 
+def test_labels_of_a_regression_have_the_shape_of_the_logits():
+    model = vision_model(problem_type="regression")
+    labels = torch.rand(3, CLASSES)
+    for wrong in (labels.flatten(), labels.T):
+        with pytest.raises(ValueError, match=r"must have the shape \(batch, num_labels\) = \(3, 5\); got"):
+            model(pictures(), labels=wrong)
+    single = vision_model(problem_type="regression", num_labels=1)
+    assert single(pictures(), labels=labels[:, 0]).loss == single(pictures(), labels=labels[:, :1]).loss
+
+
 @pytest.mark.parametrize(
     ("kind", "labels", "named"),
     [

@@ -171,6 +171,22 @@ generation beyond the positions
 model.generate(source, min_new_tokens=99, max_new_tokens=100)
 ValueError: A sequence of 65 tokens is longer than max_position_embeddings=64
 
+the same with a static cache
+model.generate(source, min_new_tokens=99, max_new_tokens=100, cache_implementation="static")
+ValueError: A sequence of 65 tokens is longer than max_position_embeddings=64
+
+an argument that the model does not have
+model(input_ids=source, labels=target, attention_maskk=second_hidden)
+TypeError: ReLUFormerModel takes no attention_maskk; leave it out.
+
+labels for a configuration without a start token
+tiny_model(decoder_start_token_id=None)(source, labels=target)
+ValueError: config.decoder_start_token_id is None, with which labels are shifted right: set it, or give decoder_input_ids.
+
+labels for a configuration without a padding token
+tiny_model(pad_token_id=None)(source, labels=target)
+ValueError: config.pad_token_id is None, with which labels are shifted right: set it, or give decoder_input_ids.
+
 neither ids nor embeddings
 model(labels=target)
 ValueError: Give exactly one of input_ids and inputs_embeds.
@@ -222,6 +238,10 @@ ValueError: A four-dimensional attention mask must be boolean, True where the ke
 a mask of the target that is too long
 model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=torch.ones(2, 9))
 ValueError: An attention mask must have the shape (batch, keys) = (2, 5)
+
+a mask of the target without the tokens in the cache
+model(source, None, target[:, :1], torch.ones(2, 1), past_key_values=model(source, None, target, use_cache=True).past_key_values)
+ValueError: decoder_attention_mask must cover the 5 tokens in past_key_values and the 1 given ones, (batch, keys) = (2, 6); …
 
 packed sources beside targets that are not
 model(input_ids=source, decoder_input_ids=target, segment_ids=torch.ones_like(source))
