@@ -15,6 +15,7 @@ REPLACED_ARGUMENTS = {
     "label_smoothing_factor": "leave it out: smoothing in the trainer would drop the model's regulariser",
     "auto_find_batch_size": "set training.per_device_train_batch_size: a run keeps the batches it began with",
     "train_sampling_strategy": "pictures are reshuffled every epoch already",
+    "average_tokens_across_devices": "the loss is a mean over the pictures of all processes, however they are dealt out",
     "dataloader_drop_last": "the last batch of an epoch holds the pictures that are left",
 }
 

@@ -147,7 +147,6 @@ def _check_counts(recipe: Recipe) -> None:
     at_least_zero = {
         "evaluation.samples": evaluation.samples,
         "evaluation.at_most": evaluation.at_most,
-        "averaging.last_checkpoints": recipe.averaging.last_checkpoints,
     }
     for name, value in at_least_zero.items():
         if value < 0:
@@ -194,6 +193,11 @@ def check_training(training: TrainingArguments, replaced: Mapping[str, str]) -> 
         value = getattr(training, name, defaults.get(name))
         if value != defaults.get(name):
             raise UserError(f"training.{name}: {value!r} would have no effect here; {instead}")
+    if training.save_only_model:
+        raise UserError(
+            "training.save_only_model: true leaves checkpoints that a run cannot go on at; leave it out: the folder of the run "
+            "holds the model alone beside them"
+        )
     if training.fp16 and training.device.type == "cpu":
         raise UserError(
             "training.fp16: true, but the device is a CPU, on which it would have no effect; leave it out, or set training.bf16"
@@ -224,6 +228,8 @@ def checkpoints_of(training: TrainingArguments) -> int | None:
 def check_averaging(averaging: AveragingConfig, training: TrainingArguments) -> None:
     """Raises `UserError` where the checkpoints to average will not be there."""
     wanted = averaging.last_checkpoints
+    if wanted < 0:
+        raise UserError(f"averaging.last_checkpoints: {wanted} must be at least 0")
     if wanted < 2:
         return
     written, limit = checkpoints_of(training), training.save_total_limit

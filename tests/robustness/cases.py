@@ -249,6 +249,10 @@ kernels that do not know the model
 train --config good.yaml --training.use_liger_kernel true
 training.use_liger_kernel: True would have no effect, since Liger has no kernels for this model; leave it out
 
+checkpoints without the state of the training
+train --config good.yaml --training.save_only_model true
+training.save_only_model: true leaves checkpoints that a run cannot go on at; leave it out: the folder of the run holds …
+
 a token in a recipe
 train --config good.yaml --training.hub_token api_org_geheim
 training.hub_token: would stand in the files of the run, and is not needed; leave it out, and set HF_TOKEN or run `hf auth login`

@@ -124,6 +124,14 @@ a crop of the padding alone
 train --config pictures.yaml --augmentation.random_crop_padding 8
 augmentation.random_crop_padding: 8 would cut out zeros alone, since pictures have 8 × 8 pixels; choose less
 
+a mean over the pictures of one process
+train --config pictures.yaml --training.average_tokens_across_devices false
+training.average_tokens_across_devices: False would have no effect here; the loss is a mean over the pictures of all …
+
+a negative number of checkpoints to average
+train --config pictures.yaml --averaging.last_checkpoints -1
+averaging.last_checkpoints: -1 must be at least 0
+
 an option of translation in a recipe for pictures
 train --config pictures.yaml --tokenizer.vocab_size 300
 …tokenizer

@@ -73,6 +73,7 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
         require_same_updates(recipe, Path(explicit), Path(explicit).parent / RECIPE_FILE)
         _require_same_training(recipe, Path(explicit).parent)
         require_unfinished_length(recipe, Path(explicit), remedy=_WITHOUT)
+        _require_newest(Path(explicit), folder)
         return Path(explicit)
     if not folder.is_dir() or all(is_leftover(path) for path in folder.iterdir()):
         return None
@@ -135,6 +136,18 @@ def _require_same_training(recipe: Recipe, before: Path) -> None:
         return
     require_same_recipe(recipe, before / RECIPE_FILE, remedy=_WITHOUT, other_name=True)
     require_same_training_files(recipe, before, remedy=_WITHOUT)
+
+
+def _require_newest(explicit: Path, folder: Path) -> None:
+    """In the run's own folder: a mean of checkpoints, and the next start, would take the later ones for this training's."""
+    if not folder.is_dir() or explicit.resolve().parent != folder.resolve():
+        return
+    names = [path.name for path in checkpoint_folders(folder)]
+    if later := names[names.index(explicit.resolve().name) + 1 :]:
+        raise UserError(
+            f"training.resume_from_checkpoint: {str(explicit)!r} is not the last one of its run; remove "
+            f"{' and '.join(later)}, or give another training.output_dir to branch off"
+        )
 
 
 def is_finished(folder: Path) -> bool:

@@ -259,8 +259,15 @@ def test_a_copy_of_a_run_folder_goes_on_on_another_machine(recipe_file, tmp_path
 
 
 def test_an_explicit_checkpoint_is_followed_or_refused(folder_of):
-    recipe, folder = folder_of(2, 4, finished=True)
+    recipe, folder = folder_of(2, 4, 10, finished=True)
     recipe.training.resume_from_checkpoint = str(folder / "checkpoint-2")
+    with pytest.raises(UserError, match=r"not the last one of its run; remove checkpoint-4 and checkpoint-10, or give"):
+        checkpoint_to_resume(recipe)
+    recipe.training.output_dir = str(folder.parent / "branch")
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+    recipe.training.output_dir = str(folder)
+    for number in (4, 10):
+        shutil.rmtree(folder / f"checkpoint-{number}")
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
     recipe.training.resume_from_checkpoint = str(folder / "checkpoint-3")
     with pytest.raises(UserError, match="checkpoint-3"):
