@@ -108,6 +108,11 @@ def test_shards_are_published_with_their_index(run):
         collect_files(run, repo_id=REPO)
 
 
+def test_the_chat_template_belongs_to_the_tokenizer(run):
+    (run / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    assert "chat_template.jinja" in {file.name for file in collect_files(run, repo_id=REPO)}
+
+
 def test_pictures_and_generation_config_that_are_not_there_are_left_out(run):
     for name in ("attention_map.png", "generation_config.json"):
         (run / name).unlink()

@@ -40,7 +40,8 @@ def foreign(request, tmp_path):
     letters = pre_tokenizers.ByteLevel.alphabet()[:VOCABULARY]
     backend = Tokenizer(models.BPE({letter: index for index, letter in enumerate(sorted(letters))}, []))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "foreign")
+    template = "{{ messages[0].content }}"
+    PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template).save_pretrained(tmp_path / "foreign")
     return model
 
 
@@ -56,6 +57,7 @@ def test_the_converted_model_computes_the_same(foreign, tmp_path, capsys):
     assert torch.equal(ours, theirs) and ours.shape == (3, 16)
     tokenizers = [AutoTokenizer.from_pretrained(tmp_path / folder) for folder in ("ours", "foreign")]
     assert tokenizers[0]("(0)").input_ids == tokenizers[1]("(0)").input_ids
+    assert tokenizers[0].apply_chat_template([{"role": "user", "content": "(0)"}], tokenize=False) == "(0)"
     # every weight is there, and none was changed
     saved = load_file(tmp_path / "ours" / "model.safetensors")
     for name, tensor in DECODER_SOURCES[foreign.config.model_type].weights(foreign.state_dict()).items():

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data.encoding import encode_pairs
+from reluformer.training.run.model_building import build_config
 from reluformer.training.tokenization import MosesStep, train_tokenizer
 
 GERMAN = ["Ein Mann fährt (schnell) Fahrrad.", "Zwei Hunde, drei Katzen!", "Das kostet 12,50 €.", "Sie sagt: „Ja“."]
@@ -37,6 +39,16 @@ def tokenizer():
 
 def round_trip(tokenizer, text):
     return tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True)
+
+
+def test_a_tokenizer_that_begins_no_sentence_has_the_start_of_t5_and_marian():
+    recipe, other = parse_recipe(["--config", "demo", "--training.use_cpu", "true"]), train()
+    assert build_config(recipe, other).decoder_start_token_id == other.bos_token_id == 1
+    other.bos_token = None
+    assert build_config(recipe, other).decoder_start_token_id == other.pad_token_id == 0
+    other.pad_token = None
+    with pytest.raises(UserError, match=r"the tokenizer has no pad_token, .*; give it one"):
+        build_config(recipe, other)
 
 
 def test_special_tokens_and_inputs(tokenizer):

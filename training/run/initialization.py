@@ -106,8 +106,8 @@ def load_config(path_or_hub_id: str | Path, kind: type[AttentionConfig] = ReLUFo
 def changed_config(config: AttentionConfig, changes: Mapping[str, Any]) -> AttentionConfig:
     """`config` with other values in some fields.
 
-    A `preset` among the changes replaces the whole attention, regulariser included; an `attention_activation` alone takes
-    the scaling and the regularisation that are its defaults, unless these are given too.
+    A `preset` among the changes replaces the attention, regulariser included, but for a gate and a learnable γ; an
+    `attention_activation` alone takes the scaling and the regularisation that are its defaults, unless these are given too.
 
     Args:
         config: of an existing model.

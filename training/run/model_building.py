@@ -49,7 +49,13 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
 def _token_fields(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
     if tokenizer is None:
         return {"vocab_size": recipe.tokenizer.vocab_size}
-    return {**token_fields(tokenizer), "decoder_start_token_id": tokenizer.bos_token_id}
+    if tokenizer.pad_token_id is None:
+        raise UserError(
+            "the tokenizer has no pad_token, with which the sentences of a batch become equally long; give it one"
+        )
+    # as in T5 and Marian, whose tokenizers begin no sentence
+    start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    return {**token_fields(tokenizer), "decoder_start_token_id": start}
 
 
 def token_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:

@@ -31,6 +31,7 @@ TOKENIZER_FILES = (
     "target_vocab.json",
     "source.spm",
     "target.spm",
+    "chat_template.jinja",
 )
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 MODEL_FILES = (

@@ -81,7 +81,7 @@ def evaluate_run(
     seconds = time.perf_counter() - start
     # First, so that an error in scoring does not cost the translations.
     write_translations(folder / f"translations.{split}.tsv", sources, hypotheses, references)
-    partial.unlink()
+    partial.unlink(missing_ok=True)  # another process may have translated the same split meanwhile
     result = {
         **run_record(command, recipe_name, seed),
         "split": split,

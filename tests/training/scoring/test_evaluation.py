@@ -85,6 +85,16 @@ def test_a_failure_leaves_the_translations_that_were_done(tmp_path, caplog):
     assert {path.name for path in tmp_path.iterdir()} == {"evaluation.test.json", "translations.test.tsv"}
 
 
+def test_two_may_evaluate_the_same_split(tmp_path):
+    class Overtaken(FixedTranslator):
+        def finished(self, texts, progress=False):
+            yield from super().finished(texts, progress)
+            evaluate_run(FixedTranslator(), PAIRS, folder=tmp_path)
+
+    evaluate_run(Overtaken(), PAIRS, folder=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"evaluation.test.json", "translations.test.tsv"}
+
+
 def test_a_row_of_the_table_is_one_line(tmp_path):
     path = write_translations(tmp_path / "a.tsv", ["a\tb\r"], ["\\t"], ["x\ny"])
     assert path.read_bytes() == b"source\thypothesis\treference\na\\tb\\r\t\\\\t\tx\\ny\n"
