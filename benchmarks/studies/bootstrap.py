@@ -1,4 +1,4 @@
-"""Paired bootstrap (Koehn 2004) as in sacreBLEU, from what each item of a test set adds to a score."""
+"""Paired bootstrap (Koehn 2004) with sacreBLEU's samples, from what each item of a test set adds to a score."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from benchmarks.studies.perplexity import perplexity_of, perplexity_rows
 
 SAMPLES = 1000
 SEED = 12345  # sacreBLEU's
+FEWEST_ITEMS = 10  # of two documents, all samples together have three different scores
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,13 @@ STATISTICS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """`difference` is the first score minus the second; `p_value` that of no difference, by `samples` bootstrap samples."""
+    """`difference` is the first score minus the second; `p_value` that of no difference, by `samples` bootstrap samples of
+    `items`. Of fewer than `FEWEST_ITEMS` it says nothing."""
 
     difference: float
     p_value: float
     samples: int
+    items: int
 
 
 def comparable(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> bool:
@@ -58,8 +61,10 @@ def comparable(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None
 def bootstrap_of_means(
     kind: Statistic, first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], samples: int = SAMPLES
 ) -> Comparison:
-    """sacreBLEU's paired bootstrap test of two mean scores, each over the seeds of a row: every sample draws the same items for
-    all of them. Of one seed each, it has the same samples and the same p-value as sacreBLEU's, but 1 for equal scores.
+    """Paired bootstrap test of two mean scores, each over the seeds of a row: every sample draws the same items for all of them.
+
+    The samples are sacreBLEU's. The p-value is two-sided: how often the difference of a sample is as far from their mean, on
+    either side, as that mean is from zero. sacreBLEU counts one side alone, and so calls twice as many equals different.
 
     It says whether other test items would turn the difference of these models; how much other seeds move it, their own
     scores say.
@@ -74,12 +79,9 @@ def bootstrap_of_means(
     drawn = np.random.default_rng(SEED).choice(count, size=(samples, count), replace=True)
     scores = [np.array([_mean_score(kind, side, indices) for indices in drawn]) for side in rows]
     difference = _mean_score(kind, rows[0]) - _mean_score(kind, rows[1])
-    # Where two agree in every item, the formula below would find no sample beyond, and so the smallest p.
-    if difference == 0:
-        return Comparison(difference, 1.0, samples)
-    differences = np.abs(scores[0] - scores[1])
-    beyond = int(np.sum(differences - differences.mean() > abs(difference)))
-    return Comparison(difference, (beyond + 1) / (samples + 1), samples)
+    differences = scores[0] - scores[1]
+    beyond = int(np.sum(np.abs(differences - differences.mean()) >= abs(difference)))
+    return Comparison(difference, (beyond + 1) / (samples + 1), samples, count)
 
 
 def _mean_score(kind: Statistic, rows: Sequence[np.ndarray], items: np.ndarray | slice = slice(None)) -> float:

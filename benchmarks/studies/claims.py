@@ -11,7 +11,7 @@ from string import Formatter
 from typing import Any
 
 from benchmarks.markdown import mean_and_each
-from benchmarks.studies.bootstrap import STATISTICS, bootstrap_of_means, comparable
+from benchmarks.studies.bootstrap import FEWEST_ITEMS, STATISTICS, bootstrap_of_means, comparable
 from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, has_diverged, value
 from benchmarks.studies.parser import row_of_line
 from benchmarks.studies.study import Claim, Figure, Study
@@ -223,7 +223,10 @@ def _compare_paired(
         return NOT_COMPARABLE, "not scored on the same references"
     test = bootstrap_of_means(kind, ours, theirs)
     each = [one["score"] - other["score"] for one, other in zip(ours, theirs, strict=True)]
-    figures = f"{mean_and_each(each, '{:+.2f}')} {kind.unit}, p = {test.p_value:.3f}"
+    figures = f"{mean_and_each(each, '{:+.2f}')} {kind.unit}"
+    if test.items < FEWEST_ITEMS:
+        return NOT_COMPARABLE, f"{figures}, on {test.items} texts: too few for a bootstrap"
+    figures = f"{figures}, p = {test.p_value:.3f}"
     significant = test.p_value < SIGNIFICANT
     if claim.equal:
         if abs(test.difference) <= claim.margin:

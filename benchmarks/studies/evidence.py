@@ -16,7 +16,7 @@ from benchmarks.studies.tasks import Places, Task, read_result, spent
 
 SEEDS = (1, 2, 3)
 SIZE = "cpu"
-NOT_TRAINED = "not trained yet"
+NOT_TRAINED, DIVERGED = "not trained yet", "does not converge"
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,22 @@ PAIRS = (
     Pair("pictures in 49 patches, 1/L^1.5", "vit_softmax_L49", "vit_relu_alpha_1.5_L49", "accuracy"),
     Pair("pictures in 49 patches, 1/L, with a gate", "vit_softmax_L49", "vit_gate_relu_alpha_1.0_L49", "accuracy"),
     Pair(
-        "pictures in 49 patches, 1/L, about as many core-seconds",
+        "pictures in 49 patches, 1/L, more epochs of ReLU",
         "vit_softmax_L49",
         "vit_relu_epochs_5_L49",
         "accuracy",
     ),
     Pair("pictures in 784 patches, 1/L", "vit_softmax_L784", "vit_relu_alpha_1.0_L784", "accuracy"),
-    Pair("Python source, contexts of 128", "lm_pre_gelu", "lm_relu_attention_pre_gelu_lambda_0.01", "perplexity"),
-    Pair("… without norms", "lm_free_relu", "lm_relu_attention_free_relu_lambda_0.01", "perplexity"),
+    *(
+        Pair(
+            f"Python source, {ffn} in the FFN{norms}",
+            f"lm_{block}_{ffn.lower()}",
+            f"lm_relu_attention_{block}_{ffn.lower()}_lambda_0.01",
+            "perplexity",
+        )
+        for block, norms in (("pre", ""), ("free", ", no norms"))
+        for ffn in ("GELU", "ReLU")
+    ),
 )
 
 
@@ -93,10 +101,16 @@ def _line(pair: Pair, rows: Mapping[str, Row], places: Places) -> list[str]:
     label = STATISTICS[pair.score].label
     if not results:
         return [pair.task, label, "–", "–", NOT_TRAINED, "–", "–"]
-    scores = [mean_and_each([both[at][pair.score]["score"] for both in results], "{:.2f}") for at in (0, 1)]
-    updates = list(dict.fromkeys(f"{spent(result)[0]:,}" for both in results for result in both))
-    difference = _difference(pair.score, *zip(*results, strict=True))
-    return [pair.task, label, *scores, difference, " and ".join(updates), _seconds(results)]
+    softmax, relu = zip(*results, strict=True)
+    updates = dict.fromkeys(f"{spent(result)[0]:,}" for both in results for result in both)
+    scores = [_scores(pair.score, side) for side in (softmax, relu)]
+    return [pair.task, label, *scores, _difference(pair.score, softmax, relu), " and ".join(updates), _seconds(results)]
+
+
+def _scores(score: str, results: Sequence[Mapping[str, Any]]) -> str:
+    if any(map(has_diverged, results)):
+        return DIVERGED
+    return mean_and_each([result[score]["score"] for result in results], "{:.2f}")
 
 
 def _seconds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
@@ -109,7 +123,7 @@ def _seconds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
 
 def _difference(score: str, softmax: Sequence[Mapping[str, Any]], relu: Sequence[Mapping[str, Any]]) -> str:
     if any(map(has_diverged, (*softmax, *relu))):
-        return "does not converge"
+        return "–"
     if not all(comparable(softmax[0][score], result[score]) for result in (*softmax, *relu)):
         raise ValueError(f"{softmax[0]['row']}, {relu[0]['row']}: {score} of different test texts cannot be compared")
     ours, theirs = ([result[score] for result in side] for side in (relu, softmax))

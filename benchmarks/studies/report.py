@@ -31,9 +31,9 @@ arXiv 2410.09637; of zeros: arXiv 2411.02335 and 2210.06313.
 
 How to read it. A claim of the paper *agrees* or *disagrees* with our figures, or is *not comparable*, with the reason, or
 *pending*: a row has not been trained, or for less than its study's budget (its figures are then in italics). A difference in
-BLEU, accuracy or perplexity counts where a paired bootstrap (sacreBLEU's, {samples} samples, of sentences, pictures or documents)
-has p < 0.05: of the means where there are several seeds, and if none of them points the other way. Of any other figure, all seeds
-must say the same.
+BLEU, accuracy or perplexity counts where a paired bootstrap (of {samples} samples, drawn as by sacreBLEU, of {fewest} or more
+sentences, pictures or documents) has a two-sided p < 0.05: of the means where there are several seeds, and if none of them
+points the other way. Of any other figure, all seeds must say the same.
 Two rows are *comparable* in BLEU where they differ by at most 0.5. Where the paper gives no threshold, ours stands in brackets.
 *Does not converge* means a loss that is not finite, or a BLEU below 1 while the softmax twin's is above 10. Under each table
 stand the test text and sacreBLEU's signature of our figures; the paper's are tokenised BLEU of its own corpora.
@@ -60,10 +60,10 @@ def write_reproduction(
         runs, results: where runs and results are.
         studies: where the studies are.
     """
-    from benchmarks.studies.bootstrap import SAMPLES
+    from benchmarks.studies.bootstrap import FEWEST_ITEMS, SAMPLES
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [_HEAD.format(results=results, samples=f"{SAMPLES:,}")]
+    lines = [_HEAD.format(results=results, samples=f"{SAMPLES:,}", fewest=FEWEST_ITEMS)]
     everywhere = sorted(
         ((name, load_study(name, studies)) for name in study_names(studies)), key=lambda s: s[1].position
     )

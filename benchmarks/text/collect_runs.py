@@ -132,8 +132,8 @@ def last_figure(result: dict[str, Any], name: str, text: str) -> str:
 def _comparison_lines(result: dict[str, Any]) -> list[str]:
     name = result["training"]["recipe"]
     return [
-        f"- {name} against {other['with']}: {other['difference']:+.2f} BLEU (13a, lower-cased; paired bootstrap of "
-        f"{other['bootstrap_samples']:,} samples, p = {other['p_value']:.3f}; 95 % intervals "
+        f"- {name} against {other['with']}: {other['difference']:+.2f} BLEU (13a, lower-cased; sacreBLEU's paired bootstrap of "
+        f"{other['bootstrap_samples']:,} samples, one-sided p = {other['p_value']:.3f}; 95 % intervals "
         f"{other['interval_of_this'][0]:.1f}–{other['interval_of_this'][1]:.1f} and "
         f"{other['interval_of_other'][0]:.1f}–{other['interval_of_other'][1]:.1f})."
         for other in result.get("compared_with", [])

@@ -26,7 +26,7 @@ def translations(folder, name, noise, seed=0, count=60):
 
 
 @pytest.mark.parametrize("headline", list(METRICS))
-def test_score_and_p_value_are_those_of_sacrebleu(tmp_path, monkeypatch, headline):
+def test_scores_are_those_of_sacrebleu_and_the_p_value_counts_both_sides(tmp_path, monkeypatch, headline):
     recipe = {"evaluation": {"headline": headline}}
     first, first_texts, references = translations(tmp_path, "first", 0.25, seed=1)
     second, second_texts, _ = translations(tmp_path, "second", 0.3, seed=2)
@@ -40,8 +40,31 @@ def test_score_and_p_value_are_those_of_sacrebleu(tmp_path, monkeypatch, headlin
     assert statistics[0]["score"] == pytest.approx(system.score)
     comparison = bootstrap_of_means(STATISTICS["bleu"], *([each] for each in statistics), samples=200)
     assert comparison.difference == pytest.approx(system.score - baseline.score)
-    assert comparison.p_value == pytest.approx(system.p_value)
-    assert 0.005 < comparison.p_value < 1, "a test of nothing"
+    scores = [_of_samples(metric, texts, references) for texts in (first_texts, second_texts)]
+    differences = np.subtract(*scores)
+    one_side = np.sum(np.abs(differences) - np.abs(differences).mean() > abs(comparison.difference))
+    assert system.p_value == pytest.approx((one_side + 1) / 201), "these are sacreBLEU's samples"
+    both = np.sum(np.abs(differences - differences.mean()) >= abs(comparison.difference))
+    assert comparison.p_value == pytest.approx((both + 1) / 201)
+    assert system.p_value < comparison.p_value < 1, "a test of nothing"
+
+
+def _of_samples(metric, texts, references):
+    drawn = np.random.default_rng(12345).choice(len(texts), size=(200, len(texts)), replace=True)
+    return [metric.corpus_score([texts[i] for i in each], [[references[i] for i in each]]).score for each in drawn]
+
+
+def test_equals_are_called_different_as_often_as_the_p_value_says():
+    """By sacreBLEU's p-value, which counts one side, it were twice as often."""
+    random = np.random.default_rng(0)
+
+    def classifier():
+        right = np.packbits(random.random(400) < 0.5).tobytes().hex()
+        return {"metric": "accuracy", "signature": "test", "references": "r", "pictures": 400, "right": right}
+
+    pairs = [(classifier(), classifier()) for _ in range(200)]
+    found = [bootstrap_of_means(STATISTICS["accuracy"], [a], [b], samples=200).p_value < 0.1 for a, b in pairs]
+    assert 0.04 < np.mean(found) < 0.16, "0.1 ± three standard errors of 200"
 
 
 def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_path):

@@ -26,7 +26,7 @@ def test_a_pair_differs_in_the_attention_alone(pair):
     softmax, relu = (
         {k: v for k, v in each.items() if k not in ("model", "name", "description")} for each in (softmax, relu)
     )
-    if "about as many core-seconds" in pair.task:
+    if "more epochs" in pair.task:
         epochs = relu["training"].pop("num_train_epochs"), softmax["training"].pop("num_train_epochs")
         assert epochs[0] > epochs[1]
     assert softmax == relu
@@ -72,6 +72,17 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
     del given[pair.softmax, 1]
     line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
     assert line[2:5] == ["82.00", "81.90", "-0.10; p = 0.400, within the noise"]
+    diverged = {"training": {"updates": 3, "diverged": {"update": 3, "reason": "a loss of nan"}}, "accuracy": None}
+
+    def read_diverged(task):
+        found = read(task)
+        return {**found, **diverged} if found and task.row.name == pair.softmax else found
+
+    given[pair.softmax, 1] = 800
+    monkeypatch.setattr(evidence, "read_result", read_diverged)
+    line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
+    assert line[2:5] == ["does not converge", "75.95 (70.00, 81.90)", "–"]
+    monkeypatch.setattr(evidence, "read_result", read)
     given.clear()
     assert evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))[2:] == [
         "–",
