@@ -142,8 +142,9 @@ def _require_newest(explicit: Path, folder: Path) -> None:
     """In the run's own folder: a mean of checkpoints, and the next start, would take the later ones for this training's."""
     if not folder.is_dir() or explicit.resolve().parent != folder.resolve():
         return
-    names = [path.name for path in checkpoint_folders(folder)]
-    if later := names[names.index(explicit.resolve().name) + 1 :]:
+    updates = json.loads((explicit / "trainer_state.json").read_text(encoding="utf-8")).get("global_step") or 0
+    others = [path.name for path in checkpoint_folders(folder) if path.name != explicit.resolve().name]
+    if later := [name for name in others if int(name.rpartition("-")[2]) > updates]:
         raise UserError(
             f"training.resume_from_checkpoint: {str(explicit)!r} is not the last one of its run; remove "
             f"{' and '.join(later)}, or give another training.output_dir to branch off"

@@ -266,6 +266,11 @@ def test_an_explicit_checkpoint_is_followed_or_refused(folder_of):
     recipe.training.output_dir = str(folder.parent / "branch")
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
     recipe.training.output_dir = str(folder)
+    shutil.copytree(folder / "checkpoint-2", folder / "kept")
+    recipe.training.resume_from_checkpoint = str(folder / "kept")
+    with pytest.raises(UserError, match=r"kept' is not the last one of its run; remove .*checkpoint-10, or give"):
+        checkpoint_to_resume(recipe)
+    recipe.training.resume_from_checkpoint = str(folder / "checkpoint-2")
     for number in (4, 10):
         shutil.rmtree(folder / f"checkpoint-{number}")
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
