@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.utils import CHAT_TEMPLATE_FILE
 
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.card import render_card_of
@@ -27,7 +28,6 @@ from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FI
 _WORD = re.compile(r"[^\s\"'`,;()=]+")  # < and > are no borders: `</think>` of a template is no path
 # Beside those that the tokenizer's class names.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-_CHAT_TEMPLATE = "chat_template.jinja"
 _REGULAR_BYTES = 10_000_000  # a larger file must be stored by LFS
 
 
@@ -159,7 +159,7 @@ def _tokenizer_files(folder: Path, vocab_size: int) -> list[str]:
             f"{folder}: its tokenizer has {len(tokenizer):,} pieces, its model embeddings for {vocab_size:,}; they do not "
             "belong together"
         )
-    names = dict.fromkeys((*_TOKENIZER_FILES, _CHAT_TEMPLATE, *tokenizer.vocab_files_names.values()))
+    names = dict.fromkeys((*_TOKENIZER_FILES, CHAT_TEMPLATE_FILE, *tokenizer.vocab_files_names.values()))
     return [name for name in names if (folder / name).is_file()]
 
 

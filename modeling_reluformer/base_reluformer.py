@@ -69,7 +69,7 @@ class AttentionPreTrainedModel(PreTrainedModel):
         return super()._check_and_adjust_attn_implementation(checked, is_init_check, allow_all_kernels)
 
     def _refuse_unknown(self, kwargs: Mapping[str, Any]) -> None:
-        # `use_cache`: from merge_with_config_defaults, where a forward pass does not name it
+        # `use_cache`: what merge_with_config_defaults adds in training with checkpointing, for models that generate
         if unknown := kwargs.keys() - TransformersKwargs.__annotations__.keys() - {"use_cache"}:
             raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}; leave it out.")
 

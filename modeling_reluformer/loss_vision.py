@@ -50,8 +50,8 @@ def check_image_labels(labels: Tensor, images: int, num_labels: int, problem_typ
             "labels of problem_type='multi_label_classification' must be floats of the shape (batch, num_labels) = "
             f"({images}, {num_labels}); {found} For one class a picture, give integers of the shape (batch,)."
         )
-    outputs = [(images, num_labels), *([(images,)] if num_labels == 1 else [])]
-    if problem_type == "regression" and labels.shape not in outputs:
+    outputs = labels.unsqueeze(1) if labels.ndim == 1 else labels
+    if problem_type == "regression" and outputs.shape != (images, num_labels):
         raise ValueError(
             f"labels of problem_type='regression' must have the shape (batch, num_labels) = ({images}, {num_labels}); {found}"
         )

@@ -198,7 +198,6 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
     ) -> ReLUFormerVisionOutput:
         """pixel_values (batch, channels, height, width) → last_hidden_state (batch, tokens, hidden_size), pooler_output."""
         _require_pictures(pixel_values)
-        # use_cache: what the library adds in training with checkpointing, for models that generate
         self._refuse_unknown(kwargs)
         self._refuse_output_attentions(kwargs)
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from transformers.dynamic_module_utils import get_relative_imports
+from transformers.utils import CHAT_TEMPLATE_FILE
 
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.errors import UserError
@@ -31,7 +32,7 @@ TOKENIZER_FILES = (
     "target_vocab.json",
     "source.spm",
     "target.spm",
-    "chat_template.jinja",
+    CHAT_TEMPLATE_FILE,
 )
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 MODEL_FILES = (
