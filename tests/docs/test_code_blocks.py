@@ -126,8 +126,15 @@ def _starts_a_program(before: list[str]) -> bool:
     return all("=" in word for word in before) or before[-1] == "-m"
 
 
+def _recipe_above(block, folder) -> str:
+    """mine.yaml as the page has the reader write it: the last YAML before the command."""
+    *_, recipe = (above for above in code_blocks("yaml") if above.page == block.page and above.line < block.line)
+    (folder / "mine.yaml").write_text(recipe.code, encoding="utf-8")
+    return str(folder / "mine.yaml")
+
+
 @pytest.mark.parametrize("block, arguments", commands_of("reluformer"))
-def test_commands_are_what_the_command_line_takes(block, arguments, monkeypatch, capsys):
+def test_commands_are_what_the_command_line_takes(block, arguments, monkeypatch, capsys, tmp_path):
     from reluformer.configuration import recipe_parser
 
     def stop(*_, **__):
@@ -137,6 +144,7 @@ def test_commands_are_what_the_command_line_takes(block, arguments, monkeypatch,
         found = as_it_is(parser, given, namespace)
         return found if parser.prog == "reluformer" else stop()
 
+    arguments = [_recipe_above(block, tmp_path) if word == "mine.yaml" else word for word in arguments]
     as_it_is = Parser.parse_args
     monkeypatch.setattr(Parser, "parse_args", parse)
     monkeypatch.setattr(recipe_parser, "build_recipe", stop)
