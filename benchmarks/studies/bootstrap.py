@@ -15,6 +15,7 @@ from benchmarks.studies.perplexity import perplexity_of, perplexity_rows
 
 SAMPLES = 1000
 SEED = 12345  # sacreBLEU's
+SIGNIFICANT = 0.05
 FEWEST_ITEMS = 10  # of two documents, all samples together have three different scores
 
 
@@ -42,13 +43,26 @@ STATISTICS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """`difference` is the first score minus the second; `p_value` that of no difference, by `samples` bootstrap samples of
-    `items`. Of fewer than `FEWEST_ITEMS` it says nothing."""
+    """The first scores minus the second.
+
+    difference: of the means over the seeds. each: by seed. p_value: of no difference of the means, by `samples` bootstrap
+    samples of `items`.
+    """
 
     difference: float
+    each: tuple[float, ...]
     p_value: float
     samples: int
     items: int
+
+    @property
+    def noise(self) -> str | None:
+        """Why nobody can say which is ahead, in words; None: one can."""
+        if self.items < FEWEST_ITEMS:
+            return f"{self.items} texts are too few for a bootstrap"
+        if self.p_value >= SIGNIFICANT:
+            return "within the noise of the test set"
+        return "within the noise of the seeds" if min(self.each) < 0 < max(self.each) else None
 
 
 def comparable(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> bool:
@@ -81,7 +95,8 @@ def bootstrap_of_means(
     difference = _mean_score(kind, rows[0]) - _mean_score(kind, rows[1])
     differences = scores[0] - scores[1]
     beyond = int(np.sum(np.abs(differences - differences.mean()) >= abs(difference)))
-    return Comparison(difference, (beyond + 1) / (samples + 1), samples, count)
+    each = tuple(one["score"] - other["score"] for one, other in zip(first, second, strict=True))
+    return Comparison(difference, each, (beyond + 1) / (samples + 1), samples, count)
 
 
 def _mean_score(kind: Statistic, rows: Sequence[np.ndarray], items: np.ndarray | slice = slice(None)) -> float:

@@ -19,7 +19,6 @@ from benchmarks.studies.tasks import spent
 from reluformer.configuration.errors import UserError
 
 AGREES, DISAGREES, NOT_COMPARABLE, PENDING = "agrees", "disagrees", "not comparable", "pending"
-SIGNIFICANT = 0.05
 BLEU, ACCURACY, PERPLEXITY = "bleu.score", "accuracy.score", "perplexity.score"
 # The paths of figures that are compared by a paired bootstrap.
 _PAIRED = {f"{name}.score": name for name in STATISTICS}
@@ -222,22 +221,18 @@ def _compare_paired(
     if not all(comparable(ours[0], each) for each in (*ours, *theirs)):
         return NOT_COMPARABLE, "not scored on the same references"
     test = bootstrap_of_means(kind, ours, theirs)
-    each = [one["score"] - other["score"] for one, other in zip(ours, theirs, strict=True)]
-    figures = f"{mean_and_each(each, '{:+.2f}')} {kind.unit}"
+    figures = f"{mean_and_each(test.each, '{:+.2f}')} {kind.unit}"
     if test.items < FEWEST_ITEMS:
-        return NOT_COMPARABLE, f"{figures}, on {test.items} texts: too few for a bootstrap"
+        return NOT_COMPARABLE, f"{figures}: {test.noise}"
     figures = f"{figures}, p = {test.p_value:.3f}"
-    significant = test.p_value < SIGNIFICANT
     if claim.equal:
         if abs(test.difference) <= claim.margin:
             return AGREES, f"{figures}, within ± {claim.margin:g}"
-        return (DISAGREES if significant else NOT_COMPARABLE), f"{figures}, not within ± {claim.margin:g}"
+        return (NOT_COMPARABLE if test.noise else DISAGREES), f"{figures}, not within ± {claim.margin:g}"
     if claim.margin < 0 and test.difference > claim.margin:
         return AGREES, f"{figures}, no more than {-claim.margin:g} below"
-    if not significant:
-        return NOT_COMPARABLE, f"{figures}: within the noise of the test set"
-    if min(each) < 0 < max(each):
-        return NOT_COMPARABLE, f"{figures}: within the noise of the seeds"
+    if test.noise:
+        return NOT_COMPARABLE, f"{figures}: {test.noise}"
     return (AGREES if test.difference > claim.margin else DISAGREES), figures
 
 

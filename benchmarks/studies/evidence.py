@@ -9,7 +9,6 @@ from typing import Any
 
 from benchmarks.markdown import mean_and_each, table
 from benchmarks.studies.bootstrap import STATISTICS, bootstrap_of_means, comparable
-from benchmarks.studies.claims import SIGNIFICANT
 from benchmarks.studies.outcomes import has_diverged
 from benchmarks.studies.parser import Row, load_rows
 from benchmarks.studies.tasks import Places, Task, read_result, spent
@@ -128,6 +127,5 @@ def _difference(score: str, softmax: Sequence[Mapping[str, Any]], relu: Sequence
         raise ValueError(f"{softmax[0]['row']}, {relu[0]['row']}: {score} of different test texts cannot be compared")
     ours, theirs = ([result[score] for result in side] for side in (relu, softmax))
     test = bootstrap_of_means(STATISTICS[score], ours, theirs)
-    differences = [first["score"] - second["score"] for first, second in zip(ours, theirs, strict=True)]
-    noise = "" if test.p_value < SIGNIFICANT else ", within the noise"
-    return f"{mean_and_each(differences, '{:+.2f}')}; p = {test.p_value:.3f}{noise}"
+    noise = f", {test.noise}" if test.noise else ""
+    return f"{mean_and_each(test.each, '{:+.2f}')}; p = {test.p_value:.3f}{noise}"

@@ -6,7 +6,7 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from benchmarks.studies.bleu import METRICS, bleu_statistics
-from benchmarks.studies.bootstrap import STATISTICS, bootstrap_of_means, comparable
+from benchmarks.studies.bootstrap import STATISTICS, Comparison, bootstrap_of_means, comparable
 from reluformer.training.scoring.evaluation import write_translations
 
 WORDS = ["a", "the", "small", "house", "dog", "runs", "stands", "wet", "grass", "two", "men", "play", "cards", ",", "."]
@@ -59,12 +59,27 @@ def test_equals_are_called_different_as_often_as_the_p_value_says():
     random = np.random.default_rng(0)
 
     def classifier():
-        right = np.packbits(random.random(400) < 0.5).tobytes().hex()
-        return {"metric": "accuracy", "signature": "test", "references": "r", "pictures": 400, "right": right}
+        right = random.random(400) < 0.5
+        statistics = {"pictures": 400, "right": np.packbits(right).tobytes().hex(), "score": 100 * right.mean()}
+        return {"metric": "accuracy", "signature": "test", "references": "r", **statistics}
 
     pairs = [(classifier(), classifier()) for _ in range(200)]
     found = [bootstrap_of_means(STATISTICS["accuracy"], [a], [b], samples=200).p_value < 0.1 for a, b in pairs]
     assert 0.04 < np.mean(found) < 0.16, "0.1 ± three standard errors of 200"
+
+
+@pytest.mark.parametrize(
+    "each, p_value, items, noise",
+    [
+        ((1.0,), 0.049, 10, None),
+        ((1.0, 3.0), 0.001, 10, None),
+        ((1.0,), 0.05, 10, "within the noise of the test set"),
+        ((-1.0, 3.0), 0.001, 10, "within the noise of the seeds"),
+        ((1.0,), 0.001, 9, "9 texts are too few for a bootstrap"),
+    ],
+)
+def test_a_difference_is_none_where_test_items_or_seeds_could_turn_it(each, p_value, items, noise):
+    assert Comparison(np.mean(each), each, p_value, 1000, items).noise == noise
 
 
 def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_path):

@@ -1,11 +1,12 @@
 """The table that sets ReLU beside softmax: pairs that exist and differ in the attention alone, means, p-values."""
 
 import copy
+from statistics import fmean
 
 import pytest
 
 from benchmarks.studies import evidence
-from benchmarks.studies.bootstrap import STATISTICS
+from benchmarks.studies.bootstrap import STATISTICS, Comparison
 from benchmarks.studies.parser import load_rows
 from benchmarks.studies.tasks import Places
 
@@ -58,20 +59,18 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
         return None if right is None else result(task.row.name, right, 100.0 if "softmax" in task.row.name else 60.0)
 
     monkeypatch.setattr(evidence, "read_result", read)
-    compared = []
 
     def bootstrap(kind, first, second):
-        compared.append([[each["score"] for each in side] for side in (first, second)])
-        return type("Test", (), {"p_value": 0.001 if len(first) > 1 else 0.4})
+        each = tuple(one["score"] - other["score"] for one, other in zip(first, second, strict=True))
+        return Comparison(fmean(each), each, 0.001 if len(first) > 1 else 0.4, samples=1, items=1000)
 
     monkeypatch.setattr(evidence, "bootstrap_of_means", bootstrap)
     line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
     assert line[1:4] == ["accuracy", "81.00 (80.00, 82.00)", "75.95 (70.00, 81.90)"], "seed 3 has no partner"
     assert line[4:] == ["-5.05 (-10.00, -0.10); p = 0.001", "10", "100 / 60"]
-    assert compared == [[[70.0, 81.9], [80.0, 82.0]]]
     del given[pair.softmax, 1]
     line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
-    assert line[2:5] == ["82.00", "81.90", "-0.10; p = 0.400, within the noise"]
+    assert line[2:5] == ["82.00", "81.90", "-0.10; p = 0.400, within the noise of the test set"]
     diverged = {"training": {"updates": 3, "diverged": {"update": 3, "reason": "a loss of nan"}}, "accuracy": None}
 
     def read_diverged(task):
