@@ -16,6 +16,7 @@ REPLACED_ARGUMENTS = {
     "auto_find_batch_size": "set training.per_device_train_batch_size: a run keeps the batches it began with",
     "train_sampling_strategy": "pictures are reshuffled every epoch already",
     "average_tokens_across_devices": "the loss is a mean over the pictures of all processes, however they are dealt out",
+    "batch_eval_metrics": "two numbers a picture are kept for the accuracy",
     "dataloader_drop_last": "the last batch of an epoch holds the pictures that are left",
 }
 

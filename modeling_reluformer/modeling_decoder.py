@@ -22,9 +22,11 @@ from .loss_decoder import next_token_labels
 from .loss_reluformer import IGNORED_LABEL, check_labels, cross_entropy_sum, translation_loss
 from .multihead_reluformer import ReLUFormerAttention
 from .outputs_reluformer import ReLUFormerCausalLMOutput, ReLUFormerDecoderModelOutput, run_layers
-from .tokens_reluformer import EmbedsTokens, require_positions, require_whole_mask, token_positions
+from .tokens_reluformer import EmbedsTokens, look_up_positions, require_positions, require_whole_mask, token_positions
 from .visibility_reluformer import segments_from_positions
 from .vocabulary_reluformer import VocabularyHead, VocabularyHeadMixin
+
+_REMEDY = "take a model with a longer table of positions, or rotary ones"
 
 
 class ReLUFormerDecoderPreTrainedModel(AttentionPreTrainedModel):
@@ -141,26 +143,15 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         seen: int | Tensor,
     ) -> Tensor:
         if self.embed_positions is not None and isinstance(seen, int):
-            self._require_positions(seen + length)
+            require_positions(seen + length, self.config.max_position_embeddings, _REMEDY)
         return token_positions(length, device, attention_mask, segment_ids, seen)
 
     def _with_positions(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
-        """What goes into the first layer. On a CPU the lookup itself finds a position beyond the table."""
+        """What goes into the first layer."""
         if self.embed_positions is not None:
-            try:
-                inputs_embeds = inputs_embeds + self.embed_positions(position_ids)
-            except IndexError:
-                if not is_torchdynamo_compiling():
-                    self._require_positions(int(position_ids.max()) + 1)
-                    if (lowest := int(position_ids.min())) < 0:
-                        raise ValueError(f"position_ids holds the position {lowest}; they count from 0.") from None
-                raise
+            most = self.config.max_position_embeddings
+            inputs_embeds = inputs_embeds + look_up_positions(self.embed_positions, position_ids, most, remedy=_REMEDY)
         return nn.functional.dropout(inputs_embeds, p=self.config.embedding_dropout, training=self.training)
-
-    def _require_positions(self, length: int) -> None:
-        require_positions(
-            length, self.config.max_position_embeddings, "take a model with a longer table of positions, or rotary ones"
-        )
 
 
 def check_positions(position_ids: Tensor | None, batch: int, length: int) -> None:

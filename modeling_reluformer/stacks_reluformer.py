@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers import initialization as init
-from transformers.utils import is_torchdynamo_compiling
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -17,7 +16,7 @@ from .configuration_reluformer import ReLUFormerConfig, require_tensor_parallel
 from .layers_reluformer import ReLUFormerDecoderLayer, ReLUFormerEncoderLayer, SinusoidalPositions
 from .multihead_reluformer import ReLUFormerAttention
 from .outputs_reluformer import ReLUFormerDecoderOutput, ReLUFormerEncoderOutput, run_layers
-from .tokens_reluformer import EmbedsTokens, require_positions, require_whole_mask, token_positions
+from .tokens_reluformer import EmbedsTokens, look_up_positions, require_positions, require_whole_mask, token_positions
 
 
 def require_same_batch(source: Tensor, target: Tensor, targets_per_source: int = 1) -> None:
@@ -120,15 +119,11 @@ class ReLUFormerStack(EmbedsTokens, ReLUFormerPreTrainedModel):
     ) -> Tensor:
         """What goes into the first layer, (batch, length, d_model)."""
         length = inputs_embeds.shape[1]
-        if isinstance(seen, int):
-            require_positions(seen + length, self.config.max_position_embeddings)
+        most = self.config.max_position_embeddings
+        if isinstance(seen, int):  # a static cache has no number that could be looked at without waiting for the device
+            require_positions(seen + length, most)
         positions = token_positions(length, inputs_embeds.device, attention_mask, segments, seen)
-        try:
-            positions = self.embed_positions(positions)
-        except IndexError:  # a static cache has no number that could be looked at without waiting for the device
-            if not is_torchdynamo_compiling():
-                require_positions(int(positions.max()) + 1, self.config.max_position_embeddings)
-            raise
+        positions = look_up_positions(self.embed_positions, positions, most)
         return nn.functional.dropout(inputs_embeds + positions, p=self.config.dropout, training=self.training)
 
 

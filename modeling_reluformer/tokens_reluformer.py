@@ -50,6 +50,22 @@ def require_positions(
         )
 
 
+def look_up_positions(table: nn.Module, positions: Tensor, most: int, **remedy: str) -> Tensor:
+    """Rows of a `table` of `most` positions, (batch or 1, length, d_model).
+
+    Raises:
+        ValueError: a position outside the table, on a CPU, where the lookup itself finds it.
+    """
+    try:
+        return table(positions)
+    except IndexError:
+        if not is_torchdynamo_compiling():
+            require_positions(int(positions.max()) + 1, most, **remedy)
+            if (lowest := int(positions.min())) < 0:
+                raise ValueError(f"position_ids holds the position {lowest}; they count from 0.") from None
+        raise
+
+
 def require_whole_mask(
     attention_mask: Tensor | None, batch: int, length: int, seen: int | Tensor, name: str = ""
 ) -> None:
