@@ -47,11 +47,11 @@ PAIRS = (
     *(
         Pair(
             f"documents of {length:,} tokens, translated",
-            f"documents_softmax_{length}",
-            f"documents_relu_{length}",
+            f"documents_end_softmax_{length}",
+            f"documents_end_relu_{length}",
             "bleu",
         )
-        for length in (128, 512, 1024)
+        for length in (128, 512, 1024, 2048)
     ),
     Pair("pictures in 49 patches, 1/L", "vit_softmax_L49", "vit_relu_alpha_1.0_L49", "accuracy"),
     Pair("pictures in 49 patches, 1/L^1.5", "vit_softmax_L49", "vit_relu_alpha_1.5_L49", "accuracy"),
@@ -103,7 +103,8 @@ def _line(pair: Pair, rows: Mapping[str, Row], places: Places) -> list[str]:
     softmax, relu = zip(*results, strict=True)
     updates = dict.fromkeys(f"{spent(result)[0]:,}" for both in results for result in both)
     scores = [_scores(pair.score, side) for side in (softmax, relu)]
-    return [pair.task, label, *scores, _difference(pair.score, softmax, relu), " and ".join(updates), _seconds(results)]
+    seconds = _seconds(results, rows, places)
+    return [pair.task, label, *scores, _difference(pair.score, softmax, relu), " and ".join(updates), seconds]
 
 
 def _scores(score: str, results: Sequence[Mapping[str, Any]]) -> str:
@@ -112,12 +113,22 @@ def _scores(score: str, results: Sequence[Mapping[str, Any]]) -> str:
     return mean_and_each([result[score]["score"] for result in results], "{:.2f}")
 
 
-def _seconds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+def _seconds(results: Sequence[Sequence[Mapping[str, Any]]], rows: Mapping[str, Row], places: Places) -> str:
     """Means of the updates' CPU seconds; not of older results, which do not tell them."""
-    spent_on = [[both[at].get("cpu_seconds") for both in results] for at in (0, 1)]
+    spent_on = [[_cpu_seconds(both[at], rows, places) for both in results] for at in (0, 1)]
     if None in (*spent_on[0], *spent_on[1]):
         return "–"
     return " / ".join(f"{fmean(seconds):,.0f}" for seconds in spent_on)
+
+
+def _cpu_seconds(result: Mapping[str, Any], rows: Mapping[str, Row], places: Places) -> float | None:
+    """With those of all that it started from."""
+    own, start = result.get("cpu_seconds"), result.get("start")
+    if own is None or start is None:
+        return own
+    before = read_result(Task(rows[start["row"]], start["seed"], places))
+    seconds = before and _cpu_seconds(before, rows, places)
+    return None if seconds is None else own + seconds
 
 
 def _difference(score: str, softmax: Sequence[Mapping[str, Any]], relu: Sequence[Mapping[str, Any]]) -> str:

@@ -30,6 +30,9 @@ def test_a_pair_differs_in_the_attention_alone(pair):
     if "more epochs" in pair.task:
         epochs = relu["training"].pop("num_train_epochs"), softmax["training"].pop("num_train_epochs")
         assert epochs[0] > epochs[1]
+    if pair.task.startswith("documents"):  # of as many core-seconds
+        updates = relu["training"].pop("max_steps"), softmax["training"].pop("max_steps")
+        assert updates[0] >= updates[1]
     assert softmax == relu
 
 
@@ -90,3 +93,16 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
         "–",
         "–",
     ]
+
+
+def test_seconds_are_those_of_the_whole_chain(monkeypatch):
+    first, second = (name for name in CATALOGUE.rows if name.startswith("documents_end_start_"))
+    given = {first: result(first, 1, 100.0), second: None}
+    monkeypatch.setattr(evidence, "read_result", lambda task: given[task.row.name])
+
+    def seconds(start):
+        return evidence._cpu_seconds({"cpu_seconds": 5.0, "start": start}, CATALOGUE.rows, Places.of(evidence.SIZE))
+
+    assert seconds(None) == 5.0
+    assert seconds({"row": first, "seed": 1}) == 105.0
+    assert seconds({"row": second, "seed": 1}) is None, "what it started from does not tell them"
