@@ -128,6 +128,10 @@ a mean over the pictures of one process
 train --config pictures.yaml --training.average_tokens_across_devices false
 training.average_tokens_across_devices: False would have no effect here; the loss is a mean over the pictures of all …
 
+metrics of pictures, batch by batch
+train --config pictures.yaml --training.batch_eval_metrics true
+training.batch_eval_metrics: True would have no effect here; two numbers a picture are kept for the accuracy
+
 a negative number of checkpoints to average
 train --config pictures.yaml --averaging.last_checkpoints -1
 averaging.last_checkpoints: -1 must be at least 0
