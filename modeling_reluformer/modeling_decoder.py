@@ -150,7 +150,7 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         """What goes into the first layer."""
         if self.embed_positions is not None:
             most = self.config.max_position_embeddings
-            inputs_embeds = inputs_embeds + look_up_positions(self.embed_positions, position_ids, most, remedy=_REMEDY)
+            inputs_embeds = inputs_embeds + look_up_positions(self.embed_positions, position_ids, most, _REMEDY)
         return nn.functional.dropout(inputs_embeds, p=self.config.embedding_dropout, training=self.training)
 
 

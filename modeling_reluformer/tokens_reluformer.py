@@ -11,6 +11,8 @@ from transformers.utils import is_torchdynamo_compiling
 
 from .visibility_reluformer import positions_from_padding, positions_from_segments
 
+_RAISE_IT = "raise that number in the config (positions are not trained)"
+
 
 def require_token_ids(input_ids: Tensor, name: str) -> None:
     """Raises a `ValueError` unless `input_ids` are integers (batch, length); `name` is `decoder_` or empty."""
@@ -40,9 +42,7 @@ def require_known_ids(input_ids: Tensor, vocab_size: int, name: str) -> None:
         )
 
 
-def require_positions(
-    length: int, most: int, remedy: str = "raise that number in the config (positions are not trained)"
-) -> None:
+def require_positions(length: int, most: int, remedy: str = _RAISE_IT) -> None:
     """Raises a `ValueError` for a sequence that is longer than `most`, the configuration's max_position_embeddings."""
     if length > most:
         raise ValueError(
@@ -50,7 +50,7 @@ def require_positions(
         )
 
 
-def look_up_positions(table: nn.Module, positions: Tensor, most: int, **remedy: str) -> Tensor:
+def look_up_positions(table: nn.Module, positions: Tensor, most: int, remedy: str = _RAISE_IT) -> Tensor:
     """Rows of a `table` of `most` positions, (batch or 1, length, d_model).
 
     Raises:
@@ -60,7 +60,7 @@ def look_up_positions(table: nn.Module, positions: Tensor, most: int, **remedy: 
         return table(positions)
     except IndexError:
         if not is_torchdynamo_compiling():
-            require_positions(int(positions.max()) + 1, most, **remedy)
+            require_positions(int(positions.max()) + 1, most, remedy)
             if (lowest := int(positions.min())) < 0:
                 raise ValueError(f"position_ids holds the position {lowest}; they count from 0.") from None
         raise

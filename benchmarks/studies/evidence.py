@@ -92,19 +92,17 @@ def evidence_table() -> str:
 
 
 def _line(pair: Pair, rows: Mapping[str, Row], places: Places) -> list[str]:
-    results = [
-        both
-        for seed in SEEDS
-        if all(both := [read_result(Task(rows[name], seed, places)) for name in (pair.softmax, pair.relu)])
-    ]
+    tasks = [[Task(rows[name], seed, places) for name in (pair.softmax, pair.relu)] for seed in SEEDS]
+    found = [(both, results) for both in tasks if all(results := [read_result(task) for task in both])]
     label = STATISTICS[pair.score].label
-    if not results:
+    if not found:
         return [pair.task, label, "–", "–", NOT_TRAINED, "–", "–"]
-    softmax, relu = zip(*results, strict=True)
-    updates = dict.fromkeys(f"{spent(result)[0]:,}" for both in results for result in both)
+    softmax, relu = zip(*(results for _, results in found), strict=True)
+    updates = dict.fromkeys(f"{spent(result)[0]:,}" for _, results in found for result in results)
     scores = [_scores(pair.score, side) for side in (softmax, relu)]
-    seconds = _seconds(results, rows, places)
-    return [pair.task, label, *scores, _difference(pair.score, softmax, relu), " and ".join(updates), seconds]
+    seconds = [[_cpu_seconds(both[at], results[at]) for both, results in found] for at in (0, 1)]
+    difference = _difference(pair.score, softmax, relu)
+    return [pair.task, label, *scores, difference, " and ".join(updates), _means(seconds)]
 
 
 def _scores(score: str, results: Sequence[Mapping[str, Any]]) -> str:
@@ -113,22 +111,20 @@ def _scores(score: str, results: Sequence[Mapping[str, Any]]) -> str:
     return mean_and_each([result[score]["score"] for result in results], "{:.2f}")
 
 
-def _seconds(results: Sequence[Sequence[Mapping[str, Any]]], rows: Mapping[str, Row], places: Places) -> str:
-    """Means of the updates' CPU seconds; not of older results, which do not tell them."""
-    spent_on = [[_cpu_seconds(both[at], rows, places) for both in results] for at in (0, 1)]
-    if None in (*spent_on[0], *spent_on[1]):
+def _means(seconds: Sequence[Sequence[float | None]]) -> str:
+    """Of both sides; not of older results, which do not tell them."""
+    if any(None in of_side for of_side in seconds):
         return "–"
-    return " / ".join(f"{fmean(seconds):,.0f}" for seconds in spent_on)
+    return " / ".join(f"{fmean(of_side):,.0f}" for of_side in seconds)
 
 
-def _cpu_seconds(result: Mapping[str, Any], rows: Mapping[str, Row], places: Places) -> float | None:
-    """With those of all that it started from."""
-    own, start = result.get("cpu_seconds"), result.get("start")
-    if own is None or start is None:
+def _cpu_seconds(task: Task, result: Mapping[str, Any] | None) -> float | None:
+    """CPU seconds of the updates, with those of all that it started from."""
+    own = result and result.get("cpu_seconds")
+    if own is None or task.start is None:
         return own
-    before = read_result(Task(rows[start["row"]], start["seed"], places))
-    seconds = before and _cpu_seconds(before, rows, places)
-    return None if seconds is None else own + seconds
+    before = _cpu_seconds(task.start, read_result(task.start))
+    return None if before is None else own + before
 
 
 def _difference(score: str, softmax: Sequence[Mapping[str, Any]], relu: Sequence[Mapping[str, Any]]) -> str:

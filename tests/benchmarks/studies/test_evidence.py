@@ -8,7 +8,7 @@ import pytest
 from benchmarks.studies import evidence
 from benchmarks.studies.bootstrap import STATISTICS, Comparison
 from benchmarks.studies.parser import load_rows
-from benchmarks.studies.tasks import Places
+from benchmarks.studies.tasks import Places, Task
 
 CATALOGUE = load_rows(evidence.SIZE)
 # What may differ: how attention is computed, how its weights are scaled and regularised, and from what a row starts.
@@ -62,8 +62,10 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
         return None if right is None else result(task.row.name, right, 100.0 if "softmax" in task.row.name else 60.0)
 
     monkeypatch.setattr(evidence, "read_result", read)
+    compared = []
 
     def bootstrap(kind, first, second):
+        compared.append([[each["score"] for each in side] for side in (first, second)])
         each = tuple(one["score"] - other["score"] for one, other in zip(first, second, strict=True))
         return Comparison(fmean(each), each, 0.001 if len(first) > 1 else 0.4, samples=1, items=1000)
 
@@ -71,6 +73,7 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
     line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
     assert line[1:4] == ["accuracy", "81.00 (80.00, 82.00)", "75.95 (70.00, 81.90)"], "seed 3 has no partner"
     assert line[4:] == ["-5.05 (-10.00, -0.10); p = 0.001", "10", "100 / 60"]
+    assert compared == [[[70.0, 81.9], [80.0, 82.0]]]
     del given[pair.softmax, 1]
     line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
     assert line[2:5] == ["82.00", "81.90", "-0.10; p = 0.400, within the noise of the test set"]
@@ -96,13 +99,13 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
 
 
 def test_seconds_are_those_of_the_whole_chain(monkeypatch):
-    first, second = (name for name in CATALOGUE.rows if name.startswith("documents_end_start_"))
-    given = {first: result(first, 1, 100.0), second: None}
-    monkeypatch.setattr(evidence, "read_result", lambda task: given[task.row.name])
+    def seconds(name):
+        task = Task(CATALOGUE.rows[name], 1, Places.of(evidence.SIZE))
+        return evidence._cpu_seconds(task, given.get(name))
 
-    def seconds(start):
-        return evidence._cpu_seconds({"cpu_seconds": 5.0, "start": start}, CATALOGUE.rows, Places.of(evidence.SIZE))
-
-    assert seconds(None) == 5.0
-    assert seconds({"row": first, "seed": 1}) == 105.0
-    assert seconds({"row": second, "seed": 1}) is None, "what it started from does not tell them"
+    names = ["documents_end_start_relu", "documents_end_relu_128", "documents_end_relu_256"]
+    given = {name: result(name, 1, own) for name, own in zip(names, (100.0, 5.0, 2.0), strict=True)}
+    monkeypatch.setattr(evidence, "read_result", lambda task: given.get(task.row.name))
+    assert [seconds(name) for name in names] == [100.0, 105.0, 107.0]
+    del given[names[0]]
+    assert seconds(names[1]) is None, "what it started from does not tell them"
