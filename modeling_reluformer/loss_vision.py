@@ -60,7 +60,7 @@ def check_image_labels(labels: Tensor, images: int, num_labels: int, problem_typ
     if classes and problem_type == "single_label_classification":
         _check_classes(labels, num_labels)
     elif shares and problem_type != "regression":
-        _check_shares(labels, problem_type)
+        _check_shares(labels[counted_images(labels)], problem_type)
 
 
 def _check_classes(labels: Tensor, num_labels: int) -> None:
@@ -87,33 +87,38 @@ def _check_shares(labels: Tensor, problem_type: str) -> None:
         )
 
 
+def counted_images(labels: Tensor) -> Tensor:
+    """Which pictures count, (batch,) of bool: not those whose label, or the label of each class, is -100."""
+    counted = labels != IGNORED_LABEL
+    return counted if labels.ndim == 1 else counted.any(-1)
+
+
 def classification_loss_sum(logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
-    """The loss of all pictures, summed; a scalar. Its means are those of Transformers' `ForImageClassification`.
+    """The loss of all pictures that count, summed; a scalar. Its means are those of Transformers' `ForImageClassification`.
 
     Args:
         logits: (batch, num_labels).
-        labels: (batch,) classes, of which -100 does not count, or (batch, num_labels) shares.
+        labels: (batch,) classes or (batch, num_labels) shares; -100 where a picture does not count.
         problem_type: `single_label_classification`, cross-entropy; `multi_label_classification`, the binary cross-entropy of the
             sigmoids, a mean over the classes; `regression`, the squared error, a mean over the outputs.
     """
     logits = logits.to(wide(logits.dtype))
-    if labels.is_floating_point():
-        labels = labels.to(logits.dtype)
-    if problem_type == "single_label_classification":
-        classes = labels if labels.is_floating_point() else labels.long()
-        return nn.functional.cross_entropy(logits, classes, ignore_index=IGNORED_LABEL, reduction="sum")
-    function = nn.functional.mse_loss
-    if problem_type == "multi_label_classification":
-        function = nn.functional.binary_cross_entropy_with_logits
-    return function(logits, labels.to(logits.dtype).view_as(logits), reduction="sum") / logits.shape[1]
+    if problem_type == "single_label_classification" and not labels.is_floating_point():
+        return nn.functional.cross_entropy(logits, labels.long(), ignore_index=IGNORED_LABEL, reduction="sum")
+    labels = labels.to(logits.dtype).view_as(logits)
+    if problem_type == "regression":
+        return nn.functional.mse_loss(logits, labels, reduction="sum") / logits.shape[1]
+    counted = counted_images(labels).unsqueeze(1)
+    if problem_type == "single_label_classification":  # a picture of no share adds nothing
+        return nn.functional.cross_entropy(logits, labels * counted, reduction="sum")
+    weight = counted.to(logits.dtype)
+    loss_sum = nn.functional.binary_cross_entropy_with_logits(logits, labels, weight, reduction="sum")
+    return loss_sum / logits.shape[1]
 
 
-def labelled_images(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:
-    """Number of pictures of the whole update. The Trainer counts the entries of `labels`, of which a picture may have several."""
-    entries = 1 if labels.ndim == 1 else labels.shape[1]
-    if num_items_in_batch is not None:
-        return num_items_in_batch / entries
-    return (labels != IGNORED_LABEL).sum() if entries == 1 and not labels.is_floating_point() else labels.shape[0]
+def images_of_the_update(labels: Tensor, num_items_in_batch: Tensor | int) -> Tensor | float:
+    """Pictures that count in the whole update, of which the Trainer counts the entries of `labels`: one a picture, or several."""
+    return num_items_in_batch / (1 if labels.ndim == 1 else labels.shape[1])
 
 
-__all__ = ["check_image_labels", "classification_loss_sum", "labelled_images", "problem_type_of"]
+__all__ = ["check_image_labels", "classification_loss_sum", "counted_images", "images_of_the_update", "problem_type_of"]

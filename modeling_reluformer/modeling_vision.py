@@ -16,8 +16,14 @@ from .attention_reluformer import AttentionContext, attention_context
 from .base_reluformer import AttentionPreTrainedModel
 from .configuration_vision import ReLUFormerVisionConfig, pair
 from .feed_forward_reluformer import FeedForward, activation_norms, feed_forward_activation
-from .loss_reluformer import IGNORED_LABEL, regularized_loss
-from .loss_vision import check_image_labels, classification_loss_sum, labelled_images, problem_type_of
+from .loss_reluformer import regularized_loss
+from .loss_vision import (
+    check_image_labels,
+    classification_loss_sum,
+    counted_images,
+    images_of_the_update,
+    problem_type_of,
+)
 from .multihead_reluformer import ReLUFormerAttention
 from .outputs_reluformer import ReLUFormerImageClassifierOutput, ReLUFormerVisionOutput, run_layers
 
@@ -264,9 +270,9 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
 
         Args:
             pixel_values: (batch, num_channels, height, width), as AutoImageProcessor makes them.
-            labels: (batch,), the numbers of the classes, -100 for a picture that does not count; or (batch, num_labels), floats:
-                with `problem_type="single_label_classification"` the share of each class (MixUp), else, as in Transformers, its
-                truth (`multi_label_classification`).
+            labels: (batch,), the numbers of the classes; or (batch, num_labels), floats: with
+                `problem_type="single_label_classification"` the share of each class (MixUp), else, as in Transformers, its
+                truth (`multi_label_classification`). A picture does not count whose label, or that of each class, is -100.
             interpolate_pos_encoding: take pictures of another size, with positions interpolated to their patches.
             num_items_in_batch: entries of `labels` in the whole batch of which this call is a part; the loss is divided by its
                 pictures.
@@ -287,8 +293,8 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             check_image_labels(labels, pixel_values.shape[0], self.num_labels, kind)
             statistics = self._statistics()
             row_weight = pixel_values.new_ones(pixel_values.shape[0], dtype=torch.float32)
-            if labels.ndim == 1 and kind == "single_label_classification":
-                row_weight = (labels != IGNORED_LABEL).float()
+            if kind != "regression":  # of which -100 is a value like any other
+                row_weight = counted_images(labels).float()
         elif self.training:
             self._warn_about_missing_labels()
         outputs = self.model(
@@ -304,7 +310,8 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
         losses = {}
         if kind is not None:
             loss_sum = classification_loss_sum(logits, labels, kind)
-            items = labelled_images(labels, num_items_in_batch)
+            told = num_items_in_batch is not None
+            items = images_of_the_update(labels, num_items_in_batch) if told else row_weight.sum()
             losses = regularized_loss(loss_sum, items, **self._loss_terms(outputs, statistics))._asdict()
         return ReLUFormerImageClassifierOutput(
             logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **losses

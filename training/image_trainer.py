@@ -8,6 +8,7 @@ import torch
 from transformers import EvalPrediction
 
 from reluformer.configuration.scores import IMAGE_SCORES
+from reluformer.loss_vision import counted_images, images_of_the_update
 from reluformer.training.data.image_batches import ImageBatchSampler
 from reluformer.training.run_trainer import RunTrainer
 
@@ -21,13 +22,13 @@ def hits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     Args:
         logits: (batch, classes).
-        labels: (batch,) classes, -100 where a picture does not count, or (batch, classes) shares.
+        labels: (batch,) classes or (batch, classes) shares; -100 where a picture does not count.
     """
     classes = labels.argmax(-1) if labels.ndim == 2 else labels
     numbers = [number for number in (1, TOP) if number == 1 or number < logits.shape[-1]]
     found = logits.topk(numbers[-1], dim=-1).indices == classes.unsqueeze(-1)
     rows = torch.stack([found[:, :number].any(-1) for number in numbers], dim=1).to(torch.int8)
-    return rows.masked_fill((classes == -100).unsqueeze(1), -1)
+    return rows.masked_fill(~counted_images(labels).unsqueeze(1), -1)
 
 
 def accuracies(rows: Any) -> dict[str, float]:
@@ -59,11 +60,11 @@ class ImageTrainer(RunTrainer):
 
     def count_items(self, labels: torch.Tensor) -> torch.Tensor:
         """Pictures."""
-        return labels.ne(-100).sum() if labels.ndim == 1 else torch.tensor(len(labels), device=labels.device)
+        return counted_images(labels).sum()
 
     def divisor_of(self, num_items_in_batch: torch.Tensor | int, labels: torch.Tensor) -> torch.Tensor | int:
         """Pictures of the update: the Trainer counts entries of `labels`, of which a picture may have one for each class."""
-        return num_items_in_batch if labels.ndim == 1 else num_items_in_batch / labels.shape[1]
+        return images_of_the_update(labels, num_items_in_batch)
 
     def prediction_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
@@ -71,8 +72,9 @@ class ImageTrainer(RunTrainer):
         """As in `Trainer`; pictures that stand in the last batch a second time do not count in the loss."""
         labels = inputs["labels"]
         count = self.rows_that_count(len(labels), labels.device)
-        if count is not None and labels.ndim == 1:
-            inputs = {**inputs, "labels": labels.masked_fill(~count, -100)}
+        if count is not None:
+            repeated = ~count if labels.ndim == 1 else ~count.unsqueeze(1)
+            inputs = {**inputs, "labels": labels.masked_fill(repeated, -100)}
         return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
 

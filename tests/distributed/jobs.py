@@ -20,11 +20,17 @@ from sacrebleu import corpus_bleu
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import Seq2SeqTrainingArguments, set_seed
+from transformers import Seq2SeqTrainingArguments, TrainingArguments, default_data_collator, set_seed
 
-from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer import (
+    ReLUFormerConfig,
+    ReLUFormerForConditionalGeneration,
+    ReLUFormerForImageClassification,
+    ReLUFormerVisionConfig,
+)
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data.demo_corpus import demo_pairs
+from reluformer.training.image_trainer import ImageTrainer
 from reluformer.training.run.launch import end_worker, leaving
 from reluformer.training.scoring.validation import ValidationTranslation
 from reluformer.training.tokenization import train_tokenizer
@@ -149,6 +155,33 @@ def evaluate(folder: Path, rank: int, world: int) -> None:
     found["validation"] = [_validation_scores(rank, world, count) for count in (5, 1)]
     if rank == 0:
         _write(folder / f"evaluate-{world}.json", found)
+
+
+def evaluate_pictures(folder: Path, rank: int, world: int) -> None:
+    """13 pictures in batches of 4, of which two processes see three twice; by classes, and by truths of each class."""
+    set_seed(0)
+    pictures, classes = torch.randn(13, 1, 8, 8), torch.randint(4, (13,))
+    labels = {"single_label_classification": classes, "multi_label_classification": torch.eye(4)[classes]}
+    result = {}
+    for problem_type, given in labels.items():
+        set_seed(0)
+        config = ReLUFormerVisionConfig(
+            image_size=8, patch_size=4, num_channels=1, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=16, num_labels=4, problem_type=problem_type, attention_activation="relu",
+            attention_scaling="variance", regularization_weight=0.1,
+        )  # fmt: skip
+        rows = [{"pixel_values": picture, "labels": label} for picture, label in zip(pictures, given, strict=True)]
+        arguments = TrainingArguments(
+            str(folder / "pictures"), per_device_eval_batch_size=4, use_cpu=True, report_to="none", disable_tqdm=True
+        )
+        model = ReLUFormerForImageClassification(config)
+        torch.nn.init.normal_(model.classifier.weight)  # it begins as zeros
+        trainer = ImageTrainer(model, arguments, data_collator=default_data_collator, eval_dataset=rows)
+        metrics = trainer.evaluate()
+        names = ("eval_loss", "eval_cross_entropy", "eval_regularization", "eval_accuracy")
+        result[problem_type] = {name: metrics[name] for name in names}
+    if rank == 0:
+        _write(folder / f"pictures-{world}.json", result)
 
 
 def _validation_scores(rank: int, world: int, count: int) -> dict[str, float]:
@@ -318,6 +351,7 @@ if __name__ == "__main__":
         train: (1, 2, 4),
         go_on: (1, 2),
         evaluate: (1, 2),
+        evaluate_pictures: (1, 2),
         shard: (2,),
         tensor_parallel: (2,),
         train_texts: (1, 2),

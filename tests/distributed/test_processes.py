@@ -106,6 +106,12 @@ def test_translations_of_an_evaluation_are_the_same_in_two_processes(jobs):
     assert all(scores["exact_match"] > 0 for scores in one["validation"])
 
 
+@pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification"])
+def test_an_evaluation_counts_each_picture_once(jobs, problem_type):
+    one, two = (read(jobs / f"pictures-{world}.json")[problem_type] for world in (1, 2))
+    assert two == pytest.approx(one, rel=2e-5)
+
+
 @pytest.mark.parametrize("name", SHARDED)
 def test_a_sharded_model_has_the_gradients_of_a_whole_one(jobs, name):
     for rank in (0, 1):

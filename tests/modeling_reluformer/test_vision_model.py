@@ -71,9 +71,13 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_cut(kind):
     torch.testing.assert_close(sum(parts), whole)
 
 
-def test_a_picture_that_does_not_count_changes_nothing():
-    model = vision_model(attention_scaling="variance", regularization_weight=0.5)
-    labels = torch.tensor([1, -100, 3])
+@pytest.mark.parametrize("kind", ["classes", "shares", "truths"])
+def test_a_picture_that_does_not_count_changes_nothing(kind):
+    problem_type = "multi_label_classification" if kind == "truths" else "single_label_classification"
+    model = vision_model(attention_scaling="variance", regularization_weight=0.5, problem_type=problem_type)
+    rows = {"classes": classes(3), "shares": torch.rand(3, CLASSES).softmax(-1), "truths": torch.eye(CLASSES)[1:4]}
+    labels = rows[kind].clone()
+    labels[1] = -100
     found, expected = model(pictures(), labels=labels), model(pictures()[[0, 2]], labels=labels[[0, 2]])
     for name in ("loss", "regularization", "attention_sum", "attention_entropy", "dead_row_fraction"):
         torch.testing.assert_close(found[name], expected[name])

@@ -205,6 +205,9 @@ def test_accuracy_by_hand():
     rows = hits(logits, torch.tensor([6, 6, -100]))
     assert rows.tolist() == [[1, 1], [0, 0], [-1, -1]]
     assert accuracies(rows) == {"accuracy": 50, "top_5_accuracy": 50}
+    shares = torch.eye(7)[[6, 6, 0]]
+    shares[2] = -100
+    assert hits(logits, shares).tolist() == rows.tolist()
     assert hits(torch.tensor([[1.0, 2, 3, 4, 5, 0]]), torch.tensor([0])).tolist() == [[0, 1]]
     of_five = hits(logits[:2, :5], torch.tensor([4, 3]))  # all five are the highest five
     assert of_five.tolist() == [[1], [0]] and accuracies(of_five) == {"accuracy": 50}
