@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_checks import (
+    OF_PREDICTIONS,
     check_chosen_documents,
     check_initialization,
     check_splits,
@@ -23,6 +24,7 @@ REPLACED_ARGUMENTS = {
     "train_sampling_strategy": "contexts are reshuffled every epoch already",
     "average_tokens_across_devices": "the loss is a mean over the tokens of all processes, however they are dealt out",
     "dataloader_drop_last": "the last batch of an epoch holds the contexts that are left",
+    **OF_PREDICTIONS,
 }
 
 

@@ -168,6 +168,10 @@ def check_splits(splits: Sequence[str]) -> None:
             )
 
 
+# Arguments of metrics of predictions, of which an evaluation of texts has none: refused, never ignored.
+OF_PREDICTIONS = dict.fromkeys(
+    ("batch_eval_metrics", "eval_accumulation_steps"), "an evaluation of texts sums the loss, and keeps no predictions"
+)
 # Arguments that the token batches, the model's own loss or our evaluation would make void: refused, never ignored.
 _REPLACED_ARGUMENTS = {
     "label_smoothing_factor": "set model.label_smoothing: smoothing in the trainer would drop the model's regulariser",
@@ -181,6 +185,7 @@ _REPLACED_ARGUMENTS = {
     "generation_max_length": "decoding stops by itself at a length that follows the source's",
     "generation_num_beams": "set evaluation.num_beams",
     "generation_config": "set evaluation.num_beams and evaluation.length_penalty",
+    **OF_PREDICTIONS,
 }
 # What Transformers writes for a token, and so stands in the recipes of earlier runs.
 _HIDDEN_TOKEN = "<HUB_TOKEN>"

@@ -177,6 +177,7 @@ def test_a_missing_recipe_names_those_there_are():
     ("arguments", "named"),
     [
         (["--training.label_smoothing_factor", "0.1"], "model.label_smoothing"),
+        (["--training.eval_accumulation_steps", "2"], "an evaluation of texts sums the loss, and keeps no predictions"),
         (["--training.per_device_train_batch_size", "32"], "batching.tokens_per_batch"),
         (["--training.predict_with_generate", "true"], "evaluation.at_most"),
         (["--training.accelerator_config", '{"even_batches": false}'], "even_batches"),

@@ -170,6 +170,10 @@ label smoothing of the Trainer
 train --config text.yaml --training.label_smoothing_factor 0.1
 training.label_smoothing_factor: 0.1 would have no effect here; set model.label_smoothing: …
 
+metrics of texts, batch by batch
+train --config text.yaml --training.batch_eval_metrics true
+training.batch_eval_metrics: True would have no effect here; an evaluation of texts sums the loss, and keeps no …
+
 a tokenizer that is not there
 train --config text.yaml --tokenizer.path ./nowhere
 tokenizer.path: './nowhere': no such folder; give the folder of a model, or a repository id on the Hub
