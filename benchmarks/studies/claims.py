@@ -18,7 +18,9 @@ from benchmarks.studies.study import Claim, Figure, Study
 from benchmarks.studies.tasks import spent
 from reluformer.configuration.errors import UserError
 
-AGREES, DISAGREES, NOT_COMPARABLE, PENDING = "agrees", "disagrees", "not comparable", "pending"
+AGREES, DISAGREES, PENDING = "agrees", "disagrees", "pending"
+UNDECIDED = "undecided"  # the figures say neither
+NOT_MEASURED = "not measured"  # a row that this size does not have, or that cannot be run here
 BLEU, ACCURACY, PERPLEXITY = "bleu.score", "accuracy.score", "perplexity.score"
 # The paths of figures that are compared by a paired bootstrap.
 _PAIRED = {f"{name}.score": name for name in STATISTICS}
@@ -31,7 +33,7 @@ _LISTS = ("equal", "among")
 
 @dataclass(frozen=True)
 class Verdict:
-    """`verdict` is one of the four words; `text` the claim; `why` the figures behind it."""
+    """`verdict` is one of the five words; `text` the claim; `why` the figures behind it."""
 
     text: str
     verdict: str
@@ -75,14 +77,14 @@ def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Verdi
     names = _rows_of(claim)
     for name in names:
         if name not in outcomes:
-            return Verdict(claim.text, NOT_COMPARABLE, f"{name} is no row of this size")
+            return Verdict(claim.text, NOT_MEASURED, f"{name} is no row of this size")
     chosen = [outcomes[name] for name in names]
     if not claim.diverges and _figure(claim, study).file is not None:
         return Verdict(claim.text, *_judge_file(claim, study, chosen))
     needed = {outcome.entry.name: outcome for outcome in (*chosen, *_compared(claim, study, chosen))}
     for name, outcome in needed.items():
         if outcome.status != RUN:
-            word = NOT_COMPARABLE if outcome.status == NOT_HERE else PENDING
+            word = NOT_MEASURED if outcome.status == NOT_HERE else PENDING
             return Verdict(claim.text, word, f"{name}: {outcome.why}")
     seeds = [seed for seed in chosen[0].results if all(seed in outcome.results for outcome in needed.values())]
     if not seeds:
@@ -90,7 +92,7 @@ def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Verdi
     groups = [seeds] if _by_the_means(claim, study, chosen, seeds) else [[seed] for seed in seeds]
     judged = [_judge_seeds(claim, study, chosen, group) for group in groups]
     words = {word for word, _ in judged}
-    verdict = words.pop() if len(words) == 1 else NOT_COMPARABLE
+    verdict = words.pop() if len(words) == 1 else UNDECIDED
     why = "; ".join(
         f"seed {group[0]}: {text}" if len(groups) > 1 else text for group, (_, text) in zip(groups, judged, strict=True)
     )
@@ -152,7 +154,7 @@ def _judge_seeds(claim: Claim, study: Study, chosen: list[Outcome], seeds: list[
     figure = _figure(claim, study)
     others = [outcome.results[seed] for outcome in _compared(claim, study, chosen) for seed in seeds]
     if any(map(has_diverged, others)):
-        return NOT_COMPARABLE, "what it is compared with does not converge"
+        return UNDECIDED, "what it is compared with does not converge"
     diverged = [any(map(has_diverged, of_row)) for of_row in results]
     if any(diverged):
         return _with_diverged(claim, diverged, None if figure.relative_to else _PAIRED.get(figure.path))
@@ -162,7 +164,7 @@ def _judge_seeds(claim: Claim, study: Study, chosen: list[Outcome], seeds: list[
     of_all = chain(*results, others)
     updates = dict.fromkeys(spent(result)[0] for result in of_all if "training" in result)
     if len(updates) > 1 and not claim.of_updates:
-        return NOT_COMPARABLE, f"trained for {' and '.join(f'{number:,}' for number in updates)} updates"
+        return UNDECIDED, f"trained for {' and '.join(f'{number:,}' for number in updates)} updates"
     means = [fmean(of_row) for of_row in values]
     if len(means) > 2:  # equal: so are all, if the highest and the lowest are
         ends = [means.index(max(means)), means.index(min(means))]
@@ -180,7 +182,7 @@ def _judge_best(claim: Claim, study: Study, chosen: list[Outcome], seeds: list[i
         word, text = _judge_seeds(dataclasses.replace(claim, **names), study, [best, other], seeds)
         words.add(word)
         texts.append(f"beside {other.entry.label}: {text}")
-    return next(word for word in (DISAGREES, PENDING, NOT_COMPARABLE, AGREES) if word in words), "; ".join(texts)
+    return next(word for word in (DISAGREES, PENDING, UNDECIDED, AGREES) if word in words), "; ".join(texts)
 
 
 def _compare_two(
@@ -200,7 +202,7 @@ def _convergence(result: Mapping[str, Any], twin: Mapping[str, Any]) -> tuple[st
         return DISAGREES, figures
     if softmax > TWIN_LEARNED:
         return AGREES, figures
-    return NOT_COMPARABLE, f"{figures}: neither has learned the task"
+    return UNDECIDED, f"{figures}: neither has learned the task"
 
 
 def _with_diverged(claim: Claim, diverged: list[bool], score: str | None) -> tuple[str, str]:
@@ -208,7 +210,7 @@ def _with_diverged(claim: Claim, diverged: list[bool], score: str | None) -> tup
     names = _rows_of(claim)
     text = " and ".join(name for name, gone in zip(names, diverged, strict=True) if gone) + " does not converge"
     if score is None or all(diverged):
-        return NOT_COMPARABLE, text
+        return UNDECIDED, text
     worst = 0 if STATISTICS[score].lower_is_better else 1
     return (AGREES if claim.lower and diverged[worst] else DISAGREES), text
 
@@ -219,20 +221,20 @@ def _compare_paired(
     kind = STATISTICS[name]
     ours, theirs = ([result.get(name) for result in side] for side in (first, second))
     if not all(comparable(ours[0], each) for each in (*ours, *theirs)):
-        return NOT_COMPARABLE, "not scored on the same references"
+        return UNDECIDED, "not scored on the same references"
     test = bootstrap_of_means(kind, ours, theirs)
     figures = f"{mean_and_each(test.each, '{:+.2f}')} {kind.unit}"
     if test.items < FEWEST_ITEMS:
-        return NOT_COMPARABLE, f"{figures}: {test.noise}"
+        return UNDECIDED, f"{figures}: {test.noise}"
     figures = f"{figures}, p = {test.p_value:.3f}"
     if claim.equal:
         if abs(test.difference) <= claim.margin:
             return AGREES, f"{figures}, within ± {claim.margin:g}"
-        return (NOT_COMPARABLE if test.noise else DISAGREES), f"{figures}, not within ± {claim.margin:g}"
+        return (UNDECIDED if test.noise else DISAGREES), f"{figures}, not within ± {claim.margin:g}"
     if claim.margin < 0 and test.difference > claim.margin:
         return AGREES, f"{figures}, no more than {-claim.margin:g} below"
     if test.noise:
-        return NOT_COMPARABLE, f"{figures}: {test.noise}"
+        return UNDECIDED, f"{figures}: {test.noise}"
     return (AGREES if test.difference > claim.margin else DISAGREES), figures
 
 
@@ -245,5 +247,5 @@ def _compare(claim: Claim, values: list[float], digits: int) -> tuple[str, str]:
     if claim.equal:
         return (AGREES if abs(difference) <= claim.margin else DISAGREES), figures
     if 0 < difference <= claim.margin:
-        return NOT_COMPARABLE, f"{figures}: a smaller difference than {claim.margin:g}"
+        return UNDECIDED, f"{figures}: a smaller difference than {claim.margin:g}"
     return (AGREES if difference > min(claim.margin, 0) else DISAGREES), figures

@@ -29,11 +29,12 @@ and signatures; no figure here is typed. `python -m benchmarks.studies --study t
 in `benchmarks/studies/catalogue/`. Paper: arXiv 2302.06461; of Vision Transformers: arXiv 2309.08586; of language models:
 arXiv 2410.09637; of zeros: arXiv 2411.02335 and 2210.06313.
 
-How to read it. A claim of the paper *agrees* or *disagrees* with our figures, or is *not comparable*, with the reason, or
-*pending*: a row has not been trained, or for less than its study's budget (its figures are then in italics). A difference in
-BLEU, accuracy or perplexity counts where a paired bootstrap (of {samples} samples, drawn as by sacreBLEU, of {fewest} or more
-sentences, pictures or documents) has a two-sided p < 0.05: of the means where there are several seeds, and if none of them
-points the other way. Of any other figure, all seeds must say the same.
+How to read it. A claim of the paper *agrees* or *disagrees* with our figures, or is *undecided*, with the reason; *not
+measured*: its rows are of another size, or cannot be run here; *pending*: a row has not been trained, or for less than its
+study's budget (its figures are then in italics). A difference in BLEU, accuracy or perplexity counts where a paired bootstrap
+(of {samples} samples, drawn as by sacreBLEU, of {fewest} or more sentences, pictures or documents) has a two-sided p < 0.05: of
+the means where there are several seeds, and if none of them points the other way. Of any other figure, all seeds must say the
+same.
 Two rows are *comparable* in BLEU where they differ by at most 0.5. Where the paper gives no threshold, ours stands in brackets.
 *Does not converge* means a loss that is not finite, or a BLEU below 1 while the softmax twin's is above 10. Under each table
 stand the test text and sacreBLEU's signature of our figures; the paper's are tokenised BLEU of its own corpora.
@@ -95,7 +96,7 @@ def _counts(loaded: Sequence[tuple[str, Study]], verdicts: Mapping[str, Sequence
         counts[study.paper].update(verdict.verdict for verdict in verdicts[name] if not study.ours)
     texts = []
     for paper, of_paper in counts.items():
-        words = ", ".join(f"{count} {word}" for word, count in sorted(of_paper.items()))
+        words = ", ".join(f"{word} {count}" for word, count in sorted(of_paper.items()))
         which = "the paper" if paper == RELUFORMER_PAPER else paper
         texts.append(f"{of_paper.total()} claims of {which}: {words}.")
     return texts

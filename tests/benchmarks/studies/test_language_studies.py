@@ -148,7 +148,7 @@ LOWER = {"higher": "free_gelu", "lower": "free_relu", "figure": "perplexity"}
 CHEAPER = {**LOWER, "figure": "cost"}
 
 
-@pytest.mark.parametrize(("relu", "verdict"), [(2.0, "agrees"), (2.2, "disagrees"), (2.1, "not comparable")])
+@pytest.mark.parametrize(("relu", "verdict"), [(2.0, "agrees"), (2.2, "disagrees"), (2.1, "undecided")])
 def test_a_lower_perplexity_is_judged_document_by_document(study, relu, verdict):
     study.write(LOWER)
     for seed in (1, 2):
@@ -167,7 +167,7 @@ def test_what_does_not_converge_has_the_highest_perplexity(study, gone, verdict)
     study.write({**LOWER, "figure": "cost"})
     for name in ("pre_gelu", "pre_relu"):
         study.give(name, 1, 2.0)
-    assert study.verdict().verdict == "not comparable", "how much more is not known"
+    assert study.verdict().verdict == "undecided", "how much more is not known"
 
 
 def test_a_relative_figure_is_percent_above_another_row_of_the_same_seed(study):
@@ -195,7 +195,7 @@ def test_a_relative_figure_waits_for_the_row_that_it_is_compared_with(study):
     assert study.report().count("| 0.0 |") == 1, "evidence is not compared with what is none"
     study.give("pre_relu", 1, 2.0, diverged=GONE)
     found = study.verdict()
-    assert (found.verdict, found.why) == ("not comparable", "what it is compared with does not converge (one seed)")
+    assert (found.verdict, found.why) == ("undecided", "what it is compared with does not converge (one seed)")
     study.give("pre_relu", 1, 2.0, updates=11)
     assert study.verdict().why.startswith("trained for")
     study.give("pre_relu", 2, 2.0)
@@ -208,7 +208,7 @@ def test_the_report_says_how_its_perplexity_was_measured(study):
     study.give("free_gelu", 1, 2.1)
     report = study.report()
     assert "Perplexity: 10 documents, 1,000 tokens of `some.files.txt`, split test, contexts of 128 tokens." in report
-    assert f"1 claims of {PAPER}: 1 pending." in report
+    assert f"1 claims of {PAPER}: pending 1." in report
 
 
 def test_pictures_have_updates_or_layers_on_their_axis_and_not_the_mean_of_all_layers(study, monkeypatch):

@@ -123,14 +123,14 @@ def test_the_rows_are_those_that_were_asked_for():
 
 @pytest.mark.parametrize(
     ("rights", "verdict"),
-    [((700, 800, 600), "agrees"), ((790, 800, 600), "not comparable"), ((700, 800, 900), "disagrees")],
+    [((700, 800, 600), "agrees"), ((790, 800, 600), "undecided"), ((700, 800, 900), "disagrees")],
 )
 def test_the_best_of_several_is_above_each_of_them(study, rights, verdict):
     study.write(BEST)
     for alpha, right in zip((0.0, 1.0, 1.5), rights, strict=True):
         study.give(f"relu_alpha_{alpha}", 1, right)
     relu, gelu = study.verdicts()
-    if verdict == "not comparable":  # ten pictures of which none was found by the other alone: significant, so less
+    if verdict == "undecided":  # ten pictures of which none was found by the other alone: significant, so less
         study.give("relu_alpha_0.0", 1, 799)
         relu, gelu = study.verdicts()
     assert (relu.text, relu.verdict) == ("a claim (h relu)", verdict)
@@ -192,7 +192,7 @@ def test_claims_are_counted_by_paper_and_the_pictures_are_named(study):
     study.give("softmax", 1, 800)
     study.give("relu_alpha_1.0", 1, 900)
     report = study.report()
-    assert f"1 claims of {PAPER}: 1 agrees." in report and "claims of the paper" not in report
+    assert f"1 claims of {PAPER}: agrees 1." in report and "claims of the paper" not in report
     assert "Accuracy, in percent: 1,000 pictures of `pictures`, split `test`." in report
     assert "| relu, 1.0 | 90.00 | 100 | run, one seed |" in report
 

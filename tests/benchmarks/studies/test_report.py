@@ -1,4 +1,4 @@
-"""The report says of every claim what the figures say, and never more: pending, agrees, disagrees, not comparable."""
+"""The report says of every claim what the figures say, and never more: pending, agrees, disagrees, undecided, not measured."""
 
 import json
 
@@ -139,7 +139,7 @@ def test_one_seed_is_marked_and_two_that_differ_decide_nothing(study):
     assert "run, one seed; seed 2: not run" in study.report()
     study.give("softmax", 2, 0.6)
     study.give("relu", 2, 0.9)
-    assert study.verdict().verdict == "not comparable"
+    assert study.verdict().verdict == "undecided"
 
 
 def test_seeds_are_judged_by_their_means(study):
@@ -150,12 +150,12 @@ def test_seeds_are_judged_by_their_means(study):
         return f"{ours['bleu']['score'] - theirs['bleu']['score']:+.2f}", study.verdict()
 
     first, alone = give(1, 0.76, 0.71)
-    assert alone.verdict == "not comparable" and alone.why.endswith("within the noise of the test set (one seed)")
+    assert alone.verdict == "undecided" and alone.why.endswith("within the noise of the test set (one seed)")
     second, together = give(2, 0.735, 0.695)
     assert together.verdict == "agrees" and f"({first}, {second}) BLEU, p = " in together.why
     give(1, 0.9, 0.6)
     second, torn = give(2, 0.73, 0.72)
-    assert second.startswith("-") and torn.verdict == "not comparable"
+    assert second.startswith("-") and torn.verdict == "undecided"
     assert f", {second}) BLEU, p = 0.001: within the noise of the seeds" in torn.why
 
 
@@ -164,7 +164,7 @@ def test_a_difference_within_the_noise_is_no_verdict(study):
     study.give("softmax", 1, 0.801)
     study.give("relu", 1, 0.8)
     verdict = study.verdict()
-    assert verdict.verdict == "not comparable" and "within the noise" in verdict.why
+    assert verdict.verdict == "undecided" and "within the noise" in verdict.why
 
 
 def test_what_is_missing_or_below_its_budget_is_pending(study):
@@ -177,7 +177,7 @@ def test_what_is_missing_or_below_its_budget_is_pending(study):
     assert "2,399 of 2,400 updates" in verdict.why
     report = study.report()
     assert "pending (seed 1: 2,399 of 2,400 updates; seed 2: not run)" in report
-    assert "1 claims of the paper: 1 pending" in report and "widths: pending." in report
+    assert "1 claims of the paper: pending 1" in report and "widths: pending." in report
 
 
 def test_what_a_row_started_from_counts_as_its_training(study):
@@ -196,7 +196,7 @@ def test_rows_of_unequal_updates_decide_nothing(study):
     study.give("softmax", 1, 0.9, updates=2600)
     study.give("relu", 1, 0.6)
     verdict = study.verdict()
-    assert (verdict.verdict, verdict.why) == ("not comparable", "trained for 2,600 and 2,400 updates (one seed)")
+    assert (verdict.verdict, verdict.why) == ("undecided", "trained for 2,600 and 2,400 updates (one seed)")
     study.claims({**ORDER, "of_updates": True})
     assert study.verdict().verdict == "agrees", "the claim is about the updates"
 
@@ -221,7 +221,7 @@ def test_a_result_of_another_recipe_is_pending(study):
 
 @pytest.mark.parametrize(
     ("softmax", "relu", "verdict"),
-    [(0.9, 0.0, "agrees"), (0.9, 0.8, "disagrees"), (0.0, 0.0, "not comparable")],
+    [(0.9, 0.0, "agrees"), (0.9, 0.8, "disagrees"), (0.0, 0.0, "undecided")],
 )
 def test_convergence_is_judged_beside_the_softmax_twin(study, softmax, relu, verdict):
     study.claims({"diverges": "relu", "twin": "softmax"})
@@ -248,7 +248,7 @@ def test_a_row_that_diverges_is_the_equal_of_none_and_has_no_other_figures(study
     for claim, verdict in (
         ({"equal": ["softmax", "relu"], "margin": 0.5}, "disagrees"),
         ({"higher": "relu", "lower": "softmax"}, "disagrees"),
-        ({**ORDER, "figure": "entropy"}, "not comparable"),
+        ({**ORDER, "figure": "entropy"}, "undecided"),
     ):
         study.claims(claim)
         assert study.verdict().verdict == verdict, claim
@@ -261,7 +261,7 @@ def test_other_figures_are_compared_by_their_sign_and_margin(study):
     for claim, verdict in (
         ({**ORDER, "figure": "entropy"}, "agrees"),
         ({"higher": "relu", "lower": "softmax", "figure": "entropy"}, "disagrees"),
-        ({**ORDER, "figure": "entropy", "margin": 0.5}, "not comparable"),
+        ({**ORDER, "figure": "entropy", "margin": 0.5}, "undecided"),
         ({"higher": "relu", "lower": "softmax", "figure": "entropy", "margin": -0.4}, "agrees"),
         ({"higher": "relu", "lower": "softmax", "figure": "entropy", "margin": -0.2}, "disagrees"),
         ({"equal": ["relu", "softmax"], "figure": "entropy", "margin": 0.4}, "agrees"),
@@ -279,7 +279,7 @@ def test_a_row_that_cannot_be_run_here_says_why(study):
     study.claims({"higher": "softmax", "lower": "elsewhere"})
     study.give("softmax", 1, 0.9)
     verdict = study.verdict()
-    assert verdict.verdict == "not comparable" and "needs a GPU" in verdict.why
+    assert verdict.verdict == "not measured" and "needs a GPU" in verdict.why
     assert "| WMT | 27.64 | – | – | – | not possible here: needs a GPU |" in study.report()
 
 
@@ -380,7 +380,7 @@ def test_a_figure_of_another_benchmark_is_read_from_its_file(study, tmp_path):
     assert "speed" not in study.report() and "0 claims" in study.report()
 
 
-def test_a_row_of_another_size_is_not_comparable_and_the_papers_figures_stand(study):
+def test_a_row_of_another_size_is_not_measured_and_the_papers_figures_stand(study):
     rows = yaml.safe_load((study.folder / ROWS_FILE).read_text(encoding="utf-8"))
     rows["width_{n}"]["each"] = {"n": {"paper": [8, 16]}}
     (study.folder / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
@@ -388,7 +388,7 @@ def test_a_row_of_another_size_is_not_comparable_and_the_papers_figures_stand(st
     entry = {"row": "width_{n}", "label": "width {n}", "paper": paper, "not_here": "needs a GPU"}
     study.claims({"row": "width_8", "above": 10.0}, rows=[*STUDY["rows"][:2], entry])
     verdict = study.verdict()
-    assert (verdict.verdict, verdict.why) == ("not comparable", "width_8 is no row of this size")
+    assert (verdict.verdict, verdict.why) == ("not measured", "width_8 is no row of this size")
     assert "| width every n | does not converge · 31.0 | – |" in study.report()
 
 
