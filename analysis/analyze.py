@@ -93,8 +93,11 @@ class AnalysisOptions:
 
     def _check_documents(self) -> None:
         if self.documents is None:
-            if "context" in self.what and self.images is None:
-                raise UserError("--documents: missing; context needs a file that names the document of each line")
+            of_documents = [name for name in self.what if figure_class(name).of_documents]
+            if of_documents and self.images is None:
+                raise UserError(
+                    f"--documents: missing; {of_documents[0]} needs a file that names the document of each line"
+                )
             if self.max_length is not None:
                 raise UserError("--max_length: given without --documents; lines are not packed, so leave it out")
             return

@@ -44,14 +44,19 @@ class Context(Figure):
 
     name = "context"
     needs = TEXT
+    of_documents = True
     definitions = DEFINITIONS
 
     def take(self, subject: Subject) -> Taken:
         self._color = color_of_model(subject.model.config)
-        within = [nll[:-1] for nll in self._token_nll(subject.model, subject.pairs)]
-        alone = [nll[:-1] for nll in self._token_nll(subject.model, _single_sentences(subject))]
-        starts = _bounds(subject.documents)
-        table = context_table(within, [torch.cat(alone[first:after]) for first, after in pairwise(starts)])
+        within, alone = (
+            [nll[:-1] for nll in token_nll(subject.model, pairs, self.batch_tokens)]
+            for pairs in (subject.pairs, sentences_of(subject))
+        )
+        starts = bounds(subject.documents)
+        table = positions_table(
+            within, [torch.cat(alone[first:after]) for first, after in pairwise(starts)], "nll_alone"
+        )
         whole = table[0]
         summary = (
             f"{whole['nll']:.4f} nats a token in its document, {whole['nll_alone']:.4f} with its sentence alone, "
@@ -59,42 +64,25 @@ class Context(Figure):
         )
         return Taken(table, summary)
 
-    def _token_nll(self, model: PreTrainedModel, pairs: datasets.Dataset) -> list[Tensor]:
-        """−log p of each label of each pair, (labels,), the end token with them."""
-        found: dict[int, Tensor] = {}
-        with eager(model), torch.inference_mode():
-            for places, batch in numbered_batches(pairs, model.device, batch_tokens=self.batch_tokens):
-                logits, labels = forward(model, batch).logits.float(), batch.labels
-                nll = cross_entropy(
-                    logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED_LABEL
-                )
-                rows = zip(places, nll.view_as(labels).double().cpu(), batch.target_mask.cpu(), strict=True)
-                found.update((place, row[real]) for place, row, real in rows)
-        return [found[place] for place in range(len(pairs))]
-
     def draw(self, rows: Rows, path: Path, title: str) -> Path:
         """Negative log-likelihood above, in the document and alone, and what the document is worth below."""
-        figure = new_figure(6.4, 4.8)
-        upper, lower = figure.subplots(2, 1, sharex=True)
-        names = [row["positions"] for row in rows[1:]]
-        for column, label, style in (("nll", "in its document", "-"), ("nll_alone", "its sentence alone", "--")):
-            values = [row[column] for row in rows[1:]]
-            upper.plot(names, values, style, color=self._color, marker="o", markersize=4, label=label)
-        gains, errors = ([row[column] for row in rows[1:]] for column in ("gain", "gain_error"))
-        lower.errorbar(
-            names, gains, [error or 0.0 for error in errors], color=self._color, marker="o", markersize=4, capsize=2
-        )
-        lower.axhline(0, color="0.6", linewidth=0.8)
-        upper.set_ylabel("−log p, nats a token", fontsize=9)
-        lower.set_ylabel("gain, nats a token", fontsize=9)
-        lower.set_xlabel("position of the predicted token in its document", fontsize=9)
-        upper.legend(frameon=False, fontsize=8)
-        for axes in (upper, lower):
-            finish(axes)
-        return save(figure, path, title)
+        labels = {"nll": "in its document", "nll_alone": "its sentence alone"}
+        return draw_gain(rows, path, title, labels, self._color, "position of the predicted token in its document")
 
 
-def _single_sentences(subject: Subject) -> datasets.Dataset:
+def token_nll(model: PreTrainedModel, pairs: datasets.Dataset, batch_tokens: int) -> list[Tensor]:
+    """−log p of each label of each pair, (labels,), the end token with them."""
+    found: dict[int, Tensor] = {}
+    with eager(model), torch.inference_mode():
+        for places, batch in numbered_batches(pairs, model.device, batch_tokens=batch_tokens):
+            logits, labels = forward(model, batch).logits.float(), batch.labels
+            nll = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED_LABEL)
+            rows = zip(places, nll.view_as(labels).double().cpu(), batch.target_mask.cpu(), strict=True)
+            found.update((place, row[real]) for place, row, real in rows)
+    return [found[place] for place in range(len(pairs))]
+
+
+def sentences_of(subject: Subject) -> datasets.Dataset:
     """The sentences of the packed documents, in order, each encoded by itself; those that packing left out are not among them."""
     packed = subject.documents
     counts = zip(packed.pairs["first"], packed.pairs["sentences"], strict=True)
@@ -105,32 +93,32 @@ def _single_sentences(subject: Subject) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"input_ids": sources, "labels": targets})
 
 
-def _bounds(packed: PackedDocuments) -> list[int]:
+def bounds(packed: PackedDocuments) -> list[int]:
     """Where the sentences of each packed document begin among all that are packed, and behind them their number."""
     return [0, *torch.tensor(packed.pairs["sentences"][:]).cumsum(0).tolist()]
 
 
-def context_table(within: list[Tensor], alone: list[Tensor]) -> Rows:
+def positions_table(within: list[Tensor], otherwise: list[Tensor], column: str) -> Rows:
     """One row for all tokens and one for each group of positions that has any; columns as in `DEFINITIONS`.
 
     Args:
         within: −log p of the tokens of each packed document, (tokens,).
-        alone: the same, each sentence by itself.
+        otherwise: the same of the same tokens without what `gain` is the worth of. column: its name in the table.
     """
     document = torch.repeat_interleave(torch.tensor([len(nll) for nll in within]))
     place = torch.cat([torch.arange(1, len(nll) + 1) for nll in within])
-    group, figures = torch.bucketize(place, LAST_PLACES), torch.stack([torch.cat(within), torch.cat(alone)], dim=1)
-    rows = [{"positions": ALL, "last": None, **_means(figures, document)}]
+    group, figures = torch.bucketize(place, LAST_PLACES), torch.stack([torch.cat(within), torch.cat(otherwise)], dim=1)
+    rows = [{"positions": ALL, "last": None, **_means(figures, document, column)}]
     for each in group.unique():
         chosen = group == each
-        means = _means(figures[chosen], document[chosen])
+        means = _means(figures[chosen], document[chosen], column)
         rows.append({"positions": positions_of(int(each)), "last": int(LAST_PLACES[each]), **means})
     return rows
 
 
-def _means(figures: Tensor, document: Tensor) -> dict[str, int | float | None]:
-    nll, nll_alone = figures.mean(dim=0).tolist()
-    gain = nll_alone - nll
+def _means(figures: Tensor, document: Tensor, column: str) -> dict[str, int | float | None]:
+    nll, otherwise = figures.mean(dim=0).tolist()
+    gain = otherwise - nll
     # A ratio of sums over documents: their residual sums are independent, those of the tokens within one are not.
     residual = torch.bincount(document, weights=figures[:, 1] - figures[:, 0] - gain)
     number = len(document.unique())
@@ -139,10 +127,29 @@ def _means(figures: Tensor, document: Tensor) -> dict[str, int | float | None]:
     return {
         "tokens": len(document),
         "nll": nll,
-        "nll_alone": nll_alone,
+        column: otherwise,
         "gain": gain,
         "gain_error": error,
     }
+
+
+def draw_gain(rows: Rows, path: Path, title: str, labels: dict[str, str], color: str, where: str) -> Path:
+    """Two columns of `positions_table` above, as `labels` names them, and their difference below. where: name of the axis."""
+    figure = new_figure(6.4, 4.8)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    names = [row["positions"] for row in rows[1:]]
+    for (column, label), style in zip(labels.items(), ("-", "--"), strict=True):
+        upper.plot(names, [row[column] for row in rows[1:]], style, color=color, marker="o", markersize=4, label=label)
+    gains, errors = ([row[column] for row in rows[1:]] for column in ("gain", "gain_error"))
+    lower.errorbar(names, gains, [error or 0.0 for error in errors], color=color, marker="o", markersize=4, capsize=2)
+    lower.axhline(0, color="0.6", linewidth=0.8)
+    upper.set_ylabel("−log p, nats a token", fontsize=9)
+    lower.set_ylabel("gain, nats a token", fontsize=9)
+    lower.set_xlabel(where, fontsize=9)
+    upper.legend(frameon=False, fontsize=8)
+    for axes in (upper, lower):
+        finish(axes)
+    return save(figure, path, title)
 
 
 FIGURE = Context

@@ -70,6 +70,7 @@ class Figure:
     """One figure. Its fields, if it has any, are those of `AnalysisOptions` that it reads; it is then a dataclass.
 
     name: as `--what` has it. needs: NOTHING, MODEL (its weights) or TEXT (a model and pairs of texts).
+    of_documents: whether it needs the pairs to be packed documents.
     of_decoders: whether it can be taken of a decoder-only model, too, on a text instead of pairs. of_images: the same of a
     classifier of pictures.
     definitions: what the columns of the table mean.
@@ -77,6 +78,7 @@ class Figure:
 
     name: ClassVar[str]
     needs: ClassVar[str]
+    of_documents: ClassVar[bool] = False
     of_decoders: ClassVar[bool] = False
     of_images: ClassVar[bool] = False
     definitions: ClassVar[dict[str, str]]

@@ -8,6 +8,7 @@ ANALYSES = {
     "entropy-share": "entropy_share",
     "likelihood": "likelihood",
     "context": "context",
+    "random-context": "random_context",
     "ffn-sparsity": "ffn_sparsity",
     "ppl-sparsity": "ppl_sparsity",
     "variance-ratio": "variance_ratio",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from reluformer.analysis.context import context_table
+from reluformer.analysis.context import positions_table
 from reluformer.commands import main as cli
 
 from .small_models import SOURCES, TARGETS, make_model, save_model
@@ -109,7 +109,7 @@ def test_documents_are_packed_for_the_other_figures_too(asked, small_tokenizer, 
 def test_the_error_of_the_gain_by_hand():
     within = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0]), torch.tensor([0.5, 1.5])]
     alone = [torch.tensor([1.5, 2.0, 4.0]), torch.tensor([2.5]), torch.tensor([0.0, 2.5])]
-    whole, first, second, last = context_table(within, alone)
+    whole, first, second, last = positions_table(within, alone, "nll_alone")
     assert (whole["tokens"], whole["gain"]) == (6, pytest.approx(2.5 / 6))
     gain = 2.5 / 6
     residuals = [1.5 - 3 * gain, 0.5 - gain, 0.5 - 2 * gain]
