@@ -1,15 +1,16 @@
 """The figure `random-context`: what the first half of a document is worth to the tokens of its second half.
 
 Each packed document is cut between two sentences, and the tokens behind the cut are predicted twice: in their document, and with
-the beginning of another document before them, on both sides. The two texts are alike in kind and, to a sentence, in length, so
-that a model which does not fit short texts, as those of `context` are, is not taken for one that reads the document.
+as many tokens of another document before them, on both sides. The two texts are alike in kind and in length, and no token has
+another position, so that a model which does not fit short texts, as those of `context` are, or which goes by positions, is not
+taken for one that reads the document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import datasets
@@ -21,12 +22,13 @@ from reluformer.configuration.errors import UserError
 
 _OTHER = "nll_random"
 _SIDES = ("input_ids", "labels")
+_Sentences = list[dict[str, list[int]]]  # each encoded by itself, with its end token
 DEFINITIONS = {
     "positions": "places of the tokens behind the cut of their packed document, from 1; `all`: of all tokens",
     "last": "the last of these places; null for all",
     "tokens": "how many tokens stand there, end tokens left out",
     "nll": "mean over them of −log p(token | the source document, the target tokens before it), in nats",
-    _OTHER: "the same where another document begins before the cut, on both sides, and as long to a sentence",
+    _OTHER: "the same where as many tokens of another document stand before the cut, on both sides",
     "gain": "nll_random − nll: what the first half of their own document is worth to them",
     "gain_error": "standard error of gain, the packed documents taken for independent of each other; null for a single one",
 }
@@ -34,12 +36,13 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Crossing:
-    """A packed document `at`, whose first `cut` sentences are replaced by the first `taken` of the packed document `other`."""
+    """The first `cut` sentences of the packed document `at` give way to the last tokens of the first `reach` sentences of the
+    packed document `other`."""
 
     at: int
     cut: int
     other: int
-    taken: int
+    reach: int
 
 
 @dataclass
@@ -63,8 +66,9 @@ class RandomContext(Figure):
                 "as its first half; give more documents, or a larger --max_length"
             )
         own = [parts[crossing.at] for crossing in chosen]
-        crossed = [parts[crossing.other][: crossing.taken] + parts[crossing.at][crossing.cut :] for crossing in chosen]
-        nll = [token_nll(subject.model, _joined(texts), self.batch_tokens) for texts in (own, crossed)]
+        crossed = [_crossed(parts[crossing.at], parts[crossing.other], crossing) for crossing in chosen]
+        pairs = [datasets.Dataset.from_list([_pair(sentences) for sentences in texts]) for texts in (own, crossed)]
+        nll = [token_nll(subject.model, each, self.batch_tokens) for each in pairs]
         # of each document, the tokens behind the cut without the end token
         behind = [sum(len(sentence["labels"]) - 1 for sentence in parts[each.at][each.cut :]) for each in chosen]
         within, random = ([of[-1 - number : -1] for of, number in zip(side, behind, strict=True)] for side in nll)
@@ -84,54 +88,49 @@ class RandomContext(Figure):
         return draw_gain(rows, path, title, labels, self._color, "position of the predicted token behind the cut")
 
 
-def _parts(subject: Subject) -> list[list[dict[str, list[int]]]]:
-    """The sentences of each packed document, encoded by themselves."""
+def _parts(subject: Subject) -> list[_Sentences]:
+    """The sentences of each packed document."""
     sentences = sentences_of(subject).to_list()
-    starts = bounds(subject.documents)
-    return [sentences[first:after] for first, after in pairwise(starts)]
+    return [sentences[first:after] for first, after in pairwise(bounds(subject.documents))]
 
 
-def crossings(parts: list[list[dict[str, list[int]]]], names: list[str]) -> Iterator[Crossing]:
-    """For each packed document the cut and the beginning to put there, where there is one.
+def crossings(parts: list[_Sentences], names: list[str]) -> Iterator[Crossing]:
+    """For each packed document, where there is one, another of another name that takes the place of its beginning.
 
     The cut is the last that leaves at most half of the target tokens before it, or that behind the first sentence. The other
-    document is the next one, from the first again behind the last, that has another name and, on both sides, at least as many
-    tokens as stand before the cut; of it, as many sentences are taken as have no more on either side, and at least one.
+    document is the next one, from the first again behind the last, that has on both sides at least as many tokens as stand before
+    the cut; its fewest sentences are read that have them.
     """
     lengths = [[[len(sentence[side]) - 1 for sentence in of] for side in _SIDES] for of in parts]
     for at, (source, target) in enumerate(lengths):
         if len(target) < 2:
             continue
         cut = max(1, _fitting(target, sum(target) // 2))
-        room = sum(source[:cut]), sum(target[:cut])
+        needed = sum(source[:cut]), sum(target[:cut])
         for other in chain(range(at + 1, len(parts)), range(at)):
-            if names[other] != names[at] and all(
-                sum(of) >= most for of, most in zip(lengths[other], room, strict=True)
-            ):
-                taken = min(_fitting(of, most) for of, most in zip(lengths[other], room, strict=True))
-                if taken:
-                    yield Crossing(at, cut, other, taken)
-                    break
+            sides = list(zip(lengths[other], needed, strict=True))
+            if names[other] != names[at] and all(sum(of) >= least for of, least in sides):
+                yield Crossing(at, cut, other, reach=max(_fitting(of, least - 1) + 1 for of, least in sides))
+                break
 
 
 def _fitting(lengths: list[int], most: int) -> int:
     """How many sentences, from the first, have no more than `most` tokens together."""
-    count, tokens = 0, 0
-    for length in lengths:
-        tokens += length
-        if tokens > most:
-            break
-        count += 1
-    return count
+    return sum(tokens <= most for tokens in accumulate(lengths))
 
 
-def _joined(texts: list[list[dict[str, list[int]]]]) -> datasets.Dataset:
-    """Each text as one pair: the tokens of its sentences, and one end token."""
+def _crossed(own: _Sentences, other: _Sentences, crossing: Crossing) -> _Sentences:
+    """The sentences behind the cut, and before them, as if it were one, the tokens of the other document."""
+    before, foreign = _pair(own[: crossing.cut]), _pair(other[: crossing.reach])
+    return [{side: foreign[side][-len(before[side]) :] for side in _SIDES}, *own[crossing.cut :]]
 
-    def joined(sentences: list[dict[str, list[int]]], side: str) -> list[int]:
-        return [*chain.from_iterable(sentence[side][:-1] for sentence in sentences), sentences[-1][side][-1]]
 
-    return datasets.Dataset.from_dict({side: [joined(sentences, side) for sentences in texts] for side in _SIDES})
+def _pair(sentences: _Sentences) -> dict[str, list[int]]:
+    """Their tokens in a row, and one end token."""
+    return {
+        side: [*chain.from_iterable(sentence[side][:-1] for sentence in sentences), sentences[-1][side][-1]]
+        for side in _SIDES
+    }
 
 
 FIGURE = RandomContext

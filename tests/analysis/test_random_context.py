@@ -32,35 +32,39 @@ def test_what_is_crossed_with_what():
         document((4, 4), (4, 4), (4, 4), (4, 5)),  # cut behind 8 of 17 target tokens
         document((9, 9), (9, 9)),  # packed of the same document
         document((3, 3), (3, 3)),  # is too short for both
-        document((3, 2), (3, 3), (3, 1), (9, 9)),  # three sentences have 9 source tokens
-        document((50, 50)),  # has no second half, and begins with too long a sentence
+        document((3, 2), (3, 5), (3, 1), (9, 9)),  # three sentences have 9 source tokens, two of them 7 target tokens
+        document((50, 50)),  # has no second half
     ]
     assert list(crossings(parts, ["a", "a", "b", "c", "d"])) == [
-        Crossing(at=0, cut=2, other=3, taken=2),
-        Crossing(at=1, cut=1, other=3, taken=3),
-        Crossing(at=2, cut=1, other=3, taken=1),
-        Crossing(
-            at=3, cut=3, other=0, taken=1
-        ),  # 9 and 6 tokens stand before the cut: the first fits, from the front again
+        Crossing(at=0, cut=2, other=3, reach=3),
+        Crossing(at=1, cut=1, other=3, reach=4),
+        Crossing(at=2, cut=1, other=3, reach=2),
+        Crossing(at=3, cut=3, other=4, reach=1),
     ]
+    assert next(crossings([parts[3], parts[0], parts[0][:1]], ["c", "a", "b"])) == Crossing(0, 3, other=1, reach=3)
+    last = list(crossings([parts[0], parts[2]], ["a", "b"]))[-1]
+    assert last == Crossing(at=1, cut=1, other=0, reach=1), "from the first again"
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_both_sides_have_to_fit(side):
-    long, short = ((5, 1), (1, 5))[side], ((1, 5), (5, 1))[side]
-    parts = [document((4, 4), (4, 4)), document(long, long), document(short, (9, 9)), document((2, 2), (2, 3), (2, 2))]
-    first = next(crossings(parts, list("abcd")))
-    assert first == Crossing(at=0, cut=1, other=3, taken=1)
+def test_both_sides_have_to_be_long_enough(side):
+    short = ((9, 1), (1, 9))[side]
+    parts = [document((4, 4), (4, 4)), document(short, short), document((2, 2), (2, 3), (2, 2))]
+    assert next(crossings(parts, list("abc"))) == Crossing(at=0, cut=1, other=2, reach=2)
 
 
-def nll_behind(model, sentences, cut, end):
-    """−log p of the target tokens behind the first `cut` sentences."""
-    source, target = ([*(token for pair in sentences for token in pair[side][:-1]), end] for side in (0, 1))
+def tokens_of(sentences, side):
+    return [token for pair in sentences for token in pair[side][:-1]]
+
+
+def nll_behind(model, before, behind, end):
+    """−log p of the target tokens of the sentences `behind`; before: source and target tokens that stand there."""
+    source, target = ([*before[side], *tokens_of(behind, side), end] for side in (0, 1))
     labels = torch.tensor([target])
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([source]), labels=labels).logits[0].double()
     nll = cross_entropy(logits, labels[0], reduction="none")[:-1].tolist()
-    return nll[sum(len(pair[1]) - 1 for pair in sentences[:cut]) :]
+    return nll[len(before[1]) :]
 
 
 @pytest.fixture
@@ -88,10 +92,11 @@ def test_it_is_the_likelihood_behind_both_beginnings(kind, batch_tokens, analyze
     assert len(found) == 2
     rows = []
     for crossing in found:
-        own, other = parts[crossing.at], parts[crossing.other][: crossing.taken]
-        assert other != own[: crossing.cut]
-        within = nll_behind(model, own, crossing.cut, end)
-        random = nll_behind(model, [*other, *own[crossing.cut :]], crossing.taken, end)
+        own, foreign = parts[crossing.at], parts[crossing.other][: crossing.reach]
+        before = [tokens_of(own[: crossing.cut], side) for side in (0, 1)]
+        other = [tokens_of(foreign, side)[-len(before[side]) :] for side in (0, 1)]
+        assert [len(each) for each in other] == [len(each) for each in before] and other != before
+        within, random = (nll_behind(model, each, own[crossing.cut :], end) for each in (before, other))
         assert len(within) == len(random)
         rows += [(place, *both) for place, both in enumerate(zip(within, random, strict=True), 1)]
     status, told = analyze(folder, DOCUMENTS, "--batch_tokens", batch_tokens)
