@@ -89,6 +89,7 @@ def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Verdi
     seeds = [seed for seed in chosen[0].results if all(seed in outcome.results for outcome in needed.values())]
     if not seeds:
         return Verdict(claim.text, PENDING, f"{' and '.join(needed)} have no seed in common")
+    seeds = [seed for seed in seeds if _has_the_figure(claim, study, chosen, seed)] or seeds
     groups = [seeds] if _by_the_means(claim, study, chosen, seeds) else [[seed] for seed in seeds]
     judged = [_judge_seeds(claim, study, chosen, group) for group in groups]
     words = {word for word, _ in judged}
@@ -99,6 +100,15 @@ def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Verdi
     if len(seeds) == 1 and chosen[0].entry.row.recipe is not None:
         why += " (one seed)"
     return Verdict(claim.text, verdict, why)
+
+
+def _has_the_figure(claim: Claim, study: Study, chosen: list[Outcome], seed: int) -> bool:
+    """Whether it was measured of all rows with this seed; a row that diverges has none, and is not to be left out for that."""
+    if claim.diverges:
+        return True
+    if any(has_diverged(outcome.results[seed]) for outcome in (*chosen, *_compared(claim, study, chosen))):
+        return True
+    return all(value(_figure(claim, study), outcome, seed) is not None for outcome in chosen)
 
 
 def _by_the_means(claim: Claim, study: Study, chosen: list[Outcome], seeds: list[int]) -> bool:

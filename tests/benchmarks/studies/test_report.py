@@ -275,6 +275,17 @@ def test_other_figures_are_compared_by_their_sign_and_margin(study):
     assert study.verdict().verdict == "pending"
 
 
+def test_a_figure_that_was_measured_with_one_seed_is_judged_by_that(study):
+    study.claims({**ORDER, "figure": "entropy"})
+    for name, entropy in (("softmax", 1.5), ("relu", 1.2)):
+        study.give(name, 1, 0.9, analyses=False)
+        study.give(name, 2, 0.9, entropy=entropy)
+    verdict = study.verdict()
+    assert (verdict.verdict, verdict.why) == ("agrees", "1.50 against 1.20 (one seed)")
+    study.give("relu", 2, 0.9, analyses=False)
+    assert study.verdict().verdict == "pending"
+
+
 def test_a_row_that_cannot_be_run_here_says_why(study):
     study.claims({"higher": "softmax", "lower": "elsewhere"})
     study.give("softmax", 1, 0.9)
