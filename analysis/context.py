@@ -53,10 +53,8 @@ class Context(Figure):
             [nll[:-1] for nll in token_nll(subject.model, pairs, self.batch_tokens)]
             for pairs in (subject.pairs, sentences_of(subject))
         )
-        starts = bounds(subject.documents)
-        table = positions_table(
-            within, [torch.cat(alone[first:after]) for first, after in pairwise(starts)], "nll_alone"
-        )
+        of_documents = [torch.cat(alone[first:after]) for first, after in spans(subject.documents)]
+        table = positions_table(within, of_documents, "nll_alone")
         whole = table[0]
         summary = (
             f"{whole['nll']:.4f} nats a token in its document, {whole['nll_alone']:.4f} with its sentence alone, "
@@ -93,9 +91,9 @@ def sentences_of(subject: Subject) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"input_ids": sources, "labels": targets})
 
 
-def bounds(packed: PackedDocuments) -> list[int]:
-    """Where the sentences of each packed document begin among all that are packed, and behind them their number."""
-    return [0, *torch.tensor(packed.pairs["sentences"][:]).cumsum(0).tolist()]
+def spans(packed: PackedDocuments) -> list[tuple[int, int]]:
+    """The sentences of each packed document among all that are packed, as half-open ranges."""
+    return list(pairwise([0, *torch.tensor(packed.pairs["sentences"][:]).cumsum(0).tolist()]))
 
 
 def positions_table(within: list[Tensor], otherwise: list[Tensor], column: str) -> Rows:

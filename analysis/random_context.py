@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from pathlib import Path
 
 import datasets
 
 from reluformer.analysis.colors import color_of_model
-from reluformer.analysis.context import bounds, draw_gain, positions_table, sentences_of, token_nll
+from reluformer.analysis.context import draw_gain, positions_table, sentences_of, spans, token_nll
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken
 from reluformer.configuration.errors import UserError
 
@@ -91,7 +91,7 @@ class RandomContext(Figure):
 def _parts(subject: Subject) -> list[_Sentences]:
     """The sentences of each packed document."""
     sentences = sentences_of(subject).to_list()
-    return [sentences[first:after] for first, after in pairwise(bounds(subject.documents))]
+    return [sentences[first:after] for first, after in spans(subject.documents)]
 
 
 def crossings(parts: list[_Sentences], names: list[str]) -> Iterator[Crossing]:
