@@ -80,7 +80,9 @@ class RandomContext(Figure):
         )
         left_out = len(parts) - len(chosen)
         notes = [f"{self.name}: {left_out} of {len(parts)} packed documents were left out"] if left_out else []
-        return Taken(table, summary, facts={"crossed_documents": len(chosen), "left_out": left_out}, notes=notes)
+        others = len({each.other for each in chosen})
+        facts = {"crossed_documents": len(chosen), "crossed_with": others, "left_out": left_out}
+        return Taken(table, summary, facts=facts, notes=notes)
 
     def draw(self, rows: Rows, path: Path, title: str) -> Path:
         """Negative log-likelihood above, behind both beginnings, and what the own one is worth below."""
@@ -98,18 +100,21 @@ def crossings(parts: list[_Sentences], names: list[str]) -> Iterator[Crossing]:
     """For each packed document, where there is one, another of another name that takes the place of its beginning.
 
     The cut is the last that leaves at most half of the target tokens before it, or that behind the first sentence. The other
-    document is the next one, from the first again behind the last, that has on both sides at least as many tokens as stand before
-    the cut; its fewest sentences are read that have them.
+    document has on both sides at least as many tokens as stand before the cut; its fewest sentences are read that have them. The
+    others take turns: each is looked for behind the one that was found last, and behind the last from the first again, so that
+    a few long documents, packed in many pieces, do not lend all the others one and the same beginning.
     """
+    turn = 0
     lengths = [[[len(sentence[side]) - 1 for sentence in of] for side in _SIDES] for of in parts]
     for at, (source, target) in enumerate(lengths):
         if len(target) < 2:
             continue
         cut = max(1, _fitting(target, sum(target) // 2))
         needed = sum(source[:cut]), sum(target[:cut])
-        for other in chain(range(at + 1, len(parts)), range(at)):
+        for other in chain(range(turn, len(parts)), range(turn)):
             sides = list(zip(lengths[other], needed, strict=True))
             if names[other] != names[at] and all(sum(of) >= least for of, least in sides):
+                turn = other + 1
                 yield Crossing(at, cut, other, reach=max(_fitting(of, least - 1) + 1 for of, least in sides))
                 break
 

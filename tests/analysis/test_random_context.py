@@ -29,7 +29,7 @@ def document(*lengths):
 
 def test_what_is_crossed_with_what():
     parts = [
-        document((4, 4), (4, 4), (4, 4), (4, 5)),  # cut behind 8 of 17 target tokens
+        document((4, 4), (4, 4), (4, 4), (14, 5)),  # cut behind 8 of 17 target tokens
         document((9, 9), (9, 9)),  # packed of the same document
         document((3, 3), (3, 3)),  # is too short for both
         document((3, 2), (3, 5), (3, 1), (9, 9)),  # three sentences have 9 source tokens, two of them 7 target tokens
@@ -37,13 +37,19 @@ def test_what_is_crossed_with_what():
     ]
     assert list(crossings(parts, ["a", "a", "b", "c", "d"])) == [
         Crossing(at=0, cut=2, other=3, reach=3),
-        Crossing(at=1, cut=1, other=3, reach=4),
-        Crossing(at=2, cut=1, other=3, reach=2),
-        Crossing(at=3, cut=3, other=4, reach=1),
+        Crossing(at=1, cut=1, other=4, reach=1),
+        Crossing(at=2, cut=1, other=0, reach=1),  # from the first again
+        Crossing(at=3, cut=3, other=1, reach=1),
     ]
     assert next(crossings([parts[3], parts[0], parts[0][:1]], ["c", "a", "b"])) == Crossing(0, 3, other=1, reach=3)
     last = list(crossings([parts[0], parts[2]], ["a", "b"]))[-1]
-    assert last == Crossing(at=1, cut=1, other=0, reach=1), "from the first again"
+    assert last == Crossing(at=1, cut=1, other=0, reach=1)
+
+
+def test_the_pieces_of_two_documents_take_turns():
+    pieces = [document((3, 3), (3, 3))] * 9
+    found = list(crossings(pieces, ["a"] * 4 + ["b"] * 5))
+    assert [each.other for each in found] == [4, 5, 6, 7, 0, 1, 2, 3, 0]
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -102,7 +108,11 @@ def test_it_is_the_likelihood_behind_both_beginnings(kind, batch_tokens, analyze
     status, told = analyze(folder, DOCUMENTS, "--batch_tokens", batch_tokens)
     assert status == 0, told
     written = json.loads((folder / "analysis" / "random-context.json").read_text())
-    assert (written["crossed_documents"], written["left_out"]) == (2, 1)
+    assert (written["crossed_documents"], written["crossed_with"], written["left_out"]) == (
+        2,
+        len({each.other for each in found}),
+        1,
+    )
     for row in written["table"]:
         first, last = (1, 99) if row["last"] is None else (row["last"] // 2 + 1, row["last"])
         chosen = [both for place, *both in rows if first <= place <= last]
