@@ -19,6 +19,8 @@ from reluformer.commands.main import exit_status
 from reluformer.commands.parsing import Parser
 from reluformer.configuration.errors import UserError
 
+SEEDS = 2**32  # that NumPy takes
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program; the exit status is as that of `reluformer`: [`reluformer.commands.main.main`]."""
@@ -32,6 +34,8 @@ def _run(arguments: Sequence[str]) -> int:
     options.size = options.size or "cpu"
     if options.jobs < 1:
         raise UserError(f"--jobs: {options.jobs} must be at least 1")
+    if wrong := [seed for seed in options.seed if not 0 <= seed < SEEDS]:
+        raise UserError(f"--seed: {wrong[0]} must be at least 0 and less than {SEEDS}")
     catalogue = load_rows(options.size)
     studies = {name: load_study(name) for name in options.study or study_names()}
     studies = dict(sorted(studies.items(), key=lambda item: item[1].position))
@@ -58,8 +62,10 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    if options.study or options.only or options.seed or options.list:
-        raise UserError("--report: is of all studies; leave --study, --only, --seed and --list out")
+    if options.study or options.only or options.seed or options.list or options.jobs != 1:
+        raise UserError(
+            "--report: is of all studies, and runs none; leave --study, --only, --seed, --jobs and --list out"
+        )
     if options.report.is_dir() or not options.report.name:
         raise UserError(f"--report: '{options.report}' is a folder; give a file")
     if not options.results.is_dir():
@@ -69,6 +75,8 @@ def _report(options: argparse.Namespace) -> int:
     from benchmarks.studies.report import write_reproduction
 
     sizes = [options.size] if options.size else ["cpu", "paper"]
+    if not any(found for size in sizes for found in (options.results / size).glob("*.json")):
+        raise UserError(f"--results: '{options.results}' holds no result of size {' or '.join(sizes)}; run a row first")
     print(write_reproduction(options.report, sizes=sizes, runs=options.runs, results=options.results))
     return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,8 @@ class Comparison:
             return f"{self.items} texts are too few for a bootstrap"
         if self.p_value >= SIGNIFICANT:
             return "within the noise of the test set"
-        return "within the noise of the seeds" if min(self.each) < 0 < max(self.each) else None
+        apart = len(self.each) > 1 and abs(self.difference) <= stdev(self.each)
+        return "within the noise of the seeds" if apart or min(self.each) < 0 < max(self.each) else None
 
 
 def comparable(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from reluformer.configuration.errors import UserError
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.training.run.redaction import public_values, without_secrets
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 
@@ -92,4 +92,14 @@ def cpu_seconds(log_history: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """The content of a file of JSON.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise UserError(
+            f"{path}: is no JSON ({one_line(error)}); restore it, or remove it and measure again"
+        ) from error

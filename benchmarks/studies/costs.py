@@ -18,6 +18,7 @@ from benchmarks.markdown import table
 from benchmarks.studies.outcomes import NOT_HERE, Outcome, outcomes_of
 from benchmarks.studies.parser import STUDIES_FOLDER, Catalogue, Row, load_rows, load_study, study_names
 from benchmarks.studies.tasks import RESULTS, RUNS, Places, Task, read_result
+from reluformer.configuration.errors import UserError
 
 GENERATED = "made by the program"
 ALL = "all"
@@ -254,4 +255,7 @@ def _is_of(row: Row, file: Path) -> bool:
 
 
 def _seed(file: Path) -> int:
-    return int(file.stem.rpartition("-seed")[2])
+    row, _, seed = file.stem.rpartition("-seed")
+    if not seed.isdecimal():
+        raise UserError(f"{file}: a result is named {row}-seed<number>.json; rename it, or move it elsewhere")
+    return int(seed)

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -92,7 +93,11 @@ def _run(commands: list[list[str]], log: str, lock: str) -> None:
             settings = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
             for command in commands:
                 print(f"$ {settings} reluformer {shlex.join(command)}", flush=True)
-                status = _call(command)
+                try:
+                    status = _call(command)
+                except Exception:  # while the log is still open; multiprocessing would print it when it is not
+                    traceback.print_exc()
+                    status = 1
                 if status:
                     sys.exit(status)
     except Timeout:

@@ -96,10 +96,18 @@ def state_of(task: Task) -> State:
 
 
 def read_result(task: Task) -> dict[str, Any] | None:
-    """The result of exactly this row and seed; None without one, or with one of another recipe."""
+    """The result of exactly this row and seed; None without one, or with one of another recipe.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     if not task.result_file.is_file():
         return None
     result = read_json(task.result_file)
+    if not isinstance(result, dict):
+        raise UserError(
+            f"{task.result_file}: holds no result of a row; restore it, or remove it and run {task.name} again"
+        )
     return result if result.get("key") == task.row.key and result.get("seed") == task.seed else None
 
 

@@ -116,6 +116,9 @@ def test_the_error_of_the_gain_by_hand():
     assert whole["gain_error"] == pytest.approx((1.5 * sum(each**2 for each in residuals)) ** 0.5 / 6)
     assert (first["positions"], first["tokens"], first["gain"]) == ("1", 3, pytest.approx(0.5 / 3))
     assert (second["positions"], second["nll"], second["nll_alone"]) == ("2", 1.75, 2.25)
+    assert second["gain_error"] == pytest.approx((2 * (0.5**2 + 0.5**2)) ** 0.5 / 2), (
+        "of two documents, of which one is the third"
+    )
     assert (last["positions"], last["gain"], last["gain_error"]) == ("3-4", 1.0, None)
     assert [row["last"] for row in (whole, first, second, last)] == [None, 1, 2, 4]
 

@@ -191,6 +191,14 @@ def test_a_missing_recipe_names_those_there_are():
             ["--averaging.last_checkpoints", "2", "--training.save_steps", "2", "--training.save_total_limit", "1"],
             "keeps 1",
         ),
+        (
+            [
+                *("--averaging.last_checkpoints", "2", "--training.save_steps", "2"),
+                *("--training.eval_strategy", "steps", "--training.eval_steps", "2"),
+                *("--training.load_best_model_at_end", "true"),
+            ],
+            "exclude each other",
+        ),
         (["--name", "a/b"], "'a/b'"),
     ],
 )

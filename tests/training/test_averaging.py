@@ -40,10 +40,11 @@ def test_sums_are_not_kept_in_half_precision(tmp_path):
 
 def test_fewer_checkpoints_than_wanted_is_said(tmp_path, caplog):
     write_checkpoint(tmp_path, 1, w=torch.ones(1))
+    write_checkpoint(tmp_path, 2, w=torch.full((1,), 3.0))
     with caplog.at_level(logging.WARNING):
         averaged = average_checkpoints(tmp_path, 5)
-    assert len(averaged.folders) == 1
-    assert "averaging 1 checkpoints, not 5" in caplog.text
+    assert len(averaged.folders) == 2 and averaged.state_dict["w"].item() == 2.0
+    assert "averaging 2 checkpoints, not 5" in caplog.text
 
 
 def test_shards_are_read(tmp_path):

@@ -75,11 +75,23 @@ def test_equals_are_called_different_as_often_as_the_p_value_says():
         ((1.0, 3.0), 0.001, 10, None),
         ((1.0,), 0.05, 10, "within the noise of the test set"),
         ((-1.0, 3.0), 0.001, 10, "within the noise of the seeds"),
+        ((1.0, 5.8), 0.001, 10, None),  # 3.4 ± 3.39
+        ((1.0, 6.0), 0.001, 10, "within the noise of the seeds"),  # 3.5 ± 3.54
+        ((-6.0, -1.0), 0.001, 10, "within the noise of the seeds"),
+        ((2.0, 2.0, -0.1), 0.001, 10, "within the noise of the seeds"),  # 1.3 ± 1.2, but one points the other way
         ((1.0,), 0.001, 9, "9 texts are too few for a bootstrap"),
     ],
 )
 def test_a_difference_is_none_where_test_items_or_seeds_could_turn_it(each, p_value, items, noise):
     assert Comparison(np.mean(each), each, p_value, 1000, items).noise == noise
+
+
+def test_the_difference_is_that_of_the_mean_scores(tmp_path):
+    each = [bleu_statistics(translations(tmp_path, "text", noise, seed=1)[0], {}) for noise in (0.05, 0.6, 0.3)]
+    scores = [one["score"] for one in each]
+    found = bootstrap_of_means(STATISTICS["bleu"], each[:2], [each[2], each[2]], samples=20)
+    assert found.difference == pytest.approx((scores[0] + scores[1]) / 2 - scores[2])
+    assert found.each == pytest.approx((scores[0] - scores[2], scores[1] - scores[2]))
 
 
 def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from benchmarks.studies.costs import ALL, costs_table, study_costs, summary
+from benchmarks.studies.costs import ALL, Cost, core_seconds, costs_table, study_costs, summary
 from benchmarks.studies.parser import ROWS_FILE, load_rows
 from benchmarks.studies.tasks import Places, Task
 from reluformer.training.run.records import write_json
@@ -67,6 +67,30 @@ def test_a_row_that_has_run_costs_what_it_took(folder):
     assert costs.missing == ["seed 2 of 2 rows"]
     assert (str(costs.whole), str(costs.left)) == ("12.0", "4.0")  # 2 × 2.0 of plain, 2 × (1 + 3)
     assert list(costs.corpora) == ["data/somewhere"]
+
+
+def test_cpu_seconds_are_taken_where_they_were_measured():
+    result = {
+        "training": {"processes": 2, "machine": {"torch_threads": 3}},
+        "training_seconds": 100.0,
+        "evaluations": {"validation": {"seconds": 4.0}, "test": {"seconds": 6.0}},
+        "log_history": [{"eval_runtime": 1.0}, {"loss": 2.0}, {"eval_runtime": 2.0}],
+    }
+    assert core_seconds(result) == 110 * 6
+    assert core_seconds({**result, "cpu_seconds": 7.0}) == 7 * 2 + 13 * 6, (
+        "those of one process, and the cores of the rest"
+    )
+
+
+@pytest.mark.parametrize("seconds, text", [(0.0, "< 0.1"), (179.0, "< 0.1"), (181.0, "0.1"), (1080.0, "0.3")])
+def test_hours_are_told_to_a_tenth(seconds, text):
+    assert str(Cost(trainings=1, seconds=seconds)) == text
+
+
+def test_the_estimate_is_the_median_of_rows_like_it(folder):
+    for name, seed, hours in (("width_8", 1, 1.0), ("width_8", 2, 2.0), ("width_16", 1, 9.0)):
+        give(folder, name, seed, hours)
+    assert str(study_costs("cpu", **places(folder))["t0"].left) == "~13.0"  # 2 × 2.0 of plain, 9.0 of width 16
 
 
 def test_a_row_that_has_not_run_is_estimated_by_those_like_it(folder):

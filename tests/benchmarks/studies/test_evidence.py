@@ -72,8 +72,16 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
     monkeypatch.setattr(evidence, "bootstrap_of_means", bootstrap)
     line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
     assert line[1:4] == ["accuracy", "81.00 (80.00, 82.00)", "75.95 (70.00, 81.90)"], "seed 3 has no partner"
-    assert line[4:] == ["-5.05 (-10.00, -0.10); p = 0.001", "10", "100 / 60"]
+    assert line[4:] == ["-5.05 (-10.00, -0.10); p = 0.001, within the noise of the seeds", "10", "100 / 60"]
     assert compared == [[[70.0, 81.9], [80.0, 82.0]]]
+
+    def read_longer(task):
+        found = read(task)
+        return found and {**found, "training": {"updates": 11_000 + (task.seed == 2) * 1_500}}
+
+    monkeypatch.setattr(evidence, "read_result", read_longer)
+    assert evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))[5] == "11,000 and 12,500"
+    monkeypatch.setattr(evidence, "read_result", read)
     del given[pair.softmax, 1]
     line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
     assert line[2:5] == ["82.00", "81.90", "-0.10; p = 0.400, within the noise of the test set"]

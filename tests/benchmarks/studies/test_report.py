@@ -13,7 +13,7 @@ from benchmarks.studies.claims import judge
 from benchmarks.studies.outcomes import outcomes_of, select
 from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study
 from benchmarks.studies.report import write_reproduction
-from benchmarks.studies.tasks import Places, Task
+from benchmarks.studies.tasks import Places, Task, is_stale, read_result
 from reluformer.analysis.colors import RELU, SOFTMAX
 from reluformer.configuration.errors import UserError
 from reluformer.training.run.records import write_json
@@ -159,6 +159,60 @@ def test_seeds_are_judged_by_their_means(study):
     assert f", {second}) BLEU, p = 0.001: within the noise of the seeds" in torn.why
 
 
+def test_seeds_that_are_as_far_apart_as_their_mean_decide_nothing(study):
+    study.claims(ORDER)
+    for seed, softmax in ((1, 0.9), (2, 0.72)):
+        study.give("softmax", seed, softmax)
+        study.give("relu", seed, 0.7)
+    verdict = study.verdict()
+    assert verdict.verdict == "undecided" and "p = 0.001: within the noise of the seeds" in verdict.why
+
+
+def test_a_margin_of_a_score(study):
+    scores = [study.give(*row)["bleu"]["score"] for row in (("softmax", 1, 0.9), ("relu", 1, 0.6))]
+    difference = scores[0] - scores[1]
+    for claim, verdict in (
+        ({"equal": ["relu", "softmax"], "margin": 0.75 * difference}, "disagrees"),
+        ({"equal": ["relu", "softmax"], "margin": 1.01 * difference}, "agrees"),
+        ({**ORDER, "margin": 0.99 * difference}, "agrees"),
+        ({**ORDER, "margin": 1.01 * difference}, "disagrees"),
+    ):
+        study.claims(claim)
+        assert study.verdict().verdict == verdict, claim
+    study.give("relu", 1, 0.899)
+    study.claims({"equal": ["relu", "softmax"], "margin": 0.0})
+    verdict = study.verdict()
+    assert verdict.verdict == "undecided" and "not within ± 0" in verdict.why, "they may be equal"
+
+
+def test_one_that_is_better_contradicts_the_best(study):
+    study.claims({"best": "softmax", "among": ["width_8", "relu"]})
+    for row in (("softmax", 1, 0.801), ("width_8", 1, 0.8), ("relu", 1, 0.99)):
+        study.give(*row)
+    verdict = study.verdict()
+    assert verdict.verdict == "disagrees" and "within the noise" in verdict.why
+
+
+def test_the_ends_of_several_are_those_of_the_means(study):
+    study.claims({"equal": ["softmax", "relu", "width_8"], "margin": 0.5})
+    for seed, softmax, relu in ((1, 0.9, 0.8), (2, 0.6, 0.9)):
+        study.give("softmax", seed, softmax)
+        study.give("relu", seed, relu)
+        study.give("width_8", seed, 0.5)
+    verdict = study.verdict()
+    assert verdict.verdict == "disagrees" and verdict.why.startswith("from width 8 to ReLU: "), (
+        "with seed 1, to softmax"
+    )
+
+
+def test_seeds_that_contradict_each_other_decide_nothing(study):
+    study.claims({**ORDER, "figure": "entropy"})
+    for seed, softmax, relu in ((1, 1.5, 1.2), (2, 1.2, 1.5)):
+        study.give("softmax", seed, 0.9, entropy=softmax)
+        study.give("relu", seed, 0.9, entropy=relu)
+    assert study.verdict().verdict == "undecided"
+
+
 def test_a_difference_within_the_noise_is_no_verdict(study):
     study.claims(ORDER)
     study.give("softmax", 1, 0.801)
@@ -189,6 +243,30 @@ def test_what_a_row_started_from_counts_as_its_training(study):
     assert "400 of 2,400 updates" in study.verdict().why
     file.write_text(json.dumps({**result, "start": {"updates": 2200, "training_seconds": 9.0}}), encoding="utf-8")
     assert study.verdict().verdict == "agrees"
+
+
+def test_a_budget_of_seconds_counts_those_of_the_start(study):
+    study.claims({"row": "relu", "above": 10.0}, budget={"cpu": {"updates": 2400, "seconds": 65}})
+    study.give("relu", 1, 0.6)
+    assert "1 of 1 min of training and validation" in study.verdict().why
+    file = Task(load_rows("cpu", study.folder).rows["relu"], 1, study.places).result_file
+    result = json.loads(file.read_text(encoding="utf-8"))
+    write_json(file, {**result, "start": {"updates": 0, "training_seconds": 9.0}})
+    assert study.verdict().verdict == "agrees"
+
+
+def test_a_seed_below_the_budget_is_not_in_the_mean_of_the_others(study):
+    study.claims()
+    score = study.give("relu", 1, 0.6)["bleu"]["score"]
+    study.give("relu", 2, 0.9, updates=100)
+    assert f"| ReLU | does not converge | {score:.2f} | " in study.report()
+
+
+def test_a_result_of_another_seed_is_none(study):
+    study.give("relu", 1, 0.6)
+    tasks = [Task(load_rows("cpu", study.folder).rows["relu"], seed, study.places) for seed in (1, 2)]
+    tasks[0].result_file.rename(tasks[1].result_file)
+    assert read_result(tasks[1]) is None and is_stale(tasks[1])
 
 
 def test_rows_of_unequal_updates_decide_nothing(study):
@@ -244,7 +322,7 @@ def test_a_row_that_diverges_is_the_equal_of_none_and_has_no_other_figures(study
     gone = {"step": 90, "reason": "the loss is not finite since update 90"}
     study.give("softmax", 1, 0.9)
     study.give("relu", 1, 0.0, updates=100, diverged=gone)
-    study.give("relu", 2, 0.6)
+    score = study.give("relu", 2, 0.6)["bleu"]["score"]
     for claim, verdict in (
         ({"equal": ["softmax", "relu"], "margin": 0.5}, "disagrees"),
         ({"higher": "relu", "lower": "softmax"}, "disagrees"),
@@ -252,7 +330,9 @@ def test_a_row_that_diverges_is_the_equal_of_none_and_has_no_other_figures(study
     ):
         study.claims(claim)
         assert study.verdict().verdict == verdict, claim
-    assert "(does not converge, " in study.report(), "the seed that diverged is not left out of the mean in silence"
+    assert f"{score:.2f} (does not converge, {score:.2f})" in study.report(), (
+        "the seed that diverged is not left out of the mean in silence"
+    )
 
 
 def test_other_figures_are_compared_by_their_sign_and_margin(study):

@@ -1,6 +1,7 @@
 """A study trains what is missing, goes on with what was interrupted, leaves alone what is finished, and loses nothing."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -309,6 +310,21 @@ def test_a_process_of_its_own_writes_a_log_and_two_do_not_run_the_same_row(tmp_p
     assert study_process.last_line(log).startswith("reluformer: error: --config: no file 'nowhere'")
 
 
+def test_the_log_of_a_row_that_crashes_tells_where(tmp_path, monkeypatch):
+    def crash(command):
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(study_process, "_call", crash)
+    log = tmp_path / "row.log"
+    # forked, unlike a row, so that the child has the fault, too
+    arguments = ([["train"]], str(log), str(tmp_path / "row.lock"))
+    process = multiprocessing.get_context("fork").Process(target=study_process._run, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == 1 and study_process.last_line(log) == "ZeroDivisionError: a fault of ours"
+    assert "in crash" in log.read_text(encoding="utf-8")
+
+
 def test_progress_is_read_from_a_log(tmp_path):
     assert study_process.last_progress(tmp_path / "none.log") is None
     (tmp_path / "row.log").write_text(" 1%| 20/2400 [00:20<40:00, 1.00s/it]\r 12%| 300/2400 [05:00<35:00, 1.00it/s]")
@@ -333,7 +349,10 @@ def test_progress_is_read_from_a_log(tmp_path):
         (["--study", "t2", "--study", "t6", "--only", "gamma_learnable"], "no row 'gamma_learnable'"),
         (["--size", "huge"], "huge"),
         (["--jobs", "0"], "--jobs: 0"),
+        (["--list", "--seed", "-3"], "--seed: -3"),
+        (["--seed", "4294967296"], "--seed: 4294967296"),
         (["--report", "x.md", "--study", "t2"], "--report"),
+        (["--report", "x.md", "--jobs", "4"], "--report"),
         (["--report", "."], "--report: '.' is a folder"),
         (["--report", "x.md"], "--results: no folder"),
     ],
@@ -344,6 +363,31 @@ def test_mistakes_are_one_line_and_status_2(arguments, named, capsys, tmp_path):
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("vanilla-seed1.json", '{"row": "van', "vanilla-seed1.json: is no JSON"),
+        ("vanilla-seed1.json", "[]", "vanilla-seed1.json: holds no result of a row"),
+        ("vanilla-seedx.json", "{}", "vanilla-seedx.json: a result is named vanilla-seed<number>.json"),
+    ],
+)
+def test_a_damaged_result_is_named(name, content, named, capsys, tmp_path):
+    (tmp_path / "results" / "cpu").mkdir(parents=True)
+    (tmp_path / "results" / "cpu" / name).write_text(content, encoding="utf-8")
+    places = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    assert studies_program.main(["--list", "--study", "t2", *places]) == 2
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1
+
+
+def test_a_report_of_no_results_is_refused(capsys, tmp_path):
+    (tmp_path / "results").mkdir()
+    report = tmp_path / "report.md"
+    assert studies_program.main(["--report", str(report), "--results", str(tmp_path / "results")]) == 2
+    assert "holds no result of size cpu or paper; run a row first" in capsys.readouterr().err
+    assert not report.exists()
 
 
 def test_the_list_says_how_far_every_row_is(capsys, tmp_path):
