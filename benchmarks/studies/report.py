@@ -33,8 +33,8 @@ How to read it. A claim of the paper *agrees* or *disagrees* with our figures, o
 measured*: its rows are of another size, or cannot be run here; *pending*: a row has not been trained, or for less than its
 study's budget (its figures are then in italics). A difference in BLEU, accuracy or perplexity counts where a paired bootstrap
 (of {samples} samples, drawn as by sacreBLEU, of {fewest} or more sentences, pictures or documents) has a two-sided p < 0.05: of
-the means where there are several seeds, and if none of them points the other way. Of any other figure, all seeds must say the
-same.
+the means where there are several seeds, and if none of them points the other way and they are less far apart than that: the
+mean of their differences is larger than the standard deviation. Of any other figure, all seeds must say the same.
 Two rows are *comparable* in BLEU where they differ by at most 0.5. Where the paper gives no threshold, ours stands in brackets.
 *Does not converge* means a loss that is not finite, or a BLEU below 1 while the softmax twin's is above 10. Under each table
 stand the test text and sacreBLEU's signature of our figures; the paper's are tokenised BLEU of its own corpora.

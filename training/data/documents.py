@@ -145,7 +145,7 @@ def greedy_spans(
         target_tokens: likewise.
         documents: the document of each sentence.
         left_out: whether a sentence is in no range. It ends the packed document before it, since what stands on its two
-            sides is not consecutive.
+            sides is not consecutive. A pair that reading skipped, for an empty line, is no sentence here and ends nothing.
         max_tokens: L, the `</s>` of the packed document included.
     """
     room = max_tokens - 1
