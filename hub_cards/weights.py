@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.training.loading import misfit, require_safetensors
+from reluformer.training.run.progress import library_bars
 
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
@@ -75,12 +76,10 @@ def check_weights(folder: Path, config: PreTrainedConfig, auto_class: str) -> No
 @contextlib.contextmanager
 def _in_silence() -> Iterator[None]:
     """Without the progress bar and the table of Transformers: what is wrong is told in one line."""
-    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        yield
+        with library_bars(shown=False):
+            yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

@@ -34,6 +34,7 @@ from benchmarks.memory.peak import METHOD, run_cell
 from benchmarks.speed.decoder_models import COMPARED, GPT2, LLAMA, RECIPE, build, shape
 from benchmarks.speed.end_to_end import generation_step, inference_step, trained_parameters, training_step
 from benchmarks.speed.rivals import a_second, time_rivals
+from reluformer.training.run.progress import library_bars
 from reluformer.training.run.records import write_json
 
 TASKS, LIBRARIES, DTYPES = ("training", "prefill", "generation"), (GPT2, LLAMA), ("float32", "bfloat16")
@@ -59,12 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=300, help="seconds for a cell of memory (default: 300)")
     options = parser.parse_args(arguments)
     logging.set_verbosity_error()
-    logging.disable_progress_bar()  # of loading the weights that are converted
     record = begin(options)
     start = time.perf_counter()
-    # first, since a child that fails ends the program
-    memory = [measure_memory(cell, options) for cell in tqdm(list(memory_cells(options.quick)), desc="memory")]
-    cells = [measure(cell, options) for cell in tqdm(list(all_cells(options.quick)), desc="decoder", unit="cell")]
+    with library_bars(shown=False):  # of loading the weights that are converted
+        # first, since a child that fails ends the program
+        memory = [measure_memory(cell, options) for cell in tqdm(list(memory_cells(options.quick)), desc="memory")]
+        cells = [measure(cell, options) for cell in tqdm(list(all_cells(options.quick)), desc="decoder", unit="cell")]
     settings = {
         "budget": options.budget,
         "threads": torch.get_num_threads(),

@@ -23,6 +23,7 @@ from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS
 from reluformer.configuration.errors import UserError
 from reluformer.training.conversion import convert
+from reluformer.training.run.progress import library_bars
 from reluformer.training.run.records import run_record, write_json
 
 RESULT = RESULTS / "marian_parity.json"
@@ -53,12 +54,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", choices=SHAPES, action="append", help="of the random ones, these alone")
     options = parser.parse_args(arguments)
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     wanted = options.only or list(SHAPES)
     cases = [(name, seed) for name in wanted for seed in (SEEDS if SHAPES[name]["vocab_size"] < 1000 else SEEDS[:1])]
     cases += [(checkpoint, None) for checkpoint in options.checkpoints]
     try:
-        rows = [measure(name, seed) for name, seed in tqdm(cases, desc="converting", unit="model")]
+        with library_bars(shown=False):
+            rows = [measure(name, seed) for name, seed in tqdm(cases, desc="converting", unit="model")]
     except UserError as error:
         print(f"marian_parity: error: {error}", file=sys.stderr)
         return 2
