@@ -61,9 +61,13 @@ def study(tmp_path):
             text = yaml.safe_dump({**STUDY, "claims": [{"text": "a claim", **claim} for claim in claims], **changes})
             (self.folder / "t0.yaml").write_text(text, encoding="utf-8")
 
+        def task(self, name, seed):
+            return Task(load_rows("cpu", self.folder).rows[name], seed, self.places)
+
         def give(self, name, seed, quality, *, updates=2400, entropy=1.0, analyses=True, **record):
             """Writes a result whose BLEU is high where `quality` is near 1, and returns it."""
-            row = load_rows("cpu", self.folder).rows[name]
+            task = self.task(name, seed)
+            row = task.row
             table = [
                 {"layer": 1, "module": "cross", "entropy": 9.9},
                 {"layer": "all", "module": "cross", "entropy": entropy},
@@ -79,7 +83,7 @@ def study(tmp_path):
                 "analyses": {"entropy": {"table": table}} if analyses else {},
                 "bleu": None if record.get("diverged") else bleu_statistics(self._translations(quality), {}),
             }
-            write_json(Task(row, seed, self.places).result_file, result)
+            write_json(task.result_file, result)
             return result
 
         def _translations(self, quality):
@@ -237,21 +241,19 @@ def test_what_is_missing_or_below_its_budget_is_pending(study):
 def test_what_a_row_started_from_counts_as_its_training(study):
     study.claims(ORDER)
     study.give("softmax", 1, 0.9, updates=2600)
-    study.give("relu", 1, 0.6, updates=400)
-    file = Task(load_rows("cpu", study.folder).rows["relu"], 1, study.places).result_file
-    result = json.loads(file.read_text(encoding="utf-8"))
+    result = study.give("relu", 1, 0.6, updates=400)
     assert "400 of 2,400 updates" in study.verdict().why
-    file.write_text(json.dumps({**result, "start": {"updates": 2200, "training_seconds": 9.0}}), encoding="utf-8")
+    start = {"updates": 2200, "training_seconds": 9.0}
+    write_json(study.task("relu", 1).result_file, {**result, "start": start})
     assert study.verdict().verdict == "agrees"
 
 
 def test_a_budget_of_seconds_counts_those_of_the_start(study):
     study.claims({"row": "relu", "above": 10.0}, budget={"cpu": {"updates": 2400, "seconds": 65}})
-    study.give("relu", 1, 0.6)
+    result = study.give("relu", 1, 0.6)
     assert "1 of 1 min of training and validation" in study.verdict().why
-    file = Task(load_rows("cpu", study.folder).rows["relu"], 1, study.places).result_file
-    result = json.loads(file.read_text(encoding="utf-8"))
-    write_json(file, {**result, "start": {"updates": 0, "training_seconds": 9.0}})
+    start = {"updates": 0, "training_seconds": 9.0}
+    write_json(study.task("relu", 1).result_file, {**result, "start": start})
     assert study.verdict().verdict == "agrees"
 
 
@@ -264,7 +266,7 @@ def test_a_seed_below_the_budget_is_not_in_the_mean_of_the_others(study):
 
 def test_a_result_of_another_seed_is_none(study):
     study.give("relu", 1, 0.6)
-    tasks = [Task(load_rows("cpu", study.folder).rows["relu"], seed, study.places) for seed in (1, 2)]
+    tasks = [study.task("relu", seed) for seed in (1, 2)]
     tasks[0].result_file.rename(tasks[1].result_file)
     assert read_result(tasks[1]) is None and is_stale(tasks[1])
 
@@ -500,7 +502,7 @@ def test_the_report_says_once_to_what_lengths_its_documents_were_packed(study):
     study.claims(ORDER)
     for name, length in (("softmax", 1024), ("relu", 512), ("width_8", 64)):
         study.give(name, 1, 0.9)
-        file = Task(load_rows("cpu", study.folder).rows[name], 1, study.places).result_file
+        file = study.task(name, 1).result_file
         result = json.loads(file.read_text(encoding="utf-8"))
         result["recipe"]["data"] |= {"packing": {"oversized": "keep"}, "max_length": length}
         file.write_text(json.dumps(result), encoding="utf-8")
