@@ -145,8 +145,6 @@ def test_the_bars_of_the_libraries_come_back():
     import datasets
     import transformers
 
-    transformers.logging.enable_progress_bar()  # a benchmark that was tested before may have put them out
-    datasets.enable_progress_bars()
     for shown in (False, True):
         with library_bars(shown):
             assert transformers.logging.is_progress_bar_enabled() == shown == datasets.is_progress_bar_enabled()
