@@ -93,12 +93,7 @@ def _run(commands: list[list[str]], log: str, lock: str) -> None:
             settings = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
             for command in commands:
                 print(f"$ {settings} reluformer {shlex.join(command)}", flush=True)
-                try:
-                    status = _call(command)
-                except Exception:  # while the log is still open; multiprocessing would print it when it is not
-                    traceback.print_exc()
-                    status = 1
-                if status:
+                if status := _call(command):
                     sys.exit(status)
     except Timeout:
         sys.exit(BUSY)
@@ -108,4 +103,8 @@ def _call(command: list[str]) -> int:
     from reluformer.__main__ import main
 
     sys.argv = ["reluformer", *command]  # what records tell as the command
-    return main(command)
+    try:
+        return main(command)
+    except Exception:  # told while the log is still open; multiprocessing would print it when it is not
+        traceback.print_exc()
+        return 1

@@ -1,0 +1,118 @@
+"""A study with made-up rows, claims and results."""
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks.studies.bleu import bleu_statistics
+from benchmarks.studies.claims import judge
+from benchmarks.studies.outcomes import outcomes_of
+from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study
+from benchmarks.studies.report import write_reproduction
+from benchmarks.studies.tasks import Places, Task
+from reluformer.training.run.records import write_json
+from reluformer.training.scoring.evaluation import write_translations
+
+RECORD = {
+    "updates": 2400,
+    "git_commit": "0123456789abcdef",
+    "git_dirty": False,
+    "machine": {"cpu": "a CPU"},
+    "versions": {"torch": "1", "transformers": "2"},
+}
+STUDY = {
+    "title": "Table 0",
+    "position": 1,
+    "source": "nowhere",
+    "rows": [
+        {"row": "softmax", "label": "softmax", "paper": {"bleu": 34.22}},
+        {"row": "relu", "label": "ReLU", "paper": {"bleu": "does not converge"}},
+        {"row": "elsewhere", "label": "WMT", "paper": {"bleu": 27.64}, "not_here": "needs a GPU"},
+        {"row": "width_{n}", "label": "width {n}"},
+    ],
+    "figures": {
+        "bleu": {"label": "BLEU", "path": "bleu.score"},
+        "entropy": {"label": "H", "path": "analyses.entropy.table[layer=all,module=cross].entropy"},
+        "dead": {"label": "dead, %", "path": "log.eval_dead_row_fraction", "digits": 1, "factor": 100},
+    },
+    "seeds": {"cpu": [1, 2]},
+    "budget": {"cpu": {"updates": 2400}},
+    "plots": [
+        {"file": "p.png", "title": "widths", "x": "n", "y": "bleu", "x_label": "n", "lines": {"width": "width_{n}"}}
+    ],
+}
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A study with given claims, and a way to give its rows results: `give(row, seed, quality, …)`."""
+
+    class Prepared:
+        places = Places.of("cpu", tmp_path / "runs", tmp_path / "results")
+        folder = tmp_path / "studies"
+        content = STUDY
+
+        def claims(self, *claims, **changes):
+            text = yaml.safe_dump({**STUDY, "claims": [{"text": "a claim", **claim} for claim in claims], **changes})
+            (self.folder / "t0.yaml").write_text(text, encoding="utf-8")
+
+        def task(self, name, seed):
+            return Task(load_rows("cpu", self.folder).rows[name], seed, self.places)
+
+        def give(self, name, seed, quality, *, updates=2400, entropy=1.0, analyses=True, **record):
+            """Writes a result whose BLEU is high where `quality` is near 1, and returns it."""
+            task = self.task(name, seed)
+            row = task.row
+            table = [
+                {"layer": 1, "module": "cross", "entropy": 9.9},
+                {"layer": "all", "module": "cross", "entropy": entropy},
+            ]
+            result = {
+                "row": row.name,
+                "key": row.key,
+                "seed": seed,
+                "training": {**RECORD, "updates": updates, **record},
+                "training_seconds": 60.0,
+                "recipe": {"data": {"test": {"source": "test.de", "target": "test.en"}}},
+                "log_history": [{"step": 5, "eval_dead_row_fraction": 0.25}, {"step": 9}],
+                "analyses": {"entropy": {"table": table}} if analyses else {},
+                "bleu": None if record.get("diverged") else bleu_statistics(self._translations(quality), {}),
+            }
+            write_json(task.result_file, result)
+            return result
+
+        def _translations(self, quality):
+            words = [f"w{number}" for number in range(30)]
+            generator = np.random.default_rng(0)
+            references = [" ".join(generator.choice(words, 9)) for _ in range(80)]
+            noisy = np.random.default_rng(int(quality * 1000))
+            hypotheses = [
+                " ".join(word if noisy.random() < quality else "x" for word in reference.split())
+                for reference in references
+            ]
+            return write_translations(tmp_path / "translations.tsv", references, hypotheses, references)
+
+        def outcomes(self):
+            return outcomes_of(load_study("t0", self.folder), load_rows("cpu", self.folder), self.places)
+
+        def verdicts(self):
+            return judge(load_study("t0", self.folder), self.outcomes())
+
+        def verdict(self):
+            (verdict,) = self.verdicts()
+            return verdict
+
+        def report(self):
+            path = tmp_path / "docs" / "reproduction.md"
+            places = {"runs": tmp_path / "runs", "results": tmp_path / "results"}
+            return write_reproduction(path, sizes=["cpu"], studies=self.folder, **places).read_text(encoding="utf-8")
+
+    (tmp_path / "studies").mkdir()
+    rows = {
+        "softmax": {"recipe": {"model": {"preset": "vanilla"}}},
+        "relu": {"recipe": {"model": {"preset": "reluformer"}}},
+        "elsewhere": {"recipe": {"model": {"preset": "rela"}}, "sizes": ["paper"]},
+        "width_{n}": {"recipe": {"model": {"d_model": "{n}"}}, "each": {"n": [8, 16]}},
+    }
+    (tmp_path / "studies" / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
+    return Prepared()

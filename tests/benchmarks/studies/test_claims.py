@@ -1,0 +1,258 @@
+"""A verdict says of a claim what the figures say, and never more: pending, agrees, disagrees, undecided, not measured."""
+
+import pytest
+import yaml
+
+from benchmarks.studies.parser import ROWS_FILE
+from reluformer.configuration.errors import UserError
+from reluformer.training.run.records import write_json
+
+ORDER = {"higher": "softmax", "lower": "relu"}
+
+
+def test_a_clear_difference_of_both_seeds_agrees_or_disagrees(study):
+    study.claims(ORDER)
+    for seed in (1, 2):
+        study.give("softmax", seed, 0.9)
+        study.give("relu", seed, 0.6)
+    verdict = study.verdict()
+    assert verdict.verdict == "agrees" and verdict.why.endswith(" BLEU, p = 0.001")
+    study.claims({"higher": "relu", "lower": "softmax"})
+    assert study.verdict().verdict == "disagrees"
+
+
+def test_one_seed_is_marked_and_two_that_differ_decide_nothing(study):
+    study.claims(ORDER)
+    study.give("softmax", 1, 0.9)
+    study.give("relu", 1, 0.6)
+    verdict = study.verdict()
+    assert verdict.verdict == "agrees" and verdict.why.endswith("(one seed)")
+    assert "run, one seed; seed 2: not run" in study.report()
+    study.give("softmax", 2, 0.6)
+    study.give("relu", 2, 0.9)
+    assert study.verdict().verdict == "undecided"
+
+
+def test_seeds_are_judged_by_their_means(study):
+    study.claims(ORDER)
+
+    def give(seed, softmax, relu):
+        ours, theirs = study.give("softmax", seed, softmax), study.give("relu", seed, relu)
+        return f"{ours['bleu']['score'] - theirs['bleu']['score']:+.2f}", study.verdict()
+
+    first, alone = give(1, 0.76, 0.71)
+    assert alone.verdict == "undecided" and alone.why.endswith("within the noise of the test set (one seed)")
+    second, together = give(2, 0.735, 0.695)
+    assert together.verdict == "agrees" and f"({first}, {second}) BLEU, p = " in together.why
+    give(1, 0.9, 0.6)
+    second, torn = give(2, 0.73, 0.72)
+    assert second.startswith("-") and torn.verdict == "undecided"
+    assert f", {second}) BLEU, p = 0.001: within the noise of the seeds" in torn.why
+
+
+def test_seeds_that_are_as_far_apart_as_their_mean_decide_nothing(study):
+    study.claims(ORDER)
+    for seed, softmax in ((1, 0.9), (2, 0.72)):
+        study.give("softmax", seed, softmax)
+        study.give("relu", seed, 0.7)
+    verdict = study.verdict()
+    assert verdict.verdict == "undecided" and "p = 0.001: within the noise of the seeds" in verdict.why
+
+
+def test_a_margin_of_a_score(study):
+    scores = [study.give(*row)["bleu"]["score"] for row in (("softmax", 1, 0.9), ("relu", 1, 0.6))]
+    difference = scores[0] - scores[1]
+    for claim, verdict in (
+        ({"equal": ["relu", "softmax"], "margin": 0.75 * difference}, "disagrees"),
+        ({"equal": ["relu", "softmax"], "margin": 1.01 * difference}, "agrees"),
+        ({**ORDER, "margin": 0.99 * difference}, "agrees"),
+        ({**ORDER, "margin": 1.01 * difference}, "disagrees"),
+    ):
+        study.claims(claim)
+        assert study.verdict().verdict == verdict, claim
+    study.give("relu", 1, 0.899)
+    study.claims({"equal": ["relu", "softmax"], "margin": 0.0})
+    verdict = study.verdict()
+    assert verdict.verdict == "undecided" and "not within ± 0" in verdict.why, "they may be equal"
+
+
+def test_one_that_is_better_contradicts_the_best(study):
+    study.claims({"best": "softmax", "among": ["width_8", "relu"]})
+    for row in (("softmax", 1, 0.801), ("width_8", 1, 0.8), ("relu", 1, 0.99)):
+        study.give(*row)
+    verdict = study.verdict()
+    assert verdict.verdict == "disagrees" and "within the noise" in verdict.why
+
+
+def test_the_ends_of_several_are_those_of_the_means(study):
+    study.claims({"equal": ["softmax", "relu", "width_8"], "margin": 0.5})
+    for seed, softmax, relu in ((1, 0.9, 0.8), (2, 0.6, 0.9)):
+        study.give("softmax", seed, softmax)
+        study.give("relu", seed, relu)
+        study.give("width_8", seed, 0.5)
+    verdict = study.verdict()
+    assert verdict.verdict == "disagrees" and verdict.why.startswith("from width 8 to ReLU: "), (
+        "with seed 1, to softmax"
+    )
+
+
+def test_seeds_that_contradict_each_other_decide_nothing(study):
+    study.claims({**ORDER, "figure": "entropy"})
+    for seed, softmax, relu in ((1, 1.5, 1.2), (2, 1.2, 1.5)):
+        study.give("softmax", seed, 0.9, entropy=softmax)
+        study.give("relu", seed, 0.9, entropy=relu)
+    assert study.verdict().verdict == "undecided"
+
+
+def test_a_difference_within_the_noise_is_no_verdict(study):
+    study.claims(ORDER)
+    study.give("softmax", 1, 0.801)
+    study.give("relu", 1, 0.8)
+    verdict = study.verdict()
+    assert verdict.verdict == "undecided" and "within the noise" in verdict.why
+
+
+def test_what_is_missing_or_below_its_budget_is_pending(study):
+    study.claims(ORDER)
+    assert study.verdict().verdict == "pending"
+    study.give("softmax", 1, 0.9)
+    study.give("relu", 1, 0.95, updates=2399)
+    verdict = study.verdict()
+    assert verdict.verdict == "pending", "it would disagree if it counted"
+    assert "2,399 of 2,400 updates" in verdict.why
+    report = study.report()
+    assert "pending (seed 1: 2,399 of 2,400 updates; seed 2: not run)" in report
+    assert "1 claims of the paper: pending 1" in report and "widths: pending." in report
+
+
+def test_what_a_row_started_from_counts_as_its_training(study):
+    study.claims(ORDER)
+    study.give("softmax", 1, 0.9, updates=2600)
+    result = study.give("relu", 1, 0.6, updates=400)
+    assert "400 of 2,400 updates" in study.verdict().why
+    start = {"updates": 2200, "training_seconds": 9.0}
+    write_json(study.task("relu", 1).result_file, {**result, "start": start})
+    assert study.verdict().verdict == "agrees"
+
+
+def test_a_budget_of_seconds_counts_those_of_the_start(study):
+    study.claims({"row": "relu", "above": 10.0}, budget={"cpu": {"updates": 2400, "seconds": 65}})
+    result = study.give("relu", 1, 0.6)
+    assert "1 of 1 min of training and validation" in study.verdict().why
+    start = {"updates": 0, "training_seconds": 9.0}
+    write_json(study.task("relu", 1).result_file, {**result, "start": start})
+    assert study.verdict().verdict == "agrees"
+
+
+def test_rows_of_unequal_updates_decide_nothing(study):
+    study.claims(ORDER)
+    study.give("softmax", 1, 0.9, updates=2600)
+    study.give("relu", 1, 0.6)
+    verdict = study.verdict()
+    assert (verdict.verdict, verdict.why) == ("undecided", "trained for 2,600 and 2,400 updates (one seed)")
+    study.claims({**ORDER, "of_updates": True})
+    assert study.verdict().verdict == "agrees", "the claim is about the updates"
+
+
+def test_a_size_without_a_budget_is_no_evidence(study):
+    study.claims(ORDER, budget={})
+    study.give("softmax", 1, 0.9)
+    study.give("relu", 1, 0.6)
+    assert study.verdict().verdict == "pending"
+
+
+def test_a_result_of_another_recipe_is_pending(study):
+    study.claims(ORDER)
+    study.give("softmax", 1, 0.9)
+    study.give("relu", 1, 0.6)
+    rows = yaml.safe_load((study.folder / ROWS_FILE).read_text(encoding="utf-8"))
+    rows["relu"]["recipe"]["model"]["attention_gamma"] = 3.0
+    (study.folder / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
+    verdict = study.verdict()
+    assert verdict.verdict == "pending" and "its result is of an earlier recipe" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("softmax", "relu", "verdict"),
+    [(0.9, 0.0, "agrees"), (0.9, 0.8, "disagrees"), (0.0, 0.0, "undecided")],
+)
+def test_convergence_is_judged_beside_the_softmax_twin(study, softmax, relu, verdict):
+    study.claims({"diverges": "relu", "twin": "softmax"})
+    study.give("softmax", 1, softmax)
+    study.give("relu", 1, relu)
+    assert study.verdict().verdict == verdict
+
+
+def test_a_loss_that_is_not_finite_does_not_converge(study):
+    study.claims({"diverges": "relu", "twin": "softmax"}, ORDER)
+    study.give("softmax", 1, 0.9)
+    study.give("relu", 1, 0.0, updates=100, diverged={"step": 90, "reason": "the loss is not finite since update 90"})
+    verdicts = study.verdicts()
+    assert [verdict.verdict for verdict in verdicts] == ["agrees", "agrees"]
+    assert "since update 90" in verdicts[0].why
+    assert "| ReLU | does not converge | does not converge |" in study.report()
+
+
+def test_a_row_that_diverges_is_the_equal_of_none_and_has_no_other_figures(study):
+    gone = {"step": 90, "reason": "the loss is not finite since update 90"}
+    study.give("softmax", 1, 0.9)
+    study.give("relu", 1, 0.0, updates=100, diverged=gone)
+    score = study.give("relu", 2, 0.6)["bleu"]["score"]
+    for claim, verdict in (
+        ({"equal": ["softmax", "relu"], "margin": 0.5}, "disagrees"),
+        ({"higher": "relu", "lower": "softmax"}, "disagrees"),
+        ({**ORDER, "figure": "entropy"}, "undecided"),
+    ):
+        study.claims(claim)
+        assert study.verdict().verdict == verdict, claim
+    assert f"{score:.2f} (does not converge, {score:.2f})" in study.report(), (
+        "the seed that diverged is not left out of the mean in silence"
+    )
+
+
+def test_other_figures_are_compared_by_their_sign_and_margin(study):
+    study.give("softmax", 1, 0.9, entropy=1.5)
+    study.give("relu", 1, 0.6, entropy=1.2)
+    for claim, verdict in (
+        ({**ORDER, "figure": "entropy"}, "agrees"),
+        ({"higher": "relu", "lower": "softmax", "figure": "entropy"}, "disagrees"),
+        ({**ORDER, "figure": "entropy", "margin": 0.5}, "undecided"),
+        ({"higher": "relu", "lower": "softmax", "figure": "entropy", "margin": -0.4}, "agrees"),
+        ({"higher": "relu", "lower": "softmax", "figure": "entropy", "margin": -0.2}, "disagrees"),
+        ({"equal": ["relu", "softmax"], "figure": "entropy", "margin": 0.4}, "agrees"),
+        ({"equal": ["relu", "softmax"], "figure": "entropy", "margin": 0.1}, "disagrees"),
+        ({"row": "relu", "figure": "entropy", "above": 1.0, "below": 1.3}, "agrees"),
+        ({"row": "relu", "figure": "entropy", "below": 1.0}, "disagrees"),
+    ):
+        study.claims(claim)
+        assert study.verdict().verdict == verdict, claim
+    study.give("relu", 1, 0.6, analyses=False)
+    assert study.verdict().verdict == "pending"
+
+
+def test_a_figure_that_was_measured_with_one_seed_is_judged_by_that(study):
+    study.claims({**ORDER, "figure": "entropy"})
+    for name, entropy in (("softmax", 1.5), ("relu", 1.2)):
+        study.give(name, 1, 0.9, analyses=False)
+        study.give(name, 2, 0.9, entropy=entropy)
+    verdict = study.verdict()
+    assert (verdict.verdict, verdict.why) == ("agrees", "1.50 against 1.20 (one seed)")
+    study.give("relu", 2, 0.9, analyses=False)
+    assert study.verdict().verdict == "pending"
+
+
+def test_a_row_that_cannot_be_run_here_says_why(study):
+    study.claims({"higher": "softmax", "lower": "elsewhere"})
+    study.give("softmax", 1, 0.9)
+    verdict = study.verdict()
+    assert verdict.verdict == "not measured" and "needs a GPU" in verdict.why
+    assert "| WMT | 27.64 | – | – | – | not possible here: needs a GPU |" in study.report()
+
+
+def test_claims_that_say_nothing_or_two_things_are_refused(study):
+    study.give("softmax", 1, 0.9)
+    study.give("relu", 1, 0.6)
+    for claim in ({}, {**ORDER, "row": "relu", "above": 1.0}, {"higher": "relu"}, {**ORDER, "figure": "missing"}):
+        study.claims(claim)
+        with pytest.raises(UserError, match="claim 'a claim'"):
+            study.verdict()

@@ -1,0 +1,77 @@
+"""The plots of a study."""
+
+import pytest
+from matplotlib.figure import Figure
+
+from benchmarks.studies import plots as study_plots
+from reluformer.analysis.colors import RELU, SOFTMAX
+from reluformer.configuration.errors import UserError
+
+
+@pytest.fixture
+def canvases(monkeypatch):
+    """What is drawn while the fixture lives."""
+    drawn = []
+    monkeypatch.setattr(study_plots, "Canvas", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    return drawn
+
+
+def test_a_claim_about_a_family_is_made_of_each_of_its_rows_and_drawn(study):
+    study.claims({"row": "width_{n}", "above": 10.0})
+    study.give("width_8", 1, 0.9)
+    study.give("width_16", 1, 0.8, dead_modules={"encoder.layers.0.self_attn": {"first": 1, "last": 2400}})
+    assert [(verdict.text, verdict.verdict) for verdict in study.verdicts()] == [
+        ("a claim (n 8)", "agrees"),
+        ("a claim (n 16)", "agrees"),
+    ]
+    report = study.report()
+    assert "![widths](reproduction/cpu/p.png)" in report
+    assert (study.folder.parent / "docs/reproduction/cpu/p.png").stat().st_size > 1000
+    assert "all rows dead in encoder.layers.0.self_attn" in report
+    assert "2 runs: commit 0123456789ab, a CPU, torch 1, transformers 2" in report
+
+
+def test_a_row_without_a_place_on_the_axis_is_a_dashed_line_across(study, canvases):
+    (plot,) = study.content["plots"]
+    study.claims(plots=[{**plot, "levels": {"without attention": "softmax", "not run": "relu"}}])
+    study.give("width_8", 1, 0.9)
+    scores = [study.give("softmax", seed, quality)["bleu"]["score"] for seed, quality in ((1, 0.5), (2, 0.7))]
+    study.report()
+    axes = canvases[0].axes[0]
+    names = ["width", "without attention", "from the lowest seed to the highest"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == names
+    (level,) = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert level.get_ydata() == pytest.approx([sum(scores) / 2] * 2)
+
+
+def test_seeds_are_a_band_around_their_mean(study, canvases):
+    study.claims()
+    scores = [study.give("width_8", seed, quality)["bleu"]["score"] for seed, quality in ((1, 0.9), (2, 0.7))]
+    study.give("width_16", 1, 0.8)
+    study.report()
+    axes = canvases[0].axes[0]
+    (line,), (band,) = axes.lines, axes.collections
+    assert line.get_ydata()[0] == pytest.approx(sum(scores) / 2)
+    heights = [y for x, y in band.get_paths()[0].vertices if x == 8]
+    assert (min(heights), max(heights)) == pytest.approx((min(scores), max(scores)))
+
+
+def test_a_line_has_the_colour_of_its_activation(study, canvases):
+    (plot,) = study.content["plots"]
+    lines, levels = {"ReLU": "width_{n}", "the same": "width_{n}"}, {"softmax": "softmax"}
+    plot = {
+        **plot,
+        "lines": lines,
+        "levels": levels,
+        "activations": {"ReLU": "relu", "the same": "relu", "softmax": "softmax"},
+    }
+    study.claims(plots=[plot])
+    for row in ("width_8", "softmax"):
+        study.give(row, 1, 0.9)
+    study.report()
+    colors = {line.get_label(): line.get_color() for line in canvases[0].axes[0].lines}
+    assert colors["ReLU"] == RELU and colors["softmax"] == SOFTMAX
+    assert colors["the same"] not in (RELU, SOFTMAX)
+    study.claims(plots=[{**plot, "activations": {"relu": "relu"}}])
+    with pytest.raises(UserError, match=r"p\.png: activations names 'relu', which is no line or level"):
+        study.report()
