@@ -314,7 +314,7 @@ def test_the_log_of_a_row_that_crashes_tells_where(tmp_path, monkeypatch):
     def crash(command):
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(study_process, "_call", crash)
+    monkeypatch.setattr("reluformer.__main__.main", crash)
     log = tmp_path / "row.log"
     # forked, unlike a row, so that the child has the fault, too
     arguments = ([["train"]], str(log), str(tmp_path / "row.lock"))
