@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +34,7 @@ from reluformer.configuration_attention import (
 from reluformer.configuration_feed_forward import FeedForwardConfig
 from reluformer.configuration_reluformer import PRESETS
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).resolve().parent
 sys.path.append(str(DOCS.parent))  # benchmarks/ is not installed
 _BLOCK = re.compile(
     r"(?P<begin><!-- generated: (?P<name>[\w ]+) -->\n).*?(?P<end><!-- end of generated -->)", re.DOTALL
@@ -273,6 +274,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
+    os.chdir(DOCS.parent)  # where the files of benchmarks/ and runs/ are looked for
     pages = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
     stale = {path: new for path, text in pages.items() if (new := filled(text)) != text}
     for path, text in stale.items():

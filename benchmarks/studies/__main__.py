@@ -42,6 +42,7 @@ def _run(arguments: Sequence[str]) -> int:
     places = Places.of(options.size, options.runs, options.results)
     found = tasks_by_study(studies, catalogue, places, only=options.only, seeds=options.seed)
     if options.list:
+        _require_results(options.results)
         costs = study_costs(options.size, runs=options.runs, results=options.results)
         for name, tasks in found.items():
             print(f"{name}: {studies[name].title}")
@@ -68,10 +69,9 @@ def _report(options: argparse.Namespace) -> int:
         )
     if options.report.is_dir() or not options.report.name:
         raise UserError(f"--report: '{options.report}' is a folder; give a file")
-    if not options.results.is_dir():
-        raise UserError(
-            f"--results: no folder '{options.results}'; give that of the results, from the current directory"
-        )
+    if not (above := next(folder for folder in options.report.parents if folder.exists())).is_dir():
+        raise UserError(f"--report: '{above}' is a file, and cannot hold '{options.report}'; give a file in a folder")
+    _require_results(options.results)
     from benchmarks.studies.report import write_reproduction
 
     sizes = [options.size] if options.size else ["cpu", "paper"]
@@ -79,6 +79,11 @@ def _report(options: argparse.Namespace) -> int:
         raise UserError(f"--results: '{options.results}' holds no result of size {' or '.join(sizes)}; run a row first")
     print(write_reproduction(options.report, sizes=sizes, runs=options.runs, results=options.results))
     return 0
+
+
+def _require_results(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"--results: no folder '{folder}'; give that of the results, from the current directory")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.studies.collection import last_figure, read_json
 from benchmarks.studies.parser import Catalogue, TableRow, table_of
 from benchmarks.studies.study import Budget, Figure, Study
-from benchmarks.studies.tasks import Places, Task, is_stale, read_result, spent, state_of
+from benchmarks.studies.tasks import Places, Task, is_stale, read_result, spent
 from reluformer.configuration.errors import UserError
 
 RUN, PENDING, NOT_HERE = "run", "pending", "not possible here"
@@ -76,7 +76,7 @@ def _outcome(entry: TableRow, budget: Budget | None, places: Places) -> Outcome:
         task = outcome.tasks[seed] = Task(entry.row, seed, places)
         result = read_result(task)
         if result is None:
-            missing.append(f"seed {seed}: {_state(task)}")
+            missing.append(f"seed {seed}: {'its result is of an earlier recipe' if is_stale(task) else 'not run'}")
         elif reason := _below(result, budget):
             outcome.below[seed] = result
             missing.append(f"seed {seed}: {reason}")
@@ -85,12 +85,6 @@ def _outcome(entry: TableRow, budget: Budget | None, places: Places) -> Outcome:
     outcome.status = RUN if outcome.results else PENDING
     outcome.why = "; ".join(missing)
     return outcome
-
-
-def _state(task: Task) -> str:
-    if is_stale(task):
-        return "its result is of an earlier recipe"
-    return {"trained": "not collected", "begun": "interrupted"}.get(state_of(task), "not run")
 
 
 def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:

@@ -23,7 +23,7 @@ def test_every_quoted_figure_was_measured():
 SAID = {
     "sentences of about 15 tokens, translated": "softmax has {softmax} BLEU and ReLUFormer {relu}",
     "… until validation hardly improves": "softmax is still ahead: {softmax} against {relu}",
-    "… with dropout of 0.3 instead of 0.1": "ReLUFormer keeps its quality, {relu}, and softmax falls to {softmax}",
+    "… with dropout of 0.3 instead of 0.1": "ReLUFormer has {relu} instead of … and softmax {softmax} instead of",
     "sentences of 6.5 words, translated": "after 2,400 updates, {softmax} and {relu} (one seed)",
     "… for 10,000 updates": "after 10,000 softmax is ahead, {softmax} against {relu}",
     "documents of 128 tokens, translated": "softmax has {softmax_seeds} BLEU at 128 tokens, … ReLUFormer has {relu_seeds},",

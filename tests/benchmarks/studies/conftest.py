@@ -59,7 +59,7 @@ def study(tmp_path):
         def task(self, name, seed):
             return Task(load_rows("cpu", self.folder).rows[name], seed, self.places)
 
-        def give(self, name, seed, quality, *, updates=2400, entropy=1.0, analyses=True, **record):
+        def give(self, name, seed, quality, *, updates=2400, entropy=1.0, analyses=True, sentences=80, **record):
             """Writes a result whose BLEU is high where `quality` is near 1, and returns it."""
             task = self.task(name, seed)
             row = task.row
@@ -73,18 +73,19 @@ def study(tmp_path):
                 "seed": seed,
                 "training": {**RECORD, "updates": updates, **record},
                 "training_seconds": 60.0,
+                "evaluations": {},
                 "recipe": {"data": {"test": {"source": "test.de", "target": "test.en"}}},
                 "log_history": [{"step": 5, "eval_dead_row_fraction": 0.25}, {"step": 9}],
                 "analyses": {"entropy": {"table": table}} if analyses else {},
-                "bleu": None if record.get("diverged") else bleu_statistics(self._translations(quality), {}),
+                "bleu": None if record.get("diverged") else bleu_statistics(self._translations(quality, sentences), {}),
             }
             write_json(task.result_file, result)
             return result
 
-        def _translations(self, quality):
+        def _translations(self, quality, sentences):
             words = [f"w{number}" for number in range(30)]
             generator = np.random.default_rng(0)
-            references = [" ".join(generator.choice(words, 9)) for _ in range(80)]
+            references = [" ".join(generator.choice(words, 9)) for _ in range(sentences)]
             noisy = np.random.default_rng(int(quality * 1000))
             hypotheses = [
                 " ".join(word if noisy.random() < quality else "x" for word in reference.split())

@@ -1,5 +1,8 @@
 """The bootstrap from statistics is sacreBLEU's from texts."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
@@ -105,3 +108,15 @@ def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_
         assert not comparable(first, other)
         with pytest.raises(ValueError, match="same references"):
             bootstrap_of_means(STATISTICS["bleu"], [first], [other])
+
+
+def test_every_committed_score_is_that_of_its_statistics():
+    """A table prints the score, a p-value is of the statistics."""
+    scored = 0
+    for path in sorted(Path("benchmarks/results/studies").glob("*/*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        for name in STATISTICS.keys() & {name for name, found in result.items() if found}:
+            kind = STATISTICS[name]
+            assert result[name]["score"] == pytest.approx(kind.score(kind.rows(result[name]).sum(0))), path.name
+            scored += 1
+    assert scored > 100

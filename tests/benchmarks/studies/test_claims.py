@@ -174,13 +174,15 @@ def test_a_result_of_another_recipe_is_pending(study):
 
 @pytest.mark.parametrize(
     ("softmax", "relu", "verdict"),
-    [(0.9, 0.0, "agrees"), (0.9, 0.8, "disagrees"), (0.0, 0.0, "undecided")],
+    [(0.9, 0.0, "agrees"), (0.9, 0.3, "disagrees"), (0.0, 0.0, "undecided"), (0.3, 0.0, "undecided")],
 )
 def test_convergence_is_judged_beside_the_softmax_twin(study, softmax, relu, verdict):
     study.claims({"diverges": "relu", "twin": "softmax"})
-    study.give("softmax", 1, softmax)
-    study.give("relu", 1, relu)
+    scores = [study.give("softmax", 1, softmax)["bleu"]["score"], study.give("relu", 1, relu)["bleu"]["score"]]
     assert study.verdict().verdict == verdict
+    assert 0.3 not in (softmax, relu) or any(1 < score < 10 for score in scores), (
+        "between learning nothing and the task"
+    )
 
 
 def test_a_loss_that_is_not_finite_does_not_converge(study):
@@ -208,6 +210,28 @@ def test_a_row_that_diverges_is_the_equal_of_none_and_has_no_other_figures(study
     assert f"{score:.2f} (does not converge, {score:.2f})" in study.report(), (
         "the seed that diverged is not left out of the mean in silence"
     )
+
+
+def test_a_seed_that_diverged_is_not_left_out_for_want_of_the_figure(study):
+    study.claims({**ORDER, "figure": "entropy"})
+    for seed in (1, 2):
+        study.give("softmax", seed, 0.9, entropy=1.5)
+    gone = {"step": 90, "reason": "the loss is not finite since update 90"}
+    study.give("relu", 1, 0.0, updates=100, analyses=False, diverged=gone)
+    study.give("relu", 2, 0.9, entropy=1.2)
+    verdict = study.verdict()
+    assert (verdict.verdict, verdict.why) == (
+        "undecided",
+        "seed 1: relu does not converge; seed 2: 1.50 against 1.20",
+    )
+
+
+def test_of_few_sentences_nothing_is_said(study):
+    study.claims({"equal": ["relu", "softmax"], "margin": 100.0})
+    for name, quality in (("softmax", 0.9), ("relu", 0.8)):
+        study.give(name, 1, quality, sentences=9)
+    verdict = study.verdict()
+    assert verdict.verdict == "undecided" and verdict.why.endswith(": 9 texts are too few for a bootstrap (one seed)")
 
 
 def test_other_figures_are_compared_by_their_sign_and_margin(study):

@@ -54,18 +54,19 @@ def give(folder, name, seed, hours, *, threads=1):
         "training": training,
         "training_seconds": 3240.0 * hours,
         "evaluations": {"test": {"seconds": 360.0 * hours}},
+        "log_history": [],
     }
     write_json(Task(row, seed, Places.of("cpu", folder / "runs", folder / "results")).result_file, result)
 
 
 def test_a_row_that_has_run_costs_what_it_took(folder):
     give(folder, "plain", 1, 2.0)
-    give(folder, "plain", 2, 1.0, threads=2)
+    give(folder, "plain", 2, 1.5, threads=2)
     give(folder, "width_8", 1, 1.0)
     give(folder, "width_16", 1, 3.0)
     costs = study_costs("cpu", **places(folder))["t0"]
     assert costs.missing == ["seed 2 of 2 rows"]
-    assert (str(costs.whole), str(costs.left)) == ("12.0", "4.0")  # 2 × 2.0 of plain, 2 × (1 + 3)
+    assert (str(costs.whole), str(costs.left)) == ("13.0", "4.0")  # 2.0 and 3.0 of plain, 2 × (1 + 3)
     assert list(costs.corpora) == ["data/somewhere"]
 
 

@@ -81,6 +81,14 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
 
     monkeypatch.setattr(evidence, "read_result", read_longer)
     assert evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))[5] == "11,000 and 12,500"
+
+    def read_older(task):
+        found = read(task)
+        older = {"training": {"updates": 9}, "cpu_seconds": None}
+        return {**found, **older} if found and (task.row.name, task.seed) == (pair.relu, 2) else found
+
+    monkeypatch.setattr(evidence, "read_result", read_older)
+    assert evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))[5:] == ["10 and 9", "–"], "of every seed"
     monkeypatch.setattr(evidence, "read_result", read)
     del given[pair.softmax, 1]
     line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
@@ -89,7 +97,7 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
 
     def read_diverged(task):
         found = read(task)
-        return {**found, **diverged} if found and task.row.name == pair.softmax else found
+        return {**found, **diverged} if found and (task.row.name, task.seed) == (pair.softmax, 2) else found
 
     given[pair.softmax, 1] = 800
     monkeypatch.setattr(evidence, "read_result", read_diverged)

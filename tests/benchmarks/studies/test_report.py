@@ -5,8 +5,9 @@ import json
 import pytest
 import yaml
 
-from benchmarks.studies.outcomes import select
+from benchmarks.studies.outcomes import select, value
 from benchmarks.studies.parser import ROWS_FILE
+from benchmarks.studies.study import Figure
 from benchmarks.studies.tasks import is_stale, read_result
 from reluformer.configuration.errors import UserError
 from reluformer.training.run.records import write_json
@@ -30,7 +31,9 @@ def test_a_path_finds_a_row_of_a_table():
     content = {"a": {"table": [{"p": 0.2, "x": "all", "y": 1}, {"p": 1.0, "x": "all", "y": 2}]}}
     assert select(content, "a.table[p=1,x=all].y") == 2
     assert select(content, "a.table[p=5].y") is None and select(content, "b.c") is None
-    assert len(select(content, "a.table[x=all]")) == 2
+    assert len(select(content, "a.table[x=all]")) == 2 and select(content, "a.table[x=all].y") == 1, (
+        "the first that fits"
+    )
     logged = {"log_history": [{"loss": float(number)} for number in range(12)]}
     assert (
         select(logged, "log.loss") == 11.0 and select(logged, "log10.loss") == 6.5 and select(logged, "log.x") is None
@@ -53,6 +56,15 @@ def test_a_figure_of_another_benchmark_is_read_from_its_file(study, tmp_path):
     assert study.verdict().verdict == "pending"
     study.claims(claim, figures={**study.content["figures"], "speed": {**speed, "sizes": ["paper"]}})
     assert "speed" not in study.report() and "0 claims" in study.report()
+
+
+def test_a_relative_figure_compares_evidence_with_evidence_alone(study):
+    study.claims()
+    figure = Figure(label="BLEU over softmax", path="bleu.score", relative_to={"relu": "softmax"})
+    scores = [study.give("relu", 1, 0.6)["bleu"]["score"], study.give("softmax", 1, 0.9, updates=100)["bleu"]["score"]]
+    assert value(figure, study.outcomes()["relu"], 1) is None, "softmax is below its budget"
+    study.give("softmax", 1, 0.9)
+    assert value(figure, study.outcomes()["relu"], 1) == pytest.approx(100 * (scores[0] / scores[1] - 1))
 
 
 def test_a_row_of_another_size_is_not_measured_and_the_papers_figures_stand(study):

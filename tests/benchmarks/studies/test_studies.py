@@ -354,7 +354,9 @@ def test_progress_is_read_from_a_log(tmp_path):
         (["--report", "x.md", "--study", "t2"], "--report"),
         (["--report", "x.md", "--jobs", "4"], "--report"),
         (["--report", "."], "--report: '.' is a folder"),
+        (["--report", "README.md/x/y.md"], "--report: 'README.md' is a file"),
         (["--report", "x.md"], "--results: no folder"),
+        (["--list"], "--results: no folder"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(arguments, named, capsys, tmp_path):
@@ -365,11 +367,17 @@ def test_mistakes_are_one_line_and_status_2(arguments, named, capsys, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+WITHOUT_LOG = json.dumps(
+    {"key": load_rows("cpu").rows["vanilla"].key, "seed": 1, "training": {}, "training_seconds": "9", "evaluations": {}}
+)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
         ("vanilla-seed1.json", '{"row": "van', "vanilla-seed1.json: is no JSON"),
         ("vanilla-seed1.json", "[]", "vanilla-seed1.json: holds no result of a row"),
+        ("vanilla-seed1.json", WITHOUT_LOG, "vanilla-seed1.json: training_seconds, log_history is missing or damaged"),
         ("vanilla-seedx.json", "{}", "vanilla-seedx.json: a result is named vanilla-seed<number>.json"),
     ],
 )
@@ -391,6 +399,7 @@ def test_a_report_of_no_results_is_refused(capsys, tmp_path):
 
 
 def test_the_list_says_how_far_every_row_is(capsys, tmp_path):
+    (tmp_path / "results").mkdir()
     places = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     assert studies_program.main(["--list", "--size", "cpu", *places]) == 0
     lines = capsys.readouterr().out.splitlines()
