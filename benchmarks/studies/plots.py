@@ -22,7 +22,6 @@ from reluformer.configuration.errors import UserError
 
 _OTHERS = (TEAL, WINE, OLIVE, PURPLE)
 _MARKERS = ("o", "s", "^", "D", "v")
-_MARKS_INSIDE = 6  # a longer legend stands beside the picture
 # Several lines of one activation are shades of its colour.
 _SHADES = (0.0, 0.5, -0.5, 0.7)
 
@@ -44,7 +43,7 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
         return None
     levels = {label: _level(plot, name, study, outcomes) for label, name in plot.levels.items()}
     colors = _colors(plot)
-    canvas = Canvas(figsize=(7, 4.2), layout="constrained")
+    canvas = Canvas(figsize=(8.6, 4.2), layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.subplots()
     for (label, seeds), marker in zip(lines.items(), cycle(_MARKERS), strict=False):
@@ -115,8 +114,8 @@ def _name_marks(axes: Axes, *, has_band: bool) -> None:
     marks, _ = axes.get_legend_handles_labels()
     if has_band:
         marks.append(Patch(color=GREY, alpha=0.25, linewidth=0, label="from the lowest seed to the highest"))
-    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if len(marks) > _MARKS_INSIDE else {}
-    axes.legend(handles=marks, frameon=False, fontsize=9, **beside)
+    # beside the picture: the best place inside would be that with the fewest points, which a line may cross
+    axes.legend(handles=marks, frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> Seeds:
