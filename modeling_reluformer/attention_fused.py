@@ -61,7 +61,9 @@ def relu_attention(
     Args:
         query: (batch, heads, queries, head_dim), any strides. float64, float32, bfloat16 or float16.
         key, value: (batch, key_heads, keys, head_dim), in the dtype of the query. `heads` is a multiple of `key_heads`;
-            neighbouring query heads share a head of keys (grouped keys).
+            neighbouring query heads share a head of keys (grouped keys). NaN or infinity in a value makes
+            that feature NaN or infinite in every query that sees the key, also where the weight is zero, as in a product of
+            matrices; causality need not keep it from earlier queries. Padding may hold anything.
         gamma: of the scaling "variance", without a default, since a suitable one grows with the length: sqrt(2 n) is a good
             start for n tokens. A number above 0, or a tensor () or (heads,), which gets a gradient.
         scaling: "variance", see above; "length", n_i^-alpha; "none", 1, or `row_scale`.

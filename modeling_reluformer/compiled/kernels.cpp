@@ -306,12 +306,13 @@ Floats dots(const Scalar* query, const Scalar* keys, int64_t stride, int64_t cou
   return block[0] + rest;
 }
 
-// Adds weights[j] · row j of the values to the output. A value that gets no weight is not read.
+// Adds weights[j] · row j of the values to the output; of no key but padding is the value left out, as in a product of matrices, in
+// which zero times NaN is NaN.
 template <int kVectors, typename Scalar>
-void add_values(const float* weights, const Scalar* values, int64_t stride, int64_t visible, float* output) {
+void add_values(const float* weights, const Scalar* values, int64_t stride, int64_t visible, const bool* real, float* output) {
   Floats sums[kVectors] = {};
   for (int64_t j = 0; j < visible; ++j, values += stride) {
-    if (weights[j] != 0.0f) {
+    if (!real || real[j]) {
       for (int i = 0; i < kVectors; ++i) {
         sums[i] += weights[j] * load(values + i * kLanes);
       }
@@ -339,15 +340,15 @@ void attend_row(const Tile& tile, const Scalar* query, const Scalar* keys, int64
   weigh<H, float>(row, weights, weights, sums, sums_log);
   int64_t i = 0;
   for (; i + 4 * kLanes <= dims_v; i += 4 * kLanes) {
-    add_values<4>(weights, values + i, value_stride, visible, output + i);
+    add_values<4>(weights, values + i, value_stride, visible, real, output + i);
   }
   for (; i + kLanes <= dims_v; i += kLanes) {
-    add_values<1>(weights, values + i, value_stride, visible, output + i);
+    add_values<1>(weights, values + i, value_stride, visible, real, output + i);
   }
   for (; i < dims_v; ++i) {
     output[i] = 0.0f;
     for (int64_t j = 0; j < visible; ++j) {
-      output[i] += weights[j] == 0.0f ? 0.0f : weights[j] * widen(values[j * value_stride + i]);
+      output[i] += real && !real[j] ? 0.0f : weights[j] * widen(values[j * value_stride + i]);
     }
   }
 }

@@ -19,6 +19,7 @@ from .attention_cases import (
     TOLERANCE,
     WIDTHS,
     Inputs,
+    assert_a_value_that_is_not_finite_reaches_every_query_that_sees_it,
     assert_equals_reference,
     assert_nothing_is_read_before_it_is_written,
     gradients,
@@ -174,6 +175,10 @@ def test_nan_in_a_key_reaches_every_query_that_sees_it(path, dtype):
     for item in relu_attention(*inputs[:3], row_scale=inputs[3], statistics="sum+entropy", causal=True):
         assert item[0, 0, 7:].isnan().all()
         assert item[0, 1].isfinite().all() and item[0, 0, :7].isfinite().all()
+
+
+def test_a_value_that_is_not_finite_reaches_every_query_that_sees_it(path):
+    assert_a_value_that_is_not_finite_reaches_every_query_that_sees_it(40, torch.float64)
 
 
 def test_gradient_of_stride_zero(path):

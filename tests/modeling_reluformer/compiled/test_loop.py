@@ -18,6 +18,7 @@ from ..attention_cases import (
     SCALE,
     WIDTHS,
     Inputs,
+    assert_a_value_that_is_not_finite_reaches_every_query_that_sees_it,
     assert_checkpoint_draws_the_same_dropout,
     assert_compiles_without_a_break,
     assert_equals_reference,
@@ -175,6 +176,11 @@ def test_padding_may_hold_anything(dtype, queries):
         results.append((*found, *gradients(found, leaves)))
     for other in results[1:]:
         assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("queries", [6, 7])
+def test_a_value_that_is_not_finite_reaches_every_query_that_sees_it(dtype, queries):
+    assert_a_value_that_is_not_finite_reaches_every_query_that_sees_it(queries, dtype)
 
 
 @pytest.mark.parametrize("queries", [3, 40])
