@@ -38,10 +38,13 @@ _PLAIN_VALUE = re.compile(r"(?i)[-+]?[\d_]*\.?\d+(e[-+]?\d+)?|true|false|null|no
 
 _TOKEN = re.compile(
     r"\b(?:hf_|api_org_|github_pat_|gh[opsur]_)\w{8,}|(?<![\w-])sk-(?=[\w-]*\d)[\w-]{16,}|\bAKIA[0-9A-Z]{16}\b|(?<=\bBearer )\S+"
+    r"|\b(?:glpat|xox[a-z]|xapp)-[\w.-]{8,}|\beyJ[\w-]+\.eyJ[\w-]+\.[\w-]*"  # GitLab, Slack, JSON web tokens
 )
 _USER_OF_URL = re.compile(r"([A-Za-z][\w+.-]*://)\S*@")  # to the last @: a password may hold / and @
 _QUERY_OF_URL = re.compile(r"([A-Za-z][\w+.-]*://[^\s?]*\?)[^\s\"']+")
 _USER_OF_SCP = re.compile(r"(?<![\w./-])[\w.-]+:(?!//)\S*@(?=(?!sha\d)[\w.-]+:)")  # `user:password@host:path`
+_USER_OF_HOST = re.compile(r"(?<![\w.+-])[\w.+-]+@(?=[\w.-]+:[~/])")  # `user@host:/path`
+_USER_OF_CURL = re.compile(r"(?<!\S)(-u\s*|--user[\s=]+)[^\s:]+:\S+")
 # `name=value`, `name: value` and `"name": "value"`, with what tells a field from a word of a sentence.
 _FIELD = re.compile(
     r"""(?m)(?P<first>^[\s{\[-]*|[{,;]\s*)?(?<![\w.-])(?P<quote>["']?)(?P<name>[\w.-]+)(?P=quote)"""
@@ -64,10 +67,11 @@ def is_secret(name: str, value: Any = None) -> bool:
     A name that holds `password`, `secret` or `credential` says so, and so does the word `auth` or `pass` in it, unless a number
     or a truth value follows other words, or it is a forward pass, and so does one that holds `token` or `key`, except:
     the special tokens of a vocabulary (`pad_token`), the padding mask of the keys, and a number, a truth value or null in an
-    option whose last word is another (`tokens_per_batch`, `key_heads`) or plural (`max_source_tokens`).
+    option whose last word is another (`tokens_per_batch`, `key_heads`) or plural (`max_source_tokens`). So is `user:password`
+    after `-u` or `--user`.
     """
     words = [word.lower() for word in _WORDS.findall(name)]
-    if any(word.endswith(_SECRETS) for word in words):
+    if any(word.endswith(_SECRETS) for word in words) or _USER_OF_CURL.fullmatch(f"{name} {value}"):
         return True
     if _SHORT_SECRETS.intersection(words):
         is_plain = len(words) > 1 and _PLAIN_VALUE.fullmatch(str(value))
@@ -82,7 +86,7 @@ def without_secrets(text: str) -> str:
     in `token=…`, `hub_token: …` and `"token": "…"`."""
     text = _QUERY_OF_URL.sub(rf"\1{HIDDEN}", _USER_OF_URL.sub(rf"\1{HIDDEN}@", text))
     text = _FIELD.sub(_without_value, _USER_OF_SCP.sub(f"{HIDDEN}@", text))
-    return _TOKEN.sub(HIDDEN, text)
+    return _TOKEN.sub(HIDDEN, _USER_OF_CURL.sub(rf"\1{HIDDEN}", text))
 
 
 def _without_value(field: re.Match[str]) -> str:
@@ -100,8 +104,9 @@ def _without_value(field: re.Match[str]) -> str:
 
 
 def public_text(text: str) -> str:
-    """A text without secrets, and without the folders of absolute paths and of those that lead out of the current folder."""
-    text = without_secrets(text)
+    """A text without secrets, and without the folders of absolute paths and of those that lead out of the current folder, or the
+    names of users of other machines."""
+    text = _USER_OF_HOST.sub(f"{HIDDEN}@", without_secrets(text))
     if found := _IS_LOCAL.match(text):
         return _public_path(found[1], text[found.end() :])
     if ".." in re.split(r"[/\\]", text):

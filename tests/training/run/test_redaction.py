@@ -64,6 +64,10 @@ ROOT = Path(__file__).parents[3]
         ("x auth=S pass=S --pass 1", "x auth=… pass=… --pass …", None),
         ("x --o 'a=1 and pass=S'", "x --o 'a=1 and pass=…'", None),
         ("x u:S/e@c@host:/x", "x …@host:/x", "x …@host:…/x"),
+        ("x alice@host:/data/x a@b.org", None, "x …@host:…/x a@b.org"),
+        ("x -u me:S -ume:S --user=me:S -u a", "x -u … -u… --user=… -u a", None),
+        ("x --t 'curl -u me:S'", "x --t 'curl -u …'", None),
+        ("x glpat-abcdEFGH12345678abcd xoxb-123456789012-abcdEFGH eyJhbGciOiJ9.eyJzdWIiOiJ9.c2ln-_c", "x … … …", None),
         ("x sk-abcdEFGH12345678abcd sk-learn-and-its-other-parts", "x … sk-learn-and-its-other-parts", None),
         (
             """x --j '[["/home/me/y", {"token": "S"}]]'""",
