@@ -78,6 +78,9 @@ def test_positions_are_interpolated_as_vit_does():
     expected, found = (each(large, interpolate_pos_encoding=True) for each in (vit, model))
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
     assert found.logits.isfinite().all()
+    oblong = vit_model(image_size=(8, 12))  # of 2 × 3 patches, which the library cannot interpolate
+    embeddings = convert_vit_model(oblong, None)[0].model.embeddings
+    torch.testing.assert_close(embeddings._interpolated(8, 12), embeddings.position_embeddings)
 
 
 @pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])

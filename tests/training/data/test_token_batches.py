@@ -74,6 +74,8 @@ def test_epochs_differ_and_repeat():
     batches.set_epoch(1)
     second = list(batches)
     assert first == again != second
+    batches.set_epoch(300)
+    assert list(batches) not in (first, second)
     same = {frozenset(batch) for batch in first} & {frozenset(batch) for batch in second}
     assert len(same) < 0.1 * len(first)
     assert list(sampler(seed=4)) != first

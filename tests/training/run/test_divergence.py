@@ -98,6 +98,13 @@ def test_the_last_span_may_be_short_and_guessing_is_among_the_targets(tmp_path):
     assert watch._mean_cross_entropy(35) == 3.0
 
 
+def test_only_a_module_without_any_live_row_is_dead(tmp_path):
+    _, watch = watched(tmp_path, "stop")
+    watch._names = ["one row lives", "dead", "no rows"]
+    watch._dead_and_rows = torch.tensor([[999.0, 1000.0], [1000 - 1e-5, 1000.0], [0.0, 0.0]], dtype=torch.float64)
+    assert watch._dead_names() == ["dead"]
+
+
 @pytest.mark.parametrize("weight", [0.01, 0.0])
 def test_a_module_without_a_live_row_is_named(tmp_path, weight):
     trainer, _ = watched(tmp_path, "stop", model_with_a_dead_module(regularization_weight=weight))
