@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "differentiation.h"
+#include "instruction_sets.h"
 #include "passes.h"
 
 namespace {
@@ -20,31 +21,24 @@ using reluformer::RowNumbers;
 // Below so many multiplications and additions a second thread costs more than it gains.
 constexpr double kWorkOfAThread = 1 << 18;
 
-const reluformer::KernelSet* kernels_of_this_processor() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    return &reluformer::avx512::kernels;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    return &reluformer::avx2::kernels;
-  }
-#endif
-  return nullptr;
+reluformer::InstructionSets<reluformer::KernelSet>& instruction_sets() {
+  static reluformer::InstructionSets<reluformer::KernelSet> sets{&reluformer::avx512::kernels, &reluformer::avx2::kernels, nullptr};
+  return sets;
 }
 
 template <typename Scalar>
 const reluformer::Kernels<Scalar>& kernels() {
-  static const reluformer::KernelSet* set = kernels_of_this_processor();
+  const reluformer::KernelSet& set = *instruction_sets().chosen;
   if constexpr (std::is_same_v<Scalar, float>) {
-    return set->of_float;
+    return set.of_float;
   } else {
-    return set->of_bfloat16;
+    return set.of_bfloat16;
   }
 }
 
 // Whether this processor and torch compute a dtype: kernels.h and oneDNN's small products must both know it.
 bool supports(at::ScalarType dtype) {
-  if (kernels_of_this_processor() == nullptr || !at::globalContext().userEnabledMkldnn()) {
+  if (instruction_sets().chosen == nullptr || !at::globalContext().userEnabledMkldnn()) {
     return false;
   }
 #if defined(__x86_64__)
@@ -276,6 +270,8 @@ TORCH_LIBRARY(reluformer_cpu, library) {
   library.def("attention(" RELUFORMER_SCHEMA);
   library.def("attention_backward(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, " RELUFORMER_SCHEMA);
   library.def("supports(ScalarType dtype) -> bool", supports);
+  library.def("attention_instruction_sets() -> str[]", [] { return instruction_sets().names; });
+  library.def("choose_attention_instruction_set(str name) -> ()", [](std::string_view name) { instruction_sets().choose(name); });
 }
 
 TORCH_LIBRARY_IMPL(reluformer_cpu, CPU, library) {

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "instruction_sets.h"
 #include "sparse_kernels.h"
 #include "vectors.h"
 
@@ -31,54 +32,20 @@ using reluformer::SparseKernelSet;
 constexpr int64_t kBytesOfAThread = 1 << 17;
 constexpr int64_t kStep = 64;  // rows of x and y are padded to it
 
-// Those that this processor has, the fastest first.
-std::vector<const SparseKernelSet*> kernel_sets() {
-  std::vector<const SparseKernelSet*> sets;
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
-    sets.push_back(&reluformer::avx512::sparse_kernels);
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    sets.push_back(&reluformer::avx2::sparse_kernels);
-  }
-#endif
-  sets.push_back(&reluformer::portable::sparse_kernels);
+reluformer::InstructionSets<SparseKernelSet>& instruction_sets() {
+  static reluformer::InstructionSets<SparseKernelSet> sets{
+      &reluformer::avx512::sparse_kernels, &reluformer::avx2::sparse_kernels, &reluformer::portable::sparse_kernels};
   return sets;
-}
-
-const SparseKernelSet*& chosen_set() {
-  static const SparseKernelSet* set = kernel_sets().front();
-  return set;
-}
-
-std::vector<std::string> instruction_sets() {
-  std::vector<std::string> names;
-  for (const SparseKernelSet* set : kernel_sets()) {
-    names.emplace_back(set->name);
-  }
-  return names;
-}
-
-// For tests, which compare all that a processor has.
-void choose_instruction_set(std::string_view name) {
-  for (const SparseKernelSet* set : kernel_sets()) {
-    if (name == set->name) {
-      chosen_set() = set;
-      return;
-    }
-  }
-  TORCH_CHECK_VALUE(false, "this processor has no instruction set '", name, "'.");
 }
 
 template <typename Weight>
 const SparseKernels<Weight>& kernels() {
   if constexpr (std::is_same_v<Weight, float>) {
-    return chosen_set()->of_float;
+    return instruction_sets().chosen->of_float;
   } else if constexpr (std::is_same_v<Weight, BFloat16>) {
-    return chosen_set()->of_bfloat16;
+    return instruction_sets().chosen->of_bfloat16;
   } else {
-    return chosen_set()->of_int8;
+    return instruction_sets().chosen->of_int8;
   }
 }
 
@@ -159,7 +126,7 @@ PreparedRows prepared(const Tensor& given, bool is_int8) {
     result.scales = std::make_unique<float[]>(count);
     result.rows.bytes = result.bytes.get();
     result.rows.scales = result.scales.get();
-    chosen_set()->quantize(result.rows);
+    instruction_sets().chosen->quantize(result.rows);
   }
   return result;
 }
@@ -299,8 +266,8 @@ TORCH_LIBRARY_FRAGMENT(reluformer_cpu, library) {
               "Tensor second, Tensor? second_scale, Tensor? second_bias, str activation, str up_activation, Tensor? hidden, bool all_active) -> Tensor");
   library.def("sparse_projection(Tensor hidden, Tensor weight, Tensor? scale, Tensor? bias, bool all_active) -> Tensor");
   library.def("dense_projection(Tensor x, Tensor weight, Tensor? scale, Tensor? bias) -> Tensor");
-  library.def("ffn_instruction_sets() -> str[]", instruction_sets);
-  library.def("choose_ffn_instruction_set(str name) -> ()", choose_instruction_set);
+  library.def("ffn_instruction_sets() -> str[]", [] { return instruction_sets().names; });
+  library.def("choose_ffn_instruction_set(str name) -> ()", [](std::string_view name) { instruction_sets().choose(name); });
 }
 
 TORCH_LIBRARY_IMPL(reluformer_cpu, CPU, library) {

@@ -490,14 +490,11 @@ constexpr SparseKernels<Weight> sparse_kernels_of() {
   return {feed_forward<Weight>, project<Weight>};
 }
 
-#define RELUFORMER_TEXT_OF(name) #name
-#define RELUFORMER_TEXT(name) RELUFORMER_TEXT_OF(name)
-
 }  // namespace
 
 namespace RELUFORMER_ISA {
 extern const SparseKernelSet sparse_kernels;
-const SparseKernelSet sparse_kernels = {RELUFORMER_TEXT(RELUFORMER_ISA), quantize, sparse_kernels_of<float>(), sparse_kernels_of<BFloat16>(), sparse_kernels_of<int8_t>()};
+const SparseKernelSet sparse_kernels = {quantize, sparse_kernels_of<float>(), sparse_kernels_of<BFloat16>(), sparse_kernels_of<int8_t>()};
 }  // namespace RELUFORMER_ISA
 
 }  // namespace reluformer

@@ -51,7 +51,6 @@ struct SparseKernels {
 };
 
 struct SparseKernelSet {
-  const char* name;
   // Fills `bytes` and `scales` from `wide`.
   void (*quantize)(const Rows& x);
   SparseKernels<float> of_float;

@@ -34,15 +34,20 @@ from ..attention_cases import (
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture
-def extension(monkeypatch):
+@pytest.fixture(params=["avx2", "avx512"])
+def extension(request, monkeypatch):
     """Every call goes to the compiled operator, which is built where it does not exist; another one fails."""
     operators = library.library(large=True)
     if operators is None or not operators.supports(torch.float32):
         pytest.skip("the compiled attention cannot be built here, or does not serve this processor")
+    sets = operators.attention_instruction_sets()
+    if request.param not in sets:
+        pytest.skip(f"this processor has {', '.join(sets)}")
     monkeypatch.setattr(fused, "_is_small", None)
     monkeypatch.setattr(fused, "pointwise_attention", None)
-    return operators
+    operators.choose_attention_instruction_set(request.param)
+    yield operators
+    operators.choose_attention_instruction_set(sets[0])
 
 
 @pytest.fixture(params=DTYPES, ids=str)
