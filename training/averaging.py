@@ -25,7 +25,7 @@ class AveragedCheckpoints(NamedTuple):
     folders: list[Path]
 
 
-def average_checkpoints(run_dir: str | Path, last_k: int) -> AveragedCheckpoints:
+def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | None = None) -> AveragedCheckpoints:
     """Averages the weights of the last `last_k` checkpoints of a run; the run's files stay as they are.
 
     Sums are kept in float64 and the mean is returned in the checkpoints' own dtype, on the CPU. Tensors that are not
@@ -35,6 +35,7 @@ def average_checkpoints(run_dir: str | Path, last_k: int) -> AveragedCheckpoints
     Args:
         run_dir: folder with `checkpoint-N` folders that hold safetensors weights, in one file or in shards.
         last_k: how many, at least 1.
+        last_update: later checkpoints do not count: damaged ones that the run did not reach again, for example. None: all do.
 
     Raises:
         UserError: no checkpoints; weights that are missing, unreadable, unlike the others' or not those of the
@@ -42,7 +43,11 @@ def average_checkpoints(run_dir: str | Path, last_k: int) -> AveragedCheckpoints
     """
     if last_k < 1:
         raise UserError(f"last_k: {last_k} checkpoints cannot be averaged; give 1 or more")
-    folders = checkpoint_folders(run_dir)[-last_k:]
+    folders = [
+        folder
+        for folder in checkpoint_folders(run_dir)
+        if last_update is None or int(folder.name.rpartition("-")[2]) <= last_update
+    ][-last_k:]
     if not folders:
         raise UserError(f"{run_dir}: holds no checkpoint-N folder to average; train with training.save_strategy=steps")
     if len(folders) < last_k:

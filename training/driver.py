@@ -26,6 +26,7 @@ from reluformer.training.run.overwriting import removed_unless_it_fails
 from reluformer.training.run.progress import bars_are_seen, library_bars, say
 from reluformer.training.run.resumption import write_training_files
 from reluformer.training.run.run_folder import RECORD_FILE, checkpoint_to_resume, write_recipe
+from reluformer.training.run.run_lock import only_training_in
 from reluformer.training.run.training_record import training_record, write_training_record
 from reluformer.training.run_trainer import RunTrainer
 from reluformer.training.zeros import ZerosCallback
@@ -75,13 +76,14 @@ def run_recipe(
     """Trains, averages and evaluates one run; arguments, result and errors as in `reluformer.training.training.train`."""
     recipe.check()
     with told_in_one_line(recipe.run_folder), library_bars(shown=bars_are_seen()):
-        return _run(recipe, task, overwrite=overwrite, command=command, finish=finish)
+        task.check(recipe)
+        with only_training_in(recipe.run_folder) if recipe.training.should_save else contextlib.nullcontext():
+            return _run(recipe, task, overwrite=overwrite, command=command, finish=finish)
 
 
 def _run(
     recipe: AnyRecipe, task: Task, *, overwrite: bool, command: str | None, finish: Callable[[FinishedRun], None] | None
 ) -> Path:
-    task.check(recipe)
     arguments, folder = recipe.training, recipe.run_folder
     # Not `local`: the processes of all machines share the folder.
     with arguments.main_process_first(local=False, desc="run folder"):
@@ -161,7 +163,7 @@ def _average(recipe: AnyRecipe, trainer: RunTrainer) -> list[str]:
     if last < 2:
         return []
     trainer.accelerator.wait_for_everyone()  # until the main process has written the last of them
-    averaged = average_checkpoints(recipe.run_folder, last)
+    averaged = average_checkpoints(recipe.run_folder, last, trainer.state.global_step)
     model = trainer.accelerator.unwrap_model(trainer.model)
     # Files hold a tied tensor once; the other names of it follow by themselves.
     missing, unexpected = model.load_state_dict(averaged.state_dict, strict=False)

@@ -223,6 +223,16 @@ CHANGES = [
         test="tests/training/run/test_global_batch.py",
     ),
     Fault(
+        "another training is writing into the run folder",
+        "second_training",
+        f"{TRAIN} --overwrite",
+        "exit 2",
+        "reluformer: error: runs/tiny: another training is writing into it (process … on …, since …); wait until it ends, or "
+        "give another name or training.output_dir",
+        "everything",
+        test="tests/training/run/test_overwriting.py",
+    ),
+    Fault(
         "the run has ended already",
         "finished",
         TRAIN,

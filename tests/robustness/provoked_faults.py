@@ -239,6 +239,18 @@ def changed_update(scene: Scene) -> Outcome:
     return scene.run("--training.gradient_accumulation_steps", "1")
 
 
+def second_training(scene: Scene) -> Outcome:
+    command = [sys.executable, "-m", "reluformer", *COMMAND, "--overwrite"]
+    refused = []
+
+    def start() -> None:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        refused.append(Outcome(ended.returncode, f"{ended.stdout}\n{ended.stderr}"))
+
+    assert scene.run_with(4, start).status == 0
+    return refused[0]
+
+
 def finished(scene: Scene) -> Outcome:
     assert scene.run().status == 0
     return scene.run()

@@ -73,7 +73,7 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
         require_same_updates(recipe, Path(explicit), Path(explicit).parent / RECIPE_FILE)
         _require_same_training(recipe, Path(explicit).parent)
         require_unfinished_length(recipe, Path(explicit), remedy=_WITHOUT)
-        _require_newest(Path(explicit), folder)
+        _require_newest(recipe, Path(explicit))
         return Path(explicit)
     if not folder.is_dir() or all(is_leftover(path) for path in folder.iterdir()):
         return None
@@ -138,9 +138,18 @@ def _require_same_training(recipe: Recipe, before: Path) -> None:
     require_same_training_files(recipe, before, remedy=_WITHOUT)
 
 
-def _require_newest(explicit: Path, folder: Path) -> None:
-    """In the run's own folder: a mean of checkpoints, and the next start, would take the later ones for this training's."""
-    if not folder.is_dir() or explicit.resolve().parent != folder.resolve():
+def _require_newest(recipe: Recipe, explicit: Path) -> None:
+    """A mean of checkpoints, and the next start, would take later ones, and those of another training, for this one's."""
+    folder = recipe.run_folder
+    if not folder.is_dir():
+        return
+    if explicit.resolve().parent != folder.resolve():
+        says = read_recipe_text(folder / RECIPE_FILE) if (folder / RECIPE_FILE).is_file() else ""
+        if checkpoint_folders(folder) and not _says_the_same(recipe, says):
+            raise UserError(
+                f"{folder}: holds checkpoints of another training than {str(explicit)!r} (training.resume_from_checkpoint); give "
+                "another name or training.output_dir"
+            )
         return
     updates = json.loads((explicit / "trainer_state.json").read_text(encoding="utf-8")).get("global_step") or 0
     others = [path.name for path in checkpoint_folders(folder) if path.name != explicit.resolve().name]

@@ -1,5 +1,7 @@
 """What `--overwrite` takes away, and what neither it nor a new run ever touches."""
 
+import os
+
 import pytest
 
 from reluformer.commands.train import train_and_document as train
@@ -10,6 +12,7 @@ from reluformer.training import training as training_module
 from reluformer.training.run.checkpoints import MANIFEST_FILE
 from reluformer.training.run.overwriting import removed_unless_it_fails
 from reluformer.training.run.run_folder import RECIPE_FILE, checkpoint_to_resume, write_recipe
+from reluformer.training.run.run_lock import only_training_in
 
 
 def test_a_finished_run_is_refused_and_replaced_only_on_demand(folder_of):
@@ -147,3 +150,13 @@ def test_a_folder_that_is_not_a_run_is_never_touched(recipe_file, tmp_path):
         with pytest.raises(UserError, match=r"no recipe\.yaml"):
             checkpoint_to_resume(recipe, overwrite=overwrite)
     assert recipe_file.is_file()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_training_in_the_folder_is_refused_with_the_name_of_the_first(folder_of, overwrite):
+    recipe, folder = folder_of(2)
+    before = contents(folder)
+    refused = rf"tiny: another training is writing into it \(process {os.getpid()} on \S+, since 20\d\d-.* UTC\)"
+    with only_training_in(folder), pytest.raises(UserError, match=refused):
+        train(recipe, overwrite=overwrite)
+    assert contents(folder) == before

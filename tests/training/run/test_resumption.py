@@ -202,6 +202,11 @@ def test_an_explicit_checkpoint_of_another_training_is_refused(folder_of, tmp_pa
     recipe.name, recipe.training.output_dir = "branch", str(tmp_path / "branch")
     recipe.training.resume_from_checkpoint = str(folder / "checkpoint-2")
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+    (tmp_path / "branch" / "checkpoint-4").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"branch: holds checkpoints of another training than '\S+checkpoint-2'"):
+        checkpoint_to_resume(recipe)
+    write_recipe(recipe)
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"  # the same command, after an interruption
     recipe.training.learning_rate = 0.5
     with pytest.raises(UserError, match=r"learning_rate 0\.01, the recipe says 0\.5; leave training\.resume_from"):
         checkpoint_to_resume(recipe)
