@@ -170,7 +170,11 @@ def _training(run: ModelFolder) -> list[tuple[str, str]]:
         ("loss, last logged", _number(record.get("last_loss"), "{:.4g}")),
         ("best checkpoint", _best(record)),
         ("weights", _weights_of(record)),
-        ("wall time", f"{record['seconds'] / 60:,.1f} min" if is_number(record.get("seconds")) else None),
+        # a plain Trainer does not log what went before it was resumed
+        (
+            "wall time" if run.is_run else "wall time of the last call of `train`",
+            f"{record['seconds'] / 60:,.1f} min" if is_number(record.get("seconds")) else None,
+        ),
         ("processes", _number(record.get("processes"))),
         ("mixed precision", precision),
         ("averaged checkpoints", f"{len(averaged)}: {', '.join(averaged)}" if averaged else None),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,15 +141,14 @@ def _turn_off_push(arguments: TrainingArguments, *, told: bool) -> None:
 
 def _update(
     recipe: AnyRecipe, trainer: RunTrainer, watch: DivergenceWatch, resume_from: Path | None
-) -> tuple[TrainOutput, float]:
-    """All updates that are left, and the seconds that they took."""
+) -> tuple[TrainOutput, float | None]:
+    """All updates that are left, and the seconds that the whole training has taken, if that is known."""
     if resume_from is not None:
         change = change_of_processes(recipe, resume_from)
         say(recipe, f"going on at {resume_from}{f' ({change})' if change else ''}")
-    started = time.perf_counter()
     with trainer.stop_on_sigterm.listening():
         output = trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
-    seconds = time.perf_counter() - started
+    seconds = trainer.seconds
     if trainer.stop_on_sigterm.stopped and watch.divergence is None:
         going_on = where_it_goes_on(recipe.run_folder)
         raise TrainingStopped(f"stopped by SIGTERM after update {trainer.state.global_step}; {going_on}")

@@ -22,6 +22,7 @@ from reluformer.training.run.attention_loop import attention_loop
 from reluformer.training.run.checkpoints import (
     begin_checkpoint,
     move_files,
+    read_manifest,
     remove_older,
     removed_if_it_fails,
     saved_processes,
@@ -54,6 +55,7 @@ class RunTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.attention_loop: str | None = None
+        self._began: float | None = None
         self._training_figures = FigureMeans()
         self._evaluation_figures = FigureMeans()
         self._clock_start, self._cpu_start = time.perf_counter(), time.process_time()
@@ -81,6 +83,12 @@ class RunTrainer(Trainer):
     def plan_seed(self) -> int:
         """That the plan of the batches follows from."""
         return self.args.seed if self.args.data_seed is None else self.args.data_seed
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time of the training so far, evaluation included, with that up to the checkpoint at which it went on; None where
+        the checkpoint does not tell."""
+        return None if self._began is None else time.perf_counter() - self._began
 
     @property
     def batches_per_update(self) -> int:
@@ -126,6 +134,8 @@ class RunTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """The Trainer's, with the loop of the attention that the checkpoint was trained with, where that can be had."""
         checkpoint = Path(resume_from_checkpoint) if isinstance(resume_from_checkpoint, str) else None
+        before = 0.0 if checkpoint is None else (read_manifest(checkpoint) or {}).get("seconds")
+        self._began = None if before is None else time.perf_counter() - before
         chosen = attention_loop(self.model, self.args.device, checkpoint, tell=self.args.should_save)
         with chosen as self.attention_loop, contextlib.closing(self._progress):
             return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -159,6 +169,7 @@ class RunTrainer(Trainer):
                     accumulation_steps=self.args.gradient_accumulation_steps,
                     **{self.batch_key: self.batch_size},
                     attention_loop=self.attention_loop,
+                    seconds=self.seconds,
                     off_schedule=off_schedule,
                 )
         if self.args.should_save and not off_schedule:

@@ -14,6 +14,7 @@ from reluformer.compiled import library
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training import training as training_module
+from reluformer.training.run.checkpoints import MANIFEST_FILE
 from reluformer.training.run.own_files import own_files_of_run
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
 from reluformer.training.training import headline
@@ -80,8 +81,13 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recip
     train_until_killed(training_module.ReLUFormerTrainer, 5, options, monkeypatch)
     assert not (tmp_path / "broken" / RECORD_FILE).exists()
     (tmp_path / "broken" / "checkpoint-8").mkdir()  # of an update that the run does not come to: it is not averaged
+    manifest_file = tmp_path / "broken" / "checkpoint-4" / MANIFEST_FILE
+    manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+    manifest_file.write_text(json.dumps({**manifest, "seconds": manifest["seconds"] + 1000}), encoding="utf-8")
     capsys.readouterr()
     folder = train(parse_recipe(options))
+    seconds = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))["seconds"]
+    assert 1000 < manifest["seconds"] + 1000 < seconds < 1060  # that of both parts
     assert f"going on at {tmp_path / 'broken' / 'checkpoint-4'}" in capsys.readouterr().out
     assert_gone_on_as(folder, whole, "checkpoint-4")
 

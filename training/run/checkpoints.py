@@ -53,6 +53,7 @@ def seal_checkpoint(
     processes: int,
     accumulation_steps: int | None = None,
     attention_loop: str | None = None,
+    seconds: float | None = None,
     off_schedule: bool = False,
     **batch_size: int,
 ) -> None:
@@ -63,6 +64,7 @@ def seal_checkpoint(
         processes: that train together.
         accumulation_steps: batches of an update that each of them computes.
         attention_loop: that has computed, see [`reluformer.training.run.attention_loop.attention_loop`].
+        seconds: that the training has taken until then, see `RunTrainer.seconds`.
         off_schedule: it was asked for by a signal. It serves to go on, and is neither averaged nor kept.
         batch_size: of each batch, by the name that the task has for it: `RunTrainer.batch_key`.
     """
@@ -77,6 +79,7 @@ def seal_checkpoint(
         "gradient_accumulation_steps": accumulation_steps,
         **batch_size,
         "attention_loop": attention_loop,
+        "seconds": seconds,
         "off_schedule": off_schedule,
         "files": files,
     }

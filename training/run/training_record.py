@@ -49,14 +49,14 @@ def training_record(
     recipe: Recipe,
     trainer: RunTrainer,
     output: TrainOutput,
-    seconds: float,
+    seconds: float | None,
     averaged: list[str],
     command: str | None = None,
 ) -> dict[str, Any]:
     """What was measured in training, with what makes it traceable.
 
     `target_tokens_per_update` and `target_tokens_per_second` (in a training on pictures `images_per_…`) are means over all
-    logged updates, weighted by their number; `seconds` is the wall time of this process' training, evaluation included;
+    logged updates, weighted by their number; `seconds` is the wall time of the training in all its parts, evaluation included;
     `peak_memory_bytes` is what this process held at most, reading the corpus included, and null where neither Linux nor
     CUDA tells it; `attention_loop` is the one that computed on a CPU, "compiled" or "python", and null where neither did.
     """

@@ -231,7 +231,7 @@ def test_all_is_on_the_disk_before_the_manifest_is(tmp_path, on_the_disk):
     (folder / "shards").mkdir()
     for name in ("weights", "shards/0"):
         (folder / name).touch()
-    seal_checkpoint(folder, processes=3, accumulation_steps=5, tokens_per_batch=7, attention_loop="python")
+    seal_checkpoint(folder, processes=3, accumulation_steps=5, tokens_per_batch=7, attention_loop="python", seconds=2.5)
     partial = folder / f".{MANIFEST_FILE}.partial"
     paths = [path for path, _ in on_the_disk]
     assert {*paths[:3]} == {folder / "weights", folder / "shards" / "0", folder / "shards"}
@@ -246,6 +246,7 @@ def test_all_is_on_the_disk_before_the_manifest_is(tmp_path, on_the_disk):
         "gradient_accumulation_steps": 5,
         "tokens_per_batch": 7,
         "attention_loop": "python",
+        "seconds": 2.5,
         "off_schedule": False,
     }
 
