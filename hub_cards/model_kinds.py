@@ -52,7 +52,7 @@ class ModelKind:
 
 def _translator(config: ReLUFormerConfig, location: str) -> str:
     return (
-        "from reluformer.training.translation import Translator\n\n"
+        "from reluformer import Translator\n\n"
         f'translator = Translator.from_pretrained("{location}")\n'
         'print(translator(["…", "…"]))'
     )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names as in `_MODUL
     from .other_models.regularization import attention_regularization as attention_regularization
     from .other_models.settings import use_relu_attention as use_relu_attention
     from .sparse_ffn.use import use_sparse_ffn as use_sparse_ffn
+    from .training.translation import Translator as Translator
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _MODULES = {
     "ReLUFormerVisionConfig": "configuration_vision",
     "ReLUFormerVisionModel": "modeling_vision",
     "ReLUFormerVisionPreTrainedModel": "modeling_vision",
+    "Translator": "training.translation",
     "attention_regularization": "other_models.regularization",
     "relu_attention": "attention_fused",
     "use_relu_attention": "other_models.settings",

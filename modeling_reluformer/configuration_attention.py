@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -25,6 +25,10 @@ NON_NEGATIVE_ACTIVATIONS = NON_NEGATIVE
 ATTENTION_OUTPUT_NORMS = ("none", "layer_norm", "gated_rms")
 
 DEFAULT_REGULARIZATION_WEIGHT = 0.01  # the paper gives no value
+
+# From this likeness on, which goes from 0 to 1, one name is taken for a slip of the other. Below it are names that Transformers
+# gives to any configuration, such as `sep_token_id` beside `pad_token_id`.
+NEAR_NAMES = 0.85
 
 
 # What a pass with labels returns beside loss and logits; predictions of the Trainer leave it out (`keys_to_ignore_at_inference`).
@@ -108,29 +112,37 @@ class AttentionConfig(PreTrainedConfig):
 
         Args:
             preset: the system's name, one of `presets`.
-            config_fields: fields that replace the preset's. Unknown names are refused. The constructor keeps them as
-                attributes, because old and new checkpoints need that.
+            config_fields: fields that replace the preset's. Unknown names are refused. The constructor keeps those that are not
+                near a field's as attributes, as Transformers does.
 
         Raises:
             ValueError: unknown preset or field, or a bad value.
         """
         if preset not in cls.presets:
             raise ValueError(f"preset={preset!r} is unknown; choose one of {', '.join(cls.presets)}.")
-        known = {field.name for field in fields(cls)} | set(cls.attribute_map) | set(cls.more_arguments)
+        known = cls._known_names()
         for name in config_fields:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=3)
-                hint = f"; did you mean {' or '.join(close)}?" if close else "."
-                raise ValueError(f"{name!r} is not a field of {cls.__name__}{hint}")
+                cls._refuse(name, difflib.get_close_matches(name, known, n=3))
         replaced = {cls.attribute_map.get(name, name) for name in config_fields}
         kept = {name: value for name, value in cls.presets[preset].items() if name not in replaced}
         return cls(**kept, **config_fields)
+
+    @classmethod
+    def _known_names(cls) -> set[str]:
+        return {field.name for field in fields(cls)} | set(cls.attribute_map) | set(cls.more_arguments)
+
+    @classmethod
+    def _refuse(cls, name: str, near: list[str]) -> NoReturn:
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
+        raise ValueError(f"{name!r} is not a field of {cls.__name__}{hint}")
 
     def take_other_names(self, given: dict[str, Any]) -> None:
         """Moves what is given under another name of a field (see `attribute_map`) to the field, where the checks find it.
 
         Raises:
-            ValueError: the field is given as well, with another value.
+            ValueError: the field is given as well, with another value; or a name is nearly a field's. In a saved configuration
+                such a name passes: another version may have written it.
         """
         defaults = {field.name: field.default for field in fields(self)}
         for name in self.attribute_map.keys() & given.keys():
@@ -138,6 +150,13 @@ class AttentionConfig(PreTrainedConfig):
             if (own := getattr(self, field)) not in (value, defaults[field]):
                 raise ValueError(f"{name}={value!r} is another name of {field}, which is {own!r}; give one of the two.")
             setattr(self, field, value)
+        if self.transformers_version is not None:  # a saved configuration names the version that wrote it
+            return
+        known = self._known_names()
+        for name in given.keys() - known:
+            short = [f"attention_{name}"] if f"attention_{name}" in known else []
+            if near := short or difflib.get_close_matches(name, known, n=3, cutoff=NEAR_NAMES):
+                self._refuse(name, near)
 
     def resolve_attention(self) -> None:
         """Puts in the defaults that depend on other fields, and checks all fields of attention.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import math
 from collections.abc import Hashable, Iterable, Iterator
@@ -12,7 +13,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.moses import MosesStep
@@ -27,6 +28,12 @@ _LIMIT_STEP = 16
 _LIMIT_OFFSET = 16
 # `stream` sorts by length within so many batches, to give what is done before all is.
 _BATCHES_AT_ONCE = 8
+_GENERATION = frozenset(GenerationConfig().to_dict())
+_ONE_TEXT = "a call returns one translation for each text; use the model's own generate"
+_NOT_HERE = {
+    "max_length": "give max_new_tokens, which does not count the start token",
+    **dict.fromkeys(("num_return_sequences", "return_dict_in_generate"), _ONE_TEXT),
+}
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -51,20 +58,23 @@ class Translator:
             is translated; "truncate" leaves out the end; "split" cuts at the ends of sentences, or between tokens where a
             sentence alone is too long, and joins the translations with a space. Both warn.
         device: where to compute; None leaves the model where it is.
+        generation: other options of `GenerationConfig`, such as `no_repeat_ngram_size=3`. By default nothing is sampled.
 
     Raises:
-        UserError: an option out of range.
+        UserError: an option that is unknown or out of range.
 
     `shortened` are the numbers (from 1) of the texts of the last call that were truncated or split.
 
     Example:
 
     ```python
-    >>> from reluformer.training.translation import Translator
+    >>> from reluformer import Translator
 
     >>> translator = Translator.from_pretrained("runs/demo")
     >>> translator(["zwölf", "einundzwanzig"])
     ['twelve', 'twenty-one']
+    >>> translator("zwölf", num_beams=1)
+    'twelve'
     ```
     """
 
@@ -79,6 +89,7 @@ class Translator:
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
         long_sources: LongSources = "error",
         device: str | torch.device | None = None,
+        **generation: Any,
     ) -> None:
         self.model = model if device is None else model.to(device_of(device))
         self.tokenizer = tokenizer
@@ -87,6 +98,7 @@ class Translator:
         self.max_new_tokens = max_new_tokens
         self.batch_tokens = batch_tokens
         self.long_sources = long_sources
+        self.generation = generation
         self.shortened: list[int] = []
         self.moses = MosesStep.from_tokenizer(tokenizer)
         self._check_options()
@@ -121,13 +133,14 @@ class Translator:
         settings = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
         default = f"2 * source tokens rounded up to a multiple of {_LIMIT_STEP}, + {_LIMIT_OFFSET}"
         settings |= {"max_new_tokens": self.max_new_tokens or default, "batch_tokens": self.batch_tokens}
+        settings |= self.generation
         return settings if self.long_sources == "error" else {**settings, "long_sources": self.long_sources}
 
     @overload
-    def __call__(self, texts: str, progress: bool = False) -> str: ...
+    def __call__(self, texts: str, progress: bool = False, **options: Any) -> str: ...
     @overload
-    def __call__(self, texts: Iterable[str], progress: bool = False) -> list[str]: ...
-    def __call__(self, texts: str | Iterable[str], progress: bool = False) -> str | list[str]:
+    def __call__(self, texts: Iterable[str], progress: bool = False, **options: Any) -> list[str]: ...
+    def __call__(self, texts: str | Iterable[str], progress: bool = False, **options: Any) -> str | list[str]:
         """Translates one text to a text, or several to a list in the same order.
 
         Texts of nothing but white space are translated to "" without the model.
@@ -135,10 +148,16 @@ class Translator:
         Args:
             texts: a text or any iterable of texts, a generator too; it is read to its end first.
             progress: show a progress bar.
+            options: of the constructor, for this call alone.
 
         Raises:
-            UserError: a source is not text; sources that are too long, with `long_sources` "error".
+            UserError: a source is not text; sources that are too long, with `long_sources` "error"; see the constructor.
         """
+        if options:
+            changed = Translator(self.model, self.tokenizer, **{**self._options, **options})
+            translations = changed(texts, progress)
+            self.shortened = changed.shortened
+            return translations
         if isinstance(texts, str):
             return self([texts], progress)[0]
         texts = list(texts)
@@ -185,11 +204,23 @@ class Translator:
         return min(2 * rounded + _LIMIT_OFFSET, self._positions or 2 * rounded + _LIMIT_OFFSET)
 
     @property
+    def _options(self) -> dict[str, Any]:
+        names = ("num_beams", "length_penalty", "max_new_tokens", "batch_tokens", "long_sources")
+        return {name: getattr(self, name) for name in names} | self.generation
+
+    @property
     def _positions(self) -> int | None:
         """How many tokens a side may have; None where the model does not limit it."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def _check_options(self) -> None:
+        for name in self.generation:
+            if name in _NOT_HERE:
+                raise UserError(f"{name}: {_NOT_HERE[name]}")
+            if name not in _GENERATION:
+                near = difflib.get_close_matches(name, {*_GENERATION, *self._options} - _NOT_HERE.keys(), n=1)
+                hint = f"did you mean {near[0]}?" if near else "give options of GenerationConfig"
+                raise UserError(f"{name}: not an option of translating; {hint}")
         for name in ("num_beams", "batch_tokens", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -285,7 +316,7 @@ class Translator:
             length_penalty=self.length_penalty if self.num_beams > 1 else None,
             max_new_tokens=limit,
             max_length=None,  # of a converted checkpoint: generate() warns about two limits
-            do_sample=False,
+            **{"do_sample": False, **self.generation},
         )
         generated = ids[:, 1:]  # without the start token
         ends = self.model.generation_config.eos_token_id

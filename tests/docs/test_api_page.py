@@ -24,7 +24,7 @@ OF_THE_LIBRARY = {"encoder_outputs", "past_key_values", "inputs_embeds", "decode
 IN_OTHER_WORDS = {
     "reluformer.training.tokenization.MosesStep": "which side is in which language",
     "reluformer.training.tokenization.MosesStep.apply": "tokens of each text",
-    "reluformer.training.translation.Translator.limit": "a source of so many tokens",
+    "reluformer.Translator.limit": "a source of so many tokens",
     "reluformer.configuration.recipe_parser.load_recipe": "the recipe of yaml files",
     "reluformer.configuration.recipe_parser.save_recipe": "writes the resolved recipe",
     "reluformer.analysis.analyze.Analysed": "what was written, and what a reader should know",

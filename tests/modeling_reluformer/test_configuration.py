@@ -43,6 +43,8 @@ BAD_FIELDS = [
     ({"hidden_size": 30, "num_attention_heads": 7}, ["30", "7"]),
     ({"attention_gate": "yes"}, ["attention_gate"]),
     ({"is_encoder_decoder": False}, ["is_encoder_decoder", "False", "True"]),
+    ({"dmodel": 100}, ["'dmodel' is not a field of ReLUFormerConfig; did you mean d_model?"]),
+    ({"gamma": 16.0}, ["'gamma'", "did you mean attention_gamma?"]),
 ]
 
 
@@ -70,6 +72,15 @@ def test_unknown_preset_and_unknown_field_are_refused():
         ReLUFormerConfig.from_preset("relufromer")
     with pytest.raises(ValueError, match=r"'attention_gama' is not a field.*did you mean attention_gamma"):
         ReLUFormerConfig.from_preset("reluformer", attention_gama=3)
+
+
+def test_names_of_other_versions_and_of_users_pass(tmp_path):
+    """What is no slip stays an attribute; a saved configuration may have any name, as a later version writes others."""
+    assert ReLUFormerConfig(sep_token_id=3, my_note="x").my_note == "x"
+    ReLUFormerConfig().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "d_models": 7}))
+    assert ReLUFormerConfig.from_pretrained(tmp_path).d_models == 7
 
 
 def test_defaults_are_the_papers_wmt14_size():

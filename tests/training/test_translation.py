@@ -273,11 +273,26 @@ def test_the_moses_step_is_applied_and_undone(tmp_path):
         ({"batch_tokens": 0}, "batch_tokens: 0"),
         ({"max_new_tokens": POSITIONS + 1}, f"more than the {POSITIONS} positions"),
         ({"long_sources": "drop"}, "choose one of error, truncate, split"),
+        ({"num_beam": 2}, "num_beam: not an option of translating; did you mean num_beams?"),
+        ({"max_length": 9}, "max_length: give max_new_tokens"),
+        ({"num_return_sequences": 2}, "num_return_sequences: a call returns one translation"),
     ],
 )
 def test_bad_options_are_refused(model, tokenizer, options, message):
     with pytest.raises(UserError, match=message):
         Translator(model, tokenizer, **options)
+    with pytest.raises(UserError, match=message):
+        Translator(model, tokenizer)("ein hund", **options)
+
+
+def test_options_at_the_call_are_for_that_call(model, tokenizer):
+    options = {"num_beams": 2, "max_new_tokens": 12, "no_repeat_ngram_size": 1}
+    translator = Translator(model, tokenizer, max_new_tokens=12)
+    before, there = translator(TEXTS[:2]), translator(TEXTS[:2], num_beams=2, no_repeat_ngram_size=1)
+    assert there == Translator(model, tokenizer, **options)(TEXTS[:2])
+    assert there != Translator(model, tokenizer, **{**options, "no_repeat_ngram_size": 0})(TEXTS[:2])
+    assert translator(TEXTS[:2]) == before != there
+    assert Translator(model, tokenizer, no_repeat_ngram_size=3).decoding["no_repeat_ngram_size"] == 3
 
 
 def test_something_that_is_no_text_is_refused(model, tokenizer):
