@@ -131,6 +131,8 @@ class DataConfig:
     Args:
         source_language: ISO 639-1 code of the source language, for example `en`.
         target_language: ISO 639-1 code of the target language.
+        text: `plain`, or `moses` where Moses has tokenised both sides of all splits already: `evaluation.headline` may then be
+            `tokenized_bleu`, and all other scores are of the detokenised text.
         max_length: tokens, `</s>` included; a training pair with a longer side is skipped and counted. With `packing`,
             the limit L of a packed document.
         train: files of the training split.
@@ -147,6 +149,7 @@ class DataConfig:
 
     source_language: str
     target_language: str
+    text: Literal["plain", "moses"] = "plain"
     max_length: int = 256
     train: ParallelFiles | None = None
     validation: ParallelFiles | None = None

@@ -23,6 +23,7 @@ def check_recipe(recipe: Recipe) -> None:
     """Raises `UserError` for values that cannot be trained."""
     _check_data(recipe.data)
     _check_documents(recipe)
+    _check_text(recipe)
     check_initialization(recipe)
     _check_counts(recipe)
     recipe.check_settings(_REPLACED_ARGUMENTS)
@@ -121,7 +122,22 @@ def _check_documents(recipe: Recipe) -> None:
     if recipe.tokenizer.moses:
         raise UserError(
             "tokenizer.moses: does not go with data.packing, since Moses splits the full stop at the end of a text alone; "
-            "tokenise the corpus beforehand, or set it to false"
+            "tokenise the corpus beforehand and say data.text: moses, or set it to false"
+        )
+
+
+def _check_text(recipe: Recipe) -> None:
+    """Refuses scores that the kind of text does not have: 13a or Moses over tokens that Moses has made."""
+    text, score = recipe.data.text, SCORES[recipe.evaluation.headline]
+    if text == "moses" and recipe.tokenizer.moses:
+        raise UserError(
+            "tokenizer.moses: would tokenise a second time what data.text says Moses has tokenised already; set it to false"
+        )
+    if score.text not in (None, text):
+        others = [name for name, other in SCORES.items() if other.text == text and other.is_told]
+        raise UserError(
+            f"evaluation.headline: {score.name} is a score of data.text {score.text}, and data.text is {text}; choose "
+            f"{' or '.join([*others, 'bleu'])}, or say data.text: {score.text} if that is what the corpus holds"
         )
 
 

@@ -7,6 +7,8 @@ Which BLEU is which, from the strictest comparison to the oldest:
 - `tokenized_lowercase_bleu`: the same with both sides lower-cased.
 - `moses_lowercase_bleu`: both sides lower-cased, tokenised by Moses (`sacremoses`), then split at spaces. This is what
   older papers call "tokenised BLEU"; the published figures on lower-cased, Moses-tokenised Multi30k are of this kind.
+- `tokenized_bleu`: of a corpus that Moses has tokenised already (`data.text: moses`), split at spaces as it stands. All other
+  scores of such a corpus are of both sides detokenised, since 13a would cut `&apos;` into three tokens.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class Score:
     unit: after the value.
     of_documents: taken over whole original documents instead of the texts that were translated.
     moses: both sides are lower-cased and tokenised by Moses first, which needs to know their language.
+    text: the one kind of text (`data.text` of a recipe) that has this score; None is both.
     cased: says nothing about a model whose tokenizer lower-cases, on texts that have capitals.
     in_training: taken at every evaluation during training, too.
     digits: after the decimal point.
@@ -43,6 +46,7 @@ class Score:
     unit: str = ""
     of_documents: bool = False
     moses: bool = False
+    text: Literal["plain", "moses"] | None = None
     cased: bool = True
     in_training: bool = False
     digits: int = 2
@@ -53,15 +57,17 @@ class Score:
         return f"{scores[self.name]:.{self.digits}f}" + (f" {self.unit}" if self.unit else "")
 
 
+# sacreBLEU would say with each score that the text looks tokenised; `warn_of_tokenized_text` says it once.
+_SILENT = {"force": True}
 _LIST = (
-    Score("bleu", "BLEU", "BLEU (sacreBLEU)", "bleu", "BLEU", in_training=True),
+    Score("bleu", "BLEU", "BLEU (sacreBLEU)", "bleu", "BLEU", _SILENT, in_training=True),
     Score(
         "tokenized_lowercase_bleu",
         "lower-cased BLEU",
         "BLEU, lower-cased",
         "bleu",
         "BLEU",
-        {"tokenize": "13a", "lowercase": True},
+        {"tokenize": "13a", "lowercase": True, **_SILENT},
         cased=False,
         in_training=True,
     ),
@@ -71,14 +77,24 @@ _LIST = (
         "BLEU, lower-cased, Moses-tokenised",
         "bleu",
         "BLEU",
-        # force: sacreBLEU would warn that the text looks tokenised, which here it is on purpose.
-        {"tokenize": "none", "force": True},
+        {"tokenize": "none", **_SILENT},
         moses=True,
+        text="plain",
         cased=False,
+    ),
+    Score(
+        "tokenized_bleu",
+        "tokenised BLEU",
+        "BLEU, tokenised (tok:none)",
+        "bleu",
+        "BLEU",
+        {"tokenize": "none", **_SILENT},
+        text="moses",
+        in_training=True,
     ),
     Score("chrf", "chrF", "chrF", "chrf", "CHRF", in_training=True),
     Score("exact_match", "exact match", "Exact match (%)", "exact_match", None, unit="%", in_training=True),
-    Score("document_bleu", "BLEU", "BLEU over whole documents", "bleu", "BLEU", of_documents=True),
+    Score("document_bleu", "BLEU", "BLEU over whole documents", "bleu", "BLEU", _SILENT, of_documents=True),
     Score("document_chrf", "chrF", "chrF over whole documents", "chrf", "CHRF", of_documents=True, is_told=False),
 )
 # Of classifiers of pictures, in the card.

@@ -337,6 +337,10 @@ def _limits(run: ModelFolder) -> list[str]:
         limits.append(
             f"Trained on pairs of at most {data['max_length']:,} tokens a side; what longer input does was not measured."
         )
+    if data.get("text") == "moses":
+        limits.append(
+            "Trained on text that Moses had tokenised: tokenise the source likewise; the translation comes tokenised."
+        )
     if run.lowercases:
         limits.append("The tokenizer lower-cases: translations have no capital letters.")
     if config.attention_scaling == "variance":

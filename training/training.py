@@ -86,6 +86,8 @@ def _trainer(recipe: Recipe, corpus: PreparedCorpus, model: Any) -> ReLUFormerTr
             recipe.evaluation.num_beams,
             recipe.evaluation.length_penalty,
             recipe.evaluation.batch_tokens,
+            language=recipe.data.target_language if recipe.data.text == "moses" else None,
+            text=recipe.data.text,
             cased=SCORES[recipe.evaluation.headline].cased,
         )
     return ReLUFormerTrainer(

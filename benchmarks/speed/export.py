@@ -150,9 +150,7 @@ def compare(
         row: dict[str, Any] = {"beams": beams, "scores": {}, "equal": {}}
         for name, translations in texts.items():
             moses = tokenizer.init_kwargs.get("moses") or {}
-            scores = score_translations(
-                translations, references, tokenized_lowercase_language=moses.get("target_language")
-            )
+            scores = score_translations(translations, references, language=moses.get("target_language"))
             row["scores"][name] = {key: value for key, value in scores.items() if "bleu" in key}
             row["equal"][name] = sum(map(str.__eq__, translations, texts[OURS]))
         if beams == 1:

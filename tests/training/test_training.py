@@ -92,15 +92,33 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recip
     assert_gone_on_as(folder, whole, "checkpoint-4")
 
 
-def test_a_model_that_lower_cases_is_watched_by_a_score_without_case(recipe_file, capsys):
-    uncased = ["--tokenizer.lowercase", "true", "--evaluation.headline", "tokenized_lowercase_bleu"]
-    folder = train(parse_recipe(["--config", str(recipe_file), *uncased, "--training.max_steps", "3"]))
+@pytest.mark.parametrize(
+    ("options", "watched", "told", "signed"),
+    [
+        (
+            ["--tokenizer.lowercase", "true", "--evaluation.headline", "tokenized_lowercase_bleu"],
+            {"eval_tokenized_lowercase_bleu"},
+            "lower-cased BLEU",
+            "version:[^|]*$",
+        ),
+        (
+            ["--data.text", "moses", "--evaluation.headline", "tokenized_bleu"],
+            {"eval_bleu", "eval_tokenized_lowercase_bleu", "eval_tokenized_bleu", "eval_chrf"},
+            "BLEU 0.0 · tokenised BLEU",
+            "detokenized:moses:en",
+        ),
+    ],
+)
+def test_a_training_is_watched_by_the_scores_that_suit_its_text(recipe_file, capsys, options, watched, told, signed):
+    folder = train(parse_recipe(["--config", str(recipe_file), *options, "--training.max_steps", "3"]))
     logs = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     scores = {
         name for entry in logs for name in entry if (name.startswith("eval_") and "bleu" in name) or "chrf" in name
     }
-    assert scores == {"eval_tokenized_lowercase_bleu"}
-    assert re.search(r"^3/3 .* · lower-cased BLEU \d", capsys.readouterr().out, re.MULTILINE)
+    assert scores == watched
+    assert re.search(rf"^3/3 .* · {told} \d", capsys.readouterr().out, re.MULTILINE)
+    evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
+    assert re.search(signed, evaluation["bleu_signature"])
 
 
 def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, monkeypatch):

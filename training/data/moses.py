@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+# What Moses leaves in a line, and the share of lines from which on a text is taken for tokenised: few plain texts hold entities,
+# more of them have a stray space before a full stop.
+_TRACES = {
+    "entities such as &apos;": (re.compile("&(?:amp|apos|gt|lt|quot|#91|#93|#124);"), 0.01),
+    "a space before the full stop": (re.compile(r" \.$"), 0.1),
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,30 @@ class MosesStep:
         from sacremoses import MosesDetokenizer
 
         return MosesDetokenizer(self.target_language)
+
+
+def detokenize(texts: Iterable[str], language: str) -> list[str]:
+    """Plain text of texts that Moses has tokenised, with characters in the place of entities."""
+    from sacremoses import MosesDetokenizer
+
+    detokenizer = MosesDetokenizer(language)
+    return [detokenizer.detokenize(text.split()) for text in _moses_progress(texts)]
+
+
+def warn_of_tokenized_text(lines: Sequence[str]) -> None:
+    """Says, once in a process, that what a recipe calls plain text looks as if Moses had tokenised it."""
+    for trace, (pattern, share) in _TRACES.items():
+        if sum(bool(pattern.search(line)) for line in lines) > share * len(lines):
+            _say_tokenized(f"more than {100 * share:g} % of the lines have {trace}")
+            return
+
+
+@cache
+def _say_tokenized(found: str) -> None:
+    logger.warning(
+        "The text looks tokenised by Moses: %s. BLEU of it by 13a is not comparable: set data.text to moses, or give plain text",
+        found,
+    )
 
 
 def _moses_progress(texts: Iterable[str]) -> Iterable[str]:

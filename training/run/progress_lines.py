@@ -147,6 +147,7 @@ def progress_line(logged: Mapping[str, float], update: int, updates: int, left: 
         "eval_loss": "validation loss {:.3g}",
         "eval_perplexity": "perplexity {:.4g}",
         "eval_bleu": "BLEU {:.1f}",
+        "eval_tokenized_bleu": "tokenised BLEU {:.1f}",
         "eval_tokenized_lowercase_bleu": "lower-cased BLEU {:.1f}",
         "eval_accuracy": "accuracy {:.1f} %",
         "dead_row_fraction": "dead rows {}",

@@ -9,7 +9,7 @@ import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 from tqdm.auto import tqdm
@@ -35,7 +35,8 @@ def evaluate_run(
     split: str = "test",
     folder: str | Path | None = None,
     dataset_name: str | None = None,
-    tokenized_lowercase_language: str | None = None,
+    language: str | None = None,
+    text: Literal["plain", "moses"] = "plain",
     command: str | None = None,
     recipe_name: str | None = None,
     seed: int | None = None,
@@ -49,12 +50,12 @@ def evaluate_run(
 
     Args:
         run: run folder or Hub id, or a `Translator` for a model in memory.
-        pairs: columns "source" and "target", plain text; or packed documents, which are scored as they are and, as one
+        pairs: columns "source" and "target"; or packed documents, which are scored as they are and, as one
             scoring unit common to all lengths of packing, as whole original documents.
         split: names the two files.
         folder: where to write; default the run folder. Must be given with a `Translator` or a Hub id.
         dataset_name: what the pairs are, for the record and the model card.
-        tokenized_lowercase_language: see `score_translations`.
+        language, text: see `score_translations`.
         command, recipe_name, seed: see `run_record`.
         progress: show a progress bar.
         translator_options: of `Translator.from_pretrained`; not with a `Translator`, which has its own.
@@ -86,8 +87,8 @@ def evaluate_run(
         **run_record(command, recipe_name, seed),
         "split": split,
         "dataset": dataset_name,
-        **score_translations(hypotheses, references, tokenized_lowercase_language=tokenized_lowercase_language),
-        **({} if packed is None else _document_figures(packed, hypotheses)),
+        **score_translations(hypotheses, references, language=language, text=text),
+        **({} if packed is None else _document_figures(packed, hypotheses, language=language, text=text)),
         "decoding": translator.decoding,
         "shortened_sources": translator.shortened,
         "device": str(translator.model.device),
@@ -117,8 +118,8 @@ def _translated(
     return hypotheses
 
 
-def _document_figures(packed: PackedDocuments, hypotheses: Sequence[str]) -> dict[str, Any]:
-    scores = score_documents(hypotheses, list(packed.pairs["document"]), packed.references)
+def _document_figures(packed: PackedDocuments, hypotheses: Sequence[str], **kind: Any) -> dict[str, Any]:
+    scores = score_documents(hypotheses, list(packed.pairs["document"]), packed.references, **kind)
     return {**scores, "packing": dataclasses.asdict(packed.report)}
 
 

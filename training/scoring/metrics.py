@@ -10,44 +10,55 @@ import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sacrebleu.metrics
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
-from reluformer.training.data.moses import MosesStep
+from reluformer.training.data.moses import MosesStep, detokenize, warn_of_tokenized_text
 
 logger = logging.getLogger(__name__)
 
 
 def score_translations(
-    hypotheses: Sequence[str], references: Sequence[str], *, tokenized_lowercase_language: str | None = None
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    language: str | None = None,
+    text: Literal["plain", "moses"] = "plain",
 ) -> dict[str, Any]:
-    """Corpus scores of plain (detokenised) translations against one reference each.
+    """Corpus scores of translations against one reference each.
 
     Args:
         hypotheses: translations.
         references: as many references, in the same order.
-        tokenized_lowercase_language: ISO 639-1 code of the target language. Given, the Moses-tokenised figure is
-            added; where `sacremoses` is not installed or has no rules for the language, a warning says what is missing.
+        language: ISO 639-1 code of the target language. Given, the Moses-tokenised figure of plain text is added; where
+            `sacremoses` is not installed or has no rules for the language, a warning says what is missing.
+        text: "moses" where Moses has tokenised both sides, which needs `language`: `tokenized_bleu` is taken of them as they
+            stand, all other scores of the detokenised text, whose entities are characters again.
 
     Returns:
-        The scores of `SCORES` that are not of documents, from 0 to 100, each of sacreBLEU's with its `…_signature`;
-        `moses_lowercase_bleu` only where asked for. `exact_match` is the percentage of hypotheses that are equal to their
-        reference but for space around them, case-sensitive. `sentences`: their number.
+        The scores of `SCORES` that `text` has and that are not of documents, from 0 to 100, each of sacreBLEU's with its
+        `…_signature`; `moses_lowercase_bleu` only where there is a language. `exact_match` is the percentage of hypotheses that
+        are equal to their reference but for space around them, case-sensitive. `sentences`: their number.
 
     Raises:
-        UserError: no sentences, different numbers of them, or something that is no text.
+        UserError: no sentences, different numbers of them, something that is no text, or tokenised text without a language.
     """
     _check(hypotheses, references)
-    hypotheses, references = list(hypotheses), list(references)
+    given = list(hypotheses), list(references)
+    if text == "plain":
+        warn_of_tokenized_text(given[1])
+    plain, detokenized = _plain_text(given, language, text)
     scores: dict[str, Any] = {}
     for score in SCORES.values():
-        if score.moses and tokenized_lowercase_language is not None:
-            scores |= _moses_score(score, hypotheses, references, tokenized_lowercase_language)
-        elif not score.moses and not score.of_documents:
-            scores |= _score(score, hypotheses, references)
+        if score.of_documents or score.text not in (None, text):
+            continue
+        if score.moses:
+            scores |= {} if language is None else _moses_score(score, *given, language)
+        else:
+            scores |= _score(score, *given) if score.text == "moses" else _score(score, *plain, detokenized)
     return {**scores, "sentences": len(references)}
 
 
@@ -58,7 +69,12 @@ SCORING_UNIT = (
 
 
 def score_documents(
-    hypotheses: Sequence[str], documents: Sequence[str], references: Mapping[str, str]
+    hypotheses: Sequence[str],
+    documents: Sequence[str],
+    references: Mapping[str, str],
+    *,
+    language: str | None = None,
+    text: Literal["plain", "moses"] = "plain",
 ) -> dict[str, Any]:
     """Corpus scores over whole original documents, the same segments whatever the length they were packed to.
 
@@ -69,6 +85,7 @@ def score_documents(
         documents: name of the original document of each.
         references: the whole reference of each original document, by name; one of which nothing was packed counts as
             not translated.
+        language, text: see `score_translations`.
 
     Returns:
         `document_bleu` and `document_chrf` with their `…_signature`, `documents` (their number) and `scoring_unit`
@@ -86,10 +103,11 @@ def score_documents(
         parts[name].append(hypothesis)
     whole, wanted = [" ".join(texts) for texts in parts.values()], list(references.values())
     _check(whole, wanted)
+    plain, detokenized = _plain_text((whole, wanted), language, text)
     scores: dict[str, Any] = {}
     for score in SCORES.values():
         if score.of_documents:
-            scores |= _score(score, whole, wanted)
+            scores |= _score(score, *plain, detokenized)
     return {**scores, "documents": len(wanted), "scoring_unit": SCORING_UNIT}
 
 
@@ -124,13 +142,23 @@ def load_metric() -> Any:
     return evaluate.load(str(Path(__file__).with_name("translation_metric.py")))
 
 
-def _score(score: Score, hypotheses: list[str], references: list[str]) -> dict[str, Any]:
+def _plain_text(sides: tuple[list[str], list[str]], language: str | None, text: str) -> tuple[Sequence[list[str]], str]:
+    """Both sides as plain text, and what the signature of their scores says of that."""
+    if text == "plain":
+        return sides, ""
+    if language is None:
+        raise UserError("language: missing; the detokeniser of text that Moses has tokenised needs it, such as 'en'")
+    signature = f"|detokenized:moses:{language}|sacremoses:{version('sacremoses')}"
+    return [detokenize(texts, language) for texts in sides], signature
+
+
+def _score(score: Score, hypotheses: list[str], references: list[str], detokenized: str = "") -> dict[str, Any]:
     if score.metric is None:
         equal = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
         return {score.name: 100.0 * equal / len(references)}
     metric = getattr(sacrebleu.metrics, score.metric)(**score.options)
     value = metric.corpus_score(hypotheses, [references]).score
-    return {score.name: value, f"{score.name}_signature": str(metric.get_signature())}
+    return {score.name: value, f"{score.name}_signature": f"{metric.get_signature()}{detokenized}"}
 
 
 def _moses_score(score: Score, hypotheses: list[str], references: list[str], language: str) -> dict[str, Any]:

@@ -40,4 +40,4 @@ class TranslationMetric(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[str], references: list[str], language: str | None = None) -> dict[str, Any]:
-        return score_translations(predictions, references, tokenized_lowercase_language=language)
+        return score_translations(predictions, references, language=language)

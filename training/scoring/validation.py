@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,6 +25,8 @@ class ValidationTranslation:
         num_beams: width of the beam.
         length_penalty: see `Translator`.
         batch_tokens: see `Translator`.
+        language: see `score_translations`; none for plain text, since Moses takes its time.
+        text: likewise.
         cased: False leaves out the scores that say nothing of a model whose tokenizer lower-cases.
     """
 
@@ -33,6 +36,8 @@ class ValidationTranslation:
     num_beams: int
     length_penalty: float
     batch_tokens: int
+    language: str | None = None
+    text: Literal["plain", "moses"] = "plain"
     cased: bool = True
 
     def __call__(self, model: PreTrainedModel, process_index: int = 0, processes: int = 1) -> dict[str, float]:
@@ -49,5 +54,6 @@ class ValidationTranslation:
         if processes > 1:
             gathered = dict(gather_object(list(zip(mine, translations, strict=True))))
             translations = [gathered[index] for index in range(len(self.sources))]
-        scores = score_translations(translations, self.references)
-        return {score.name: scores[score.name] for score in SCORES_IN_TRAINING if self.cased or not score.cased}
+        scores = score_translations(translations, self.references, language=self.language, text=self.text)
+        wanted = [score.name for score in SCORES_IN_TRAINING if self.cased or not score.cased]
+        return {name: scores[name] for name in wanted if name in scores}
