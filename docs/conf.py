@@ -1,8 +1,8 @@
 """Settings of the documentation: `make docs` writes docs/_build/html, and a warning is an error.
 
-The source folder is the repository's root, of which docs/ and benchmarks/*.md are pages; docs/index.md includes README.md. A link
-from one page to another works in the built pages as it does where the repository is browsed. A link that leads nowhere fails the
-build. Formulas become MathML when the pages are built, and nothing is loaded from the network when they are read.
+The source folder is the repository; `PAGES` are its pages, and docs/index.md begins with README.md. A link from one page to
+another works in the built pages as it does where the repository is browsed. A link that leads nowhere fails the build. Formulas
+become MathML when the pages are built, and nothing is loaded from the network when they are read.
 """
 
 import sys
@@ -20,7 +20,7 @@ release = version = installed_version("reluformer")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "markdown_docstrings"]
 
 # Only these are pages; naming all else keeps Sphinx from walking through corpora, runs and environments.
-PAGES = {"benchmarks", "docs"}
+PAGES = {"benchmarks", "docs", "CONTRIBUTING.md", "SECURITY.md"}
 exclude_patterns = [entry.name for entry in ROOT.iterdir() if entry.name not in PAGES]
 exclude_patterns += ["docs/_build", "benchmarks/results", "**/__pycache__"]
 root_doc = "docs/index"

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,14 @@ PACKAGE_FOLDERS = {folder: package.replace(".", "/") for package, folder in pack
 # datasets.
 NEW_ONLY = ("docs", "kernels", "onnx", "space", "trl")
 FILES_OF_THE_BUILD = ("pyproject.toml", "setup.py", "README.md")
-FILES_OF_THE_SOURCE_PACKAGE = ("MANIFEST.in", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+FILES_OF_THE_SOURCE_PACKAGE = (
+    "MANIFEST.in",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+)
 # A user's first lines, where the package alone is installed.
 USE = """
 import sys, torch
@@ -69,6 +77,7 @@ print(json.dumps(found))
 def installed_files() -> dict[str, Path]:
     """Where each file of the package is installed, and where it is in the repository."""
     data = [
+        "py.typed",
         "recipes/*.yaml",
         "recipes/*.txt",
         "accelerate/*.yaml",
@@ -203,7 +212,16 @@ def test_the_version_is_one_everywhere():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert project["version"] == citation["version"] == reluformer.__version__
     assert project["license"] == citation["license"]
+    assert project["urls"]["Repository"] == citation["repository-code"]
+    assert project["authors"] == citation["authors"]
     assert project["version"] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_page_on_installing_names_every_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    (extras,) = re.findall(r"^\| extra .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+    assert set(re.findall(r"^\| `(\w+)`", extras, re.MULTILINE)) == set(project["optional-dependencies"])
 
 
 @pytest.fixture
