@@ -52,7 +52,7 @@ test-oldest: .venv-oldest/dev
 
 # Speed and memory of the attention and of whole models, on this machine alone, which must be idle. Writes
 # benchmarks/results/, benchmarks/ATTENTION.md, VISION.md and DECODER.md. All of it with the allocator as it comes; benchmarks/NOTES.md says what glibc's
-# variables give. speed/gpu.py measures nothing without a CUDA device.
+# variables give. On a GPU: python -m benchmarks.gpu --help
 bench: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.attention
 	$(BIN)/python -m benchmarks.memory.peak
@@ -62,7 +62,6 @@ bench: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.compiled_step
 	$(BIN)/python -m benchmarks.speed.vision
 	$(BIN)/python -m benchmarks.speed.decoder
-	$(BIN)/python -m benchmarks.speed.gpu
 	$(BIN)/python -m benchmarks.speed.attention_tables
 	$(BIN)/python -m benchmarks.speed.vision_tables
 	$(BIN)/python -m benchmarks.speed.decoder_tables

@@ -1,4 +1,4 @@
-"""Result files of attention.py, memory.py, loss.py, end_to_end.py and gpu.py → `benchmarks/ATTENTION.md` and its pictures.
+"""Result files of attention.py, memory.py, loss.py and end_to_end.py → `benchmarks/ATTENTION.md` and its pictures.
 
     python -m benchmarks.speed.attention_tables
 
@@ -27,7 +27,6 @@ from benchmarks.speed.goals import (
     SHORT,
     describe,
     end_to_end_rows,
-    gpu_rows,
     memory_row,
     short_rows,
     speed_rows,
@@ -43,7 +42,6 @@ FILES = {
     "memory": "memory-cpu.json",
     "loss": "loss-cpu.json",
     "end_to_end": "end-to-end-cpu.json",
-    "gpu": "attention-gpu.json",
 }
 # What writes each of them.
 PROGRAMS = {
@@ -51,7 +49,6 @@ PROGRAMS = {
     "memory": "memory.peak",
     "loss": "speed.loss",
     "end_to_end": "speed.end_to_end",
-    "gpu": "speed.gpu",
 }
 Result = Mapping[str, Any]
 
@@ -97,7 +94,6 @@ def render(results: Mapping[str, Result | None], pictures: Mapping[str, Path]) -
         ("memory", "Peak memory of a training step, on a CPU", _memory_section),
         ("loss", "The loss without logits, on a CPU", _loss_section),
         ("end_to_end", "End to end, on a CPU", _end_to_end_section),
-        ("gpu", "Attention alone, on a GPU", _gpu_section),
     )
     lines += ["## Goals", "", *_goal_section(results)]
     for name, title, section in sections:
@@ -131,7 +127,6 @@ def _goal_section(results: Mapping[str, Result | None]) -> Iterator[str]:
         yield ""
     rows = [] if results["memory"] is None else [row for row in [memory_row(results["memory"])] if row]
     rows += [] if results["end_to_end"] is None else end_to_end_rows(results["end_to_end"])
-    rows += [] if results["gpu"] is None else gpu_rows(results["gpu"])
     yield from table(("what", "goal", "measured", ""), rows)
 
 
@@ -286,25 +281,6 @@ def _end_to_end_row(cell: Result, names: tuple[str, ...]) -> Iterator[str]:
 
 def _relative(speeds: Mapping[str, float], name: str) -> str:
     return f"{speeds[name] / speeds['vanilla']:.2f}" if name in speeds else "–"
-
-
-def _gpu_section(result: Result) -> Iterator[str]:
-    yield "TFLOP/s, and in brackets the speedup of `fused` over it."
-    for which in ("forward", "backward", "forward+backward"):
-        cells = [cell for cell in result["cells"] if cell["pass"] == which]
-        names = list(dict.fromkeys(name for cell in cells for name in (*cell["times"], *cell["left_out"])))
-        yield from ("", f"### {which}", "")
-        yield from table(("head_dim", "causal", "n", *names), (_gpu_row(cell, names) for cell in cells))
-        yield ""
-        yield from _left_out_lines(cells)
-
-
-def _gpu_row(cell: Result, names: list[str]) -> Iterator[str]:
-    yield from (str(cell["head_dim"]), "yes" if cell["causal"] else "no", f"{cell['length']:,}")
-    for name in names:
-        speedup = cell["speedups"][PLAIN].get(name)
-        text = f"{cell['tflops'][name]:.0f}" if name in cell["tflops"] else "–"
-        yield text if speedup is None else f"{text} ({speedup['median']:.2f}×)"
 
 
 def _microseconds(figures: Mapping[str, float]) -> str:

@@ -150,7 +150,7 @@ def training_step(model: PreTrainedModel, batch: dict[str, Tensor], dtype: str) 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
             loss = model(**batch).loss
         loss.backward()
         optimizer.step()
@@ -165,7 +165,7 @@ def inference_step(model: PreTrainedModel, inputs: Mapping[str, Any], dtype: str
 
     @torch.no_grad()
     def step() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
             return model(**inputs).logits
 
     return step
@@ -184,7 +184,7 @@ def generation_step(
     given = 1 if model.config.is_encoder_decoder else batch["input_ids"].shape[1]
 
     def step() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
             sequences = model.generate(**batch, generation_config=config)
         if sequences.shape[1] != given + new_tokens:
             raise RuntimeError(

@@ -64,9 +64,6 @@ assert {rival for goal in OTHERS for rival in goal.rivals} <= {FLOOR, SDPA, *EAG
 MEMORY_LENGTH, MEMORY_BYTES = 8192, 300e6
 # of training and of beam search; and of training with at least so many pieces, where a loss without logits counts
 END_TO_END, END_TO_END_LARGE, LARGE_VOCABULARY = 1.0, 1.1, 10_000
-# pass → speedup over FlashAttention with heads of 64; and what S and T may cost
-GPU_SPEEDUPS = {"forward": 1.5, "backward": 1.2}
-GPU_STATISTICS = 1.2
 # With 95 % zeros and one row: networks with a gate over the dense loop, and in int8; a whole model over torch and that loop.
 SPARSE_SHARE = 95
 SPARSE_GLU, SPARSE_INT8 = 2.3, 1.5
@@ -175,21 +172,6 @@ def end_to_end_rows(result: Result) -> Iterator[list[str]]:
                     f"{spread(speedup)}×",
                     verdict(speedup["median"], goal),
                 ]
-
-
-def gpu_rows(result: Result, rival: str = "sdpa flash") -> Iterator[list[str]]:
-    """One row for each length and pass with heads of 64: speedup over FlashAttention, and the cost of S and T."""
-    for cell in result["cells"]:
-        if cell["pass"] not in GPU_SPEEDUPS or cell["head_dim"] != 64:
-            continue
-        where = f"{cell['pass']}, n = {cell['length']:,}, causal: {_yes(cell['causal'])}"
-        speedup = cell["speedups"][PLAIN].get(rival)
-        if speedup is not None:
-            goal = GPU_SPEEDUPS[cell["pass"]]
-            yield [where, f"≥ {goal}× {rival}", f"{spread(speedup)}×", verdict(speedup["median"], goal)]
-        cost = cell["speedups"][PLAIN][WITH_STATISTICS]
-        met = verdict(cost["median"], GPU_STATISTICS, at_most=True)
-        yield [f"{where}: S and T", f"≤ {GPU_STATISTICS}× the time without", f"{spread(cost)}×", met]
 
 
 def sparse_rows(networks: Result, models: Result, shape: str) -> Iterator[list[str]]:

@@ -47,6 +47,9 @@ SHAPES = {
     "tiny": _shape(4, 128, 4, 256, 10350),  # of configuration/recipes/multi30k_en_de_tiny.yaml
     "wide": _shape(2, 512, 8, 2048, 8000),  # widths of the Transformer base model, fewer layers
     "wide, 32,000 pieces": _shape(2, 512, 8, 2048, 32000),
+    # the paper's, of benchmarks/gpu
+    "iwslt14": _shape(6, 512, 4, 1024, 10000),
+    "wmt14 base": _shape(6, 512, 8, 2048, 32000),
     "quick": _shape(1, 32, 2, 32, 60),
 }
 

@@ -4,7 +4,6 @@ import itertools
 import json
 
 import pytest
-import torch
 
 RECORD = {
     "command": "attention.py --seed 0",
@@ -104,9 +103,7 @@ def test_goals_are_judged_by_the_files(tables, program, tmp_path):
     assert "| pieces | without logits | MarianMTModel |" in page and "| 64,000 | 3 MB | 9 MB |" in page
     assert "2026-01-02, commit 0123456789ab, with local changes, 1.5 min on a CPU (2 threads" in page
     assert "MALLOC_MMAP_MAX_=0" in page
-    assert (
-        "Not measured: `python -m benchmarks.speed.gpu`" in page and "`python -m benchmarks.speed.end_to_end`" in page
-    )
+    assert "Not measured: `python -m benchmarks.speed.end_to_end`" in page
     assert "![Attention alone, on a CPU](attention-cpu.png)" in page
     assert (tmp_path / "attention-cpu.png").stat().st_size > 10_000
     assert (tmp_path / "memory-cpu.png").stat().st_size > 5_000
@@ -166,20 +163,3 @@ def test_quick_files_say_so_and_end_to_end_is_compared_with_marian(tables, progr
     assert f"| generation, {where} | ≥ 1.0× MarianMTModel sdpa | 0.75 (0.70–0.80)× | **missed** |" in page
     assert f"| generation, {where} | 1.00 | – | – | 1.50 |" in page
     assert "sparsemax left out, a call took 9.0 s." in page
-
-
-def test_a_gpu_file_gives_teraflops_and_goals(tables, program, tmp_path):
-    gpu, contenders, timing = program("speed.gpu"), program("speed.contenders"), program("speed.timing")
-    case = contenders.AttentionCase(1, 32, 16384, 64, torch.bfloat16, False, True, "cuda")
-    seconds = {"fused": 5e-3, "fused+S": 5.2e-3, "fused+S+T": 6.5e-3, gpu.FLASH: 8e-3}
-    rounds = timing.Timing({name: {0: value} for name, value in seconds.items()}, dict.fromkeys(seconds, 1))
-    records = [gpu._record(case, which, rounds, {gpu.CUDNN: "No available kernel"}) for which in gpu.PASSES]
-    result = {**RECORD, "machine": {**RECORD["machine"], "accelerators": ["a GPU"]}, "cells": records}
-    write(tmp_path, attention_gpu=result)
-    assert tables.main(["--results", str(tmp_path), "--output", str(tmp_path)]) == 0
-    page = (tmp_path / "ATTENTION.md").read_text(encoding="utf-8")
-    teraflops = 4 * 32 * 16384**2 * 64 / 5e-3 / 1e12
-    assert f"| 64 | no | 16,384 | {teraflops:.0f} |" in page
-    assert "| forward, n = 16,384, causal: no | ≥ 1.5× sdpa flash | 1.60 (1.60–1.60)× | met |" in page
-    assert "S and T | ≤ 1.2× the time without | 1.30 (1.30–1.30)× | **missed** |" in page
-    assert "sdpa cuDNN: No available kernel (n = 16,384)." in page and "on a GPU" in page

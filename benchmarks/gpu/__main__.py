@@ -1,0 +1,43 @@
+"""The campaign on a GPU: what there is to know of a card in stages of minutes, which need no network.
+
+    python -m benchmarks.gpu check --minutes 3        is it right? The others are worth nothing where this one fails
+    python -m benchmarks.gpu attention --minutes 8    TFLOP/s of attention alone, beside its rivals
+    python -m benchmarks.gpu models --minutes 8       training and generation of whole models, beside the library's
+
+Each stage ends within its minutes, writes STAGE.json whole after every cell, and goes on where it stopped when it is called
+again: with what stands in the folder of --output, or else in benchmarks/results/gpu/, if the source and the card are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.campaign import RESULTS, run_stage
+
+STAGES = ("check", "attention", "models")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("--minutes", type=float, default=8.0, help="the stage ends within them (default: 8)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder (default: benchmarks/results/gpu)")
+    parser.add_argument("--toy", action="store_true", help="tiny sizes on the CPU: does the program work?")
+    options = parser.parse_args(arguments)
+    if not (options.toy or torch.cuda.is_available()):
+        print("gpu: no CUDA device, so there is nothing to measure; --toy tries the stage on the CPU", file=sys.stderr)
+        return 2
+    faulthandler.dump_traceback_later(60 * options.minutes, exit=True)  # ends a cell that hangs
+    return run_stage(options.stage, lambda: import_module(f"benchmarks.gpu.{options.stage}").cells(options), options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The campaign on a GPU, as far as a machine without one can try it: each stage at toy size, and what its file keeps."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+# What the machine with the GPU lacks: importing one of them there would cost the stage.
+STAGE = """
+import runpy, sys
+for name in ("datasets", "evaluate", "jsonargparse", "sacremoses", "entmax", "num2words", "dill", "multiprocess"):
+    sys.modules[name] = None
+sys.argv = ["benchmarks.gpu", *sys.argv[1:]]
+runpy.run_module("benchmarks.gpu", run_name="__main__")
+"""
+
+
+@pytest.fixture
+def campaign(program):
+    return program("gpu.campaign")
+
+
+def options(folder, minutes=1.0):
+    return argparse.Namespace(output=folder, minutes=minutes, toy=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["check", "attention", "models"])
+def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, program, tmp_path):
+    command = [sys.executable, "-c", STAGE, stage, "--toy", "--output", str(tmp_path), "--minutes", "9"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+    root = program("measurement_file").ROOT
+    run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    assert "0 of them failed, no time for 0" in run.stdout.splitlines()[-1]
+    result = json.loads((tmp_path / f"{stage}.json").read_text(encoding="utf-8"))
+    assert result["source"] and result["versions"]["torch"] and result["machine"] and len(result["cells"]) >= 4
+    if stage == "check":
+        assert result["cells"][0]["tests_passed"] >= 1, "kernels in the interpreter"
+
+
+def test_a_stage_goes_on_where_it_stopped_but_not_with_figures_of_another_source(
+    campaign, tmp_path, monkeypatch, capsys
+):
+    measured = []
+
+    def cells(*numbers):
+        return lambda: [
+            campaign.Cell({"number": number}, lambda number=number: measured.append(number) or {"figure": number}, 0)
+            for number in numbers
+        ]
+
+    assert campaign.run_stage("models", cells(1, 2), options(tmp_path)) == 0
+    campaign.run_stage("models", cells(1, 2, 3), options(tmp_path))
+    assert measured == [1, 2, 3]
+    assert [cell["figure"] for cell in json.loads((tmp_path / "models.json").read_text())["cells"]] == [1, 2, 3]
+    other = {**campaign.stage_record(), "source": "another"}
+    monkeypatch.setattr(campaign, "stage_record", lambda: other)
+    campaign.run_stage("models", cells(3), options(tmp_path))
+    assert measured == [1, 2, 3, 3]
+    monkeypatch.setattr(campaign, "RESULTS", tmp_path)
+    campaign.run_stage("models", cells(3), options(tmp_path / "empty"))
+    assert measured == [1, 2, 3, 3], "what is committed is not measured again"
+    assert "models: 1 cells, 0 of them failed, no time for 0" in capsys.readouterr().out
+
+
+def test_no_cell_is_begun_that_would_end_too_late_and_a_failure_costs_only_its_own(campaign, tmp_path):
+    def fail():
+        raise RuntimeError("no kernel")
+
+    cells = [
+        campaign.Cell({"name": "fails"}, fail, 1),
+        campaign.Cell({"name": "too long"}, lambda: {}, 61),
+        campaign.Cell({"name": "short"}, lambda: {"figure": 1.5}, 1),
+    ]
+    assert campaign.run_stage("check", lambda: cells, options(tmp_path)) == 1
+    failed, short = json.loads((tmp_path / "check.json").read_text())["cells"]
+    assert failed["failed"] == "RuntimeError: no kernel" and short["figure"] == 1.5
+
+
+def test_after_an_error_of_the_gpu_nothing_more_is_measured_by_this_process(campaign, tmp_path):
+    def fail():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    cells = [campaign.Cell({"name": name}, fail, 0) for name in "ab"]
+    campaign.run_stage("check", lambda: cells, options(tmp_path))
+    assert len(json.loads((tmp_path / "check.json").read_text())["cells"]) == 1
+    campaign.run_stage("check", lambda: cells, options(tmp_path))
+    assert len(json.loads((tmp_path / "check.json").read_text())["cells"]) == 2, "it goes on behind it"
+
+
+def test_a_cell_that_hangs_is_ended(campaign, tmp_path):
+    code = (
+        "import time; from benchmarks.gpu import __main__ as program, check; from benchmarks.gpu.campaign import Cell\n"
+        "check.cells = lambda options: [Cell({'name': 1}, dict, 0), Cell({'name': 2}, lambda: time.sleep(60), 0)]\n"
+        f"program.main(['check', '--toy', '--minutes', '0.1', '--output', {str(tmp_path)!r}])"
+    )
+    start = time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": "."}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert run.returncode == 1 and "Timeout" in run.stderr and time.monotonic() - start < 55
+    assert len(json.loads((tmp_path / "check.json").read_text())["cells"]) == 1
+
+
+def test_operations_are_counted_as_in_the_literature(program):
+    attention, contenders = program("gpu.attention"), program("speed.contenders")
+    case = contenders.AttentionCase(1, 32, 16384, 64, torch.bfloat16, False, True)
+    assert attention.operations(case, "forward") == 4 * 32 * 16384**2 * 64
+    causal = contenders.AttentionCase(1, 32, 16384, 64, torch.bfloat16, True, True)
+    assert attention.operations(causal, "forward+backward") == 3.5 * 2 * 32 * 16384**2 * 64
+
+
+def test_without_a_cuda_device_nothing_is_written(program, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert program("gpu.__main__").main(["check", "--output", str(tmp_path / "gpu")]) == 2
+    assert "--toy tries the stage on the CPU" in capsys.readouterr().err and not list(tmp_path.iterdir())
