@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +17,28 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
+    recipes = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    arguments = [*(word for recipe in recipes for word in ("--config", recipe)), *arguments[len(recipes) :]]
     from reluformer.configuration.recipe_parser import build_recipe, parse_namespace, recipe_kind, recipe_parser
 
     parser = recipe_parser("reluformer train", recipe_kind(arguments))
     parser.add_argument(
         "--overwrite", action="store_true", help="delete what an earlier run of this name wrote, and train anew"
     )
+    parser.add_argument(
+        "--print_config", action="store_true", help="print the recipe with all its keys, once it is checked, and end"
+    )
     if not arguments:
-        raise UserError("train: give a recipe with --config; see `reluformer train --help`")
+        raise UserError("train: give a recipe, such as `reluformer train mine.yaml`; see `reluformer train --help`")
     options = parse_namespace(parser, arguments)
+    if options.pop("print_config"):
+        from reluformer.training.training import check
+
+        del options["config"], options["overwrite"]
+        text = parser.dump(options)
+        check(build_recipe(parser, options, find_devices=False))
+        print(text, end="")
+        return 0
 
     from reluformer.training.run.launch import check_environment, joining, leaving
 

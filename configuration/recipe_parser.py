@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
@@ -23,6 +25,12 @@ from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_text import RECIPE_KINDS, read_recipe_text, section_types
 from reluformer.configuration.whole_files import write_whole
+from reluformer.configuration_attention import NORMALIZED_ACTIVATIONS, AttentionConfig, valid_attention_implementations
+from reluformer.configuration_decoder import ReLUFormerDecoderConfig
+from reluformer.configuration_reluformer import ReLUFormerConfig
+from reluformer.configuration_vision import ReLUFormerVisionConfig
+
+logger = logging.getLogger(__name__)
 
 RECIPES_FOLDER = Path(__file__).parent / "recipes"
 
@@ -57,10 +65,38 @@ class LayeredConfig(ActionConfigFile):
                 super().__call__(parser, cfg, path if text is None else text, option_string)
             except (TypeError, ArgumentError) as error:
                 raise UserError(f"{path}: {readable(error)}") from error
-            cfg["model"] = {**below, **(cfg.get("model") or {})}
+            cfg["model"] = _laid_over(below, cfg.get("model") or {}, parser.recipe_kind, f"{path}: ")
 
 
 AnyRecipe = Recipe | ImageRecipe | LanguageRecipe
+
+# What the section `model` of each kind of recipe is about.
+_MODELS: dict[type[AnyRecipe], type[AttentionConfig]] = {
+    Recipe: ReLUFormerConfig,
+    ImageRecipe: ReLUFormerVisionConfig,
+    LanguageRecipe: ReLUFormerDecoderConfig,
+}
+_OF_POINTWISE_ATTENTION = (
+    *("attention_activation", "attention_scaling", "attention_gamma", "attention_gamma_learnable", "attention_alpha"),
+    *("regularization_weight", "entropy_margin"),
+)
+
+
+def _laid_over(below: dict[str, Any], layer: dict[str, Any], kind: type[AnyRecipe], where: str) -> dict[str, Any]:
+    """A section `model` laid over another. A preset whose rows sum to one leaves out what the one below says of ReLU's."""
+    if kind is Recipe and layer.get("preset") == "softmax":
+        layer = {**layer, "preset": "vanilla"}
+    activation = _MODELS[kind].presets.get(layer.get("preset"), {}).get("attention_activation")
+    if activation in NORMALIZED_ACTIVATIONS:
+        left_out = [name for name in _OF_POINTWISE_ATTENTION if name in below and name not in layer]
+        if below.get("attn_implementation") not in (None, *valid_attention_implementations(activation)):
+            left_out += [] if "attn_implementation" in layer else ["attn_implementation"]
+        if left_out:
+            said = ", ".join(f"{name}={below[name]}" for name in left_out)
+            logger.warning("%smodel.preset %s leaves out what belongs to ReLU: %s", where, layer["preset"], said)
+        below = {name: value for name, value in below.items() if name not in left_out}
+    return {**below, **layer}
+
 
 _BASE_LINE = re.compile(r"^base[ \t]*:.*$", re.MULTILINE)
 # What every recipe without `task` is: the line is for a reader alone.
@@ -144,18 +180,27 @@ def recipe_parser(prog: str = "reluformer train", kind: type[AnyRecipe] = Recipe
         description="Trains a model after a recipe.",
         exit_on_error=False,
         allow_abbrev=False,
-        print_config="--print_config",
+        print_config=None,
         default_env=False,
     )
-    parser.add_argument("--config", action=LayeredConfig, help="recipe: a YAML file; several are laid over each other")
+    parser.add_argument(
+        "--config",
+        action=LayeredConfig,
+        help="recipe: a YAML file; several are laid over each other; the first words of the command need no --config",
+    )
+    parser.recipe_kind = kind
     parser.add_class_arguments(kind)
     parser.set_defaults(TRAINING_DEFAULTS)
-    parser.recipe_kind = kind
     return parser
 
 
-def build_recipe(parser: ArgumentParser, namespace: Any) -> AnyRecipe:
+def build_recipe(parser: ArgumentParser, namespace: Any, *, find_devices: bool = True) -> AnyRecipe:
     """The recipe of a parsed namespace, with the run folder filled in.
+
+    Args:
+        parser: of the namespace.
+        namespace: the values.
+        find_devices: and join the processes of a launcher; False: the recipe is only to be checked.
 
     Raises:
         UserError: values that are well typed yet cannot be trained.
@@ -163,9 +208,15 @@ def build_recipe(parser: ArgumentParser, namespace: Any) -> AnyRecipe:
     if namespace.training.output_dir is None:
         namespace.training.output_dir = str(Path("runs") / namespace.name)
     sections = {f.name for f in dataclasses.fields(parser.recipe_kind)}
+    without = [(lambda kind, **values: _DefaultArguments(**values), TrainingArguments, True)]
     try:
-        values = parser.instantiate(namespace)
+        values = parser.instantiate(namespace, instantiators=None if find_devices else without)
     except (ValueError, ImportError) as error:  # what Seq2SeqTrainingArguments raises for an impossible combination
+        if "bf16/gpu" in str(error):
+            raise UserError(
+                "training.bf16: true, but there is no GPU here that computes bfloat16; add `--training.use_cpu true` to train on "
+                "the CPU, or leave it out"
+            ) from error
         raise UserError(f"training: {one_line(error)}") from error
     recipe = parser.recipe_kind(**{section: values[section] for section in sections})
     recipe.check()
@@ -175,9 +226,13 @@ def build_recipe(parser: ArgumentParser, namespace: Any) -> AnyRecipe:
 def parse_namespace(parser: ArgumentParser, arguments: Sequence[str]) -> Any:
     """The namespace of command-line arguments; see [`parse_recipe`] for errors."""
     try:
-        return parser.parse_args(list(arguments))
+        namespace = parser.parse_args(list(arguments))
     except ArgumentError as error:
         raise UserError(readable(error)) from error
+    given = {word[8:].partition("=")[0] for word in arguments if word.startswith("--model.")}
+    below, layer = ({k: v for k, v in namespace.model.items() if (k in given) is over} for over in (False, True))
+    namespace.model = _laid_over(below, layer, parser.recipe_kind, "--")
+    return namespace
 
 
 def parse_recipe(arguments: Sequence[str]) -> AnyRecipe:
@@ -199,8 +254,9 @@ class _DefaultArguments(Seq2SeqTrainingArguments):
     """Training arguments that look for no devices: doing so a second time ends the run's connection to other processes."""
 
     @property
-    def device(self) -> None:
+    def device(self) -> torch.device:
         self.accelerator_config.pop("use_configured_state", None)  # as the search for devices does
+        return torch.device("cpu" if self.use_cpu or not torch.cuda.is_available() else "cuda")
 
 
 def library_defaults(output_dir: str | None) -> dict[str, Any]:
@@ -255,7 +311,7 @@ def _saved_text(plain: dict[str, Any]) -> str:
 _SECTION_ERROR = re.compile(
     r'Parser key "([^"]+)": Does not validate .*?Problem with given class_path \S+: (.*?) - Expected a '
 )
-_UNKNOWN_KEY = re.compile(r"(?:ption '|unrecognized arguments: --)([\w.]+)")
+_UNKNOWN_KEY = re.compile(r"(?:Group '([\w.]+)' does not accept )?(?:[Oo]ption '|unrecognized arguments: (--))([\w.]+)")
 
 
 def readable(error: BaseException) -> str:
@@ -264,17 +320,32 @@ def readable(error: BaseException) -> str:
     if section := _SECTION_ERROR.search(message):
         message = f"{section[1]}: {section[2]}"
     if unknown := _UNKNOWN_KEY.search(message):
-        key = unknown[1].rpartition(".")[2]
-        close = difflib.get_close_matches(key, _known_keys(), n=3)
+        group, dashes, key = unknown.groups(default="")
+        close = [f"{dashes}{name}" for name in _near(f"{group}.{key}" if group else key)]
         message += f"; did you mean {' or '.join(close)}?" if close else "; `reluformer train --help` lists all keys"
+    elif message.startswith("unrecognized arguments"):
+        message += "; recipes stand before all options, or behind --config"
     return message
 
 
+def _near(key: str) -> list[str]:
+    """Keys of recipes, with their sections: those of this name, or of similar ones in its section, or else in any."""
+    section, _, name = key.rpartition(".")
+    known: dict[str, list[str]] = {}
+    for full in _known_keys():
+        known.setdefault(full.rpartition(".")[2], []).append(full)
+    here = [one for one, fulls in known.items() if any(full.rpartition(".")[0] == section for full in fulls)]
+    close = [name] if name in known else difflib.get_close_matches(name, here) or difflib.get_close_matches(name, known)
+    found = [full for one in close for full in known[one]]
+    return ([full for full in found if full.rpartition(".")[0] == section] or found)[:3]
+
+
 def _known_keys() -> list[str]:
-    names, sections = set(), list(RECIPE_KINDS.values())
+    names, sections = set(), [(kind, "") for kind in RECIPE_KINDS.values()]
     while sections:
-        section = sections.pop()
-        names |= {f.name for f in dataclasses.fields(section)}
-        if not issubclass(section, TrainingArguments):  # what is deeper is the library's
-            sections += section_types(section).values()
+        section, prefix = sections.pop()
+        names |= {f"{prefix}{f.name}" for f in dataclasses.fields(section)}
+        if not issubclass(section, (TrainingArguments, AttentionConfig)):  # what is deeper is the library's
+            sections += [(part, f"{prefix}{name}.") for name, part in section_types(section).items()]
+            sections += [(_MODELS[section], "model.")] if section in _MODELS else []
     return sorted(names)

@@ -20,7 +20,7 @@ from reluformer.training.loading import load_whole
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.global_batch import change_of_processes
 from reluformer.training.run.interruptions import told_in_one_line, where_it_goes_on
-from reluformer.training.run.launch import is_sharded
+from reluformer.training.run.launch import check_launch, is_sharded
 from reluformer.training.run.overwriting import removed_unless_it_fails
 from reluformer.training.run.progress import bars_are_seen, library_bars, say
 from reluformer.training.run.resumption import write_training_files
@@ -75,6 +75,7 @@ def run_recipe(
     """Trains, averages and evaluates one run; arguments, result and errors as in `reluformer.training.training.train`."""
     recipe.check()
     with told_in_one_line(recipe.run_folder), library_bars(shown=bars_are_seen()):
+        check_launch(recipe)
         task.check(recipe)
         with only_training_in(recipe.run_folder) if recipe.training.should_save else contextlib.nullcontext():
             return _run(recipe, task, overwrite=overwrite, command=command, finish=finish)

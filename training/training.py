@@ -19,7 +19,6 @@ from reluformer.training.data.encoding import first_encoded_pairs
 from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus
 from reluformer.training.data.splits import has_split
 from reluformer.training.driver import FinishedRun, Task, model_to_evaluate, require_splits, run_recipe
-from reluformer.training.run.launch import check_launch
 from reluformer.training.run.model_building import build_config, build_model
 from reluformer.training.run.needed_packages import check_packages
 from reluformer.training.scoring.split_evaluation import evaluate_split
@@ -50,18 +49,29 @@ def train(
         UserError: a mistake in the recipe or its data, found as early as possible; a disk that cannot be written to.
         TrainingStopped: SIGTERM has ended the training after a checkpoint, at which the same call goes on.
     """
+    return run_recipe(recipe, _task_of(recipe), overwrite=overwrite, command=command, finish=finish)
+
+
+def check(recipe: AnyRecipe) -> None:
+    """Raises the `UserError` with which `train` refuses a recipe before it looks at processes, data and the run folder."""
+    recipe.check()
+    _task_of(recipe).check(recipe)
+
+
+def _task_of(recipe: AnyRecipe) -> Task:
     if isinstance(recipe, ImageRecipe):
-        from reluformer.training.image_training import IMAGE_CLASSIFICATION as task
-    elif isinstance(recipe, LanguageRecipe):
-        from reluformer.training.language_training import LANGUAGE_MODELING as task
-    else:
-        task = _TRANSLATION
-    return run_recipe(recipe, task, overwrite=overwrite, command=command, finish=finish)
+        from reluformer.training.image_training import IMAGE_CLASSIFICATION
+
+        return IMAGE_CLASSIFICATION
+    if isinstance(recipe, LanguageRecipe):
+        from reluformer.training.language_training import LANGUAGE_MODELING
+
+        return LANGUAGE_MODELING
+    return _TRANSLATION
 
 
 def _check_before_reading(recipe: Recipe) -> None:
     """Finds what is wrong with the recipe before its corpus is read."""
-    check_launch(recipe)
     build_config(recipe)
     check_packages(recipe, lambda: ReLUFormerForConditionalGeneration(build_config(recipe)))
     require_splits(recipe, has_split)

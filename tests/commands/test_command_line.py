@@ -59,7 +59,7 @@ def test_mistakes_are_one_line_and_status_2(capsys, recipe_file, tmp_path):  # n
     files += ["--evaluation.splits", "[]", "--training.eval_strategy", "no"]
     assert "invalid choice: 'tarin'" in assert_one_line_error(capsys, "tarin")
     assert "command" in assert_one_line_error(capsys)
-    assert "--config" in assert_one_line_error(capsys, "train")
+    assert "mine.yaml" in assert_one_line_error(capsys, "train")
     assert "did you mean" in assert_one_line_error(capsys, *config, "--training.max_step", "3")
     assert "tanh" in assert_one_line_error(capsys, *config, "--model.attention_activation", "tanh")
     pair = ["--model.preset", "vanilla", "--model.attn_implementation", "fused"]

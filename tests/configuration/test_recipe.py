@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from reluformer import ReLUFormerConfig
+from reluformer.commands.main import main
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.image_recipe import ImageRecipe
 from reluformer.configuration.language_recipe import LanguageRecipe
@@ -129,6 +130,25 @@ def test_a_later_file_is_laid_over_an_earlier_one(small, tmp_path):
     assert (recipe.training.max_steps, recipe.training.seed) == (10, 3)
 
 
+@pytest.mark.parametrize("preset", ["vanilla", "softmax"])
+def test_a_preset_of_softmax_leaves_out_what_the_recipe_below_says_of_relu(small, tmp_path, caplog, preset):
+    of_relu = {"attention_activation": "relu", "attention_gamma": 4.0, "regularization_weight": 0.01}
+    below = small(model={**SMALL["model"], **of_relu, "attn_implementation": "fused"})
+    (tmp_path / "twin.yaml").write_text(f"base: small\nmodel: {{preset: {preset}}}\n", encoding="utf-8")
+    for arguments in (["--config", below, "--model.preset", preset], ["--config", str(tmp_path / "twin.yaml")]):
+        caplog.clear()
+        recipe = parse_recipe(arguments)
+        assert recipe.model == {**SMALL["model"], "preset": "vanilla"}
+        assert build_config(recipe).attention_activation == "softmax"
+        (record,) = caplog.records
+        assert (
+            "leaves out what belongs to ReLU: attention_activation=relu, attention_gamma=4.0, " in record.getMessage()
+        )
+    # what contradicts it in the same place is a mistake
+    with pytest.raises(UserError, match=r"regularization_weight=0\.5"):
+        build_config(parse_recipe([*arguments, "--model.preset", preset, "--model.regularization_weight", "0.5"]))
+
+
 def test_a_recipe_reads_back_as_it_was_written(small, tmp_path):
     recipe = parse_recipe(["--config", small(), "--training.lr_scheduler_type", "inverse_sqrt", "--training.seed", "5"])
     save_recipe(recipe, tmp_path / "new" / "recipe.yaml")
@@ -144,9 +164,12 @@ def test_a_loss_that_is_not_finite_is_never_hidden(small):
 
 
 def test_unknown_keys_are_refused_with_close_matches(small):
-    assert "did you mean vocab_size" in refusal("--config", small(tokenizer={"vocabsize": 3}))
+    assert "did you mean tokenizer.vocab_size?" in refusal("--config", small(tokenizer={"vocabsize": 3}))
     assert "'datta'" in refusal("--config", small(datta=None))
-    assert "max_steps" in refusal("--config", small(), "--training.max_step", "3")
+    assert "did you mean --training.max_steps or " in refusal("--config", small(), "--training.max_step", "3")
+    for name in ("training.max_steps", "training.bf16", "training.output_dir", "model.d_model"):
+        short = name.partition(".")[2]
+        assert f"--{short} 1; did you mean --{name}?" in refusal("--config", small(), f"--{short}", "1")
     assert "'trian'" in refusal("--config", small(data={**SMALL["data"], "demo": {"trian": 3}}))
     for split, count in {"train": 0, "validation": -1}.items():
         assert f"data.demo.{split}: {count} pairs" in refusal("--config", small(), f"--data.demo.{split}", str(count))
@@ -231,6 +254,26 @@ def test_a_model_that_does_not_exist_is_refused(small, model, named):
 def test_checkpoints_are_counted_before_training(small, max_steps, save_steps, count):
     training = {"max_steps": max_steps, "save_steps": save_steps}
     assert checkpoints_of(load_recipe(small(training=training)).training) == count
+
+
+def test_bfloat16_without_a_gpu_names_the_option_of_a_cpu(small, monkeypatch):
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
+    assert "add `--training.use_cpu true`" in refusal("--config", small(), "--training.bf16", "true")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), [(["--name", "a/b"], "'a/b'"), (["--model.d_model", "17"], "d_model=17")]
+)
+def test_what_cannot_be_trained_is_not_printed_either(small, capsys, arguments, named):
+    assert main(["train", small(), "--print_config", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and named in printed.err
+
+
+def test_what_is_printed_is_a_recipe(small, capsys, tmp_path):
+    assert main(["train", small(), "--print_config"]) == 0
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
+    assert recipe_to_dict(load_recipe(tmp_path / "printed.yaml")) == recipe_to_dict(load_recipe(small()))
 
 
 def test_printing_the_config_touches_no_device(small):
