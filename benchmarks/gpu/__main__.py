@@ -3,6 +3,8 @@
     python -m benchmarks.gpu check --minutes 3        is it right? The others are worth nothing where this one fails
     python -m benchmarks.gpu attention --minutes 8    TFLOP/s of attention alone, beside its rivals
     python -m benchmarks.gpu models --minutes 8       training and generation of whole models, beside the library's
+    python -m benchmarks.gpu tune --minutes 8         tiles of each kernel; a trial on the CPU needs TRITON_INTERPRET=1
+    python -m benchmarks.gpu page                     writes benchmarks/GPU.md from benchmarks/results/gpu/
 
 Each stage ends within its minutes, writes STAGE.json whole after every cell, and goes on where it stopped when it is called
 again: with what stands in the folder of --output, or else in benchmarks/results/gpu/, if the source and the card are the same.
@@ -19,19 +21,25 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.campaign import RESULTS, run_stage
+from benchmarks.measurement_file import PAGES
 
-STAGES = ("check", "attention", "models")
+PAGE = PAGES / "GPU.md"
+STAGES = ("check", "attention", "models", "tune")
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("stage", choices=(*STAGES, "page"))
     parser.add_argument("--minutes", type=float, default=8.0, help="the stage ends within them (default: 8)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder (default: benchmarks/results/gpu)")
     parser.add_argument("--toy", action="store_true", help="tiny sizes on the CPU: does the program work?")
     options = parser.parse_args(arguments)
+    if options.stage == "page":
+        PAGE.write_text(import_module("benchmarks.gpu.page").render(RESULTS), encoding="utf-8")
+        print(PAGE)
+        return 0
     if not (options.toy or torch.cuda.is_available()):
         print("gpu: no CUDA device, so there is nothing to measure; --toy tries the stage on the CPU", file=sys.stderr)
         return 2

@@ -30,10 +30,15 @@ def options(folder, minutes=1.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["check", "attention", "models"])
+@pytest.mark.parametrize("stage", ["check", "attention", "models", "tune"])
 def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, program, tmp_path):
     command = [sys.executable, "-c", STAGE, stage, "--toy", "--output", str(tmp_path), "--minutes", "9"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": ".",
+        "TRITON_INTERPRET": str(int(stage == "tune")),
+    }
     root = program("measurement_file").ROOT
     run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
@@ -119,3 +124,58 @@ def test_without_a_cuda_device_nothing_is_written(program, tmp_path, monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert program("gpu.__main__").main(["check", "--output", str(tmp_path / "gpu")]) == 2
     assert "--toy tries the stage on the CPU" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_the_page_judges_goals_by_the_files_and_names_what_failed(program, campaign, tmp_path, monkeypatch):
+    page, names = program("gpu.page"), program("speed.translation_models")
+    machine = {"cores": 16, "python": "3.12", "accelerators": ["a card"]}
+    origin = {
+        "toy": False,
+        "git_commit": "0123456789abcdef",
+        "git_dirty": False,
+        "date": "2026-11-26",
+        "machine": machine,
+    }
+    origin["versions"] = dict.fromkeys(("torch", "cuda", "triton", "transformers"), "1")
+
+    def write(stage, *cells):
+        (tmp_path / f"{stage}.json").write_text(json.dumps({**origin, "stage": stage, "cells": cells}))
+
+    times = {"fused": 1.0, "fused+S+T": 1.2, page.FLASH: 1.6}
+    tflops = {name: 400 / ms for name, ms in times.items()}
+    cell = {"length": 16384, "head_dim": 128, "causal": False, "dropout": 0.0}
+    both = {"ms": dict.fromkeys(page.PASSES, times), "tflops": dict.fromkeys(page.PASSES, tflops)}
+    write("attention", {"cell": cell, **both, "left_out": {"cuDNN": "no kernel"}})
+    speeds = {"median_ms": 10.0, "p10_ms": 9.0, "p90_ms": 11.0, "gpu_busy_ms": 5.0, "peak_gib": 2.0}
+    cells = []
+    for name, a_second in ((names.OURS, 110.0), (names.MARIAN, 100.0), (names.MARIAN_SMOOTHED, 100.0)):
+        long = {"task": "training", "lengths": page.LONG, "model": name, "compiled": False}
+        for of_cell in (long, {"task": "generation", "model": name}):
+            cells.append({"cell": of_cell, **speeds, "a_second": a_second, "kernels": {"gemm": 3.0}})
+    write("models", *cells, {"cell": {"task": "training", "model": "broken"}, "failed": "OutOfMemoryError: no memory"})
+    own = {"tiles": [64, 64, 4, 2], "ms": 3.0}
+    best = [{"tiles": [128, 64, 8, 2], "ms": 2.0, "tflops": 600.0}]
+    write(
+        "tune",
+        {"cell": {"kernel": "forward", "head_dim": 64, "statistics": "none"}, "own": own, "best": best, "tried": 9},
+    )
+    monkeypatch.setattr(program("gpu.__main__"), "RESULTS", tmp_path)
+    monkeypatch.setattr(program("gpu.__main__"), "PAGE", tmp_path / "GPU.md")
+    assert program("gpu.__main__").main(["page"]) == 0
+    text = (tmp_path / "GPU.md").read_text(encoding="utf-8")
+    for line in (
+        "| forward, 16,384 tokens, heads of 128 | ≥ 1.5× FlashAttention-2 | 1.60× (400 against 250 TFLOP/s) | met |",
+        "| forward, 16,384 tokens, heads of 128 | > 515 TFLOP/s | 400 | **missed** |",
+        "| forward+backward, 16,384 tokens, heads of 128 | > 371 TFLOP/s | 400 | met |",
+        "| forward, 16,384 tokens, heads of 128: S and T | ≤ 1.15× the time without | 1.20× | **missed** |",
+        f"| training, {page.LONG}, ReLUFormer | ≥ 1.2× {names.MARIAN_SMOOTHED} | 1.10× | **missed** |",
+        f"| generation, ReLUFormer | ≥ 1.0× {names.MARIAN} | 1.10× | met |",
+        "a card, 16 cores; commit 0123456789ab, 2026-11-26;",
+        "| 128 | False | 0 | 16384 | 400 (1.00×) | 333 (1.20×) | 250 (1.60×) |",
+        "- cuDNN: no kernel",
+        "| generation, ReLUFormer | 110 | 10.0 | 9.0–11.0 | 5.00 | 2.00 | `gemm` 3.00 ms |",
+        "- training, broken: OutOfMemoryError: no memory",
+        "| forward | 64 | none | [64, 64, 4, 2] | 3.000 | [128, 64, 8, 2] | 2.000 | 600 | 1.50× | 9 |",
+        "Not measured: `python -m benchmarks.gpu check` measures it.",
+    ):
+        assert line in text, line

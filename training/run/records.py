@@ -26,6 +26,7 @@ from reluformer.training.run.redaction import command_without_secrets
 WRITTEN_BY_MEASUREMENTS = (
     "benchmarks/results",
     "benchmarks/ATTENTION*.md",
+    "benchmarks/GPU.md",
     "benchmarks/MUTANTS.md",
     "docs/reproduction*",
     "docs/scaling.md",
