@@ -218,7 +218,7 @@ class Translator:
             if name in _NOT_HERE:
                 raise UserError(f"{name}: {_NOT_HERE[name]}")
             if name not in _GENERATION:
-                near = difflib.get_close_matches(name, {*_GENERATION, *self._options} - _NOT_HERE.keys(), n=1)
+                near = difflib.get_close_matches(name, _GENERATION - _NOT_HERE.keys(), n=1)
                 hint = f"did you mean {near[0]}?" if near else "give options of GenerationConfig"
                 raise UserError(f"{name}: not an option of translating; {hint}")
         for name in ("num_beams", "batch_tokens", "max_new_tokens"):

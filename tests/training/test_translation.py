@@ -273,7 +273,7 @@ def test_the_moses_step_is_applied_and_undone(tmp_path):
         ({"batch_tokens": 0}, "batch_tokens: 0"),
         ({"max_new_tokens": POSITIONS + 1}, f"more than the {POSITIONS} positions"),
         ({"long_sources": "drop"}, "choose one of error, truncate, split"),
-        ({"num_beam": 2}, "num_beam: not an option of translating; did you mean num_beams?"),
+        ({"num_beam": 2}, r"num_beam: not an option of translating; did you mean num_beams\?"),
         ({"max_length": 9}, "max_length: give max_new_tokens"),
         ({"num_return_sequences": 2}, "num_return_sequences: a call returns one translation"),
     ],
