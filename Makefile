@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-all test-kills mutants test-peer test-oldest bench bench-sparse studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
+.PHONY: demo test test-slow test-all test-kills mutants test-peer test-oldest bench bench-sparse studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
 
 demo: .venv/train .venv/links
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -25,10 +25,12 @@ demo: .venv/train .venv/links
 test: .venv/all .venv/links
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
-# The same and the exhaustive products: fuzzing, killed processes, torchrun, compiled kernels, pages in a browser, every
-# activation with every option. What continuous integration runs.
-test-all: .venv/all .venv/links
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# The exhaustive products: fuzzing, killed processes, torchrun, compiled kernels, pages in a browser, every activation with every
+# option. Continuous integration runs both.
+test-slow: .venv/all .venv/links
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
+
+test-all: test test-slow
 
 # 100 kills of a tiny training at random moments: each run must end like one that was never killed.
 test-kills: .venv/all .venv/links
@@ -168,7 +170,7 @@ EDITABLE := --config-settings editable_mode=strict -e
 	touch $@ $(@D)/train $(@D)/links
 
 # Before the tests, which would all wait for the one that builds; without a compiler, they say so themselves.
-test test-all: .venv/compiled
+test test-slow: .venv/compiled
 .venv/compiled: .venv/all .venv/links $(wildcard modeling_reluformer/compiled/*)
 	-$(BIN)/python -m reluformer.compiled
 	touch $@

@@ -121,7 +121,7 @@ def skip_beams_of_two_vocabularies() -> None:
         )
 
 
-# In make test-all alone: what they add to the others is their activation, of which the tests of attention see every one.
+# In make test-slow alone: what they add to the others is their activation, of which the tests of attention see every one.
 SLOW_VARIANTS = {"relu2", "softplus", "identity", "relu_vit", "vanilla", "sparsemax"}
 
 

@@ -21,7 +21,7 @@ _SLOW = re.compile(r"<!-- slow: .+? -->")
 class CodeBlock:
     """page: from the repository's root. line: of the fence. not_run: why it is not run; None: it is.
 
-    slow: run in `make test-all` alone. needs: a package of an extra, without which it is skipped.
+    slow: run in `make test-slow` alone. needs: a package of an extra, without which it is skipped.
     """
 
     page: str
