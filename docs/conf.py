@@ -1,11 +1,13 @@
 """Settings of the documentation: `make docs` writes docs/_build/html, and a warning is an error.
 
-The source folder is the repository; `PAGES` are its pages, and docs/index.md begins with README.md. A link from one page to
+The source folder is the repository; `PAGES` are its pages, and the first one begins with README.md. A link from one page to
 another works in the built pages as it does where the repository is browsed. A link that leads nowhere fails the build. Formulas
 become MathML when the pages are built, and nothing is loaded from the network when they are read.
 """
 
+import re
 import sys
+import tomllib
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
@@ -55,3 +57,16 @@ napoleon_numpy_docstring = False
 napoleon_use_param = False
 napoleon_use_rtype = False
 napoleon_use_ivar = False
+
+
+def _with_readme(app, page: str, source: list[str]) -> None:
+    """Puts README.md into the first page. Its links are absolute, for PyPI; here they lead to the pages of this site."""
+    if (mark := "<!-- README.md -->") in source[0]:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        address = re.escape(project["urls"]["Repository"])
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        source[0] = source[0].replace(mark, re.sub(rf"{address}/(?:blob|raw)/main/", "../", readme))
+
+
+def setup(app) -> None:
+    app.connect("source-read", _with_readme)

@@ -2,10 +2,11 @@
 
     reluformer train --config demo
     reluformer train --config demo --name demo_softmax --model.preset vanilla --model.regularization_weight 0
-    python -m docs.first_picture --relu runs/demo --softmax runs/demo_softmax --text "…" --output docs/images/attention.png
+    python -m docs.first_picture --relu runs/demo --softmax runs/demo_softmax --layer 2 --head 3 \
+        --text "siebenhundertachtunddreißig euro und zweiundvierzig cent" --output docs/images/attention.png
 
-It is the head of the model with ReLU attention that `reluformer space` opens on, and the head at the same place in the other
-model; both read the same source, and the translation of the first.
+Layer and head are of cross-attention, from 1, and the same in both models; both read the same source, and the translation of the
+first. Heads at the same place in two models have learned different things: look at the others too (`reluformer space`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from reluformer.analysis.colors import shade
 from reluformer.analysis.heat_maps import draw_cells, label_tokens, name_cells, scale_of
 from reluformer.analysis.model_maps import PairMaps, pair_maps
 from reluformer.configuration.errors import UserError
-from reluformer.hub_cards.space.observation import ObservedTranslator, Place, opening_place
+from reluformer.hub_cards.space.observation import CROSS, ObservedTranslator, Place
 
 
 def draw_pair(maps: dict[str, PairMaps], place: Place, path: Path) -> Path:
@@ -55,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--relu", required=True, help="folder of a model with ReLU attention")
     parser.add_argument("--softmax", required=True, help="folder of one that was trained alike, with softmax attention")
     parser.add_argument("--text", required=True)
+    parser.add_argument("--layer", type=int, required=True)
+    parser.add_argument("--head", type=int, required=True)
     parser.add_argument("--output", type=Path, required=True, help="PNG file")
     options = parser.parse_args(arguments)
     relu, softmax = (ObservedTranslator.from_pretrained(folder) for folder in (options.relu, options.softmax))
@@ -68,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         name: pair_maps(each.translator.model, each.translator.tokenizer, source, target)
         for name, each in (("softmax", softmax), ("ReLU", relu))
     }
-    print(draw_pair(maps, opening_place([relu(options.text)]), options.output))
+    print(draw_pair(maps, Place(CROSS, options.layer, options.head), options.output))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""ReLU beside softmax, one line a task, from the results of the studies: the table of docs/when_to_use.md."""
+"""ReLU beside softmax, one line a task, from the results of the studies: the table of docs/evidence.md."""
 
 from __future__ import annotations
 
