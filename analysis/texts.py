@@ -17,8 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import IGNORED_LABEL, Batch
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.corpora import read_parallel_files
-from reluformer.training.data.documents import PackedDocuments, pack_documents
+from reluformer.training.data.corpora import CorpusReport, read_parallel_files
+from reluformer.training.data.documents import PackedDocuments, PackingReport, pack_documents
 from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.moses import MosesStep
 from reluformer.training.translation import Translator
@@ -56,10 +56,16 @@ def read_lines(
     # One rule for one file and for two: a file beside itself is never misaligned.
     target = text if target_text is None else target_text
     lines, report = read_parallel_files(text, target, name="text", documents=documents)
+    _tell_skips(report)
     if target_text is not None:
         return lines, report.skipped
     skipped = {reason.replace("both sides", "source"): count for reason, count in report.skipped.items()}
     return lines.remove_columns("target"), skipped
+
+
+def _tell_skips(report: CorpusReport | PackingReport) -> None:
+    if report.skipped:
+        logger.warning(report.summary())
 
 
 def encode_text(
@@ -84,6 +90,7 @@ def encode_text(
         lines = lines.add_column("target", translator(lines["source"], progress=True))
         facts = {"target": "the model's own translation, teacher-forced", "decoding": translator.decoding}
     pairs, report = encode_pairs(lines, tokenizer, max_length=most, name="text")
+    _tell_skips(report)
     counts = {
         "sentences": len(pairs),
         "source_tokens": sum(map(len, pairs["input_ids"])),
@@ -122,6 +129,7 @@ def pack_text(
         )
     packed = pack_documents(lines, tokenizer, max_tokens=most, too_long="skip", name="text")
     report = packed.report
+    _tell_skips(report)
     facts = {
         "target": "given, teacher-forced",
         "documents": report.documents,

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import signal
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -44,12 +45,22 @@ def _run(arguments: Sequence[str]) -> int:
     if options.list:
         _require_results(options.results)
         costs = study_costs(options.size, runs=options.runs, results=options.results)
+        with_rows = options.all or options.study or options.only
         for name, tasks in found.items():
+            if not with_rows:
+                finished = sum(state_of(task) == "finished" for task in tasks)
+                title = textwrap.shorten(studies[name].title, 66, placeholder=" …")
+                print(f"{name:<17} {finished:>2} of {len(tasks):>2} rows   {title}")
+                continue
             print(f"{name}: {studies[name].title}")
             if name in costs:
                 print(f"  {summary(costs[name])}")
             for line in map(_listed, tasks):
                 print(f"  {line}")
+        if not with_rows:
+            print(
+                f"core-hours missing: {costs['all'].left}; with --all or --study NAME: each row, its costs and corpora"
+            )
         return 0
     tasks: dict[tuple[str, int], Task] = {}
     for task in (task for of_study in found.values() for task in of_study):
@@ -102,8 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--list",
         action="store_true",
-        help="list these rows, how far they are and what they cost, run nothing",
+        help="list how far the studies are, run nothing; with --study or --only their rows, costs and corpora",
     )
+    parser.add_argument("--all", action="store_true", help="with --list: the rows of all studies")
     parser.add_argument(
         "--report",
         type=Path,

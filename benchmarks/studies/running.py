@@ -69,7 +69,7 @@ def tasks_by_study(
     known = dict.fromkeys(row for rows in named.values() for row in rows)
     for row in only:
         if row not in known:
-            several = "`--list` without --only names all"
+            several = "`--list --all` names them"
             choose = several if len(studies) > 1 else f"choose of {', '.join(known) or 'none'}"
             raise UserError(f"--only: no row {row!r} at size {catalogue.size}; {choose}")
     found = {}
@@ -188,7 +188,8 @@ def _begin(
         return None
     if not commands:
         if state == "finished":
-            say(f"{head}: finished already ({task.result_file})")
+            again = "--runs runs/again --results runs/again/results"
+            say(f"{head}: finished already ({task.result_file}); to train it again, give folders of their own: {again}")
         else:
             _collect(task, head, size, say, failures)
         return None

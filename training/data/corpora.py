@@ -81,17 +81,11 @@ class CorpusReport:
 
     @classmethod
     def of_entry(cls, entry: CacheEntry, name: str) -> CorpusReport:
-        """The report that was kept with the rows of `entry`, its skips logged as if they were found now."""
+        """The report that was kept with the rows of `entry`. Nothing left is a `UserError`."""
         report = cls(**{**entry.report, "name": name})
         report.from_cache = entry.found
-        report.finish()
+        report.require_pairs()
         return report
-
-    def finish(self) -> None:
-        """Log the skips; nothing left is a `UserError`."""
-        self.require_pairs()
-        if self.skipped:
-            logger.warning(self.summary())
 
 
 class DocumentOrder:

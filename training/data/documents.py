@@ -16,7 +16,6 @@ may be larger: they are not packed, and stay on disk (see `arrow_cache`).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,8 +31,6 @@ from transformers import PreTrainedTokenizerBase
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.encoding import ENCODED_FEATURES, check_end_of_sentence
 from reluformer.training.data.moses import MosesStep
-
-logger = logging.getLogger(__name__)
 
 TooLong = Literal["error", "skip", "keep"]
 # How many packed documents are tokenised whole, to see that their sentences' tokens are what is found there.
@@ -85,8 +82,6 @@ class PackingReport:
         self.sentences_per_packed = self.sentences / self.packed
         self.source_tokens, self.longest_source = int(source.sum()), int(source.max())
         self.target_tokens, self.longest_target = int(target.sum()), int(target.max())
-        if self.skipped:
-            logger.warning(self.summary())
 
     def summary(self) -> str:
         """One line for a log or an error message."""

@@ -17,12 +17,16 @@ from tqdm.auto import tqdm
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.whole_files import write_whole
 from reluformer.training.data.documents import PackedDocuments
+from reluformer.training.run.progress import bars_are_seen, tell
+from reluformer.training.run.progress_lines import clock_time
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.scoring.metrics import score_documents, score_translations
 from reluformer.training.translation import Translator
 
 logger = logging.getLogger(__name__)
 
+# Where no bar is seen.
+_SECONDS_BETWEEN_LINES = 10.0
 _COLUMNS = ("source", "hypothesis", "reference")
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {escaped: plain for plain, escaped in _ESCAPES.items()}
@@ -57,7 +61,7 @@ def evaluate_run(
         dataset_name: what the pairs are, for the record and the model card.
         language, text: see `score_translations`.
         command, recipe_name, seed: see `run_record`.
-        progress: show a progress bar.
+        progress: show a progress bar on a terminal, elsewhere a line every ten seconds.
         translator_options: of `Translator.from_pretrained`; not with a `Translator`, which has its own.
 
     Returns:
@@ -108,8 +112,13 @@ def _translated(
     try:
         with partial.open("w", encoding="utf-8", newline="\n") as rows:
             rows.write(_row(_COLUMNS))
-            for index, hypothesis in finished:
+            started = told = time.monotonic()
+            for done, (index, hypothesis) in enumerate(finished, start=1):
                 hypotheses[index] = hypothesis
+                if progress and not bars_are_seen() and time.monotonic() - told > _SECONDS_BETWEEN_LINES:
+                    told = time.monotonic()
+                    left = (told - started) / done * (len(sources) - done)
+                    tell(f"{done:,} of {len(sources):,} translated · {clock_time(left)} left")
                 rows.write(_row((sources[index], hypothesis, references[index])))
                 rows.flush()
     except BaseException:

@@ -120,7 +120,7 @@ def test_missing_rows_are_trained_and_finished_ones_left_alone(folder, started):
     assert "BLEU" in said[-1]
     run_tasks([first, second], size="smoke", say=said.append)
     assert [name for name, _ in started] == ["softmax", "relu"]
-    assert any("finished already" in line for line in said)
+    assert any("finished already" in line and "to train it again, give folders" in line for line in said)
 
 
 @pytest.mark.slow
@@ -401,7 +401,11 @@ def test_a_report_of_no_results_is_refused(capsys, tmp_path):
 def test_the_list_says_how_far_every_row_is(capsys, tmp_path):
     (tmp_path / "results").mkdir()
     places = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
-    assert studies_program.main(["--list", "--size", "cpu", *places]) == 0
+    assert studies_program.main(["--list", *places]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= 100, "fits a screen"
+    assert any(line.split()[:6] == ["t6", "0", "of", "6", "rows", "Table"] for line in lines)
+    assert studies_program.main(["--list", "--all", *places]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  vanilla-seed1: missing" in lines and any(line.startswith("t6: Table 6") for line in lines)
     some = ["--study", "t2", "--study", "t6", "--only", "vanilla", "--only", "documents_relu_512", "--seed", "7"]

@@ -47,7 +47,7 @@ def test_faults_of_an_evaluated_split_are_found_before_the_first_update(argument
         train(parse_recipe([*arguments, *change]))
 
 
-def test_what_encoding_skips_is_not_translated_in_validation(arguments, monkeypatch, caplog):
+def test_what_encoding_skips_is_not_translated_in_validation(arguments, monkeypatch, caplog, capsys):
     translated = []
     score = ValidationTranslation.__call__
 
@@ -63,6 +63,8 @@ def test_what_encoding_skips_is_not_translated_in_validation(arguments, monkeypa
     reports = {row["name"]: row for row in json.loads((folder / "corpus_report.json").read_text(encoding="utf-8"))}
     assert reports["validation tokens"]["skipped"] == {"longer than 64 tokens": 1}
     assert reports["test"]["kept"] == 5
+    printed = capsys.readouterr()
+    assert f"{printed.out}{printed.err}{caplog.text}".count("validation tokens: ") == 1
     evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
     assert evaluation["shortened_sources"] == [1] and "are split: number 1 (" in caplog.text
     assert len(read_translations(folder / "translations.test.tsv")) == evaluation["sentences"] == 5

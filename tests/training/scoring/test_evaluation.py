@@ -85,6 +85,12 @@ def test_a_failure_leaves_the_translations_that_were_done(tmp_path, caplog):
     assert {path.name for path in tmp_path.iterdir()} == {"evaluation.test.json", "translations.test.tsv"}
 
 
+def test_where_no_bar_is_seen_lines_say_how_far_it_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("reluformer.training.scoring.evaluation._SECONDS_BETWEEN_LINES", -1.0)
+    evaluate_run(FixedTranslator(), PAIRS, folder=tmp_path)
+    assert f"2 of {len(PAIRS)} translated · 0:00 left" in capsys.readouterr().out
+
+
 def test_two_may_evaluate_the_same_split(tmp_path):
     class Overtaken(FixedTranslator):
         def finished(self, texts, progress=False):
