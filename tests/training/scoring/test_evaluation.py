@@ -37,7 +37,7 @@ class FixedTranslator(Translator):
             None,
             9,
         )
-        self.long_sources, self.shortened = "error", []
+        self.long_sources, self.shortened, self.generation = "error", [], {}
 
     def finished(self, texts, progress=False):
         return enumerate(HYPOTHESES[list(PAIRS["source"]).index(text)] for text in texts)
