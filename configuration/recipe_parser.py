@@ -52,15 +52,18 @@ def recipe_names() -> list[str]:
 class LayeredConfig(ActionConfigFile):
     """`--config`: a path, or the bare name of a recipe of the package; a later one is laid over the earlier ones.
 
-    A file that says `base:` is laid over that recipe, so that a variant holds what differs and nothing else.
+    A file that says `base:` is laid over that recipe, so that a variant holds what differs and nothing else. The base's
+    `description` is not inherited: it is of another model.
 
     jsonargparse merges sections key by key, but replaces a dictionary: `model` is merged here, so that a layer that
     says `model: {preset: vanilla}` keeps the width and depth of the recipe below.
     """
 
     def __call__(self, parser: ArgumentParser, cfg: Any, values: str, option_string: str | None = None) -> None:
-        for path, text in recipe_layers(_find_recipe(values)):
+        for number, (path, text) in enumerate(recipe_layers(_find_recipe(values))):
             below = dict(cfg.get("model") or {})
+            if number:
+                cfg["description"] = ""
             try:
                 super().__call__(parser, cfg, path if text is None else text, option_string)
             except (TypeError, ArgumentError) as error:
@@ -224,7 +227,10 @@ def build_recipe(parser: ArgumentParser, namespace: Any, *, find_devices: bool =
 
 
 def parse_namespace(parser: ArgumentParser, arguments: Sequence[str]) -> Any:
-    """The namespace of command-line arguments; see [`parse_recipe`] for errors."""
+    """The namespace of command-line arguments; see [`parse_recipe`] for errors.
+
+    A recipe that is given another name by `--name` is another model, and loses its description too.
+    """
     try:
         namespace = parser.parse_args(list(arguments))
     except ArgumentError as error:
@@ -232,6 +238,9 @@ def parse_namespace(parser: ArgumentParser, arguments: Sequence[str]) -> Any:
     given = {word[8:].partition("=")[0] for word in arguments if word.startswith("--model.")}
     below, layer = ({k: v for k, v in namespace.model.items() if (k in given) is over} for over in (False, True))
     namespace.model = _laid_over(below, layer, parser.recipe_kind, "--")
+    options = {word.partition("=")[0] for word in arguments}
+    if "--name" in options and "--description" not in options:
+        namespace.description = ""
     return namespace
 
 

@@ -1,5 +1,7 @@
 """`base:` in a recipe: a variant holds what differs, and stands on the rest."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -8,6 +10,7 @@ from reluformer.configuration.recipe_parser import load_recipe, parse_recipe, re
 
 BASE = {
     "name": "below",
+    "description": "Number words.",
     "data": {"source_language": "de", "target_language": "en", "demo": {"train": 100, "seed": 4}},
     "model": {"d_model": 16, "encoder_attention_heads": 2},
     "training": {"max_steps": 10, "learning_rate": "1e-3"},
@@ -37,6 +40,16 @@ def test_a_recipe_is_laid_over_its_base(write):
     assert "base" not in recipe_to_dict(recipe)
     over = parse_recipe(["--config", top, "--model.d_model", "64"])
     assert over.model["d_model"] == 64
+
+
+def test_a_description_is_of_the_recipe_that_holds_it(write):
+    below = str(Path(write("top", "base: below\nname: top\n")).with_name("below.yaml"))
+    own = write("own", "base: below\nname: own\ndescription: My own.\n")
+    assert [load_recipe(path).description for path in (below, own)] == ["Number words.", "My own."]
+    assert load_recipe(own.replace("own.yaml", "top.yaml")).description == ""
+    named = ["--config", below, "--name", "twin"]
+    assert parse_recipe(named).description == ""
+    assert parse_recipe([*named, "--description", "A twin."]).description == "A twin."
 
 
 def test_the_layers_of_a_file_are_listed_lowest_first(write):
