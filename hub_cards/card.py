@@ -103,7 +103,8 @@ def _metadata(run: ModelFolder, repo_id: str | None) -> ModelCardData:
     results = [result for evaluation in run.evaluations for result in _results(run, evaluation)]
     results = results or list(_logged_results(run))
     base = {"base_model": run.base_model, "base_model_relation": "finetune"} if run.base_model else {}
-    tags = ["reluformer", f"{run.config.attention_activation}-attention", *run.kind.papers]
+    activation = run.config.attention_activation
+    tags = ["reluformer", f"{activation}-attention", *(run.kind.papers if activation != "softmax" else ())]
     return ModelCardData(
         language=run.languages or None,
         license=run.license,

@@ -42,6 +42,7 @@ def contents(run: ModelFolder, repo_id: str | None) -> dict[str, Any]:
     formulas = {
         "kind": kind,
         "summary": kind.summary(config, run.languages),
+        "is_reluformer": (config.attention_activation, config.attention_scaling) == ("relu", "variance"),
         "location": location,
         "with_package": kind.with_package(config, location),
         "use": kind.use(config),

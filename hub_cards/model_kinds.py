@@ -153,8 +153,9 @@ def _classify_a_picture(config: ReLUFormerVisionConfig) -> str:
 
 def _vision_transformer(config: ReLUFormerVisionConfig, languages: Sequence[str]) -> str:
     rows, columns = config.patch_grid
+    after = "" if config.attention_activation == "softmax" else " ([2309.08586](https://arxiv.org/abs/2309.08586))"
     return (
-        f"Vision Transformer ([2309.08586](https://arxiv.org/abs/2309.08586)) for {config.num_labels} classes:\n"
+        f"Vision Transformer{after} for {config.num_labels} classes:\n"
         f"{config.num_hidden_layers} layers, width {config.hidden_size}, {config.num_attention_heads} heads, FFN\n"
         f"{config.intermediate_size}, {rows} × {columns} patches, attention activation `{config.attention_activation}`."
     )

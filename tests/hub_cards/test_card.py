@@ -261,8 +261,13 @@ def test_a_card_elsewhere_has_its_pictures_beside_it(run, tmp_path):
 
 
 @pytest.mark.parametrize("preset", ["reluformer", "vanilla", "sparsemax", "entmax15", "rela", "relu_vit"])
-def test_every_preset_has_a_formula(preset):
+def test_every_preset_has_a_formula_and_only_one_is_called_a_reluformer(preset, tmp_path):
     config = ReLUFormerConfig.from_preset(preset, **TINY)
+    config.save_pretrained(tmp_path)
+    text = render_card(tmp_path)
+    assert ("A [ReLUFormer](" in text) == (preset == "reluformer")
+    assert ("\nAn encoder-decoder Transformer" in text and "It is no ReLUFormer" in text) == (preset != "reluformer")
+    assert ("arxiv:2302.06461" in ModelCard(text).data.tags) == (preset != "vanilla")
     formula = attention_formula(config)
     assert formula.count("{") == formula.count("}")
     assert ("gamma" in formula) == (preset == "reluformer")
