@@ -123,13 +123,24 @@ def _draw_text(run: FinishedRun, path: Path) -> None:
     plot_causal_map(run.model, run.processing, next(each.text for each in documents if each.text), path)
 
 
+_READABLE_TOKENS = 20  # a side: the names of more lie over each other in the picture
+_PAIRS_TO_CHOOSE_FROM = 1_000
+
+
 def _draw_attention(run: FinishedRun, path: Path) -> None:
-    """Of the first pair that the model has positions for; nothing where all are too long."""
+    """Of the longest readable pair among the first ones, else of the first that the model has positions for; nothing where all
+    are too long."""
     from reluformer.analysis.attention_maps import plot_attention_map
     from reluformer.training.data.encoding import first_encoded_pairs
     from reluformer.training.data.splits import load_split
 
     data, splits, positions = run.recipe.data, run.recipe.evaluation.splits, run.model.config.max_position_embeddings
     pairs, _ = load_split(data, splits[0] if splits else "train")
-    for pair in first_encoded_pairs(pairs, run.processing, max_length=positions, at_most=1):
+    first = pairs.select(range(min(_PAIRS_TO_CHOOSE_FROM, len(pairs))))
+    readable = first_encoded_pairs(
+        first, run.processing, max_length=min(_READABLE_TOKENS, positions), at_most=_PAIRS_TO_CHOOSE_FROM
+    )
+    fitting = readable or first_encoded_pairs(pairs, run.processing, max_length=positions, at_most=1)
+    if len(fitting):
+        pair = max(fitting, key=lambda pair: len(pair["source"]))
         plot_attention_map(run.model, run.processing, pair["source"], path, target=pair["target"])

@@ -2,15 +2,21 @@
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
+from transformers import Seq2SeqTrainingArguments
 
+from reluformer.analysis import attention_maps
+from reluformer.commands.train import _draw_attention
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe import DataConfig, ParallelFiles, Recipe
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training import training as training_module
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs
+from reluformer.training.driver import FinishedRun
 from reluformer.training.scoring.evaluation import read_translations
 from reluformer.training.scoring.validation import ValidationTranslation
 
@@ -69,6 +75,25 @@ def test_what_encoding_skips_is_not_translated_in_validation(arguments, monkeypa
     assert evaluation["shortened_sources"] == [1] and "are split: number 1 (" in caplog.text
     assert len(read_translations(folder / "translations.test.tsv")) == evaluation["sentences"] == 5
     assert (folder / "attention_map.png").is_file()
+
+
+@pytest.mark.parametrize(("lengths", "drawn"), [((25, 4, 9, 7, 30), 9), ((200, 30, 25), 30)])
+def test_the_attention_map_is_of_a_readable_pair_where_there_is_one(tmp_path, monkeypatch, lengths, drawn):
+    """A word is two tokens, and the model has 64 positions."""
+    texts = [" ".join(["a"] * length) for length in lengths]
+    for side in ("source", "target"):
+        (tmp_path / side).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    files = ParallelFiles(source=str(tmp_path / "source"), target=str(tmp_path / "target"))
+    recipe = Recipe(
+        name="map",
+        data=DataConfig(source_language="de", target_language="en", train=files, test=files),
+        training=Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True),
+    )
+    tokenizer, seen = demo_tokenizer(100), []
+    monkeypatch.setattr(attention_maps, "plot_attention_map", lambda *given, **options: seen.append(given[2]))
+    model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64))
+    _draw_attention(FinishedRun(recipe, model, tokenizer, [], {}), tmp_path / "map.png")
+    assert [len(text.split()) for text in seen] == [drawn]
 
 
 def test_the_first_encoded_pairs_are_those_that_encoding_keeps(monkeypatch):
