@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,19 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from reluformer.analysis.colors import BLACK, GREY, OLIVE, PURPLE, TEAL, WINE
+from reluformer.analysis.colors import BLACK, OLIVE, PURPLE, TEAL, WINE
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.scores import SCORES_IN_TRAINING
+from reluformer.configuration.scores import SCORES_IN_TRAINING, Score
 
 LogHistory = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel: where its values are and how it is drawn."""
+    """One line of a panel: where its values are and how it is drawn.
+
+    A line that may lie on an earlier one is dashed, in another colour and with hollow markers, so that both are seen.
+    """
 
     key: str
     label: str
@@ -38,12 +41,23 @@ class Panel:
     unit: str
     height: float
     lines: tuple[Line, ...]
-    percent: bool = False
+    is_score: bool = False
 
 
 # Neither of ReLU nor of softmax: what is drawn here may have either.
 _TRAINING, _VALIDATION = BLACK, PURPLE
-_SCORE_LOOKS = ((OLIVE, "s"), (PURPLE, "^"), (TEAL, "D"), (WINE, "o"), (BLACK, "v"), (GREY, "P"))
+_SCORE_LOOKS = ((WINE, "-", "o"), (TEAL, "--", "^"), (OLIVE, ":", "s"), (PURPLE, "-.", "D"))
+
+
+def _score_panel(scores: Iterable[Score]) -> Panel:
+    """Of the scores of one kind; each kind has an axis of its own, scaled to its values."""
+    labels = {score.name: f"{score.label} ({score.unit})" if score.unit else score.label for score in scores}
+    lines = (
+        Line(f"eval_{name}", label, color, style, marker)
+        for (name, label), (color, style, marker) in zip(labels.items(), _SCORE_LOOKS, strict=False)
+    )
+    return Panel(next(iter(labels.values())), 1.6, tuple(lines), is_score=True)
+
 
 PANELS = (
     Panel(
@@ -51,32 +65,19 @@ PANELS = (
         3.0,
         (
             Line("loss", "training loss", _TRAINING),
-            Line("cross_entropy", "training cross-entropy", _TRAINING, style="--"),
+            Line("cross_entropy", "training cross-entropy", TEAL, style="--"),
             Line("eval_loss", "validation loss", _VALIDATION, marker="o"),
-            Line("eval_cross_entropy", "validation cross-entropy", _VALIDATION, style="--", marker="s"),
+            Line("eval_cross_entropy", "validation cross-entropy", OLIVE, style="--", marker="s"),
         ),
     ),
     Panel("perplexity per token", 1.6, (Line("eval_perplexity", "validation", _VALIDATION, marker="o"),)),
-    Panel(
-        "score, 0 to 100",
-        2.4,
-        tuple(
-            Line(
-                f"eval_{score.name}",
-                f"{score.label} ({score.unit})" if score.unit else score.label,
-                color,
-                marker=marker,
-            )
-            for score, (color, marker) in zip(SCORES_IN_TRAINING, cycle(_SCORE_LOOKS), strict=False)
-        ),
-        percent=True,
-    ),
+    *(_score_panel(scores) for _, scores in groupby(SCORES_IN_TRAINING, key=lambda score: score.hub_type)),
     Panel(
         "$L_{reg}$ (Eq. 7)",
         1.3,
         (
             Line("regularization", "training", _TRAINING),
-            Line("eval_regularization", "validation", _VALIDATION, marker="o"),
+            Line("eval_regularization", "validation", _VALIDATION, style="--", marker="o"),
         ),
     ),
     Panel(
@@ -84,7 +85,7 @@ PANELS = (
         1.3,
         (
             Line("dead_row_fraction", "training", _TRAINING, factor=100.0),
-            Line("eval_dead_row_fraction", "validation", _VALIDATION, marker="o", factor=100.0),
+            Line("eval_dead_row_fraction", "validation", _VALIDATION, style="--", marker="o", factor=100.0),
         ),
     ),
     Panel("learning rate", 1.0, (Line("learning_rate", "learning rate", _TRAINING),)),
@@ -156,7 +157,8 @@ def _draw(axes: Axes, panel: Panel, log_history: LogHistory, after: LogHistory) 
                 linewidth=1.6,
                 # A line through a single point cannot be seen.
                 marker=line.marker or ("o" if len(points) == 1 else None),
-                markersize=4,
+                markersize=4 if line.style == "-" else 8,
+                fillstyle="full" if line.style == "-" else "none",
             )
         if stars:
             label = _with_last(f"{line.label}, after training", stars, panel)
@@ -165,17 +167,17 @@ def _draw(axes: Axes, panel: Panel, log_history: LogHistory, after: LogHistory) 
     axes.set_ylabel(panel.unit, fontsize=9)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    if panel.percent:
-        axes.set_ylim(0, 104)
+    if panel.is_score:
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
     elif panel is not PANELS[0] and min(y for line in drawn for _, y in _points([*log_history, *after], line)) >= 0:
         axes.set_ylim(bottom=0)
-    if len(axes.get_lines()) > 1 or panel is PANELS[0]:
+    if len(axes.get_lines()) > 1 or panel.is_score or panel is PANELS[0]:
         axes.legend(frameon=False, fontsize=8, loc="best")
 
 
 def _with_last(label: str, points: list[tuple[float, float]], panel: Panel) -> str:
     """The label of a score tells its last value: the eye cannot read tenths off an axis."""
-    return f"{label}: {points[-1][1]:.1f}" if panel.percent else label
+    return f"{label}: {points[-1][1]:.1f}" if panel.is_score else label
 
 
 def _points(entries: Iterable[Mapping[str, Any]], line: Line) -> list[tuple[float, float]]:

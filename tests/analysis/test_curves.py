@@ -4,7 +4,7 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
-from reluformer.analysis.curves import plot_training_curve
+from reluformer.analysis.curves import PANELS, plot_training_curve
 from reluformer.configuration.errors import UserError
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -48,10 +48,27 @@ def test_every_figure_of_the_log_is_drawn_over_updates(tmp_path, drawn):
         "training cross-entropy": [(10, 4.9), (20, 3.9)],
         "validation loss": [(20, 3.8)],
     }
-    assert drawn["score, 0 to 100"] == {"exact match (%): 3.0": [(20, 3.0)], "BLEU: 12.5": [(20, 12.5)]}
+    assert drawn["exact match (%)"] == {"exact match (%): 3.0": [(20, 3.0)]}
+    assert drawn["BLEU"] == {"BLEU: 12.5": [(20, 12.5)]}
     assert drawn["$L_{reg}$ (Eq. 7)"] == {"training": [(10, 2.0), (20, 1.0)]}
     assert drawn["dead rows (%)"] == {"training": [(20, 50.0)]}
     assert drawn["learning rate"] == {"learning rate": [(10, 1e-4), (20, 2e-4)]}
+
+
+def test_a_score_fills_its_axis_and_lines_that_lie_on_each_other_are_told_apart(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    keys = [line.key for panel in PANELS for line in panel.lines]
+    log = [{"step": step, **dict.fromkeys(keys, value)} for step, value in ((10, 4.7), (20, 9.4))]
+    plot_training_curve([*log, {"step": 20, "eval_exact_match": 0.0}], tmp_path / "a.png")
+    panels = {axes.get_ylabel(): axes for axes in figures[0].axes}
+    assert 4 < panels["BLEU"].get_ylim()[0] < 4.7 and 9.4 < panels["BLEU"].get_ylim()[1] < 10
+    assert panels["exact match (%)"].get_ylim()[0] == 0  # a score is never below
+    for axes in figures[0].axes:
+        lines = axes.get_lines()
+        assert len({line.get_color() for line in lines}) == len(lines)
+        over_each_other = [line for line in lines if (line.get_linestyle(), line.get_fillstyle()) == ("-", "full")]
+        assert len(over_each_other) == (2 if axes is figures[0].axes[0] else 1)
 
 
 def test_panels_without_figures_are_left_out(tmp_path, drawn):
@@ -61,7 +78,7 @@ def test_panels_without_figures_are_left_out(tmp_path, drawn):
 
 def test_scores_measured_after_training_are_stars(tmp_path, drawn):
     plot_training_curve(LOG[:1], tmp_path / "a.png", [{"step": 30, "bleu": 40.0}])
-    assert drawn["score, 0 to 100"] == {"BLEU, after training: 40.0": [(30, 40.0)]}
+    assert drawn["BLEU"] == {"BLEU, after training: 40.0": [(30, 40.0)]}
 
 
 def test_matplotlib_is_left_as_it_was(tmp_path):
