@@ -35,7 +35,8 @@ from reluformer.training.loading import (
 class AnalysisOptions:
     """What `analyze` is asked for.
 
-    what: names out of `ANALYSES`. model: folder or Hub id. text: file of source lines, or any text for a decoder-only model.
+    what: names out of `ANALYSES`, or `all`: those that can be taken of the model and the text. model: folder or Hub id.
+    text: file of source lines, or any text for a decoder-only model.
     target_text: file of their translations; None: the model's own. documents: file that names the document of each line; the
     lines of one are then packed to texts of at most max_length tokens, see `pack_text`. output: folder; None: `analysis` in the
     model's folder. batch_tokens: see `batches`. num_beams: of the model's own translation. top_p: percentages. maps: how many
@@ -66,14 +67,36 @@ class AnalysisOptions:
     seed: int = 0
     device: str | None = None
 
+    @property
+    def every(self) -> bool:
+        """Whether all figures are wanted that can be taken of the model and the text."""
+        return list(self.what) == ["all"]
+
+    @property
+    def names(self) -> list[str]:
+        """The figures that are wanted."""
+        if not self.every:
+            return [name for name in ANALYSES if name in self.what]
+        text = self.text is not None or self.images is not None
+        return [
+            name
+            for name in ANALYSES
+            if (kind := figure_class(name)).needs == MODEL
+            or (kind.needs == TEXT and text and (self.documents is not None or not kind.of_documents))
+        ]
+
     def check(self) -> None:
         """Raises a `UserError` for what is missing, unknown or out of range."""
-        unknown = [name for name in self.what if name not in ANALYSES]
+        if self.every and self.model is None:
+            raise UserError("--model: missing; --what all needs a model, or --run")
+        unknown = [] if self.every else [name for name in self.what if name not in ANALYSES]
         if unknown or not self.what:
-            raise UserError(f"--what: {', '.join(unknown) or 'nothing'} is unknown; choose of {', '.join(ANALYSES)}")
-        if self.model is None and (needed := [name for name in self.what if figure_class(name).needs != NOTHING]):
+            raise UserError(
+                f"--what: {', '.join(unknown) or 'nothing'} is unknown; choose of {', '.join(ANALYSES)}, or all"
+            )
+        if self.model is None and (needed := [name for name in self.names if figure_class(name).needs != NOTHING]):
             raise UserError(f"--model: missing; {needed[0]} needs a model")
-        on_text = [name for name in self.what if figure_class(name).needs == TEXT]
+        on_text = [name for name in self.names if figure_class(name).needs == TEXT]
         if self.text is None and self.images is None and on_text:
             pictures = ", or --images for a classifier" if figure_class(on_text[0]).of_images else ""
             raise UserError(f"--text: missing; {on_text[0]} needs a file of source lines{pictures}")
@@ -93,7 +116,7 @@ class AnalysisOptions:
 
     def _check_documents(self) -> None:
         if self.documents is None:
-            of_documents = [name for name in self.what if figure_class(name).of_documents]
+            of_documents = [name for name in self.names if figure_class(name).of_documents]
             if of_documents and self.images is None:
                 raise UserError(
                     f"--documents: missing; {of_documents[0]} needs a file that names the document of each line"
@@ -138,7 +161,7 @@ class _Session:
 
     def __init__(self, options: AnalysisOptions) -> None:
         self.options, self.done = options, Analysed()
-        figures = [make_figure(name, options) for name in ANALYSES if name in options.what]
+        figures = [make_figure(name, options) for name in options.names]
         self.figures = {
             needs: [figure for figure in figures if figure.needs == needs] for needs in (NOTHING, MODEL, TEXT)
         }
@@ -161,15 +184,14 @@ class _Session:
             self._of_translation_model()
 
     def _of_image_classifier(self) -> None:
-        options, on_text = self.options, self.figures[TEXT]
+        options = self.options
         self._refuse_what_is_lacking("a classifier of pictures", lambda figure: figure.of_images)
         if options.images is None or options.text is not None:
             raise UserError(f"--images: {options.model} is a classifier of pictures; give --images and no --text")
         model = load_image_classifier(options.model, attn_implementation="eager")
         folder = options.folder
         model.to(device_of(options.device)).eval()
-        for figure in on_text:
-            figure.require(model)
+        on_text = self._fitting(model)
         pictures = read_pictures(options.images, options.image_labels, options.model, model)
         read = {"images": options.images, "image_labels": options.image_labels, **pictures.facts}
         facts = {"model": model_facts(options.model, model.config), "device": str(model.device), "pictures": read}
@@ -177,7 +199,7 @@ class _Session:
         self._write(on_text, folder, Subject(model), facts)
 
     def _of_language_model(self) -> None:
-        options, on_text = self.options, self.figures[TEXT]
+        options = self.options
         self._refuse_what_is_lacking("a decoder alone", lambda figure: figure.of_decoders)
         for name in ("documents", "target_text"):
             if getattr(options, name) is not None:
@@ -188,12 +210,26 @@ class _Session:
         text = read_causal_text(options.text, model, tokenizer, context=options.context)
         read = {"source_file": options.text, **text.facts}
         facts = {"model": model_facts(options.model, model.config), "device": str(model.device), "text": read}
-        for figure in on_text:
-            figure.require(model)
+        on_text = self._fitting(model)
         self._observe(model, causal_batches(text, model.device, batch_tokens=options.batch_tokens))
         self._write(on_text, folder, Subject(model, tokenizer), facts)
 
+    def _fitting(self, model: PreTrainedModel) -> list[Figure]:
+        """The figures on a text. One that cannot be taken of the model is an error, or, of all, left out with a note."""
+        for figure in list(self.figures[TEXT]):
+            try:
+                figure.require(model)
+            except UserError as error:
+                if not self.options.every:
+                    raise
+                self.figures[TEXT].remove(figure)
+                self.done.notes.append(f"{figure.name} is left out: {error}")
+        return self.figures[TEXT]
+
     def _refuse_what_is_lacking(self, kind: str, has: Callable[[Figure | type[Figure]], bool]) -> None:
+        if self.options.every:
+            self.figures = {needs: [each for each in every if has(each)] for needs, every in self.figures.items()}
+            return
         if lacking := [each.name for each in (*self.figures[MODEL], *self.figures[TEXT]) if not has(each)]:
             known = ", ".join(name for name in ANALYSES if has(figure_class(name)))
             raise UserError(f"--what: {lacking[0]} cannot be taken of {self.options.model}, {kind}; choose of {known}")
@@ -211,8 +247,7 @@ class _Session:
         folder = options.folder  # not before: a model that does not exist is the first thing to say
         model.to(device_of(options.device)).eval()
         facts: dict[str, Any] = {"model": model_facts(options.model, model.config)}
-        for figure in on_text:
-            figure.require(model)
+        on_text = self._fitting(model)
         self._write(self.figures[MODEL], folder, Subject(model), facts)
         if on_text:
             if options.documents is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from reluformer.commands.parsing import Parser
 from reluformer.configuration.analyses import ANALYSES
+from reluformer.configuration.errors import UserError
 
 
 def run(arguments: list[str]) -> int:
@@ -21,7 +23,10 @@ def run(arguments: list[str]) -> int:
         required=True,
         nargs="+",
         metavar="NAME",
-        help=f"{', '.join(ANALYSES)}; one or several",
+        help=f"{', '.join(ANALYSES)}; one or several; all: what can be taken of the model and the text",
+    )
+    parser.add_argument(
+        "--run", metavar="FOLDER", help="a finished run, in place of --model and --text: on its test split"
     )
     parser.add_argument("--model", metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
     parser.add_argument(
@@ -36,8 +41,13 @@ def run(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     from reluformer.analysis.analyze import AnalysisOptions, analyze
+    from reluformer.analysis.run_text import run_text
 
     given = {name: value for name, value in vars(options).items() if value is not None}
+    if (run := given.pop("run", None)) is not None:
+        if double := {"model", "text", "target_text", "documents", "images"} & given.keys():
+            raise UserError(f"--{min(double)}: --run says it already; leave one of the two out")
+        given |= {"model": run, **run_text(run, Path(given.get("output", Path(run) / "analysis")))}
     analysed = analyze(AnalysisOptions(**given))
     for note in analysed.notes:
         print(f"reluformer: note: {note}", file=sys.stderr)

@@ -3,9 +3,11 @@
 import csv
 import dataclasses
 import json
+import shutil
 import warnings
 
 import pytest
+import yaml
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from reluformer.analysis.analyze import AnalysisOptions, analyze
@@ -102,6 +104,21 @@ def test_every_analysis_writes_its_files(capsys, folder, text, tmp_path):
     [maps] = result(tmp_path / "out", "attention-maps")["maps"]
     assert len(maps["pictures"]) == 3 * LAYERS
     assert all((tmp_path / "out" / "attention-maps" / name).is_file() for name in maps["pictures"])
+
+
+def test_all_figures_of_a_run_are_taken_on_its_test_split(capsys, folder, text, tmp_path):
+    run_folder = shutil.copytree(folder("reluformer"), tmp_path / "run")
+    files = {"source": str(text[1]), "target": str(text[3])}
+    data = {"source_language": "de", "target_language": "en", "train": files, "test": files}
+    recipe = {"name": "a", "data": data, "training": {"max_steps": 1}}
+    (run_folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    assert run(capsys, "--what", "all", "--run", run_folder)[0] == 0
+    without = {"context", "random-context", "variance-simulation"}
+    assert {path.stem for path in (run_folder / "analysis").glob("*.json")} == ANALYSES.keys() - without
+    assert run(capsys, "--what", "entropy", "--model", run_folder, *text, "--output", tmp_path)[0] == 0
+    assert result(run_folder / "analysis", "entropy")["table"] == result(tmp_path, "entropy")["table"]
+    assert "--text: --run says it already" in refusal(capsys, "--what", "all", "--run", run_folder, *text[:2])
+    assert "holds no recipe.yaml" in refusal(capsys, "--what", "all", "--run", tmp_path)
 
 
 def test_a_result_says_what_was_measured(capsys, folder, text, tmp_path):
