@@ -37,11 +37,10 @@ test-kills: .venv/all .venv/links
 	$(BIN)/python tests/training/run/kill_harness.py --kills 100 --output benchmarks/results/kills-cpu.json
 	$(MAKE) fault-table
 
-# 320 small faults planted in a copy of this repository: which of them do the tests see? Less than an hour of one core; fails if a
-# fault survives that tests/mutation/explained.yaml does not explain. Writes benchmarks/MUTANTS.md.
+# Faults planted in a copy of this repository, in Python, C++ and Triton: do the tests notice each? Less than an hour of one core;
+# fails if one survives. Writes benchmarks/MUTANTS.md.
 mutants: .venv/all .venv/links
-	$(BIN)/python -m tests.mutation.run --output benchmarks/results/mutants-cpu.json; \
-	status=$$?; $(BIN)/python -m tests.mutation.table && exit $$status
+	$(BIN)/python tests/mutation/run.py
 
 # The library's own tests of its models, from its source package; PEER_TRANSFORMERS_TESTS=… adds those of generation.
 test-peer: .venv/all .venv/links

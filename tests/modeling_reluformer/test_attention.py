@@ -8,7 +8,12 @@ import torch
 from reluformer.attention_activations import NON_NEGATIVE, POINTWISE
 from reluformer.attention_reference import reference_attention
 from reluformer.regularization_reluformer import row_entropy
-from reluformer.visibility_reluformer import Visibility, positions_from_padding, positions_from_segments
+from reluformer.visibility_reluformer import (
+    Visibility,
+    positions_from_padding,
+    positions_from_segments,
+    segments_from_positions,
+)
 
 from . import paper_formulas
 
@@ -173,6 +178,7 @@ def test_packed_causal_counts_restart_at_each_segment():
     visibility = Visibility(causal=True, query_segments=segments, key_segments=segments)
     assert visibility.count(1, 7, 7, segments.device).tolist() == [[1, 2, 3, 1, 2, 1, 1]]
     assert positions_from_segments(segments).tolist() == [[0, 1, 2, 0, 1, 0, 0]]
+    assert segments_from_positions(torch.tensor([[0, 1, 2, 0, 1, 5, 6]])).tolist() == [[1, 1, 1, 2, 2, 3, 3]]
     assert positions_from_padding(torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]]), 4).tolist() == [
         [0, 0, 0, 1],
         [0, 1, 1, 1],

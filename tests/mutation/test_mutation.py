@@ -1,4 +1,4 @@
-"""The command that plants faults: it kills what a test sees, reports what none sees, and accepts only what is explained."""
+"""The command that plants faults; its faults stand in their files, and the committed page is of the committed result."""
 
 import json
 import os
@@ -9,113 +9,41 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .mutants import mutants_of
-from .run import ROOT, plan_tests, stale
-from .table import TABLE, committed, table
+from .run import FAULTS, PAGE, RESULT, ROOT, page
 
-CODE = '''\
-def double(x: int = 0) -> int:
-    """Twice 1."""
-    if x > 100:
-        raise ValueError(f"{x}: at most {99 + 1} expected")
-    return x * 2
-'''
-PLAN = """\
-files: [{folder: modeling_toy, files: [arithmetic], tests: [test_arithmetic.py]}]
-tests_left_out: []
-left_out: {}
-"""
-TEST = "from toy.arithmetic import double\n\ndef test_double():\n    assert double(3) == 6\n    assert double() == 0\n"
+CODE = "def double(x):\n    if x > 100:\n        return 200\n    return x * 2\n"
+TEST = "from toy.arithmetic import double\n\ndef test_double():\n    assert double(3) == 6\n"
+FOUND = {"x * 2": "test_toy.py::test_double", "x > 100": "passed", "def double(x):": "not run", "x ** 2": "not run"}
 
 
-@pytest.fixture
-def repository(tmp_path) -> Path:
-    """Of a package `toy` in a folder of another name; the tests never come near its bound."""
+@pytest.mark.slow
+def test_a_fault_is_killed_by_a_test_that_fails_and_nothing_else_counts(tmp_path):
+    group = {"file": "folder/arithmetic.py", "tests": "test_toy.py", "faults": [[before, "False"] for before in FOUND]}
     for name, text in {
-        "setup.py": 'PACKAGE_FOLDERS = {"toy": "modeling_toy"}\n',
-        "modeling_toy/__init__.py": "",
-        "modeling_toy/arithmetic.py": CODE,
-        "tests/test_arithmetic.py": TEST,
-        "plan.yaml": PLAN,
-        "explained.yaml": "",
+        "setup.py": 'PACKAGE_FOLDERS = {"toy": "folder"}\n',
+        "folder/__init__.py": "",
+        "folder/arithmetic.py": CODE,
+        "tests/test_toy.py": TEST,
+        FAULTS: yaml.safe_dump([group]),
+        RESULT: "",
     }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    return tmp_path
+    command = [sys.executable, str(Path(__file__).with_name("run.py")), f"--root={tmp_path}"]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    rows = json.loads((tmp_path / RESULT).read_text())["faults"]
+    assert {
+        row["before"]: row["found"].split(":")[0] if row["found"][:3] == "not" else row["found"] for row in rows
+    } == FOUND
+    assert ended.returncode == 1 and "| together | 4 | 1 |" in (tmp_path / PAGE).read_text()
+    assert (tmp_path / "folder/arithmetic.py").read_text() == CODE
 
 
-def plant(repository: Path) -> tuple[int, dict]:
-    options = [f"--{name}={repository / name}.yaml" for name in ("plan", "explained")]
-    output = repository / "result.json"
-    command = [
-        sys.executable,
-        "-m",
-        "tests.mutation.run",
-        f"--root={repository}",
-        *options,
-        f"--output={output}",
-        "--count=0",
-    ]
-    ended = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    assert output.is_file(), ended.stderr
-    return ended.returncode, json.loads(output.read_text())
-
-
-def test_a_fault_that_tests_see_is_killed_and_others_survive_until_explained(repository):
-    status, result = plant(repository)
-    assert status == 1
-    survived = {survivor["after"] for survivor in result["survivors"]}
-    assert survived == {"if x >= 100:", "if x > 101:", "if False:", "pass"}
-    counts = result["files"]["modeling_toy/arithmetic.py"]
-    assert counts == {"killed": 6, "timeout": 0, "survived": 4, "explained": 0}
-    assert (result["mutants"], result["drawn_from"], result["seed"]) == (10, 10, 0)
-    assert (repository / "modeling_toy/arithmetic.py").read_text() == CODE
-
-    names = ("file", "scope", "before", "after")
-    explained = [{**{name: survivor[name] for name in names}, "reason": "far away"} for survivor in result["survivors"]]
-    (repository / "explained.yaml").write_text(yaml.safe_dump(explained))
-    (repository / "modeling_toy/arithmetic.py").write_text(f"import math\n\n{CODE}")  # other lines, the same faults
-    status, result = plant(repository)
-    assert status == 0
-    assert [survivor["line"] for survivor in result["survivors"]] == [5, 5, 5, 6]
-    assert "if x >= 100:`. far away" in table(result)
-
-    (repository / "modeling_toy/arithmetic.py").write_text(CODE.replace("100", "200"))
-    assert len(stale(repository, ["modeling_toy/arithmetic.py"], explained)) == 3
-
-
-@pytest.mark.parametrize(
-    ("file", "after"),
-    [
-        ("multihead_reluformer.py", "dropout=(0.0),"),
-        ("attention_reference.py", "weights = (weights)"),
-        ("regularization_reluformer.py", "return torch.log(safe_sum).abs() + torch.relu((entropy))"),
-    ],
-)
-def test_faults_of_formulas_are_among_the_mutants(file, after):
-    mutants = mutants_of(file, (ROOT / "modeling_reluformer" / file).read_text())
-    assert after in {mutant.after for mutant in mutants}
-
-
-def test_nothing_is_planted_in_words_annotations_and_strings():
-    texts = [mutant.after for mutant in mutants_of("a.py", CODE)]
-    assert len(texts) == 10
-    assert not any("at most" in text for text in texts)
-
-
-def test_the_plan_names_every_file_of_the_model_and_tests_that_exist():
-    plan = yaml.safe_load((Path(__file__).parent / "plan.yaml").read_text())
-    tests = plan_tests(plan)
-    assert {*tests, *plan["left_out"]} >= {
-        path.relative_to(ROOT).as_posix() for path in (ROOT / "modeling_reluformer").rglob("*.py")
-    }
-    named = (name for group in plan["files"] for name in (*group["tests"], *group.get("then", ())))
-    folders = (ROOT / "tests" / name.split("::")[0] for name in named)
-    assert all(path.exists() for path in (*folders, *(ROOT / name for name in (*tests, *plan["left_out"]))))
-
-
-def test_the_page_is_of_the_committed_result():
-    assert TABLE.read_text(encoding="utf-8") == table(committed()), "run `python -m tests.mutation.table`"
+def test_every_fault_stands_once_in_its_file_and_the_page_is_of_the_result():
+    groups = yaml.safe_load((ROOT / FAULTS).read_text(encoding="utf-8"))
+    planted = [(group["file"], *fault) for group in groups for fault in group["faults"]]
+    moved = [fault for fault in planted if (ROOT / fault[0]).read_text(encoding="utf-8").count(fault[1]) != 1]
+    assert moved == [], f"these texts do not stand once in their files any more; mend {FAULTS}"
+    result = json.loads((ROOT / RESULT).read_text(encoding="utf-8"))
+    assert (ROOT / PAGE).read_text(encoding="utf-8") == page(result), "run `make mutants`"

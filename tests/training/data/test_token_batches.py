@@ -76,6 +76,9 @@ def test_epochs_differ_and_repeat():
     assert first == again != second
     batches.set_epoch(300)
     assert list(batches) not in (first, second)
+    sides = np.maximum(*realistic_lengths())
+    longest = [sides[batch].max() for batch in first]
+    assert longest != sorted(longest, reverse=True)  # the batches are shuffled too
     same = {frozenset(batch) for batch in first} & {frozenset(batch) for batch in second}
     assert len(same) < 0.1 * len(first)
     assert list(sampler(seed=4)) != first
@@ -100,6 +103,8 @@ def test_pairs_of_equal_lengths_stay_in_their_order():
 
 def test_batches_that_come_once_more_are_told_and_only_they(caplog):
     list(TokenBatchSampler([4] * 6, [4] * 6, tokens_per_batch=8, seed=0, batches_per_update=3))
+    halved = list(TokenBatchSampler([4] * 8, [4] * 8, tokens_per_batch=32, seed=0, batches_per_update=2))
+    assert [len(batch) for batch in halved] == [4, 4]
     assert caplog.messages == []
     batches = TokenBatchSampler([4] * 2, [4] * 2, tokens_per_batch=4, seed=0, batches_per_update=3)
     plan = list(batches)

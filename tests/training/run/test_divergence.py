@@ -91,11 +91,15 @@ def test_the_watched_cross_entropy_is_that_of_the_log(tmp_path, steps, monkeypat
 
 def test_the_last_span_may_be_short_and_guessing_is_among_the_targets(tmp_path):
     model = tiny_model(decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
-    _, watch = watched(tmp_path, "stop", model)
+    _, watch = watched(tmp_path, "record", model)
     watch.on_train_begin(None, TrainerState(global_step=25), None)
     assert watch._guessing == math.log(40)
     watch._cross_entropy = torch.tensor(30.0)  # of ten updates
     assert watch._mean_cross_entropy(35) == 3.0
+    for times, update in ((1.9, 50), (2.1, 75)):
+        watch._cross_entropy = torch.tensor(times * watch._guessing * CHECK_EVERY)
+        watch.on_step_end(None, TrainerState(global_step=update, max_steps=100), None)
+        assert (watch.exploded is None) == (times < 2)
 
 
 def test_only_a_module_without_any_live_row_is_dead(tmp_path):

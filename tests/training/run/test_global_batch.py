@@ -87,11 +87,12 @@ def test_other_updates_are_refused_in_one_line(recipe, before, now, said, explic
 
 def test_batches_of_another_size_are_refused(recipe):
     recipe.training.resume_from_checkpoint = str(recipe.write(2, 2))
-    recipe.batching.tokens_per_batch = 800
-    with pytest.raises(
-        UserError, match=r"batches of 400 tokens, the recipe says 800; set batching\.tokens_per_batch to 400"
-    ):
-        checkpoint_to_resume(recipe)
+    for tokens in (800, 200):
+        recipe.batching.tokens_per_batch = tokens
+        with pytest.raises(
+            UserError, match=rf"of 400 tokens, the recipe says {tokens}; set batching\.tokens_per_batch to 400"
+        ):
+            checkpoint_to_resume(recipe)
 
 
 def test_a_checkpoint_of_an_earlier_version_goes_on_as_it_was(recipe, caplog):
