@@ -91,7 +91,6 @@ setup(
     package_dir=PACKAGE_FOLDERS,
     include_package_data=False,  # what is listed here and no more: the folders of data are no packages
     package_data={
-        "reluformer": ["py.typed"],
         "reluformer.compiled": ["*.cpp", "*.h"],
         "reluformer.configuration": ["recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml"],
         "reluformer.hub_cards": ["*.md"],

@@ -1,6 +1,6 @@
 """Pictures of the page for the documentation, taken in headless Chromium.
 
-    python -m docs.screenshot --model runs/a --second runs/b --text "dreiundzwanzig" --output docs/images/space_two_models.png
+    python -m docs.screenshot --model runs/a --model runs/b --text "dreiundzwanzig" --output docs/images/space_two_models.png
 
 Needs Gradio, Selenium, and Debian's packages chromium and chromium-driver; nothing is downloaded.
 """

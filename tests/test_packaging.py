@@ -143,6 +143,7 @@ def test_the_wheel_holds_every_module_and_recipe_and_no_generic_name(source, tmp
     expected = installed_files()
     assert "reluformer/configuration/recipes/demo.yaml" in expected
     assert "reluformer/configuration/accelerate/ddp.yaml" in expected
+    assert "reluformer/py.typed" in expected
     assert "reluformer/hub_cards/card_template.md" in expected
     present = {path.relative_to(site).as_posix() for path in (site / "reluformer").rglob("*") if path.is_file()}
     assert {name for name in present if "__pycache__" not in name} == set(expected)
