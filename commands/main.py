@@ -32,6 +32,7 @@ _REFUSALS_OF_THE_SYSTEM = {
 }
 # Every verb, and what it makes or shows.
 VERBS = {
+    "init": "a recipe for your own parallel text",
     "train": "a model after a recipe",
     "evaluate": "a run on one of its splits",
     "translate": "text with a model",

@@ -90,6 +90,7 @@ def test_every_other_verb_works_or_is_refused_in_one_line(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     recipe, folder = str(ROOT / "configuration" / "recipes" / "demo.yaml"), str(tmp_path)
     calls = {
+        "init": ["--source", "a.de", "--target", "a.en"],
         "train": ["--config", recipe],
         "evaluate": ["--run", folder],
         "analyze": ["--model", folder, "--what", "entropy"],

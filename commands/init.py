@@ -1,0 +1,182 @@
+"""`reluformer init`: a recipe that suits two files of parallel text and this machine."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reluformer.commands.parsing import Parser
+from reluformer.configuration.errors import UserError
+from reluformer.training.data.plain_text import without_packing
+
+if TYPE_CHECKING:
+    import datasets
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its training, each as it was measured or published: docs/recipes.md."""
+
+    width: int
+    layers: int
+    heads: int
+    feed_forward: int
+    tokens: int
+    rate: float
+    warmup: int
+    updates: int
+
+
+SMALL = Size(128, 3, 4, 512, 2_200, 0.003, 1_000, 10_000)  # our studies of sentences
+MIDDLE = Size(512, 6, 4, 1_024, 8_192, 0.0005, 4_000, 100_000)  # IWSLT14 of the paper
+LARGE = Size(512, 6, 8, 2_048, 8_192, 0.0007, 4_000, 100_000)  # WMT14 of the paper
+# For fewer pairs: the size where there is a GPU, and the vocabulary.
+SIZES = ((100_000, SMALL, 4_000), (1_000_000, MIDDLE, 10_000), (math.inf, LARGE, 32_000))
+PASSES = 100
+MEASURED_PAIRS = 20_000
+LONGEST = 2_048
+
+TEMPLATE = """\
+# reluformer train --config {output}
+# Written by `reluformer init` for {pairs:,} pairs of about {length:g} tokens a side; docs/recipes.md says by which rule.
+name: {name}
+data:
+  source_language: {languages[0]}
+  target_language: {languages[1]}
+  max_length: {max_length}
+{files}
+tokenizer: {{vocab_size: {vocabulary}}}
+model: {{{attention}, max_position_embeddings: {positions},
+        d_model: {size.width}, encoder_layers: {size.layers}, decoder_layers: {size.layers},
+        encoder_attention_heads: {size.heads}, decoder_attention_heads: {size.heads},
+        encoder_ffn_dim: {size.feed_forward}, decoder_ffn_dim: {size.feed_forward}}}
+batching: {{tokens_per_batch: {size.tokens}}}
+evaluation: {{splits: {splits}, at_most: {at_most}, long_sources: split}}
+training:
+  seed: 1
+  max_steps: {updates}
+  learning_rate: {size.rate}
+  lr_scheduler_type: inverse_sqrt
+  warmup_steps: {warmup}
+  adam_beta2: 0.98
+  logging_steps: 50
+  eval_strategy: {watched}
+  eval_steps: {every}
+  save_steps: {every}
+  save_total_limit: 2
+  use_cpu: {on_cpu}
+  bf16: {bf16}
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """The verb, with the arguments after its name; returns the exit status."""
+    parser = Parser(
+        prog="reluformer init", description="Writes a recipe for your own parallel text, for `reluformer train`."
+    )
+    parser.add_argument(
+        "--source", required=True, metavar="FILE", help="one sentence a line, such as train.de or train.de.gz"
+    )
+    parser.add_argument("--target", required=True, metavar="FILE", help="its translations, such as train.en")
+    for split in ("validation", "test"):
+        parser.add_argument(f"--{split}", nargs=2, metavar=("SOURCE", "TARGET"), help=f"files of the {split} split")
+    parser.add_argument("--softmax", action="store_true", help="softmax attention instead of ReLU")
+    parser.add_argument("--output", metavar="FILE", help="default: the languages, such as de_en.yaml")
+    options = parser.parse_args(arguments)
+
+    languages = _language("--source", options.source), _language("--target", options.target)
+    if languages[0] == languages[1]:
+        raise UserError(
+            f"--target: {options.target!r} ends in the language of --source; expected two, such as .de and .en"
+        )
+    name = "_".join([*languages, *(["softmax"] if options.softmax else [])])
+    output = options.output or f"{name}.yaml"
+    if Path(output).exists():
+        raise UserError(f"--output: {output!r} exists already; give another file, or remove it")
+
+    from reluformer.configuration.whole_files import write_whole
+    from reluformer.training.data.corpora import read_parallel_files
+
+    files = {"train": [options.source, options.target], "validation": options.validation, "test": options.test}
+    files = {split: given for split, given in files.items() if given}
+    read = {split: read_parallel_files(*given, name=split)[0] for split, given in files.items()}
+    write_whole(output, _recipe(name, output, languages, files, read["train"], options.softmax))
+    if "validation" not in files:
+        print("no --validation: nothing will be watched during training but its own loss")
+    if "test" not in files:
+        print("no --test: " + ("the validation split is scored" if "validation" in files else "nothing will be scored"))
+    print(f"wrote {output}; now: reluformer train --config {output}")
+    return 0
+
+
+def _language(option: str, path: str) -> str:
+    suffix = without_packing(Path(path)).suffix.removeprefix(".")
+    if not re.fullmatch("[a-z]{2,3}", suffix) or suffix == "txt":
+        raise UserError(f"{option}: {path!r} does not end in a language; name it as train.de or train.de.gz")
+    return suffix
+
+
+def _recipe(
+    name: str,
+    output: str,
+    languages: tuple[str, str],
+    files: dict[str, list[str]],
+    pairs: datasets.Dataset,
+    softmax: bool,
+) -> str:
+    import torch
+
+    from reluformer.other_models.gamma import LONGEST as LONGEST_MEASURED
+    from reluformer.other_models.gamma import SHORTEST, gamma_for_length
+
+    on_cpu = not torch.accelerator.is_available()
+    _, size, vocabulary = next(row for row in SIZES if len(pairs) < row[0])
+    size = SMALL if on_cpu else size
+    vocabulary, lengths = _tokens(pairs, vocabulary, languages)
+    length, mean = lengths[len(lengths) // 2], sum(lengths) / len(lengths)
+    max_length = min(max(64, 2 ** math.ceil(math.log2(lengths[len(lengths) * 995 // 1000]))), LONGEST)
+    updates = min(size.updates, max(200, round(PASSES * len(pairs) * mean / size.tokens)))
+    gamma = gamma_for_length(min(max(length, SHORTEST), LONGEST_MEASURED))
+    splits = [split for split in ("test", "validation") if split in files][:1]
+    paths = {split: [json.dumps(path, ensure_ascii=False) for path in given] for split, given in files.items()}
+    return TEMPLATE.format(
+        output=output, name=name, languages=languages, pairs=len(pairs), length=length, max_length=max_length,
+        files="\n".join(f"  {split}: {{source: {source}, target: {target}}}" for split, (source, target) in paths.items()),
+        vocabulary=vocabulary, positions=max(1_024, 2 * max_length), size=size,
+        attention="preset: vanilla" if softmax else f"preset: reluformer, attention_gamma: {gamma}, regularization_weight: 0.01",
+        splits=f"[{', '.join(splits)}]", at_most=200 if "validation" in files else 0, updates=updates, every=updates // 10,
+        warmup=min(size.warmup, updates // 4), watched="steps" if "validation" in files else '"no"',
+        on_cpu=str(on_cpu).lower(), bf16=str(_has_bf16(on_cpu)).lower(),
+    )  # fmt: skip
+
+
+def _tokens(pairs: datasets.Dataset, vocabulary: int, languages: tuple[str, str]) -> tuple[int, list[int]]:
+    """How many of the pieces the text gives, and the lengths of both sides of some pairs, the shortest first."""
+    from reluformer.training.tokenization import train_tokenizer
+
+    some = pairs.select(range(0, len(pairs), 1 + len(pairs) // MEASURED_PAIRS))
+    tokenizer = train_tokenizer(
+        some,
+        vocab_size=vocabulary,
+        lowercase=False,
+        moses=False,
+        source_language=languages[0],
+        target_language=languages[1],
+        max_length=LONGEST,
+    )
+    ids = tokenizer([*some["source"], *some["target"]], verbose=False)["input_ids"]
+    if len(some) == len(pairs):
+        vocabulary = len(tokenizer)
+    return vocabulary, sorted(map(len, ids))
+
+
+def _has_bf16(on_cpu: bool) -> bool:
+    import torch
+
+    if on_cpu:
+        return torch.cpu._is_avx512_bf16_supported()
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
