@@ -1,4 +1,4 @@
-# make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make bench-sparse · make studies-smoke ·
+# make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make bench-sparse · make gpu-bundle · make studies-smoke ·
 # make studies · make wheel · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-oldest sets up .venv-oldest, and needs
 # Python 3.11.
 #
@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all test-kills mutants test-peer test-oldest bench bench-sparse studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
+.PHONY: demo test test-slow test-all test-kills mutants test-peer test-oldest bench bench-sparse gpu-bundle studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
 
 demo: .venv/train .venv/links
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -66,6 +66,10 @@ bench: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.attention_tables
 	$(BIN)/python -m benchmarks.speed.vision_tables
 	$(BIN)/python -m benchmarks.speed.decoder_tables
+
+# build/gpu: the source, the corpora and the packages that a GPU machine without network needs: sh build/gpu/run check
+gpu-bundle: .venv/all .venv/links
+	$(BIN)/python -m benchmarks.gpu bundle
 
 # Feed-forward networks that skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
 # Writes benchmarks/results/sparse-cpu.json, sparse-models-cpu.json and benchmarks/SPARSE.md.

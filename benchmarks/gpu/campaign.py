@@ -50,9 +50,10 @@ def run_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argparse
     path = options.output / f"{stage}.json"
     result = {**stage_record(), "stage": stage, "toy": options.toy, "cells": []}
     result["cells"] = _earlier_cells(path, result)
+    options.done = [record["cell"] for record in result["cells"]]
     left = 0
     for cell in cells():
-        if any(record["cell"] == cell.names for record in result["cells"]):
+        if cell.names in options.done:
             continue
         if time.monotonic() + cell.seconds > end:
             left += 1
@@ -97,6 +98,8 @@ def _earlier_cells(path: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _origin(result: dict[str, Any]) -> tuple[Any, ...]:
+    if result["stage"] == "science":  # of which each training tells its commit
+        return (result["toy"],)
     return result["source"], result["toy"], result["machine"].get("accelerators"), result["versions"]["torch"]
 
 

@@ -13,7 +13,8 @@ import torch
 # What the machine with the GPU lacks: importing one of them there would cost the stage.
 STAGE = """
 import runpy, sys
-for name in ("datasets", "evaluate", "jsonargparse", "sacremoses", "entmax", "num2words", "dill", "multiprocess"):
+lacking = ("datasets", "evaluate", "jsonargparse", "sacremoses", "entmax", "num2words", "dill", "multiprocess")
+for name in () if sys.argv[1] == "science" else lacking:  # for which they are in the bundle
     sys.modules[name] = None
 sys.argv = ["benchmarks.gpu", *sys.argv[1:]]
 runpy.run_module("benchmarks.gpu", run_name="__main__")
@@ -30,7 +31,7 @@ def options(folder, minutes=1.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["check", "attention", "models", "tune"])
+@pytest.mark.parametrize("stage", ["check", "attention", "models", "tune", "science"])
 def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, program, tmp_path):
     command = [sys.executable, "-c", STAGE, stage, "--toy", "--output", str(tmp_path), "--minutes", "9"]
     environment = {
@@ -44,7 +45,7 @@ def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, program
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
     assert "0 of them failed, no time for 0" in run.stdout.splitlines()[-1]
     result = json.loads((tmp_path / f"{stage}.json").read_text(encoding="utf-8"))
-    assert result["source"] and result["versions"]["torch"] and result["machine"] and len(result["cells"]) >= 4
+    assert result["source"] and result["versions"]["torch"] and result["machine"] and len(result["cells"]) >= 2
     if stage == "check":
         assert result["cells"][0]["tests_passed"] >= 1, "kernels in the interpreter"
 
@@ -179,3 +180,42 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(program, campa
         "Not measured: `python -m benchmarks.gpu check` measures it.",
     ):
         assert line in text, line
+
+
+def test_trainings_that_are_not_over_go_on_from_parts_that_fit(program, tmp_path, monkeypatch):
+    science = program("gpu.science")
+    monkeypatch.setattr(science, "PART", 20_000)
+    runs, other, output = tmp_path / "runs", tmp_path / "other", tmp_path / "output"
+    for folder in (runs, other, output):
+        folder.mkdir()
+    for name, size in (("first", 30_000), ("large", 60_000), ("last", 5_000), ("not begun", None)):
+        if size is not None:
+            (runs / name / "checkpoint-300").mkdir(parents=True)
+            (runs / name / "checkpoint-300" / "model.safetensors").write_bytes(os.urandom(size))
+    (output / "checkpoints.tar.7").write_bytes(b"of an earlier time")
+    assert science.pack(runs, ["first", "large", "last", "not begun"], output) == 2
+    parts = sorted(path.name for path in output.iterdir())
+    assert parts == [f"checkpoints.tar.{number}" for number in range(3)]
+    assert all(path.stat().st_size <= 20_000 for path in output.iterdir())
+    science.unpack(output, other)
+    model = "first/checkpoint-300/model.safetensors"
+    assert (other / model).read_bytes() == (runs / model).read_bytes()
+    assert sorted(path.name for path in other.iterdir()) == ["first", "last"]
+
+
+@pytest.mark.slow
+def test_a_bundle_runs_by_itself_and_tells_its_commit(program, tmp_path):
+    data = tmp_path / "corpora"
+    (data / "multi30k").mkdir(parents=True)
+    (data / "multi30k" / "train.de.gz").write_bytes(b"text")
+    bundle = tmp_path / "bundle"
+    # a toy: pip is not asked for wheels
+    assert program("gpu.__main__").main(["bundle", "--toy", "--output", str(bundle), "--data", str(data)]) == 0
+    assert (bundle / "data" / "multi30k" / "train.de.gz").is_file() and not (bundle / "docs").exists()
+    command = ["sh", bundle / "run", "tune", "--toy", "--output", str(tmp_path), "--minutes", "9"]
+    program_path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PATH": program_path}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "0 of them failed" in run.stdout, run.stderr[-2000:]
+    result = json.loads((tmp_path / "tune.json").read_text(encoding="utf-8"))
+    assert result["git_commit"] == program("gpu.campaign").stage_record()["git_commit"]

@@ -1,0 +1,83 @@
+"""One folder with what the campaign needs on a machine without network: source, wheels that such a machine lacks, corpora."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+from benchmarks.measurement_file import ROOT
+from reluformer.training.run.records import git_state, write_json
+
+# The folders that are the package, under their name in it.
+PACKAGE = ("configuration", "training", "export", "analysis", "hub_cards", "commands")
+LEFT_OUT = ("docs/", "benchmarks/results/", "examples/")
+WHEELS = (
+    "datasets",
+    "dill",
+    "multiprocess",
+    "evaluate",
+    "jsonargparse",
+    "docstring_parser",
+    "typeshed_client",
+    "sacremoses",
+)
+PYTHON = "3.12"
+CORPORA = ("multi30k", "tatoeba")  # of ../shared/data
+MOST_MIB = 60
+RUN = """#!/bin/sh
+cd "$(dirname "$0")" && PYTHONPATH=site exec python3 -m benchmarks.gpu "$@"
+"""
+
+
+def write_bundle(options: argparse.Namespace) -> int:
+    """Writes the folder anew, and prints what is in it and how large it is."""
+    folder, site = options.output, options.output / "site"
+    shutil.rmtree(folder, ignore_errors=True)
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout
+    for name in listed.splitlines():
+        if (ROOT / name).is_file() and (not name.startswith(LEFT_OUT) or name.startswith("benchmarks/results/gpu/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+    shutil.move(folder / "modeling_reluformer", site / "reluformer")
+    for name in PACKAGE:
+        shutil.move(folder / name, site / "reluformer" / name)
+    write_json(folder / "COMMIT.json", {f"git_{key}": value for key, value in git_state().items()})
+    (folder / "run").write_text(RUN, encoding="utf-8")
+    for name in CORPORA:
+        if (corpus := options.data / name).is_dir():
+            shutil.copytree(corpus, folder / "data" / name)
+    if not options.toy:
+        _add_wheels(site, folder / "wheels")
+    sizes = {path.name: _mib(path) for path in sorted(folder.iterdir())}
+    print(*(f"{name}: {size:.1f} MiB" for name, size in sizes.items()), sep="\n")
+    print(
+        f"bundle: {sum(sizes.values()):.1f} MiB, at most {MOST_MIB}: sh {folder}/run STAGE --minutes N --output FOLDER"
+    )
+    return int(sum(sizes.values()) > MOST_MIB)
+
+
+def _add_wheels(site: Path, downloads: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python-version",
+        PYTHON,
+    ]
+    subprocess.run([*command, "-c", ROOT / "constraints.txt", "-d", downloads, *WHEELS], check=True)
+    for wheel in downloads.iterdir():
+        ZipFile(wheel).extractall(site)
+    shutil.rmtree(downloads)
+
+
+def _mib(path: Path) -> float:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file()) / 2**20

@@ -1,0 +1,136 @@
+"""Small trainings, several at once on the card: Multi30k German → English, ReLU² beside ReLU and softmax.
+
+What is not over when the time is goes on the next time, from the parts of its checkpoint that stand in the folder of --output
+or of --resume; they are at most 48 MiB, for the trainings that come first in the list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.gpu.campaign import Cell, stage_record
+from benchmarks.measurement_file import PAGES, ROOT
+from benchmarks.studies.collection import collect
+from benchmarks.studies.parser import merged
+from reluformer.configuration.errors import UserError
+
+BASES = PAGES / "studies" / "catalogue" / "bases"
+PART, PARTS = 16 * 2**20, 3
+STOPPING = 45  # seconds that are left for checkpoints, and for packing them
+
+
+def rows(toy: bool) -> dict[str, dict[str, Any]]:
+    """Models of the trainings, by name; the rest is that of the study on sentences, at the better rate."""
+    grid = [
+        (f"relu2_gamma_{gamma}_lambda_{weight}", "relu2", gamma, weight)
+        for gamma in (16, 32, 64)
+        for weight in (0.03, 0.1)
+    ]
+    grid += [("relu_gamma_16_lambda_0.1", "relu", 16, 0.1)]
+    found = {
+        name: {
+            "preset": "reluformer",
+            "attention_activation": h,
+            "attention_gamma": gamma,
+            "regularization_weight": weight,
+        }
+        for name, h, gamma, weight in grid
+    }
+    return {"softmax": {"preset": "vanilla"}, **dict(list(found.items())[: 1 if toy else None])}
+
+
+def cells(options: argparse.Namespace) -> Iterator[Cell]:
+    end = time.monotonic() + 60 * options.minutes - STOPPING
+    runs = (
+        (options.output.resolve() if options.toy else ROOT) / "runs" / "gpu"
+    )  # not the output, which may hold few files
+    runs.mkdir(parents=True, exist_ok=True)
+    options.output.mkdir(parents=True, exist_ok=True)
+    unpack(options.resume or options.output, runs)
+    waiting = [name for name in rows(options.toy) if {"row": name} not in options.done]
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    while (waiting or running) and time.monotonic() < end:
+        while waiting and len(running) < max(2, (os.cpu_count() or 2) // 2):
+            name = waiting.pop(0)
+            running[name] = begin(name, runs, options)
+        for name in [name for name, process in running.items() if process.poll() is not None]:
+            del running[name]
+            yield Cell({"row": name}, partial(figures, runs / name), 0)
+        time.sleep(0.2)
+    for process in running.values():
+        process.terminate()  # an orderly stop: it saves
+    for process in running.values():
+        process.wait(STOPPING)
+    packed = pack(runs, [*running, *waiting], options.output)
+    print(f"science: {len(running) + len(waiting)} trainings are not over, {packed} of them can go on")
+
+
+def begin(name: str, runs: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
+    """`reluformer train`, which goes on from a checkpoint where one is."""
+    base = yaml.safe_load((BASES / f"sentences.{'smoke' if options.toy else 'cpu'}.yaml").read_text(encoding="utf-8"))
+    training = {"output_dir": str(runs / name), "use_cpu": options.toy, "learning_rate": 0.003}
+    recipe = merged(base, {"name": name, "model": rows(options.toy)[name], "training": training})
+    for split in recipe["data"].values():
+        if isinstance(split, dict) and "source" in split:
+            split.update({side: str(options.data / split[side].removeprefix("data/")) for side in ("source", "target")})
+    (runs / f"{name}.yaml").write_text(yaml.safe_dump(recipe, allow_unicode=True), encoding="utf-8")
+    command = [sys.executable, "-m", "reluformer", "train", "--config", str(runs / f"{name}.yaml")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    with (runs / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """Score on the test set, and the course of validation, of a run that is over.
+
+    Raises:
+        RuntimeError: it is not; with the end of its log.
+    """
+    try:
+        run = collect(folder)
+    except UserError as error:
+        log = folder.with_name(f"{folder.name}.log").read_text(encoding="utf-8", errors="replace")
+        raise RuntimeError(f"{error}: {log[-400:]}") from error
+    validation = {entry["step"]: entry["eval_cross_entropy"] for entry in run["log_history"] if "eval_loss" in entry}
+    scores = {name: value for name, value in run["evaluations"].get("test", {}).items() if name.endswith("bleu")}
+    record = {name: run["training"][name] for name in ("updates", "diverged", "exploded", "target_tokens_per_second")}
+    return {**scores, "validation": validation, **record, "commit": stage_record()["git_commit"]}
+
+
+def pack(runs: Path, names: list[str], folder: Path) -> int:
+    """Run folders in parts that fit; how many of them."""
+    for old in folder.glob("checkpoints.tar.*"):
+        old.unlink()
+    archive, packed = runs / "checkpoints.tar", 0
+    with tarfile.open(archive, "w") as tar:
+        for name in names:
+            size = sum(path.stat().st_size + 2048 for path in (runs / name).rglob("*"))
+            if size and archive.stat().st_size + size < PART * PARTS:
+                tar.add(runs / name, name)
+                packed += 1
+    data = archive.read_bytes() if packed else b""
+    for number in range(0, len(data), PART):
+        (folder / f"checkpoints.tar.{number // PART}").write_bytes(data[number : number + PART])
+    archive.unlink()
+    return packed
+
+
+def unpack(folder: Path, runs: Path) -> None:
+    parts = sorted(folder.glob("checkpoints.tar.*"))
+    if parts:
+        archive = runs / "checkpoints.tar"
+        archive.write_bytes(b"".join(part.read_bytes() for part in parts))
+        with tarfile.open(archive) as tar:
+            tar.extractall(runs, filter="data")
+        archive.unlink()
