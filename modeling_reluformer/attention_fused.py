@@ -22,10 +22,11 @@ from .attention_checks import (
     check_values,
     refuse_dual,
 )
-from .attention_operator import compiled_operator, pointwise_attention
+from .attention_operator import compiled_operator, operator_for
 from .visibility_reluformer import Visibility, count_in_sequences, scale_of_rows
 
-# Where the blockwise loop would compute, plain products are faster for so few queries, or so few scores of all heads together.
+# Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so few
+# scores of all heads together.
 PLAIN_QUERIES = 16
 PLAIN_SCORES = 2**20
 
@@ -135,7 +136,7 @@ def attend(
         return _plain(query, key, value, row_scale, visible, activation, scale, dropout_p, statistics)[:wanted]
     if operator is None:
         refuse_dual(query, key, value, row_scale)
-        operator = pointwise_attention
+        operator = operator_for(query)
     offset = query_offset.to(query.device) if isinstance(query_offset, Tensor) else None
     # a number drawn from torch's generator: the same seed gives the same masks, also when a checkpoint recomputes
     seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if dropout_p > 0 else None
@@ -162,10 +163,9 @@ def _visible_keys(
 
 
 def _is_small(query: Tensor, key: Tensor) -> bool:
-    if query.device.type == "cuda":
-        return False
     batch, heads, queries, _ = query.shape
-    return queries <= PLAIN_QUERIES or batch * heads * queries * key.shape[2] <= PLAIN_SCORES
+    few = queries <= PLAIN_QUERIES
+    return few or (query.device.type != "cuda" and batch * heads * queries * key.shape[2] <= PLAIN_SCORES)
 
 
 def _hide(weights: Tensor, causal: bool, query_offset: int | Tensor, key_padding_mask: Tensor | None) -> Tensor:

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from .attention_blockwise import Settings, blockwise_backward, blockwise_forward, empty_like_heads, wide
+from .attention_blockwise import STATISTICS, Settings, blockwise_backward, blockwise_forward, empty_like_heads, wide
 
 # A copy of this package from the Hub is a module of another name. It must not replace these operators.
 NAMESPACE = (__package__ or "reluformer").replace(".", "_").replace("-", "_")
@@ -118,10 +119,7 @@ def _backward_cuda(
 
     *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
     keywords = _keywords(offset, seed, *arguments[_TENSOR_COUNT - 1 :])
-    row_gain, row_scale = grad_sum, tensors[2]
-    if grad_sum_log is not None:
-        row_gain = grad_sum + grad_sum_log * (1 if row_scale is None else 1 + row_scale.log())
-    return triton_backward(grad_output, row_gain, grad_sum_log, query, *tensors, **keywords)
+    return triton_backward(grad_output, grad_sum, grad_sum_log, query, *tensors, **keywords)
 
 
 def backward_fake(
@@ -172,13 +170,22 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*tensors, *(output if ctx.scale_wants_gradient else ()))
 
 
-def _differentiate(ctx: Any, grad_output: Tensor, grad_sum: Tensor, grad_sum_log: Tensor) -> tuple:
+def _differentiate(
+    ctx: Any, grad_output: Tensor | None, grad_sum: Tensor | None, grad_sum_log: Tensor | None, backward: Any = None
+) -> tuple:
+    """Gradients of the inputs, by the backward operator or by `backward`. A gradient that is None is zero."""
     saved = ctx.saved_tensors  # read once: a checkpoint computes them again at every access
     tensors, outputs = saved[:_TENSOR_COUNT], saved[_TENSOR_COUNT:]
     row_scale, statistics = tensors[3], ctx.options[-1]
-    grad_sum = None if statistics == "none" else grad_sum
+    if grad_output is None:
+        grad_output = torch.zeros_like(tensors[0])
     grad_sum_log = grad_sum_log if statistics == "sum+entropy" else None
-    gradients = _BACKWARD(grad_output, grad_sum, grad_sum_log, *tensors, *ctx.options)
+    grad_sum = None if statistics == "none" else grad_sum
+    if grad_sum is None and grad_sum_log is not None:
+        grad_sum = torch.zeros_like(grad_sum_log)
+    # S and T that nothing was derived from, as where they are only logged, cost the backward pass nothing
+    options = *ctx.options[:-1], STATISTICS[(grad_sum is not None) + (grad_sum_log is not None)]
+    gradients = (backward or _BACKWARD)(grad_output, grad_sum, grad_sum_log, *tensors, *options)
     grad_scale = None
     if ctx.scale_wants_gradient:
         output, row_sum, row_sum_log = outputs
@@ -215,3 +222,28 @@ pointwise_attention = _define(
     forward_fake,
 )
 pointwise_attention.register_autograd(_differentiate, setup_context=_save)
+
+
+class _LaunchedAttention(torch.autograd.Function):
+    """The operator on CUDA outside of compiled graphs, where what torch.library does around a call takes longer than the call."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return _forward_cuda(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        ctx.set_materialize_grads(False)
+        _save(ctx, inputs, output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+        return _differentiate(ctx, *gradients, backward=_backward_cuda)
+
+
+def operator_for(query: Tensor) -> Any:
+    """What computes a call that no compiled attention takes."""
+    if query.device.type != "cuda" or torch.compiler.is_compiling():
+        return pointwise_attention
+    return _LaunchedAttention.apply if torch.is_grad_enabled() else _forward_cuda

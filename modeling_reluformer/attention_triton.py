@@ -14,6 +14,8 @@ few registers, if any. They were not measured on a GPU.
 
 from __future__ import annotations
 
+import functools
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -109,24 +111,26 @@ def triton_forward(
         TypeError: dtypes that differ, or float64.
         ValueError: a head_dim above 256, an unknown name, or a dropout probability outside [0, 1).
     """
-    _check(query, key, value, activation, dropout_p, statistics)
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
+    settings = activation, scale, causal, dropout_p, statistics, head_offset
+    packed = cu_seqlens_q is not None
+    plan, arguments = _plan(query, key, value, row_scale, key_padding_mask, packed, query_offset, seed, settings)
     tiles = tile_sizes("forward", query)
-    output = _empty_like(query, zeros=cu_seqlens_q is not None)
+    output = _empty_like(query, zeros=packed)
     row_sum, row_sum_log = (
-        _new_rows(query, zeros=cu_seqlens_q is not None) if wanted else None
+        _new_rows(query, zeros=packed) if wanted else None
         for wanted in (statistics != "none", statistics == "sum+entropy")
     )
     table, tile_count = _tile_table(cu_seqlens_q, cu_seqlens_k, tiles.queries, query.shape[2])
-    arguments = _arguments(
-        query, key, value, row_scale, key_padding_mask, activation, scale, causal, query_offset, dropout_p, seed,
-        statistics, head_offset,
-    )  # fmt: skip
     _launch(
         forward_kernel,
         query.shape[0] * query.shape[1] * tile_count,
         tiles,
+        plan,
+        None,
         **arguments,
+        row_scale=row_scale,
+        inverse=1.0 / (1.0 - dropout_p),
         output=output,
         output_strides=output.stride()[:3],
         row_sum=row_sum,
@@ -140,8 +144,8 @@ def triton_forward(
 
 def triton_backward(
     grad_output: Tensor,
-    row_gain: Tensor | None,
-    row_log_gain: Tensor | None,
+    grad_sum: Tensor | None,
+    grad_sum_log: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -163,58 +167,68 @@ def triton_backward(
 
     Args:
         grad_output: dO, shape of the query, any strides (0 too).
-        row_gain: rho, (batch, heads, queries), float32; None for statistics "none".
-        row_log_gain: tau, as rho; None unless statistics is "sum+entropy".
+        grad_sum: dS, (batch, heads, queries), float32; None for statistics "none".
+        grad_sum_log: dT, as dS; None unless statistics is "sum+entropy".
         The others: as given to `triton_forward`. The seed must be the same.
 
     Returns:
         dq, dk and dv, with the shapes and dtypes of query, key and value, laid out as the output of `triton_forward`.
 
     Raises:
-        As `triton_forward`; ValueError also for row gains that do not go with `statistics`.
+        As `triton_forward`; ValueError also for gradients that do not go with `statistics`.
     """
-    _check(query, key, value, activation, dropout_p, statistics)
-    if (row_gain is not None, row_log_gain is not None) != (statistics != "none", statistics == "sum+entropy"):
+    if (grad_sum is not None, grad_sum_log is not None) != (statistics != "none", statistics == "sum+entropy"):
         raise ValueError(
-            f"statistics={statistics!r} needs row_gain for the gradient of S and row_log_gain for that of T, and neither"
-            f" otherwise; row_gain is {_given(row_gain)}, row_log_gain {_given(row_log_gain)}."
+            f"statistics={statistics!r} needs grad_sum for the gradient of S and grad_sum_log for that of T, and neither"
+            f" otherwise; grad_sum is {_given(grad_sum)}, grad_sum_log {_given(grad_sum_log)}."
         )
     query, key, value, grad_output = (
         _rows_contiguous(tensor) for tensor in (query, key, value, grad_output.to(query.dtype))
     )
-    batch, heads, queries, _ = query.shape
-    _, key_heads, keys, _ = key.shape
+    settings = activation, scale, causal, dropout_p, statistics, head_offset
     packed = cu_seqlens_q is not None
+    plan, arguments = _plan(query, key, value, row_scale, key_padding_mask, packed, query_offset, seed, settings)
     grad_query, grad_key, grad_value = (_empty_like(tensor, zeros=packed) for tensor in (query, key, value))
-    arguments = _arguments(
-        query, key, value, row_scale, key_padding_mask, activation, scale, causal, query_offset, dropout_p, seed,
-        statistics, head_offset,
-    )  # fmt: skip
-    arguments |= {
-        "grad_output": grad_output,
-        "grad_output_strides": grad_output.stride()[:3],
-        "row_gain": None if row_gain is None else row_gain.contiguous(),
-        "row_log_gain": None if row_log_gain is None else row_log_gain.contiguous(),
-    }
+    # what the second kernel leaves for the third, see there
+    scaled_gradient = None if row_scale is None and dropout_p == 0 else torch.empty_like(grad_query)
+    scaled_gain, scaled_log_gain = (
+        None if given is None else _new_rows(query, zeros=False) for given in (grad_sum, grad_sum_log)
+    )
+    scaled = {"scaled_gradient": scaled_gradient, "scaled_gain": scaled_gain, "scaled_log_gain": scaled_log_gain}
     tiles = tile_sizes("query_gradient", query)
-    table, tile_count = _tile_table(cu_seqlens_q, cu_seqlens_k, tiles.queries, queries)
+    table, tile_count = _tile_table(cu_seqlens_q, cu_seqlens_k, tiles.queries, query.shape[2])
     _launch(
         query_gradient_kernel,
-        batch * heads * tile_count,
+        query.shape[0] * query.shape[1] * tile_count,
         tiles,
+        plan,
+        grad_output.stride(),
         **arguments,
+        **scaled,
+        row_scale=row_scale,
+        inverse=1.0 / (1.0 - dropout_p),
+        grad_output=grad_output,
+        grad_output_strides=grad_output.stride()[:3],
+        grad_sum=None if grad_sum is None else grad_sum.contiguous(),
+        grad_sum_log=None if grad_sum_log is None else grad_sum_log.contiguous(),
         grad_query=grad_query,
         grad_query_strides=grad_query.stride()[:3],
         tiles=table,
         tile_count=tile_count,
     )
+    if scaled_gradient is None:
+        scaled["scaled_gradient"] = scaled_gradient = grad_output
     tiles = tile_sizes("key_value_gradient", query)
-    table, tile_count = _tile_table(cu_seqlens_k, cu_seqlens_q, tiles.keys, keys)
+    table, tile_count = _tile_table(cu_seqlens_k, cu_seqlens_q, tiles.keys, key.shape[2])
     _launch(
         key_value_gradient_kernel,
-        batch * key_heads * tile_count,
+        key.shape[0] * key.shape[1] * tile_count,
         tiles,
+        plan,
+        grad_output.stride(),
         **arguments,
+        **scaled,
+        scaled_gradient_strides=scaled_gradient.stride()[:3],
         grad_key=grad_key,
         grad_value=grad_value,
         grad_key_strides=grad_key.stride()[:3],
@@ -224,20 +238,19 @@ def triton_backward(
     return grad_query, grad_key, grad_value
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, activation: str, dropout_p: float, statistics: str) -> None:
+def _check(dtypes: set[torch.dtype], head_dim: int, activation: str, dropout_p: float, statistics: str) -> None:
     if triton is None:
         raise ImportError(
             "Fused attention on CUDA tensors needs Triton: pip install triton (Linux), or attn_implementation='eager'."
         )
-    dtypes = {tensor.dtype for tensor in (query, key, value)}
-    if len(dtypes) > 1 or query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if len(dtypes) > 1 or not dtypes <= {torch.float16, torch.bfloat16, torch.float32}:
         raise TypeError(
             "Fused attention on CUDA tensors takes query, key and value of one dtype, float16, bfloat16 or float32, not"
             f" {', '.join(sorted(map(str, dtypes)))}; cast them, or use attn_implementation='eager'."
         )
-    if not 1 <= query.shape[-1] <= MAX_HEAD_DIM:
+    if not 1 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(
-            f"Fused attention on CUDA tensors takes heads of 1 to {MAX_HEAD_DIM}, not {query.shape[-1]};"
+            f"Fused attention on CUDA tensors takes heads of 1 to {MAX_HEAD_DIM}, not {head_dim};"
             " use more heads, or attn_implementation='eager'."
         )
     if activation not in POINTWISE:
@@ -248,68 +261,106 @@ def _check(query: Tensor, key: Tensor, value: Tensor, activation: str, dropout_p
         raise ValueError(f"dropout_p={dropout_p} is no probability in [0, 1).")
 
 
-def _arguments(
+def _plan(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     row_scale: Tensor | None,
     key_padding_mask: Tensor | None,
+    packed: bool,
+    query_offset: int | Tensor,
+    seed: int,
+    settings: tuple[Any, ...],
+) -> tuple[_Plan, dict[str, Any]]:
+    """The plan of a call, and what all three kernels are given."""
+    if key_padding_mask is not None and key_padding_mask.stride(-1) != 1:
+        key_padding_mask = key_padding_mask.contiguous()
+    tensors = query, key, value, row_scale, key_padding_mask
+    forms = tuple(None if item is None else (item.shape, item.stride(), item.dtype) for item in tensors)
+    rest = packed, query_offset.dtype if isinstance(query_offset, Tensor) else int, query.device
+    plan = _plan_of(forms, rest, torch.backends.cuda.matmul.fp32_precision == "tf32", *settings)
+    given = {"query": query, "key": key, "value": value, "key_padding_mask": key_padding_mask}
+    given |= {"query_offset": query_offset, "seed": (seed + 2**63) % 2**64 - 2**63}
+    return plan, given
+
+
+class _Plan(NamedTuple):
+    """What calls of one form share.
+
+    arguments: of all three kernels, those that are no tensors.
+    compiled: what Triton compiled, by kernel, tiles and what else the form depends on. A compiled kernel is called without
+        Triton's look at every argument, which takes longer than a small attention.
+    """
+
+    arguments: dict[str, Any]
+    compiled: dict[Any, Any]
+
+
+@functools.lru_cache(maxsize=512)
+def _plan_of(
+    forms: tuple[Any, ...],
+    rest: tuple[Any, ...],
+    tf32: bool,
     activation: str,
     scale: float,
     causal: bool,
-    query_offset: int | Tensor,
     dropout_p: float,
-    seed: int,
     statistics: str,
     head_offset: int,
-) -> dict[str, Any]:
-    """What all three kernels are given."""
-    batch, heads, queries, head_dim = query.shape
-    if row_scale is not None:
-        row_scale = row_scale.expand(batch, heads, queries)
-    if key_padding_mask is not None and key_padding_mask.stride(-1) != 1:
-        key_padding_mask = key_padding_mask.contiguous()
-    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return {
-        "query": query,
-        "key": key,
-        "value": value,
-        "row_scale": row_scale,
-        "key_padding_mask": key_padding_mask,
-        "query_offset": query_offset,
-        "query_strides": query.stride()[:3],
-        "key_strides": key.stride()[:3],
-        "value_strides": value.stride()[:3],
-        "row_scale_strides": None if row_scale is None else row_scale.stride(),
-        "padding_stride": None if key_padding_mask is None else key_padding_mask.stride(0),
-        "heads": heads,
-        "group": heads // max(1, key.shape[1]),
-        "queries": queries,
-        "keys": key.shape[2],
+) -> _Plan:
+    """forms: shape, strides and dtype of query, key, value, row scale and mask, or None. rest: what no argument says, and what
+    is compiled depends on."""
+    (shape, strides, dtype), (key_shape, key_strides, _), (_, value_strides, _), row_scale, mask = forms
+    _check({item[2] for item in forms[:3]}, shape[-1], activation, dropout_p, statistics)
+    function = POINTWISE[activation]
+    arguments = {
+        "query_strides": strides[:3],
+        "key_strides": key_strides[:3],
+        "value_strides": value_strides[:3],
+        # one scale for all heads: the same row for each of them
+        "row_scale_strides": row_scale and tuple(0 if n == 1 else step for n, step in zip(*row_scale[:2], strict=True)),
+        "padding_stride": mask and mask[1][0],
+        "heads": shape[1],
+        "group": shape[1] // max(1, key_shape[1]),
+        "queries": shape[2],
+        "keys": key_shape[2],
         "scale": float(scale),
-        "seed": (seed + 2**63) % 2**64 - 2**63,
         "threshold": min(round(dropout_p * 2**31), 2**31 - 1),
-        "inverse": 1.0 / (1.0 - dropout_p),
         "head_offset": head_offset,
         "ACTIVATION": activation,
+        "GATED": function.closed_at_zero,
         # float16 would overflow for scores that are 1/c times larger
-        "FOLD_SCALE": POINTWISE[activation].homogeneous and scale > 0 and query.dtype != torch.float16,
+        "FOLD_SCALE": function.homogeneous and scale > 0 and dtype != torch.float16,
         "STATISTICS": STATISTICS.index(statistics),
         "CAUSAL": causal,
         "DROPOUT": dropout_p > 0,
         "PRECISION": "tf32" if tf32 else "ieee",
-        "HEAD_DIM": head_dim,
-        "DIM": _width(query),
+        "HEAD_DIM": shape[-1],
+        "DIM": max(16, triton.next_power_of_2(shape[-1])),
     }
+    return _Plan(arguments, {})
 
 
-def _launch(kernel: Any, programs: int, sizes: Tiles, /, **arguments: Any) -> None:
+def _launch(kernel: Any, programs: int, sizes: Tiles, plan: _Plan, form: Any, /, **tensors: Any) -> None:
+    """form: strides that the plan does not know."""
     if programs == 0:
         return
-    with torch.cuda.device_of(arguments["query"]):
-        kernel[(programs,)](
-            **arguments, BLOCK_Q=sizes.queries, BLOCK_K=sizes.keys, num_warps=sizes.warps, num_stages=sizes.stages
-        )
+    arguments = {**plan.arguments, **tensors, "BLOCK_Q": sizes.queries, "BLOCK_K": sizes.keys}
+    looped, block = ("queries", sizes.queries) if kernel is key_value_gradient_kernel else ("keys", sizes.keys)
+    arguments["EVEN"] = tensors["tiles"] is None and arguments[looped] % block == 0
+    arguments = {name: arguments[name] for name in kernel.arg_names}
+    # the alignment that Triton compiles for
+    aligned = tuple(item.data_ptr() % 16 == 0 for item in arguments.values() if isinstance(item, Tensor))
+    place = kernel, sizes, form, aligned
+    compiled = plan.compiled.get(place)
+    device = arguments["query"].device
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    with torch.cuda.device(device) if elsewhere else nullcontext():
+        if compiled is None:
+            launched = kernel[(programs,)](**arguments, num_warps=sizes.warps, num_stages=sizes.stages)
+            plan.compiled[place] = launched
+        else:
+            compiled[(programs, 1, 1)](*arguments.values())
 
 
 def _tile_table(own: Tensor | None, other: Tensor | None, block: int, length: int) -> tuple[Tensor | None, int]:

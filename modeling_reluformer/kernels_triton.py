@@ -1,16 +1,20 @@
 """The Triton kernels of point-wise attention: one forward, one for the gradient of the query, one for key and value.
 
-With u_ij = h(c · q_i·k_j), the row scale r_i, the dropout mask D_ij (already divided by 1 - p) and the gradient dO_i:
+With u_ij = h(c · q_i·k_j), the row scale r_i, the dropout mask D_ij (already divided by 1 - p) and the gradients dO, dS and dT:
 
     O_i  = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
-    dU_ij = r_i (D_ij dO_i·v_j + rho_i + tau_i log u_ij)        dX_ij = h'(x_ij) dU_ij
+    rho_i = dS_i + dT_i (1 + log r_i)
+    dU_ij = r_i (D_ij dO_i·v_j + rho_i + dT_i log u_ij)         dX_ij = h'(x_ij) dU_ij
     dq_i = c sum_j dX_ij k_j           dk_j = c sum_i dX_ij q_i     dv_j = sum_i r_i D_ij u_ij dO_i
 
 There is no running maximum and no normaliser, so r_i is applied once per row, after the sum. With FOLD_SCALE (relu and
-identity, for which h(c x) = c h(x)) the scale c joins it: u below is then h(q·k), and r_i becomes kappa_i = c r_i.
+identity, for which h(c x) = c h(x)) the scale c joins it: u below is then h(q·k), and r_i becomes kappa_i = c r_i. The second
+kernel writes what the third needs of each query: r_i dO_i / (1 - p), r_i rho_i and r_i dT_i.
 
 Tiles are written as rows × columns of what they hold, (queries × keys) in the first two kernels and (keys × queries) in the
-third: every product is formed in the orientation it is used in, no result of a product is transposed.
+third: every product is formed in the orientation it is used in, no result of a product is transposed. Each kernel has one loop,
+which masks scores on the diagonal alone, by a branch, and loads only where the blocks of the loop are not EVEN: with two loops
+that add to one tile, ptxas runs the products one by one.
 Keys that are padding or out of range, and queries out of range, are read as zeros: their scores are 0, and only where
 h(0) is not 0 must the weights be masked too. Lengths and positions are int32, offsets into memory int64.
 """
@@ -23,7 +27,7 @@ try:
 except ImportError as error:
     raise ImportError("The CUDA kernels of fused attention need Triton: pip install triton (Linux only).") from error
 
-from .pointwise_triton import LN2, TINY, activate, activation_gradient, dropout_factor, log2_of, maximum
+from .pointwise_triton import LN2, TINY, activate, activation_gradient, dropout_key, kept, log2_of, maximum, narrow
 
 
 @triton.jit
@@ -44,10 +48,13 @@ def places(first, inside, stride, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DI
 
 
 @triton.jit
-def load_rows(pointer, first, inside, stride, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
-    """Those rows, zero where masked."""
+def load_rows(
+    pointer, first, inside, stride, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr
+):
+    """Those rows, zero where masked; all of them are `inside` where not MASKED."""
     offsets, mask = places(first, inside, stride, ROWS, HEAD_DIM, DIM)
-    return tl.load(pointer + offsets, mask=mask, other=0.0)
+    masked: tl.constexpr = MASKED or HEAD_DIM != DIM
+    return tl.load(pointer + offsets, mask=mask, other=0.0) if masked else tl.load(pointer + offsets)
 
 
 @triton.jit
@@ -68,7 +75,7 @@ def real_keys(key_padding_mask, batch, stride, first_key, columns, keys):
 
 @triton.jit
 def load_row_scale(row_scale, batch, head, strides, rows, inside):
-    """r_i, (rows,); 0 out of range, so that such rows add nothing to a gradient."""
+    """r_i, (rows,); 0 out of range."""
     if row_scale is None:
         scale = tl.where(inside, 1.0, 0.0)
     else:
@@ -78,16 +85,16 @@ def load_row_scale(row_scale, batch, head, strides, rows, inside):
 
 
 @triton.jit
-def load_gains(row_gain, row_log_gain, offset, rows, inside, scale, STATISTICS: tl.constexpr, FOLD_SCALE: tl.constexpr):
-    """rho_i and tau_i ln 2, (rows,), for a logarithm to base 2 of a u that may lack its factor c; zeros if not asked for."""
-    gain = tl.zeros_like(rows).to(tl.float32)
+def load_gains(grad_sum, grad_sum_log, places, inside, r, scale, STATISTICS: tl.constexpr, FOLD_SCALE: tl.constexpr):
+    """rho_i and dT_i ln 2, (rows,), for a logarithm to base 2 of a u that may lack its factor c; zeros if not asked for."""
+    gain = tl.zeros_like(r)
     log_gain = gain
     if STATISTICS >= 1:
-        gain = tl.load(row_gain + offset + rows, mask=inside, other=0.0)
+        gain = tl.load(grad_sum + places, mask=inside, other=0.0)
     if STATISTICS == 2:
-        log_gain = tl.load(row_log_gain + offset + rows, mask=inside, other=0.0)
-        if FOLD_SCALE:
-            gain += log_gain * tl.log(scale)
+        log_gain = tl.load(grad_sum_log + places, mask=inside, other=0.0)
+        kappa = r * scale if FOLD_SCALE else r
+        gain += log_gain * (1.0 + tl.log(maximum(kappa, TINY)))
         log_gain *= LN2
     return gain, log_gain
 
@@ -120,13 +127,13 @@ def locate(tiles, tile_count, heads, own, other, BLOCK: tl.constexpr, LAST_FIRST
 
 @triton.jit
 def visible_keys(start, queries, keys, offset, CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Ends of the key blocks that every query of the tile sees whole, and of those that any of them sees at all."""
+    """Ends of the whole key blocks that every query of the tile sees, and of the keys that any of them sees."""
     whole = keys
     end = keys
     if CAUSAL:
-        whole = tl.minimum(tl.maximum(start + offset + 1, 0), keys) // BLOCK_K * BLOCK_K
+        whole = tl.minimum(tl.maximum(start + offset + 1, 0), keys)
         end = tl.minimum(tl.maximum(tl.minimum(start + BLOCK_Q, queries) + offset, 0), keys)
-    return whole, end
+    return whole // BLOCK_K * BLOCK_K, end
 
 
 @triton.jit
@@ -143,8 +150,8 @@ def forward_kernel(
     query, key, value, row_scale, key_padding_mask, output, row_sum, row_sum_log, tiles, query_offset,
     query_strides, key_strides, value_strides, row_scale_strides, padding_stride, output_strides,
     tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse, head_offset,
-    ACTIVATION: tl.constexpr, MASK_WEIGHTS: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, MASK_WEIGHTS: tl.constexpr, FOLD_SCALE: tl.constexpr,
+    STATISTICS: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """O, S and T of one block of queries. Strides are those of (batch, head, row); a row itself is contiguous."""
@@ -160,39 +167,45 @@ def forward_kernel(
     query = head_of(query, batch, head, query_strides)
     key = head_of(key, batch, head // group, key_strides)
     value = head_of(value, batch, head // group, value_strides)
-    q = load_rows(query, first_query + start, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM)
+    q = load_rows(query, first_query + start, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM, True)
+    if DROPOUT:
+        row_key = dropout_key(seed, batch, head_offset + head, first_query + rows)[:, None]
 
     o = tl.zeros([BLOCK_Q, DIM], dtype=tl.float32)
     s = tl.zeros([BLOCK_Q], dtype=tl.float32)
     t = tl.zeros([BLOCK_Q], dtype=tl.float32)
     whole, end = visible_keys(start, queries, keys, offset, CAUSAL, BLOCK_Q, BLOCK_K)
-    for DIAGONAL in tl.static_range(2 if CAUSAL else 1):
-        for block in tl.range(whole if DIAGONAL else 0, end if DIAGONAL else whole, BLOCK_K):
-            columns = block + tl.arange(0, BLOCK_K)
-            real = real_keys(key_padding_mask, batch, padding_stride, first_key, columns, keys)
-            k = load_rows(key, first_key + block, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM)
-            v = load_rows(value, first_key + block, real, value_strides[2], BLOCK_K, HEAD_DIM, DIM)
-            x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if not FOLD_SCALE:
-                x *= scale
-            u = activate(x, ACTIVATION)
-            if DIAGONAL:
-                u = tl.where(columns[None, :] <= rows[:, None] + offset, u, 0.0)
-            if MASK_WEIGHTS:
-                u = tl.where(real[None, :], u, 0.0)
-            if STATISTICS >= 1:
-                s += tl.sum(u, axis=1)
-            if STATISTICS == 2:
-                t += tl.sum(u * log2_of(u), axis=1)
-            if DROPOUT:
-                row, column = (first_query + rows)[:, None], (first_key + columns)[None, :]
-                u *= dropout_factor(seed, batch, head_offset + head, row, column, threshold, inverse)
-            o = tl.dot(u.to(v.dtype), v, acc=o, input_precision=PRECISION)
+    MASKED: tl.constexpr = key_padding_mask is not None or not EVEN
+    for block in tl.range(0, end, BLOCK_K):
+        columns = block + tl.arange(0, BLOCK_K)
+        real = real_keys(key_padding_mask, batch, padding_stride, first_key, columns, keys)
+        k = load_rows(key, first_key + block, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM, MASKED)
+        v = load_rows(value, first_key + block, real, value_strides[2], BLOCK_K, HEAD_DIM, DIM, MASKED)
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if not FOLD_SCALE:
+            x *= scale
+        if CAUSAL and GATED:  # noqa: SIM102
+            if block >= whole:
+                x = tl.where(columns[None, :] <= rows[:, None] + offset, x, 0.0)
+        u = activate(x, ACTIVATION)
+        if CAUSAL and not GATED:
+            u = tl.where(columns[None, :] <= rows[:, None] + offset, u, 0.0)
+        if MASK_WEIGHTS and MASKED:
+            u = tl.where(real[None, :], u, 0.0)
+        if STATISTICS >= 1:
+            s += tl.sum(u, axis=1)
+        if STATISTICS == 2:
+            t += tl.sum(u * log2_of(u), axis=1)
+        if DROPOUT:
+            keep = kept(row_key, (first_key + columns)[None, :], threshold)
+            x = tl.where(keep, x, 0.0)
+            u = tl.where(keep, u, 0.0)
+        o = tl.dot(narrow(x, u, v.dtype, ACTIVATION), v, acc=o, input_precision=PRECISION)
 
     kappa = load_row_scale(row_scale, batch, head, row_scale_strides, first_query + rows, inside)
     if FOLD_SCALE:
         kappa *= scale
-    o *= kappa[:, None]
+    o *= (kappa * inverse)[:, None]
     output = head_of(output, batch, head, output_strides)
     store_rows(output, first_query + start, inside, output_strides[2], o, BLOCK_Q, HEAD_DIM, DIM)
     place = (batch * heads + head) * all_queries + first_query + rows
@@ -205,14 +218,18 @@ def forward_kernel(
 
 @triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold", "head_offset"])
 def query_gradient_kernel(
-    grad_output, row_gain, row_log_gain, query, key, value, row_scale, key_padding_mask, grad_query, tiles, query_offset,
-    grad_output_strides, query_strides, key_strides, value_strides, row_scale_strides, padding_stride, grad_query_strides,
+    grad_output, grad_sum, grad_sum_log, query, key, value, row_scale, key_padding_mask, grad_query, scaled_gradient,
+    scaled_gain, scaled_log_gain, tiles, query_offset, grad_output_strides, query_strides, key_strides, value_strides,
+    row_scale_strides, padding_stride, grad_query_strides,
     tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse, head_offset,
-    ACTIVATION: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """dq of one block of queries."""
+    """dq of one block of queries, and r_i dO_i / (1 - p), r_i rho_i and r_i dT_i ln 2 for the next kernel.
+
+    scaled_gradient is None, and not written, where it would be dO itself.
+    """
     all_queries = queries
     batch, head, start, first_query, queries, first_key, keys = locate(
         tiles, tile_count, heads, queries, keys, BLOCK_Q, True
@@ -226,48 +243,62 @@ def query_gradient_kernel(
     grad_output = head_of(grad_output, batch, head, grad_output_strides)
     key = head_of(key, batch, head // group, key_strides)
     value = head_of(value, batch, head // group, value_strides)
-    q = load_rows(query, first_query + start, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM)
-    do = load_rows(grad_output, first_query + start, inside, grad_output_strides[2], BLOCK_Q, HEAD_DIM, DIM)
-    place = (batch * heads + head) * all_queries + first_query
-    gain, log_gain = load_gains(row_gain, row_log_gain, place, rows, inside, scale, STATISTICS, FOLD_SCALE)
+    q = load_rows(query, first_query + start, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM, True)
+    do = load_rows(grad_output, first_query + start, inside, grad_output_strides[2], BLOCK_Q, HEAD_DIM, DIM, True)
+    r = load_row_scale(row_scale, batch, head, row_scale_strides, first_query + rows, inside)
+    place = (batch * heads + head) * all_queries + first_query + rows
+    gain, log_gain = load_gains(grad_sum, grad_sum_log, place, inside, r, scale, STATISTICS, FOLD_SCALE)
+    if STATISTICS >= 1:
+        tl.store(scaled_gain + place, r * gain, mask=inside)
+    if STATISTICS == 2:
+        tl.store(scaled_log_gain + place, r * log_gain, mask=inside)
+    if scaled_gradient is not None:
+        scaled_gradient = head_of(scaled_gradient, batch, head, grad_query_strides)
+        scaled = do.to(tl.float32) * (r * inverse)[:, None]
+        store_rows(scaled_gradient, first_query + start, inside, grad_query_strides[2], scaled, BLOCK_Q, HEAD_DIM, DIM)
+    if DROPOUT:  # 1/(1 - p) is applied to the sum
+        gain, log_gain = gain / inverse, log_gain / inverse
+        row_key = dropout_key(seed, batch, head_offset + head, first_query + rows)[:, None]
 
     dq = tl.zeros([BLOCK_Q, DIM], dtype=tl.float32)
     whole, end = visible_keys(start, queries, keys, offset, CAUSAL, BLOCK_Q, BLOCK_K)
-    for DIAGONAL in tl.static_range(2 if CAUSAL else 1):
-        for block in tl.range(whole if DIAGONAL else 0, end if DIAGONAL else whole, BLOCK_K):
-            columns = block + tl.arange(0, BLOCK_K)
-            real = real_keys(key_padding_mask, batch, padding_stride, first_key, columns, keys)
-            k = load_rows(key, first_key + block, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM)
-            v = load_rows(value, first_key + block, real, value_strides[2], BLOCK_K, HEAD_DIM, DIM)
-            x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if not FOLD_SCALE:
-                x *= scale
-            u = activate(x, ACTIVATION)
-            du = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-            if DROPOUT:
-                row, column = (first_query + rows)[:, None], (first_key + columns)[None, :]
-                du *= dropout_factor(seed, batch, head_offset + head, row, column, threshold, inverse)
-            if STATISTICS >= 1:
-                du += gain[:, None]
-            if STATISTICS == 2:
-                du += log_gain[:, None] * log2_of(u)
-            dx = activation_gradient(x, u, du, ACTIVATION)  # hidden keys were read as zeros: whatever dx, they add none
-            if DIAGONAL:
-                dx = tl.where(columns[None, :] <= rows[:, None] + offset, dx, 0.0)
-            dq = tl.dot(dx.to(k.dtype), k, acc=dq, input_precision=PRECISION)
+    MASKED: tl.constexpr = key_padding_mask is not None or not EVEN
+    for block in tl.range(0, end, BLOCK_K):
+        columns = block + tl.arange(0, BLOCK_K)
+        real = real_keys(key_padding_mask, batch, padding_stride, first_key, columns, keys)
+        k = load_rows(key, first_key + block, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM, MASKED)
+        v = load_rows(value, first_key + block, real, value_strides[2], BLOCK_K, HEAD_DIM, DIM, MASKED)
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if not FOLD_SCALE:
+            x *= scale
+        if CAUSAL and GATED:  # noqa: SIM102
+            if block >= whole:
+                x = tl.where(columns[None, :] <= rows[:, None] + offset, x, 0.0)
+        u = activate(x, ACTIVATION)
+        du = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        if DROPOUT:
+            du = tl.where(kept(row_key, (first_key + columns)[None, :], threshold), du, 0.0)
+        if STATISTICS >= 1:
+            du += gain[:, None]
+        if STATISTICS == 2:
+            du += log_gain[:, None] * log2_of(u)
+        dx = activation_gradient(x, u, du, ACTIVATION)  # hidden keys were read as zeros: whatever dx, they add none
+        if CAUSAL and not GATED:
+            dx = tl.where(columns[None, :] <= rows[:, None] + offset, dx, 0.0)
+        dq = tl.dot(dx.to(k.dtype), k, acc=dq, input_precision=PRECISION)
 
-    dq *= (scale * load_row_scale(row_scale, batch, head, row_scale_strides, first_query + rows, inside))[:, None]
+    dq *= (scale * inverse * r)[:, None]
     grad_query = head_of(grad_query, batch, head, grad_query_strides)
     store_rows(grad_query, first_query + start, inside, grad_query_strides[2], dq, BLOCK_Q, HEAD_DIM, DIM)
 
 
 @triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold", "head_offset"])
 def key_value_gradient_kernel(
-    grad_output, row_gain, row_log_gain, query, key, value, row_scale, key_padding_mask, grad_key, grad_value, tiles,
-    query_offset, grad_output_strides, query_strides, key_strides, value_strides, row_scale_strides, padding_stride,
-    grad_key_strides, tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse, head_offset,
-    ACTIVATION: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    scaled_gradient, scaled_gain, scaled_log_gain, query, key, value, key_padding_mask, grad_key, grad_value, tiles,
+    query_offset, scaled_gradient_strides, query_strides, key_strides, value_strides, padding_stride, grad_key_strides,
+    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, head_offset,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one block of keys, summed over the `group` query heads that share them, in order: repeatable."""
@@ -282,55 +313,58 @@ def key_value_gradient_kernel(
     offset = load_offset(query_offset)
     key = head_of(key, batch, key_head, key_strides)
     value = head_of(value, batch, key_head, value_strides)
-    k = load_rows(key, first_key + start, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM)
-    v = load_rows(value, first_key + start, real, value_strides[2], BLOCK_K, HEAD_DIM, DIM)
+    k = load_rows(key, first_key + start, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM, True)
+    v = load_rows(value, first_key + start, real, value_strides[2], BLOCK_K, HEAD_DIM, DIM, True)
 
     dk = tl.zeros([BLOCK_K, DIM], dtype=tl.float32)
     dv = tl.zeros([BLOCK_K, DIM], dtype=tl.float32)
-    # Query blocks before `begin` see no key of this tile, those from `whole` on see all of them.
+    # Query blocks before `begin` see no key of this tile, those from `seen` on see all of them.
     begin = start * 0
-    whole = start * 0
+    seen = start * 0
     if CAUSAL:
         begin = tl.maximum(start - offset, 0) // BLOCK_Q * BLOCK_Q
-        whole = tl.cdiv(tl.maximum(start + BLOCK_K - 1 - offset, 0), BLOCK_Q) * BLOCK_Q
+        seen = tl.maximum(start + BLOCK_K - 1 - offset, 0)
     for member in tl.range(0, group):
         head = key_head * group + member
         head_query = head_of(query, batch, head, query_strides)
-        head_do = head_of(grad_output, batch, head, grad_output_strides)
+        head_do = head_of(scaled_gradient, batch, head, scaled_gradient_strides)
         place = (batch * heads + head) * all_queries + first_query
-        for DIAGONAL in tl.static_range(2 if CAUSAL else 1):
-            stop = tl.minimum(whole, queries) if DIAGONAL else queries
-            for block in tl.range(begin if DIAGONAL else whole, stop, BLOCK_Q):
-                rows = block + tl.arange(0, BLOCK_Q)
-                inside = rows < queries
-                q = load_rows(head_query, first_query + block, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM)
-                do = load_rows(head_do, first_query + block, inside, grad_output_strides[2], BLOCK_Q, HEAD_DIM, DIM)
-                r = load_row_scale(row_scale, batch, head, row_scale_strides, first_query + rows, inside)
-                gain, log_gain = load_gains(row_gain, row_log_gain, place, rows, inside, scale, STATISTICS, FOLD_SCALE)
-                x = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-                if not FOLD_SCALE:
-                    x *= scale
-                u = activate(x, ACTIVATION)
-                weight = u * (r * scale if FOLD_SCALE else r)[None, :]
-                du = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-                if DROPOUT:
-                    row, column = (first_query + rows)[None, :], (first_key + columns)[:, None]
-                    factor = dropout_factor(seed, batch, head_offset + head, row, column, threshold, inverse)
-                    weight *= factor
-                    du *= factor
-                if STATISTICS >= 1:
-                    du += gain[None, :]
-                if STATISTICS == 2:
-                    du += log_gain[None, :] * log2_of(u)
-                dx = activation_gradient(x, u, du, ACTIVATION) * r[None, :]
-                if DIAGONAL:
-                    visible = columns[:, None] <= rows[None, :] + offset
-                    weight = tl.where(visible, weight, 0.0)
-                    dx = tl.where(visible, dx, 0.0)
-                dv = tl.dot(weight.to(do.dtype), do, acc=dv, input_precision=PRECISION)
-                dk = tl.dot(dx.to(q.dtype), q, acc=dk, input_precision=PRECISION)
+        for block in tl.range(begin, queries, BLOCK_Q):
+            rows = block + tl.arange(0, BLOCK_Q)
+            inside = rows < queries
+            q = load_rows(head_query, first_query + block, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM, not EVEN)
+            do = load_rows(
+                head_do, first_query + block, inside, scaled_gradient_strides[2], BLOCK_Q, HEAD_DIM, DIM, not EVEN
+            )
+            x = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+            if not FOLD_SCALE:
+                x *= scale
+            if CAUSAL and GATED:  # noqa: SIM102
+                if block < seen:
+                    x = tl.where(columns[:, None] <= rows[None, :] + offset, x, 0.0)
+            u = activate(x, ACTIVATION)
+            du = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+            if CAUSAL and not GATED:
+                u = tl.where(columns[:, None] <= rows[None, :] + offset, u, 0.0)
+            score, weight = x, u
+            if DROPOUT:
+                row_key = dropout_key(seed, batch, head_offset + head, first_query + rows)[None, :]
+                keep = kept(row_key, (first_key + columns)[:, None], threshold)
+                score, weight = tl.where(keep, x, 0.0), tl.where(keep, u, 0.0)
+                du = tl.where(keep, du, 0.0)
+            if STATISTICS >= 1:
+                du += tl.load(scaled_gain + place + rows, mask=inside, other=0.0)[None, :]
+            if STATISTICS == 2:
+                du += tl.load(scaled_log_gain + place + rows, mask=inside, other=0.0)[None, :] * log2_of(u)
+            dx = activation_gradient(x, u, du, ACTIVATION)
+            if CAUSAL and not GATED:
+                dx = tl.where(columns[:, None] <= rows[None, :] + offset, dx, 0.0)
+            dv = tl.dot(narrow(score, weight, do.dtype, ACTIVATION), do, acc=dv, input_precision=PRECISION)
+            dk = tl.dot(dx.to(q.dtype), q, acc=dk, input_precision=PRECISION)
 
     # A padded key was read as zeros; where h(0) or h'(0) is not 0 it still gathered sums that are not its own.
+    if FOLD_SCALE:
+        dv *= scale
     dk = tl.where(real[:, None], dk * scale, 0.0)
     dv = tl.where(real[:, None], dv, 0.0)
     inside = columns < keys

@@ -12,7 +12,6 @@ except ImportError as error:
 INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)  # on the CPU, by TRITON_INTERPRET=1
 TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32: keeps log u finite at u = 0
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-PHILOX_ROUNDS: tl.constexpr = tl.constexpr(7)  # the fewest that pass every test of the generator's authors
 
 
 @triton.jit
@@ -26,6 +25,22 @@ def log2_of(u):
     """log2 u, finite at 0: one instruction of the unit that softmax needs for exp, where `tl.log2` is a polynomial."""
     u = maximum(u, TINY)
     return tl.log2(u) if INTERPRETED else libdevice.fast_log2f(u)
+
+
+@triton.jit
+def narrow(x, u, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
+    """u = h(x) in the dtype of the next product. For relu the conversion of x to 16 bits does both by itself; NaN stays NaN."""
+    if ACTIVATION != "relu" or INTERPRETED or dtype == tl.float32:
+        narrowed = u.to(dtype)
+    elif dtype == tl.bfloat16:
+        narrowed = tl.inline_asm_elementwise(
+            "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        narrowed = tl.inline_asm_elementwise(
+            "cvt.rn.relu.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.float16, is_pure=True, pack=2
+        )
+    return narrowed
 
 
 @triton.jit
@@ -82,12 +97,32 @@ def activation_gradient(x, u, gradient, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def dropout_factor(seed, batch, head, row, column, threshold, inverse):
-    """D: 1/(1-p) where a weight is kept, else 0; drawn from Philox at the counter (column, row, head, batch).
+def mixed(x):
+    """A hash of 32 bits whose high bits are as good as random; the last shift of the full one changes low bits alone."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x
 
-    The draw thus depends on the place of the weight alone, not on tile sizes or on the kernel that asks.
-    threshold: p · 2**31. inverse: 1/(1-p). row and column broadcast against each other.
+
+@triton.jit
+def joined(key, part):
+    """A key, uint32, and the low 32 bits of one part more."""
+    key = mixed(key + part.to(tl.uint32) * 0x9E3779B1 + 0x85EBCA77)
+    return key ^ (key >> 16)
+
+
+@triton.jit
+def dropout_key(seed, batch, head, row):
+    """What the draws of a row start from, uint32, shape of `row`: a hash of seed, batch, head and row, one after the other."""
+    key = joined(seed.to(tl.uint32), seed >> 32)
+    return joined(joined(joined(key, batch), head), row)
+
+
+@triton.jit
+def kept(row_key, column, threshold):
+    """Whether dropout keeps each weight. threshold: p · 2**31. row_key and column broadcast against each other.
+
+    The draw depends on the place of the weight alone, not on tile sizes or on the kernel that asks. Philox, which torch uses,
+    costs seven times as much, more than the rest of a tile.
     """
-    zero = column * 0 + row * 0
-    bits, _, _, _ = tl.philox(seed, zero + column, zero + row, zero + head, zero + batch.to(tl.int32), PHILOX_ROUNDS)
-    return tl.where((bits >> 1).to(tl.int32) >= threshold, inverse, 0.0)
+    return (mixed(row_key + column.to(tl.uint32) * 0x9E3779B1) >> 1).to(tl.int32) >= threshold

@@ -83,10 +83,10 @@ def test_what_is_not_supported_is_refused(changed, error, message):
         triton_forward(*arguments(**shape), **options(**changed))
 
 
-def test_row_gains_must_go_with_the_statistics():
+def test_gradients_must_go_with_the_statistics():
     pytest.importorskip("triton", reason="the CUDA kernels need Triton")
     inputs = arguments()
-    with pytest.raises(ValueError, match="row_gain is given, row_log_gain missing"):
+    with pytest.raises(ValueError, match="grad_sum is given, grad_sum_log missing"):
         triton_backward(inputs[0], inputs[3], None, *inputs, **options(statistics="sum+entropy"))
 
 
@@ -117,9 +117,10 @@ def compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernels = []
 
-    def launch(kernel, programs, sizes, /, **given):
-        block = {"BLOCK_Q": sizes.queries, "BLOCK_K": sizes.keys, "num_warps": sizes.warps, "num_stages": sizes.stages}
-        kernels.append(kernel.warmup(**given, **block, grid=(programs,)))
+    def launch(kernel, programs, sizes, plan, form, /, **tensors):
+        given = {**plan.arguments, **tensors, "BLOCK_Q": sizes.queries, "BLOCK_K": sizes.keys}
+        given = {name: given[name] for name in kernel.arg_names}
+        kernels.append(kernel.warmup(**given, num_warps=sizes.warps, num_stages=sizes.stages, grid=(programs,)))
 
     monkeypatch.setattr(attention_triton, "_launch", launch)
 

@@ -32,7 +32,7 @@ def path(request, monkeypatch):
         if operators is None or not operators.supports(torch.float32):
             pytest.skip("the compiled attention cannot be built here, or does not serve this processor")
         monkeypatch.setattr(fused, "_is_small", None)
-        monkeypatch.setattr(fused, "pointwise_attention", None)
+        monkeypatch.setattr(fused, "operator_for", None)
         yield torch.float32
         return
     monkeypatch.setattr(fused, "_is_small", lambda *call: request.param == "plain")

@@ -11,6 +11,7 @@ import triton
 
 from reluformer import attention_triton
 from reluformer.attention_activations import NON_NEGATIVE, POINTWISE
+from reluformer.attention_operator import _LaunchedAttention
 from reluformer.attention_reference import reference_attention
 from reluformer.attention_triton import Tiles, triton_backward, triton_forward
 
@@ -83,18 +84,14 @@ def by_reference(inputs, gradients, mask, dropped=None, *, activation, scale, st
 
 
 def by_kernels(inputs, gradients, padding=None, cu_q=None, cu_k=None, **options):
-    """The same from the kernels; rho and tau as autograd has to form them."""
+    """The same from the kernels."""
     arguments = (*inputs, padding, cu_q, cu_k)
     options = {"causal": False, "query_offset": 0, "dropout_p": 0.0, "seed": 7, **options}
     found = [item for item in triton_forward(*arguments, **options) if item is not None]
-    logarithm = 0.0 if inputs[3] is None else inputs[3].log()
     grad_output, grad_sum, grad_sum_log = gradients
-    gains = {
-        "none": (None, None),
-        "sum": (grad_sum.clone(), None),
-        "sum+entropy": (grad_sum + grad_sum_log * (1 + logarithm), grad_sum_log),
-    }[options["statistics"]]
-    return found, triton_backward(grad_output, *gains, *arguments, **options)
+    level = ["none", "sum", "sum+entropy"].index(options["statistics"])
+    given = grad_sum if level >= 1 else None, grad_sum_log if level == 2 else None
+    return found, triton_backward(grad_output, *given, *arguments, **options)
 
 
 def check(inputs, gradients, activation="relu", statistics=None, scale=None, dropped=None, **options):
@@ -354,3 +351,26 @@ def test_large_scores_do_not_overflow_in_half_precision():
     inputs[1].fill_(15.0)  # q·k = 96,000 is beyond float16, c · q·k = 12,000 is not
     inputs[2] *= 0.01
     check([*inputs[:3], inputs[3] * 0.01], gradients, statistics="none")
+
+
+@pytest.mark.parametrize("used", ["O", "OS", "OST", "T"])
+def test_autograd_takes_what_the_loss_uses(used):
+    """Outside of compiled graphs the kernels are launched without the operator; S and T may be there for the logs alone."""
+    (query, key, value, row_scale), gradients = tensors(queries=40, heads=2, dtype=HALF)
+    leaves = [item.detach().requires_grad_() for item in (query, key, value, row_scale)]
+    outputs = _LaunchedAttention.apply(*leaves, *[None] * 5, "relu", 0.2, True, 0, 0.0, "sum+entropy")
+    exact = [item.detach().double().requires_grad_() for item in leaves]
+    options = {"activation": "relu", "mask": dense_mask((1, 40, 40), causal=True), "scale": 0.2}
+    result = reference_attention(*exact[:3], row_scale=exact[3], statistics="sum+entropy", **options)
+    losses = [
+        sum(
+            (dict(zip("OST", found, strict=True))[name] * gradients["OST".index(name)].to(found[0].dtype)).sum()
+            for name in used
+        )
+        for found in (outputs, (result.output, result.row_sum, result.row_sum_log))
+    ]
+    for item, right in zip(
+        torch.autograd.grad(losses[0], leaves), torch.autograd.grad(losses[1], exact, allow_unused=True), strict=True
+    ):
+        right = torch.zeros_like(item) if right is None else right
+        assert rms(item - right) <= 2 * HALF_TOLERANCE * rms(right)

@@ -44,7 +44,7 @@ def extension(request, monkeypatch):
     if request.param not in sets:
         pytest.skip(f"this processor has {', '.join(sets)}")
     monkeypatch.setattr(fused, "_is_small", None)
-    monkeypatch.setattr(fused, "pointwise_attention", None)
+    monkeypatch.setattr(fused, "operator_for", None)
     operators.choose_attention_instruction_set(request.param)
     yield operators
     operators.choose_attention_instruction_set(sets[0])
