@@ -20,6 +20,7 @@ from transformers.utils import is_torchdynamo_compiling
 from .attention_blockwise import wide
 from .attention_fused import attend
 from .attention_reference import AttentionResult, reference_attention
+from .regularization_reluformer import DEFAULT_ENTROPY_MARGIN
 from .visibility_reluformer import Visibility, scale_of_rows, segments_that_return
 
 OWN_IMPLEMENTATIONS = ("eager", "fused")
@@ -295,6 +296,7 @@ class AttentionContext:
     row_weight: (batch, queries), see `row_weights`; None where no figures are wanted.
     statistics: "none" | "sum" | "sum+entropy".
     rotation: cosines and sines of rotary positions, (batch or 1, queries, head_dim) each; None where there are none.
+    entropy_margin: of Eq. 7.
     """
 
     attend: Callable[..., Any]
@@ -305,6 +307,7 @@ class AttentionContext:
     row_weight: Tensor | None = None
     statistics: str = "none"
     rotation: tuple[Tensor, Tensor] | None = None
+    entropy_margin: float = DEFAULT_ENTROPY_MARGIN
 
     def to(self, device: torch.device, non_blocking: bool = False) -> AttentionContext:
         """A copy on another device: a model spread over devices by `device_map` moves its inputs by this name."""
@@ -366,4 +369,7 @@ def attention_context(
     )
     # looked up here, once: reading a configuration takes a layer that decodes one token longer than its attention
     interface = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention_forward)
-    return AttentionContext(interface, visibility, mask, visible_keys, row_scale, row_weight, statistics, rotation)
+    margin = config.entropy_margin
+    return AttentionContext(
+        interface, visibility, mask, visible_keys, row_scale, row_weight, statistics, rotation, margin
+    )

@@ -13,6 +13,7 @@ from .attention_reluformer import AttentionContext
 from .configuration_decoder import ReLUFormerDecoderConfig
 from .feed_forward_reluformer import FeedForward, activation_norms, feed_forward_activation
 from .multihead_reluformer import ReLUFormerAttention
+from .outputs_reluformer import RowSums
 
 
 def norm_of(config: ReLUFormerDecoderConfig) -> nn.Module:
@@ -97,11 +98,11 @@ class ReLUFormerCausalLayer(GradientCheckpointingLayer):
         past_key_values: Cache | None = None,
         ffn_row_weight: Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(batch, length, hidden_size) → the same, and if wanted the figures (1, 5) of its attention and the norms (1,) of its
+    ) -> tuple[Tensor, RowSums, Tensor | None]:
+        """(batch, length, hidden_size) → the same, and if wanted S and T of its attention and the norms (1,) of its
         FFN."""
         normed = hidden_states if self.input_layernorm is None else self.input_layernorm(hidden_states)
-        attended, _, figures = self.self_attn(normed, context, past_key_values=past_key_values, **kwargs)
+        attended, _, sums = self.self_attn(normed, context, past_key_values=past_key_values, **kwargs)
         hidden_states = hidden_states + nn.functional.dropout(attended, p=self.dropout, training=self.training)
         normed = (
             hidden_states if self.post_attention_layernorm is None else self.post_attention_layernorm(hidden_states)
@@ -112,4 +113,4 @@ class ReLUFormerCausalLayer(GradientCheckpointingLayer):
         else:
             update, norms = self.mlp(normed, ffn_row_weight)
         update = nn.functional.dropout(update, p=self.dropout, training=self.training)
-        return hidden_states + update, None if figures is None else figures.unsqueeze(0), norms
+        return hidden_states + update, (sums,), norms

@@ -16,6 +16,7 @@ from .attention_reluformer import AttentionContext
 from .configuration_reluformer import ReLUFormerConfig
 from .feed_forward_reluformer import FeedForward, activation_norms, feed_forward_activation
 from .multihead_reluformer import ReLUFormerAttention
+from .outputs_reluformer import RowSums
 
 
 class SinusoidalPositions(nn.Module):
@@ -82,14 +83,13 @@ class ReLUFormerEncoderLayer(ReLUFormerLayer):
 
     def forward(
         self, hidden_states: Tensor, context: AttentionContext, ffn_row_weight: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(batch, length, d_model) → the same, and if wanted the figures (1, 5) of its attention and the norms (1,) of its
-        FFN."""
-        attended, _, figures = self.self_attn(hidden_states, context, **kwargs)
+    ) -> tuple[Tensor, RowSums, Tensor | None]:
+        """(batch, length, d_model) → the same, and if wanted S and T of its attention and the norms (1,) of its FFN."""
+        attended, _, sums = self.self_attn(hidden_states, context, **kwargs)
         hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
         update, norms = self.feed_forward(hidden_states, ffn_row_weight)
         hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
-        return hidden_states, None if figures is None else figures.unsqueeze(0), norms
+        return hidden_states, (sums,), norms
 
 
 class ReLUFormerDecoderLayer(ReLUFormerLayer):
@@ -110,18 +110,16 @@ class ReLUFormerDecoderLayer(ReLUFormerLayer):
         past_key_values: Cache | None = None,
         ffn_row_weight: Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(batch, length, d_model) → the same, and if wanted the figures (2, 5) of its attentions (self, cross) and the norms
-        (1,) of its FFN."""
-        attended, _, figures = self.self_attn(hidden_states, context, past_key_values=past_key_values, **kwargs)
+    ) -> tuple[Tensor, RowSums, Tensor | None]:
+        """(batch, length, d_model) → the same, and if wanted S and T of its attentions (self, cross) and the norms (1,) of its
+        FFN."""
+        attended, _, sums = self.self_attn(hidden_states, context, past_key_values=past_key_values, **kwargs)
         hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
         if encoder_hidden_states is not None:
-            attended, _, cross_figures = self.encoder_attn(
+            attended, _, cross_sums = self.encoder_attn(
                 hidden_states, cross_context, encoder_hidden_states, past_key_values=past_key_values, **kwargs
             )
             hidden_states = self.add_and_norm(hidden_states, attended, self.encoder_attn_layer_norm)
-            figures = None if figures is None else torch.stack([figures, cross_figures])
-        elif figures is not None:
-            figures = figures.unsqueeze(0)
         update, norms = self.feed_forward(hidden_states, ffn_row_weight)
-        return self.add_and_norm(hidden_states, update, self.final_layer_norm), figures, norms
+        hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
+        return hidden_states, (sums,) if encoder_hidden_states is None else (sums, cross_sums), norms

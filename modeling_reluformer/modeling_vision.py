@@ -25,7 +25,7 @@ from .loss_vision import (
     problem_type_of,
 )
 from .multihead_reluformer import ReLUFormerAttention
-from .outputs_reluformer import ReLUFormerImageClassifierOutput, ReLUFormerVisionOutput, run_layers
+from .outputs_reluformer import ReLUFormerImageClassifierOutput, ReLUFormerVisionOutput, RowSums, run_layers
 
 _PROCESSOR = "AutoImageProcessor makes such pictures."
 
@@ -123,15 +123,15 @@ class ReLUFormerVisionLayer(FeedForward, GradientCheckpointingLayer):
 
     def forward(
         self, hidden_states: Tensor, context: AttentionContext, ffn_row_weight: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(batch, tokens, hidden_size) → the same, and if wanted the figures (1, 5) of its attention and the norms (1,) of its
+    ) -> tuple[Tensor, RowSums, Tensor | None]:
+        """(batch, tokens, hidden_size) → the same, and if wanted S and T of its attention and the norms (1,) of its
         FFN."""
-        attended, _, figures = self.self_attn(self.layernorm_before(hidden_states), context, **kwargs)
+        attended, _, sums = self.self_attn(self.layernorm_before(hidden_states), context, **kwargs)
         hidden_states = hidden_states + self.dropout(attended)
         activated = self.activation_fn(self.fc1(self.layernorm_after(hidden_states)))
         hidden_states = hidden_states + self.dropout(self.fc2(activated))
         norms = None if ffn_row_weight is None else activation_norms(activated, ffn_row_weight)
-        return hidden_states, None if figures is None else figures.unsqueeze(0), norms
+        return hidden_states, (sums,), norms
 
 
 class ReLUFormerVisionPooler(nn.Module):

@@ -11,7 +11,6 @@ from transformers import Cache, EncoderDecoderCache
 
 from .attention_reluformer import AttentionContext
 from .configuration_attention import AttentionConfig
-from .regularization_reluformer import module_figures
 
 
 class GatedRMSNorm(nn.Module):
@@ -62,7 +61,6 @@ class ReLUFormerAttention(nn.Module):
         # Reading a configuration in every step of decoding takes longer than the attention of one token.
         self.activation = config.attention_activation
         self.dropout = config.attention_dropout
-        self.entropy_margin = config.entropy_margin
         self.num_heads = heads
         features = config.hidden_size
         self.head_dim = features // heads if head_dim is None else head_dim
@@ -98,8 +96,8 @@ class ReLUFormerAttention(nn.Module):
         key_value_states: Tensor | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """hidden_states (batch, queries, features) → the same, the weights if `eager`, the figures (5,) if wanted.
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...] | None]:
+        """hidden_states (batch, queries, features) → the same, the weights if `eager`, S and T of the rows if figures are wanted.
 
         key_value_states: (sources, keys, features). Where `batch` is a multiple of `sources`, neighbouring rows share a source:
         they are computed as further queries of it, so that its keys are held and read once.
@@ -134,7 +132,8 @@ class ReLUFormerAttention(nn.Module):
         output = self.out_proj(output).view(batch, queries, features)
         if weights is not None and weights.shape[0] != batch:
             weights = weights.unflatten(2, (-1, queries)).transpose(1, 2).flatten(0, 1)
-        return output, weights, self._figures(context, *statistics)
+        wanted = context.row_weight is not None and statistics and statistics[0] is not None
+        return output, weights, tuple(statistics) if wanted else None
 
     def row_scale(self, context: AttentionContext) -> Tensor | None:
         """r_i, (batch, 1 or heads, queries), see `AttentionContext`."""
@@ -173,12 +172,3 @@ class ReLUFormerAttention(nn.Module):
 
     def _split_heads(self, states: Tensor) -> Tensor:
         return states.view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
-
-    def _figures(
-        self, context: AttentionContext, row_sum: Tensor | None = None, row_sum_log: Tensor | None = None
-    ) -> Tensor | None:
-        if row_sum is None or context.row_weight is None:
-            return None
-        return module_figures(
-            row_sum, row_sum_log, context.visible_keys, context.row_weight, entropy_margin=self.entropy_margin
-        )

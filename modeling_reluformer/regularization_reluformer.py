@@ -15,14 +15,14 @@ DEFAULT_ENTROPY_MARGIN = 0.7  # of Eq. 7
 
 
 def row_entropy(row_sum: Tensor, row_sum_log: Tensor) -> Tensor:
-    """Entropy H of each row's normalised weights, in nats; 0 for a dead row. All shapes (batch, heads, queries)."""
+    """Entropy H of each row's normalised weights, in nats; 0 for a dead row. All shapes (…, heads, queries)."""
     alive = row_sum > 0
     safe_sum = torch.where(alive, row_sum, 1.0)
     return torch.log(safe_sum) - torch.where(alive, row_sum_log, 0.0) / safe_sum
 
 
 def row_penalty(row_sum: Tensor, entropy: Tensor, visible_keys: Tensor, entropy_margin: float) -> Tensor:
-    """Eq. 7 for each row, (batch, heads, queries). `visible_keys` is n_i, (batch, queries), at least 1."""
+    """Eq. 7 for each row, (…, batch, heads, queries). `visible_keys` is n_i, (batch, queries), at least 1."""
     safe_sum = torch.where(row_sum > 0, row_sum, 1.0)
     bound = entropy_margin * torch.log(visible_keys.to(entropy.dtype)).unsqueeze(1)
     return torch.log(safe_sum).abs() + torch.relu(entropy - bound)
@@ -36,32 +36,32 @@ def module_figures(
     *,
     entropy_margin: float,
 ) -> Tensor:
-    """One attention module's sums over its rows, for the loss and the logs.
+    """The sums of attention modules over their rows, for the loss and the logs; several modules at once spare a GPU launches.
 
     Args:
-        row_sum, row_sum_log: S and T, (batch, heads, queries); T None where the entropy was not asked for.
+        row_sum, row_sum_log: S and T, ([modules,] batch, heads, queries); T None where the entropy was not asked for.
         visible_keys: n_i, (batch, queries).
         row_weight: (batch, queries), 0 for rows that are padding. For the loss: targets_b / rows_b.
 
     Returns:
-        (5,): the weighted sum of Eq. 7 over the rows (mean over the heads); then, over the real rows, the sums of S, of H
-        and of dead rows (means over the heads), and their number. The first alone carries a gradient.
+        ([modules,] 5): the weighted sum of Eq. 7 over the rows (mean over the heads); then, over the real rows, the sums of S,
+        of H and of dead rows (means over the heads), and their number. The first alone carries a gradient.
     """
     real = (row_weight > 0).to(row_sum.dtype)
-    heads = row_sum.shape[1]
+    heads = row_sum.shape[-2]
 
-    def over_real_rows(values: Tensor) -> Tensor:
-        return (values.detach() * real.unsqueeze(1)).sum() / heads
+    def over_rows(values: Tensor, weight: Tensor) -> Tensor:
+        return (values * weight.unsqueeze(-2)).sum((-3, -2, -1)) / heads
 
     if row_sum_log is None:
-        penalty, entropy_sum = row_sum.new_zeros(()), row_sum.new_zeros(())
+        penalty = entropy_sum = row_sum.new_zeros(row_sum.shape[:-3])
     else:
         entropy = row_entropy(row_sum, row_sum_log)
         penalty = row_penalty(row_sum, entropy, visible_keys, entropy_margin)
-        penalty = (penalty * row_weight.unsqueeze(1).to(penalty.dtype)).sum() / heads
-        entropy_sum = over_real_rows(entropy)
-    dead = (row_sum == 0).to(row_sum.dtype)
-    return torch.stack([penalty, over_real_rows(row_sum), entropy_sum, over_real_rows(dead), real.sum()])
+        penalty = over_rows(penalty, row_weight.to(penalty.dtype))
+        entropy_sum = over_rows(entropy.detach(), real)
+    row_sums, dead = over_rows(row_sum.detach(), real), over_rows((row_sum == 0).to(row_sum.dtype), real)
+    return torch.stack([penalty, row_sums, entropy_sum, dead, real.sum().expand_as(dead)], dim=-1)
 
 
 def row_weights(
