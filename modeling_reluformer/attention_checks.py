@@ -5,7 +5,7 @@ A check reads no number of a tensor on a device, which would wait for it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,6 +15,18 @@ from .attention_activations import NON_NEGATIVE, POINTWISE
 from .attention_blockwise import STATISTICS
 from .visibility_reluformer import check_scaling, is_number
 
+_MASKS = (
+    "; give causal=True, or key_padding_mask, boolean (batch, keys), True for real tokens. A mask of queries × keys is for "
+    "ReLUAttention, as attn_mask, and keeps all weights in memory."
+)
+OTHER_NAMES = {
+    "is_causal": "; give causal=True.",
+    "attn_mask": _MASKS,
+    "attention_mask": _MASKS,
+    "enable_gqa": ": heads share keys wherever there are fewer of them. Leave it out.",
+    "dropout": "; give dropout_p.",
+}
+
 
 def refuse_dual(*tensors: Tensor | None) -> None:
     """An operator with a backward pass of its own has no forward mode; torch would silently take its tangents as zero."""
@@ -23,6 +35,16 @@ def refuse_dual(*tensors: Tensor | None) -> None:
             "relu_attention was given a dual tensor; its operator has no forward-mode derivative. Use reverse mode "
             "(backward(), torch.autograd.grad), or attn_implementation='eager'."
         )
+
+
+def refuse_other_names(given: dict[str, Any]) -> NoReturn:
+    """Says what to give in the place of arguments that are called otherwise elsewhere, as in `scaled_dot_product_attention`.
+
+    Raises:
+        TypeError: always.
+    """
+    name = next(iter(given))
+    raise TypeError(f"relu_attention has no argument {name!r}{OTHER_NAMES.get(name, '.')}")
 
 
 def check_options(activation: str, statistics: str, dropout_p: float) -> None:

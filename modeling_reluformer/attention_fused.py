@@ -8,6 +8,8 @@ differentiable products instead.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,7 @@ from .attention_checks import (
     check_shapes,
     check_values,
     refuse_dual,
+    refuse_other_names,
 )
 from .attention_operator import compiled_operator, operator_for
 from .visibility_reluformer import Visibility, count_in_sequences, scale_of_rows
@@ -49,6 +52,7 @@ def relu_attention(
     query_offset: int | Tensor = 0,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    **other_names: Any,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """ReLU attention (Eq. 6) whose memory grows with the length, with the statistics that L_reg (Eq. 7) needs.
 
@@ -81,6 +85,7 @@ def relu_attention(
         cu_seqlens_q, cu_seqlens_k: int32 or int64 (sequences + 1,): where packed sequences start and end. batch is 1, the
             sequences follow each other along `queries` and `keys`, a query sees its own sequence, and i and j count from its
             start. key_padding_mask, (1, keys), may hide keys within them.
+        other_names: none. Those that `scaled_dot_product_attention` has are refused with what to give here.
 
     Returns:
         The output (batch, heads, queries, head_dim), in the dtype of the query; with statistics (output, S) or
@@ -90,8 +95,11 @@ def relu_attention(
     Raises:
         ValueError: a bad value, tensors on different devices, or a combination that is not supported; the message says which
             and what to do.
+        TypeError: an argument that there is not.
         NotImplementedError: forward-mode differentiation (`torch.func.jvp`, dual tensors), which works for small problems only.
     """
+    if other_names:
+        refuse_other_names(other_names)
     check_options(activation, statistics, dropout_p)
     check_values(scale, causal, query_offset)
     inputs = query, key, value, row_scale, key_padding_mask

@@ -265,6 +265,15 @@ def test_dropout_follows_the_seed(path):
     assert not torch.equal(draw(1), draw(2))
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("is_causal", "; give causal=True"), ("attn_mask", "key_padding_mask.*ReLUAttention"), ("foo", "\\.$")],
+)
+def test_arguments_of_other_functions_are_refused_with_the_name_here(name, words):
+    with pytest.raises(TypeError, match=f"relu_attention has no argument '{name}'.*{words}"):
+        relu_attention(*random_inputs(1, 2, 5, 7, 4)[:3], gamma=1.0, **{name: True})
+
+
 def test_what_is_not_supported_is_refused():
     query, key, value, row_scale = random_inputs(1, 2, 5, 7, 4)
     ends = torch.tensor([0, 5], dtype=torch.int32)
