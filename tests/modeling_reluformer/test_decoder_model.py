@@ -222,7 +222,7 @@ def test_logits_of_some_positions():
         ({"inputs_embeds": torch.zeros(3, 9, 24)}, ValueError, "exactly one of input_ids and inputs_embeds"),
         ({"input_ids": None, "inputs_embeds": torch.zeros(3, 9, 23)}, ValueError, r"\(batch, length, 24\)"),
         ({"labels": token_ids(3, 8)}, ValueError, r"the input, \(3, 9\); got \(3, 8\)"),
-        ({"labels": token_ids() + VOCABULARY}, IndexError, "labels holds the id"),
+        ({"labels": torch.full((3, 9), VOCABULARY)}, IndexError, "labels holds the id"),
         ({"labels": token_ids(), "logits_to_keep": 1}, ValueError, "labels need the logits of all positions"),
         (
             {"attention_mask": torch.ones(3, 8)},

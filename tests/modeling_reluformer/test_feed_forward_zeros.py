@@ -161,6 +161,7 @@ def test_patterns_are_by_layer():
 def test_threshold_is_fatrelu(kind):
     scores = torch.tensor([-1.0, 0.0, 0.2, 0.3, 0.31, 5.0])
     assert SparseActivation(nn.ReLU(), threshold=0.3)(scores).tolist() == pytest.approx([0, 0, 0, 0.3, 0.31, 5])
+    assert SparseActivation(nn.Identity(), threshold=2.0)(torch.tensor([-3.0, -1.0, 1.0])).tolist() == [-3, 0, 0]
     dense, cut = make(kind).eval(), make(kind, ffn_threshold=0.2).eval()
     before, after = (activations_of(model, batch_for(kind))[0][0] for model in (dense, cut))
     assert int((after != 0).sum()) < int((before != 0).sum())

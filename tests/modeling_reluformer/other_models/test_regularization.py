@@ -102,6 +102,8 @@ def test_rows_of_a_decoder_are_its_target_tokens(marked_by, length):
     output = model(**inputs, output_attentions=True)
     own = target_mask if marked_by == "decoder_attention_mask" else torch.ones_like(target_mask)
     source, target = mask.bool(), target_mask.bool()
+    cached = {"decoder_attention_mask": torch.tensor([[0, 1, 1]])}  # the rows are the last two tokens
+    assert regularization._decoder_rows(cached, penalty=torch.zeros(1, 1, 2)).all()
     parts = [eq7(weights, square(mask, causal=False), source) for weights in output.encoder_attentions]
     parts += [eq7(weights, square(own, causal=True), target) for weights in output.decoder_attentions]
     parts += [eq7(weights, square(mask, causal=False, queries=length), target) for weights in output.cross_attentions]

@@ -253,6 +253,7 @@ def test_int8_of_tiny_and_huge_rows(loops):
     assert found.isfinite().all() and not found[[0, 3]].any()
     for row in (1, 2):
         assert_close(found[row], expected[row], torch.float32)
+    assert gather.quantized_rows(x)[0].abs().amax(1).tolist() == [0, 127, 127, 0]
 
 
 @pytest.mark.parametrize("offset", range(1, 4))
