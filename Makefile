@@ -68,8 +68,9 @@ bench: .venv/all .venv/links
 	$(BIN)/python -m benchmarks.speed.decoder_tables
 
 # build/gpu: the source, the corpora and the packages that a GPU machine without network needs: sh build/gpu/run check
+DATA ?= ../shared/data
 gpu-bundle: .venv/all .venv/links
-	$(BIN)/python -m benchmarks.gpu bundle
+	$(BIN)/python -m benchmarks.gpu bundle --output build/gpu --data $(DATA)
 
 # Feed-forward networks that skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
 # Writes benchmarks/results/sparse-cpu.json, sparse-models-cpu.json and benchmarks/SPARSE.md.

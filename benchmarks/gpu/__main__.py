@@ -1,12 +1,12 @@
 """The campaign on a GPU: what there is to know of a card in stages of minutes, which need no network.
 
+    make gpu-bundle                                   build/gpu: a folder with what another machine needs
     python -m benchmarks.gpu check --minutes 3        is it right? The others are worth nothing where this one fails
     python -m benchmarks.gpu attention --minutes 8    TFLOP/s of attention alone, beside its rivals
     python -m benchmarks.gpu models --minutes 8       training and generation of whole models, beside the library's
     python -m benchmarks.gpu tune --minutes 8         tiles of each kernel; a trial on the CPU needs TRITON_INTERPRET=1
     python -m benchmarks.gpu science --minutes 9      small trainings, several at once; any number of times
     python -m benchmarks.gpu page                     writes benchmarks/GPU.md from benchmarks/results/gpu/
-    make gpu-bundle                                   build/gpu: a folder with what another machine needs
 
 Each stage ends within its minutes, writes STAGE.json whole after every cell, and goes on where it stopped when it is called
 again: with what stands in the folder of --output, or else in benchmarks/results/gpu/, if the source and the card are the same.
@@ -22,39 +22,34 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.campaign import RESULTS, run_stage
-from benchmarks.measurement_file import PAGES, ROOT
+from benchmarks.gpu.campaign import RESULTS, ROOT, run_stage
 
-PAGE = PAGES / "GPU.md"
+PAGE = RESULTS.parents[1] / "GPU.md"
 STAGES = ("check", "attention", "models", "tune", "science")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__, formatter_class=raw)
     parser.add_argument("stage", choices=(*STAGES, "page", "bundle"))
     parser.add_argument("--minutes", type=float, default=8.0, help="the stage ends within them (default: 8)")
-    parser.add_argument("--output", type=Path, help="folder (default: benchmarks/results/gpu; of a bundle: build/gpu)")
-    parser.add_argument("--data", type=Path, help="folder of multi30k/ (default: data, or that of the bundle)")
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="of science: where its checkpoints are")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder (default: benchmarks/results/gpu)")
     parser.add_argument("--toy", action="store_true", help="tiny sizes on the CPU: does the program work?")
+    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of multi30k/ (default: data)")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="of science: where its checkpoints are")
     options = parser.parse_args(arguments)
-    if options.stage == "bundle":
-        from benchmarks.gpu.bundle import write_bundle
-
-        options.output, options.data = options.output or ROOT / "build/gpu", options.data or ROOT.parent / "shared/data"
-        return write_bundle(options)
-    options.output, options.data = options.output or RESULTS, (options.data or ROOT / "data").resolve()
     if options.stage == "page":
-        PAGE.write_text(import_module("benchmarks.gpu.page").render(RESULTS), encoding="utf-8")
-        print(PAGE)
-        return 0
+        PAGE.write_text(import_module("benchmarks.gpu.page").render(options.output), encoding="utf-8")
+        return print(PAGE) or 0
+    module = import_module(f"benchmarks.gpu.{options.stage}")
+    if options.stage == "bundle":
+        return module.write_bundle(options.output, options.data, with_wheels=not options.toy)
     if not (options.toy or torch.cuda.is_available()):
         print("gpu: no CUDA device, so there is nothing to measure; --toy tries the stage on the CPU", file=sys.stderr)
         return 2
+    options.device = "cpu" if options.toy else "cuda"
     faulthandler.dump_traceback_later(60 * options.minutes, exit=True)  # ends a cell that hangs
-    return run_stage(options.stage, lambda: import_module(f"benchmarks.gpu.{options.stage}").cells(options), options)
+    return run_stage(options.stage, lambda: module.cells(options), options)
 
 
 if __name__ == "__main__":

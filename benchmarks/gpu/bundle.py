@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-from benchmarks.measurement_file import ROOT
+from benchmarks.gpu.campaign import COMMIT_FILE, ROOT
 from reluformer.training.run.records import git_state, write_json
 
-# The folders that are the package, under their name in it.
-PACKAGE = ("configuration", "training", "export", "analysis", "hub_cards", "commands")
+PACKAGE = ("configuration", "training", "export", "analysis", "hub_cards", "commands")  # under these names in it
 LEFT_OUT = ("docs/", "benchmarks/results/", "examples/")
-WHEELS = (
+WHEELS = [
     "datasets",
     "dill",
     "multiprocess",
@@ -24,18 +22,15 @@ WHEELS = (
     "docstring_parser",
     "typeshed_client",
     "sacremoses",
-)
-PYTHON = "3.12"
-CORPORA = ("multi30k", "tatoeba")  # of ../shared/data
-MOST_MIB = 60
-RUN = """#!/bin/sh
-cd "$(dirname "$0")" && PYTHONPATH=site exec python3 -m benchmarks.gpu "$@"
-"""
+]
+PYTHON, MOST_MIB = "3.12", 60
+CORPORA = ("multi30k", "tatoeba")
+RUN = '#!/bin/sh\ncd "$(dirname "$0")" && PYTHONPATH=site exec python3 -m benchmarks.gpu "$@"\n'
 
 
-def write_bundle(options: argparse.Namespace) -> int:
-    """Writes the folder anew, and prints what is in it and how large it is."""
-    folder, site = options.output, options.output / "site"
+def write_bundle(folder: Path, data: Path, with_wheels: bool) -> int:
+    """Writes the folder anew, and prints what is in it and how large it is; the exit status is 1 if that is too much."""
+    site = folder / "site"
     shutil.rmtree(folder, ignore_errors=True)
     listed = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
@@ -45,37 +40,34 @@ def write_bundle(options: argparse.Namespace) -> int:
     shutil.move(folder / "modeling_reluformer", site / "reluformer")
     for name in PACKAGE:
         shutil.move(folder / name, site / "reluformer" / name)
-    write_json(folder / "COMMIT.json", {f"git_{key}": value for key, value in git_state().items()})
+    write_json(folder / COMMIT_FILE.name, {f"git_{key}": value for key, value in git_state().items()})
     (folder / "run").write_text(RUN, encoding="utf-8")
     for name in CORPORA:
-        if (corpus := options.data / name).is_dir():
-            shutil.copytree(corpus, folder / "data" / name)
-    if not options.toy:
-        _add_wheels(site, folder / "wheels")
+        if (data / name).is_dir():
+            shutil.copytree(data / name, folder / "data" / name)
+    if with_wheels:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--python-version",
+            PYTHON,
+        ]
+        downloads = folder / "wheels"
+        subprocess.run([*command, "-c", ROOT / "constraints.txt", "-d", downloads, *WHEELS], check=True)
+        for wheel in downloads.iterdir():
+            ZipFile(wheel).extractall(site)
+        shutil.rmtree(downloads)
     sizes = {path.name: _mib(path) for path in sorted(folder.iterdir())}
     print(*(f"{name}: {size:.1f} MiB" for name, size in sizes.items()), sep="\n")
     print(
         f"bundle: {sum(sizes.values()):.1f} MiB, at most {MOST_MIB}: sh {folder}/run STAGE --minutes N --output FOLDER"
     )
     return int(sum(sizes.values()) > MOST_MIB)
-
-
-def _add_wheels(site: Path, downloads: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--python-version",
-        PYTHON,
-    ]
-    subprocess.run([*command, "-c", ROOT / "constraints.txt", "-d", downloads, *WHEELS], check=True)
-    for wheel in downloads.iterdir():
-        ZipFile(wheel).extractall(site)
-    shutil.rmtree(downloads)
 
 
 def _mib(path: Path) -> float:

@@ -10,7 +10,6 @@ import argparse
 import os
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -19,14 +18,13 @@ from typing import Any
 
 import yaml
 
-from benchmarks.gpu.campaign import Cell, stage_record
-from benchmarks.measurement_file import PAGES, ROOT
+from benchmarks.gpu.campaign import ROOT, Cell, stage_record
 from benchmarks.studies.collection import collect
 from benchmarks.studies.parser import merged
 from reluformer.configuration.errors import UserError
 
-BASES = PAGES / "studies" / "catalogue" / "bases"
-PART, PARTS = 16 * 2**20, 3
+BASES = ROOT / "benchmarks" / "studies" / "catalogue" / "bases"
+MOST, PARTS = 48 * 2**20, "checkpoints.tar."  # in three parts
 STOPPING = 45  # seconds that are left for checkpoints, and for packing them
 
 
@@ -110,27 +108,19 @@ def figures(folder: Path) -> dict[str, Any]:
 
 def pack(runs: Path, names: list[str], folder: Path) -> int:
     """Run folders in parts that fit; how many of them."""
-    for old in folder.glob("checkpoints.tar.*"):
+    for old in folder.glob(f"{PARTS}*"):
         old.unlink()
-    archive, packed = runs / "checkpoints.tar", 0
-    with tarfile.open(archive, "w") as tar:
-        for name in names:
-            size = sum(path.stat().st_size + 2048 for path in (runs / name).rglob("*"))
-            if size and archive.stat().st_size + size < PART * PARTS:
-                tar.add(runs / name, name)
-                packed += 1
-    data = archive.read_bytes() if packed else b""
-    for number in range(0, len(data), PART):
-        (folder / f"checkpoints.tar.{number // PART}").write_bytes(data[number : number + PART])
-    archive.unlink()
-    return packed
+    packed, size = [], 0
+    for name in names:
+        own = sum(path.stat().st_size + 2048 for path in (runs / name).rglob("*"))
+        if own and size + own < MOST:
+            packed, size = [*packed, name], size + own
+    if packed:
+        command = f'tar c -C "$1" {" ".join(packed)} | split -d -b {MOST // 3} - "$2/{PARTS}"'
+        subprocess.run(["sh", "-c", command, "sh", runs, folder], check=True)
+    return len(packed)
 
 
 def unpack(folder: Path, runs: Path) -> None:
-    parts = sorted(folder.glob("checkpoints.tar.*"))
-    if parts:
-        archive = runs / "checkpoints.tar"
-        archive.write_bytes(b"".join(part.read_bytes() for part in parts))
-        with tarfile.open(archive) as tar:
-            tar.extractall(runs, filter="data")
-        archive.unlink()
+    if any(folder.glob(f"{PARTS}*")):
+        subprocess.run(["sh", "-c", f'cat "$2/{PARTS}"* | tar x -C "$1"', "sh", runs, folder], check=True)

@@ -88,21 +88,28 @@ def random_inputs(case: AttentionCase, seed: int, *, with_mask: bool = True) -> 
     return AttentionInputs(query, key, value, gradient, row_scale, visible_keys, mask)
 
 
-def fused(case: AttentionCase, inputs: AttentionInputs, statistics: str) -> Forward:
+def fused(case: AttentionCase, inputs: AttentionInputs, statistics: str, dropout_p: float = 0.0) -> Forward:
     """`relu_attention`; returns the output, and S and T if asked for."""
 
     def forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         result = relu_attention(
-            query, key, value, row_scale=inputs.row_scale, causal=case.causal, statistics=statistics
+            query,
+            key,
+            value,
+            row_scale=inputs.row_scale,
+            causal=case.causal,
+            statistics=statistics,
+            dropout_p=dropout_p,
         )
         return (result,) if statistics == "none" else tuple(result)
 
     return forward
 
 
-def sdpa(case: AttentionCase) -> Forward:
+def sdpa(case: AttentionCase, dropout_p: float = 0.0) -> Forward:
     def forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        return (nn.functional.scaled_dot_product_attention(query, key, value, is_causal=case.causal),)
+        options = {"is_causal": case.causal, "dropout_p": dropout_p}
+        return (nn.functional.scaled_dot_product_attention(query, key, value, **options),)
 
     return forward
 

@@ -144,7 +144,7 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(program, campa
 
     times = {"fused": 1.0, "fused+S+T": 1.2, page.FLASH: 1.6}
     tflops = {name: 400 / ms for name, ms in times.items()}
-    cell = {"length": 16384, "head_dim": 128, "causal": False, "dropout": 0.0}
+    cell = {"head_dim": 128, "causal": False, "dropout": 0.0, "length": 16384}
     both = {"ms": dict.fromkeys(page.PASSES, times), "tflops": dict.fromkeys(page.PASSES, tflops)}
     write("attention", {"cell": cell, **both, "left_out": {"cuDNN": "no kernel"}})
     speeds = {"median_ms": 10.0, "p10_ms": 9.0, "p90_ms": 11.0, "gpu_busy_ms": 5.0, "peak_gib": 2.0}
@@ -154,15 +154,17 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(program, campa
         for of_cell in (long, {"task": "generation", "model": name}):
             cells.append({"cell": of_cell, **speeds, "a_second": a_second, "kernels": {"gemm": 3.0}})
     write("models", *cells, {"cell": {"task": "training", "model": "broken"}, "failed": "OutOfMemoryError: no memory"})
-    own = {"tiles": [64, 64, 4, 2], "ms": 3.0}
-    best = [{"tiles": [128, 64, 8, 2], "ms": 2.0, "tflops": 600.0}]
-    write(
-        "tune",
-        {"cell": {"kernel": "forward", "head_dim": 64, "statistics": "none"}, "own": own, "best": best, "tried": 9},
-    )
-    monkeypatch.setattr(program("gpu.__main__"), "RESULTS", tmp_path)
+    tiles = {
+        "own": "(64, 64, 4, 2)",
+        "own_ms": 3.0,
+        "best": "(128, 64, 8, 2)",
+        "best_ms": 2.0,
+        "best_tflops": 600.0,
+        "tried": 9,
+    }
+    write("tune", {"cell": {"kernel": "forward", "head_dim": 64, "statistics": "none"}, **tiles})
     monkeypatch.setattr(program("gpu.__main__"), "PAGE", tmp_path / "GPU.md")
-    assert program("gpu.__main__").main(["page"]) == 0
+    assert program("gpu.__main__").main(["page", "--output", str(tmp_path)]) == 0
     text = (tmp_path / "GPU.md").read_text(encoding="utf-8")
     for line in (
         "| forward, 16,384 tokens, heads of 128 | ≥ 1.5× FlashAttention-2 | 1.60× (400 against 250 TFLOP/s) | met |",
@@ -172,11 +174,11 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(program, campa
         f"| training, {page.LONG}, ReLUFormer | ≥ 1.2× {names.MARIAN_SMOOTHED} | 1.10× | **missed** |",
         f"| generation, ReLUFormer | ≥ 1.0× {names.MARIAN} | 1.10× | met |",
         "a card, 16 cores; commit 0123456789ab, 2026-11-26;",
-        "| 128 | False | 0 | 16384 | 400 (1.00×) | 333 (1.20×) | 250 (1.60×) |",
-        "- cuDNN: no kernel",
-        "| generation, ReLUFormer | 110 | 10.0 | 9.0–11.0 | 5.00 | 2.00 | `gemm` 3.00 ms |",
+        "| forward | 128 | False | 0.0 | 16384 | 400 (1.00×) | 333 (1.20×) | 250 (1.60×) |",
+        "- cuDNN is left out: no kernel",
+        "| generation, ReLUFormer | 10 | 9 | 11 | 5 | 2 | 110 |",
         "- training, broken: OutOfMemoryError: no memory",
-        "| forward | 64 | none | [64, 64, 4, 2] | 3.000 | [128, 64, 8, 2] | 2.000 | 600 | 1.50× | 9 |",
+        "| forward, 64, none | (64, 64, 4, 2) | 3 | (128, 64, 8, 2) | 2 | 600 | 9 |",
         "Not measured: `python -m benchmarks.gpu check` measures it.",
     ):
         assert line in text, line
@@ -184,7 +186,7 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(program, campa
 
 def test_trainings_that_are_not_over_go_on_from_parts_that_fit(program, tmp_path, monkeypatch):
     science = program("gpu.science")
-    monkeypatch.setattr(science, "PART", 20_000)
+    monkeypatch.setattr(science, "MOST", 60_000)
     runs, other, output = tmp_path / "runs", tmp_path / "other", tmp_path / "output"
     for folder in (runs, other, output):
         folder.mkdir()
@@ -195,7 +197,7 @@ def test_trainings_that_are_not_over_go_on_from_parts_that_fit(program, tmp_path
     (output / "checkpoints.tar.7").write_bytes(b"of an earlier time")
     assert science.pack(runs, ["first", "large", "last", "not begun"], output) == 2
     parts = sorted(path.name for path in output.iterdir())
-    assert parts == [f"checkpoints.tar.{number}" for number in range(3)]
+    assert parts == [f"checkpoints.tar.0{number}" for number in range(3)]
     assert all(path.stat().st_size <= 20_000 for path in output.iterdir())
     science.unpack(output, other)
     model = "first/checkpoint-300/model.safetensors"

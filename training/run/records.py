@@ -34,6 +34,7 @@ WRITTEN_BY_MEASUREMENTS = (
 PACKAGES = (
     "reluformer",
     "torch",
+    "triton",
     "transformers",
     "accelerate",
     "datasets",
