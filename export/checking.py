@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reluformer.configuration_attention import CACHE_NAME
 from reluformer.export.running import OnnxTranslationModel
 
 # Lengths of the sources of a batch, so that there is padding, and how many targets each has; the steps in which they are given.
@@ -82,10 +83,10 @@ def _in_steps(exported: OnnxTranslationModel, case: _Case) -> Tensor:
             attention_mask=case.attention_mask,
             decoder_input_ids=tokens,
             encoder_outputs=encoded,
-            past_key_values=cache,
+            cache=cache,
             targets_per_source=case.targets_per_source,
         )
-        cache = output.past_key_values
+        cache = getattr(output, CACHE_NAME)
         logits.append(output.logits)
     return torch.cat(logits, dim=1)
 

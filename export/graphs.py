@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from reluformer.configuration_attention import CACHE_NAME
 from reluformer.export.caches import KeysAndValues, both, pairs_of
 from reluformer.export.names import DECODER_FILE, ENCODER_FILE, cache_names
 from reluformer.generation_reluformer import SharedSources
@@ -49,7 +50,7 @@ class EncoderGraph(nn.Module):
             input_ids=input_ids[:, :1],
             encoder_hidden_states=hidden_states,
             encoder_attention_mask=attention_mask,
-            past_key_values=cache,
+            **{CACHE_NAME: cache},
         )
         return hidden_states, pairs_of(cache.cross_attention_cache)
 
@@ -77,7 +78,7 @@ class DecoderGraph(nn.Module):
             decoder_input_ids=input_ids,
             attention_mask=encoder_attention_mask,
             encoder_outputs=BaseModelOutput(encoded),
-            past_key_values=cache,
+            **{CACHE_NAME: cache},
             use_cache=True,
             **shared,
         ).logits

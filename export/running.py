@@ -22,7 +22,9 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 import reluformer  # noqa: F401  (registers the model's configuration)
 from reluformer.attention_reluformer import attention_visibility
+from reluformer.base_reluformer import checked_keywords
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration_attention import CACHE_NAME
 from reluformer.export.caches import filled, pairs_of
 from reluformer.export.names import GRAPHS, cache_names
 from reluformer.generation_reluformer import SharedSources
@@ -153,25 +155,27 @@ class OnnxTranslationModel(SharedSources, PreTrainedModel, GenerationMixin):
     def get_encoder(self, modality: str | None = None) -> OnnxEncoder:
         return self.encoder
 
+    @checked_keywords()
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         encoder_outputs: OnnxEncoderOutput | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         use_cache: bool | None = None,
         targets_per_source: int = 1,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool = True,
+        **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Logits of the decoder's tokens, and the cache that has grown by them.
 
         Args:
             input_ids, attention_mask: (sources, source). decoder_input_ids: (sources · targets_per_source, target).
             encoder_outputs: of this model's encoder, instead of `input_ids`.
-            past_key_values: as this method has returned it, or an empty `EncoderDecoderCache` of two `DynamicCache`.
+            cache: as this method has returned it, or an empty `EncoderDecoderCache` of two `DynamicCache`.
             use_cache: whether the cache is returned.
             targets_per_source: how many neighbouring targets share a source.
 
@@ -189,7 +193,7 @@ class OnnxTranslationModel(SharedSources, PreTrainedModel, GenerationMixin):
         attention_mask = _source_mask(attention_mask, sources.shape[:2])
         if not self.shares_sources:
             attention_mask = attention_mask.repeat_interleave(targets_per_source, dim=0)
-        cache = self._cache(past_key_values, encoder_outputs, targets_per_source)
+        cache = self._cache(cache, encoder_outputs, targets_per_source)
         seen = cache.self_attention_cache.get_seq_length()
         require_positions(seen + decoder_input_ids.shape[1], self.config.max_position_embeddings)
         feeds = {"input_ids": decoder_input_ids, "encoder_attention_mask": attention_mask}
@@ -202,8 +206,8 @@ class OnnxTranslationModel(SharedSources, PreTrainedModel, GenerationMixin):
         cache.self_attention_cache.layers = filled(_in_pairs(present)).layers
         return Seq2SeqLMOutput(
             logits=logits,
-            past_key_values=None if use_cache is False else cache,
             encoder_last_hidden_state=sources,
+            **{CACHE_NAME: None if use_cache is False else cache},
         )
 
     @property

@@ -258,7 +258,7 @@ def library_mask(
     *,
     attention_mask: Tensor | None,
     encoder_hidden_states: Tensor | None = None,
-    past_key_values: Any = None,
+    cache: Any = None,
 ) -> Tensor | None:
     """The mask that the library's own functions (`sdpa`, `flash_attention_*`) take; None for this package's own."""
     if config._attn_implementation in OWN_IMPLEMENTATIONS:
@@ -274,9 +274,7 @@ def library_mask(
             visibility.query_segments.shape[1], visibility.key_segments.shape[1], inputs_embeds.device
         )
     if visibility.causal:
-        return create_causal_mask(
-            config=config, inputs_embeds=inputs_embeds, attention_mask=attention_mask, past_key_values=past_key_values
-        )
+        return create_causal_mask(config, inputs_embeds, attention_mask, cache)
     return create_bidirectional_mask(
         config=config,
         inputs_embeds=inputs_embeds,
@@ -335,7 +333,7 @@ def attention_context(
     query_segments: Tensor | None = None,
     key_segments: Tensor | None = None,
     encoder_hidden_states: Tensor | None = None,
-    past_key_values: Any = None,
+    cache: Any = None,
     row_weight: Tensor | None = None,
     statistics: str = "none",
     rotation: tuple[Tensor, Tensor] | None = None,
@@ -358,7 +356,7 @@ def attention_context(
         inputs_embeds,
         attention_mask=attention_mask,
         encoder_hidden_states=encoder_hidden_states,
-        past_key_values=past_key_values,
+        cache=cache,
     )
     visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
     row_scale = scale_of_rows(

@@ -1,8 +1,12 @@
 """What every model of this package shares: the switch of its attention, initial values, saving with its code, statistics."""
 
+import difflib
+import functools
+import inspect
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +27,50 @@ from .multihead_reluformer import GatedRMSNorm, ReLUFormerAttention
 from .outputs_reluformer import LayerFigures
 
 logger = logging.get_logger(__name__)
+
+
+# What Transformers names like this is part of the input: without it the result is another one.
+_INPUTS = re.compile(r"\w+_(ids|mask|embeds|values)|\w*labels|is_causal")
+
+
+def checked_keywords(*more: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator, outside all others, of each forward pass that the library or a user calls.
+
+    The cache may come by either of its names, see `CACHE_NAME`. Keywords that are neither named by the pass nor in `more` go
+    through, since the library passes new ones with each version, but for those that must be mistakes: a part of the input, which
+    would be ignored, and what differs from a name of ours by a slip of the pen.
+    """
+
+    def decorate(forward: Callable[..., Any]) -> Callable[..., Any]:
+        known = [*inspect.signature(forward).parameters, *more]
+
+        @functools.wraps(forward)
+        def checked(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+            if "past_key_values" in kwargs and "cache" in known:
+                if "cache" in kwargs:
+                    raise TypeError("cache and past_key_values are two names of one argument; give one of them.")
+                kwargs["cache"] = kwargs.pop("past_key_values")
+            for name, value in kwargs.items():
+                if name not in known and value is not None:
+                    _check_unknown(self, name, known)
+            return forward(self, *args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def _check_unknown(model: PreTrainedModel, name: str, known: Sequence[str]) -> None:
+    if _INPUTS.fullmatch(name):
+        raise TypeError(f"{type(model).__name__} takes no {name}; leave it out.")
+    if name in TransformersKwargs.__annotations__ or name in ("return_dict", "use_cache"):
+        return
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+        raise TypeError(f"{type(model).__name__} takes no {name}; did you mean {near[0]}?")
+    if not is_torchdynamo_compiling():
+        logger.warning_once(
+            f"{name} is no argument of reluformer's models; it is left to the attention function, which may ignore it."
+        )
 
 
 class AttentionPreTrainedModel(PreTrainedModel):
@@ -67,11 +115,6 @@ class AttentionPreTrainedModel(PreTrainedModel):
         if checked in OWN_IMPLEMENTATIONS:
             return checked
         return super()._check_and_adjust_attn_implementation(checked, is_init_check, allow_all_kernels)
-
-    def _refuse_unknown(self, kwargs: Mapping[str, Any]) -> None:
-        # `use_cache`: what merge_with_config_defaults adds in training with checkpointing, for models that generate
-        if unknown := kwargs.keys() - TransformersKwargs.__annotations__.keys() - {"use_cache"}:
-            raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}; leave it out.")
 
     def _refuse_output_attentions(self, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("output_attentions") and self.config._attn_implementation != "eager":

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NoReturn
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import logging
 
 from .attention_activations import NON_NEGATIVE, NORMALIZED, POINTWISE
@@ -30,6 +31,9 @@ DEFAULT_REGULARIZATION_WEIGHT = 0.01  # the paper gives no value
 # gives to any configuration, such as `sep_token_id` beside `pad_token_id`.
 NEAR_NAMES = 0.85
 
+
+# What the installed Transformers calls the cache, as an argument and in outputs: `past_key_values` until 5.23, `cache` from 5.24.
+CACHE_NAME = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
 
 # What a pass with labels returns beside loss and logits; predictions of the Trainer leave it out (`keys_to_ignore_at_inference`).
 LOSS_FIGURES = (

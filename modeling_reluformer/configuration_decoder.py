@@ -7,7 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from .configuration_attention import LOSS_FIGURES
+from .configuration_attention import CACHE_NAME, LOSS_FIGURES
 from .configuration_feed_forward import FeedForwardConfig
 
 NORMALIZATIONS = ("pre", "none")
@@ -102,7 +102,7 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     more_arguments: ClassVar[tuple[str, ...]] = ("rope_theta", "rope_scaling")
     attribute_map = {"initializer_range": "init_std", "activation_function": "hidden_act"}
-    keys_to_ignore_at_inference = ["past_key_values", *LOSS_FIGURES]
+    keys_to_ignore_at_inference = [CACHE_NAME, *LOSS_FIGURES]
 
     vocab_size: int = 32000
     max_position_embeddings: int = 1024

@@ -9,6 +9,7 @@ from transformers.activations import ACT2FN
 from .configuration_attention import (  # noqa: F401
     ATTENTION_OUTPUT_NORMS,
     ATTENTION_SCALINGS,
+    CACHE_NAME,
     DEFAULT_ENTROPY_MARGIN,
     DEFAULT_GAMMA,
     DEFAULT_REGULARIZATION_WEIGHT,
@@ -106,7 +107,7 @@ class ReLUFormerConfig(FeedForwardConfig):
 
     model_type = "reluformer"
     presets = PRESETS
-    keys_to_ignore_at_inference = ["past_key_values", *LOSS_FIGURES]
+    keys_to_ignore_at_inference = [CACHE_NAME, *LOSS_FIGURES]
     attribute_map = {
         "num_attention_heads": "encoder_attention_heads",
         "hidden_size": "d_model",

@@ -5,6 +5,8 @@ from typing import Any
 from torch import Tensor
 from transformers import Cache
 
+from .configuration_attention import CACHE_NAME
+
 
 class CompactMask:
     """A mixin before `GenerationMixin`: the mask of generation stays (batch, keys)."""
@@ -29,13 +31,13 @@ class SharedSources(CompactMask):
 
         It is repeated where the caller gave a cache, which may hold its keys for each of them.
         """
-        if expand_size == 1 or model_kwargs.get("past_key_values") is not None:
+        if expand_size == 1 or model_kwargs.get(CACHE_NAME) is not None:
             return super()._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
         source = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
         input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)
         return input_ids, {**model_kwargs, **source, "targets_per_source": expand_size}
 
-    def _reorder_cache(self, past_key_values: Cache, beam_idx: Tensor) -> Cache:
+    def _reorder_cache(self, cache: Cache, beam_idx: Tensor) -> Cache:
         """The beams of a sentence share its source, so only what they have written themselves changes places."""
-        past_key_values.self_attention_cache.reorder_cache(beam_idx)
-        return past_key_values
+        cache.self_attention_cache.reorder_cache(beam_idx)
+        return cache

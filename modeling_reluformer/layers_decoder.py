@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import Cache
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -95,14 +94,13 @@ class ReLUFormerCausalLayer(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,
         context: AttentionContext,
-        past_key_values: Cache | None = None,
         ffn_row_weight: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, RowSums, Tensor | None]:
         """(batch, length, hidden_size) → the same, and if wanted S and T of its attention and the norms (1,) of its
         FFN."""
         normed = hidden_states if self.input_layernorm is None else self.input_layernorm(hidden_states)
-        attended, _, sums = self.self_attn(normed, context, past_key_values=past_key_values, **kwargs)
+        attended, _, sums = self.self_attn(normed, context, **kwargs)
         hidden_states = hidden_states + nn.functional.dropout(attended, p=self.dropout, training=self.training)
         normed = (
             hidden_states if self.post_attention_layernorm is None else self.post_attention_layernorm(hidden_states)

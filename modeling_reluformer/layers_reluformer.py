@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention_reluformer import AttentionContext
@@ -107,18 +106,15 @@ class ReLUFormerDecoderLayer(ReLUFormerLayer):
         context: AttentionContext,
         encoder_hidden_states: Tensor | None = None,
         cross_context: AttentionContext | None = None,
-        past_key_values: Cache | None = None,
         ffn_row_weight: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, RowSums, Tensor | None]:
         """(batch, length, d_model) → the same, and if wanted S and T of its attentions (self, cross) and the norms (1,) of its
         FFN."""
-        attended, _, sums = self.self_attn(hidden_states, context, past_key_values=past_key_values, **kwargs)
+        attended, _, sums = self.self_attn(hidden_states, context, **kwargs)
         hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
         if encoder_hidden_states is not None:
-            attended, _, cross_sums = self.encoder_attn(
-                hidden_states, cross_context, encoder_hidden_states, past_key_values=past_key_values, **kwargs
-            )
+            attended, _, cross_sums = self.encoder_attn(hidden_states, cross_context, encoder_hidden_states, **kwargs)
             hidden_states = self.add_and_norm(hidden_states, attended, self.encoder_attn_layer_norm)
         update, norms = self.feed_forward(hidden_states, ffn_row_weight)
         hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)

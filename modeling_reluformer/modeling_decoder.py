@@ -14,7 +14,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention_blockwise import wide
 from .attention_reluformer import attention_context
-from .base_reluformer import AttentionPreTrainedModel
+from .base_reluformer import AttentionPreTrainedModel, checked_keywords
+from .configuration_attention import CACHE_NAME
 from .configuration_decoder import ReLUFormerDecoderConfig
 from .generation_reluformer import CompactMask
 from .layers_decoder import ReLUFormerCausalLayer, norm_of
@@ -37,7 +38,7 @@ class ReLUFormerDecoderPreTrainedModel(AttentionPreTrainedModel):
         "AutoModelForCausalLM": "modeling_decoder.ReLUFormerForCausalLM",
     }
     _no_split_modules = ["ReLUFormerCausalLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = [CACHE_NAME]
     _can_record_outputs = {"hidden_states": ReLUFormerCausalLayer, "attentions": ReLUFormerAttention}
     _instead_of_smoothing = (
         " and set config.label_smoothing instead. TRL's SFTTrainer does it, too: give a subclass of it "
@@ -69,6 +70,7 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @checked_keywords()
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -76,7 +78,7 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         segment_ids: Tensor | None = None,
@@ -86,18 +88,17 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         **kwargs: Any,
     ) -> ReLUFormerDecoderModelOutput:
         """input_ids (batch, length) → last_hidden_state (batch, length, hidden_size). attention_mask covers cache and input."""
-        self._refuse_unknown(kwargs)
         self._refuse_output_attentions(kwargs)
-        if self.training and statistics == "none" and past_key_values is None:
+        if self.training and statistics == "none" and cache is None:
             self._warn_about_missing_labels()  # here: TRL's SFTTrainer calls this model alone
         inputs_embeds = self._embed(input_ids, inputs_embeds, "")
         if segment_ids is None:
             # before a cache is made here: the default of use_cache must not change what is seen
-            segment_ids = packed_segments(position_ids, attention_mask, past_key_values)
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+            segment_ids = packed_segments(position_ids, attention_mask, cache)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
         batch, length = inputs_embeds.shape[:2]
-        seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+        seen = 0 if cache is None else cache.get_seq_length()
         if isinstance(seen, Tensor):
             seen = seen.clone()  # a static cache counts in place while the layers write to it
         require_whole_mask(attention_mask, batch, length, seen)
@@ -108,12 +109,12 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             self.config,
             inputs_embeds,
             attention_mask,
-            keys=length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0],
+            keys=length if cache is None else cache.get_mask_sizes(length, 0)[0],
             causal=True,
             query_offset=seen,
             query_segments=segment_ids,
             key_segments=segment_ids,
-            past_key_values=past_key_values,
+            cache=cache,
             row_weight=row_weight,
             statistics=statistics,
             rotation=None if self.rotary_emb is None else self.rotary_emb(inputs_embeds, position_ids=position_ids),
@@ -123,15 +124,15 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             self.layers,
             hidden_states,
             context,
-            past_key_values=past_key_values,
             ffn_row_weight=row_weight if ffn_norms else None,
             **kwargs,
+            **{CACHE_NAME: cache},
         )
         return ReLUFormerDecoderModelOutput(
             last_hidden_state=hidden_states if self.norm is None else self.norm(hidden_states),
-            past_key_values=past_key_values,
             attention_figures=figures,
             ffn_norms=norms,
+            **{CACHE_NAME: cache},
         )
 
     def _positions(
@@ -166,11 +167,9 @@ def check_positions(position_ids: Tensor | None, batch: int, length: int) -> Non
         )
 
 
-def packed_segments(
-    position_ids: Tensor | None, attention_mask: Tensor | None, past_key_values: Cache | None
-) -> Tensor | None:
+def packed_segments(position_ids: Tensor | None, attention_mask: Tensor | None, cache: Cache | None) -> Tensor | None:
     """Segments of sequences that are packed by the convention of Transformers: positions that start anew, no mask, no cache."""
-    if position_ids is None or attention_mask is not None or past_key_values is not None or position_ids.shape[0] == 0:
+    if position_ids is None or attention_mask is not None or cache is not None or position_ids.shape[0] == 0:
         return None
     segments = segments_from_positions(position_ids)
     if not is_torchdynamo_compiling() and bool((segments[:, -1] == 1).all()):
@@ -199,13 +198,14 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
         self.lm_head = VocabularyHead(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @checked_keywords("shift_labels")
     @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -241,7 +241,7 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             ValueError: skip_logits without labels; labels with logits_to_keep; sequences beyond max_position_embeddings; ids,
                 embeddings, masks, positions or labels of a wrong shape or dtype; an empty batch.
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
-            TypeError: an argument that the model does not have.
+            TypeError: an argument that the model would ignore or that is near one of these.
         """
         shift_labels = kwargs.pop(
             "shift_labels", None
@@ -254,7 +254,7 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             use_cache = False if self.training else use_cache
             self._check_labels(given, input_ids if inputs_embeds is None else inputs_embeds, logits_to_keep)
             if segment_ids is None:
-                segment_ids = packed_segments(position_ids, attention_mask, past_key_values)
+                segment_ids = packed_segments(position_ids, attention_mask, cache)
             labels = next_token_labels(labels, segment_ids) if shift_labels is None else shift_labels
             statistics = self._statistics()
             # each row that predicts a label counts as that one label
@@ -265,7 +265,7 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             segment_ids=segment_ids,
@@ -287,10 +287,10 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             losses = translation_loss(summed, labels, num_items_in_batch=num_items_in_batch, **terms)._asdict()
         return ReLUFormerCausalLMOutput(
             logits=None if skip_logits else logits,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             **losses,
+            **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
         )
 
     def _check_labels(self, labels: Tensor, inputs: Tensor | None, logits_to_keep: int | Tensor) -> None:

@@ -10,6 +10,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple, is_torchdynamo_compiling, logging
 
 from .attention_blockwise import wide
+from .base_reluformer import checked_keywords
+from .configuration_attention import CACHE_NAME
 from .configuration_reluformer import ReLUFormerConfig
 from .generation_reluformer import SharedSources
 from .loss_reluformer import (
@@ -57,6 +59,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
         if self.config.share_encoder_decoder_embeddings:
             self.shared = self.decoder.embed_tokens = value
 
+    @checked_keywords()
     @can_return_tuple
     def forward(
         self,
@@ -65,7 +68,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
@@ -77,7 +80,6 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
         ffn_norms: bool = False,
         **kwargs: Any,
     ) -> ReLUFormerModelOutput:
-        self._refuse_unknown(kwargs)  # not in the encoder, to which `generate` gives what the whole model is given
         if (segment_ids is None) != (decoder_segment_ids is None):
             raise ValueError(
                 "Packed sequences need segment_ids and decoder_segment_ids, or a target would attend to every source; "
@@ -103,7 +105,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=encoder_outputs[0],
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             segment_ids=decoder_segment_ids,
@@ -117,7 +119,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
         )
         return ReLUFormerModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **{CACHE_NAME: getattr(decoder_outputs, CACHE_NAME)},
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -173,6 +175,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head = new_embeddings
 
+    @checked_keywords("targets_per_source")
     @can_return_tuple
     def forward(
         self,
@@ -181,7 +184,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
@@ -242,7 +245,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
             self._warn_about_missing_figures(encoder_outputs)
             dtype = wide(self.lm_head.weight.dtype)
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
-        elif self.training and past_key_values is None:
+        elif self.training and cache is None:
             self._warn_about_missing_labels()
         statistics = "none" if labels is None else self._statistics()
         outputs = self.model(
@@ -251,7 +254,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -278,7 +281,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
             losses = translation_loss(summed, labels, num_items_in_batch=num_items_in_batch, **terms)._asdict()
         return ReLUFormerSeq2SeqLMOutput(
             logits=None if skip_logits else logits,
-            past_key_values=outputs.past_key_values,
+            **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,
             cross_attentions=outputs.cross_attentions,

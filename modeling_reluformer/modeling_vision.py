@@ -13,7 +13,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention_reluformer import AttentionContext, attention_context
-from .base_reluformer import AttentionPreTrainedModel
+from .base_reluformer import AttentionPreTrainedModel, checked_keywords
 from .configuration_vision import ReLUFormerVisionConfig, pair
 from .feed_forward_reluformer import FeedForward, activation_norms, feed_forward_activation
 from .loss_reluformer import regularized_loss
@@ -191,6 +191,7 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings.patch_embeddings
 
+    @checked_keywords()
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -204,7 +205,6 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
     ) -> ReLUFormerVisionOutput:
         """pixel_values (batch, channels, height, width) → last_hidden_state (batch, tokens, hidden_size), pooler_output."""
         _require_pictures(pixel_values)
-        self._refuse_unknown(kwargs)
         self._refuse_output_attentions(kwargs)
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
@@ -257,6 +257,7 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             if config.problem_type == "multi_label_classification":  # one class of all is true at the start
                 init.constant_(module.bias, -math.log(config.num_labels))
 
+    @checked_keywords()
     @can_return_tuple
     def forward(
         self,
@@ -284,7 +285,7 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             ValueError: pictures that are no float tensor, of another size or number of channels; wrong labels,
                 on a CPU also shares that are none.
             IndexError: on a CPU, a label that is no class. A GPU raises a device-side assertion instead.
-            TypeError: an argument that the model does not have.
+            TypeError: an argument that the model would ignore or that is near one of these.
         """
         _require_pictures(pixel_values)
         row_weight, statistics, kind = None, "none", None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
 
 from .attention_reluformer import AttentionContext
-from .configuration_attention import AttentionConfig
+from .configuration_attention import CACHE_NAME, AttentionConfig
 
 
 class GatedRMSNorm(nn.Module):
@@ -94,14 +94,15 @@ class ReLUFormerAttention(nn.Module):
         hidden_states: Tensor,
         context: AttentionContext,
         key_value_states: Tensor | None = None,
-        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...] | None]:
         """hidden_states (batch, queries, features) → the same, the weights if `eager`, S and T of the rows if figures are wanted.
 
         key_value_states: (sources, keys, features). Where `batch` is a multiple of `sources`, neighbouring rows share a source:
-        they are computed as further queries of it, so that its keys are held and read once.
+        they are computed as further queries of it, so that its keys are held and read once. The cache is among `kwargs`, by the
+        name at which the library's checkpointing of layers removes it.
         """
+        cache = kwargs.pop(CACHE_NAME, None)
         batch, queries, features = hidden_states.shape
         if key_value_states is not None and key_value_states.shape[0] != batch:
             hidden_states = hidden_states.reshape(key_value_states.shape[0], -1, features)
@@ -110,7 +111,7 @@ class ReLUFormerAttention(nn.Module):
             query = self.q_norm(query)
         if context.rotation is not None:
             query = rotated(query, *context.rotation)
-        key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values, context.rotation)
+        key, value = self._keys_and_values(hidden_states, key_value_states, cache, context.rotation)
         output, weights, *statistics = context.attend(
             self,
             query,
@@ -146,17 +147,15 @@ class ReLUFormerAttention(nn.Module):
         self,
         hidden_states: Tensor,
         key_value_states: Tensor | None,
-        past_key_values: Cache | None,
+        cache: Cache | None,
         rotation: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         is_cross_attention = key_value_states is not None
-        cache = past_key_values
-        if isinstance(past_key_values, EncoderDecoderCache):
-            cache = (
-                past_key_values.cross_attention_cache if is_cross_attention else past_key_values.self_attention_cache
-            )
-            if is_cross_attention and past_key_values.is_updated.get(self.layer_idx):
-                layer = cache.layers[self.layer_idx]
+        own = cache
+        if isinstance(cache, EncoderDecoderCache):
+            own = cache.cross_attention_cache if is_cross_attention else cache.self_attention_cache
+            if is_cross_attention and cache.is_updated.get(self.layer_idx):
+                layer = own.layers[self.layer_idx]
                 return layer.keys, layer.values
         states = key_value_states if is_cross_attention else hidden_states
         key, value = self._split_heads(self.k_proj(states)), self._split_heads(self.v_proj(states))
@@ -164,10 +163,10 @@ class ReLUFormerAttention(nn.Module):
             key = self.k_norm(key)
         if rotation is not None:
             key = rotated(key, *rotation)
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
-            if is_cross_attention and isinstance(past_key_values, EncoderDecoderCache):
-                past_key_values.is_updated[self.layer_idx] = True
+        if own is not None:
+            key, value = own.update(key, value, self.layer_idx)
+            if is_cross_attention and isinstance(cache, EncoderDecoderCache):
+                cache.is_updated[self.layer_idx] = True
         return key, value
 
     def _split_heads(self, states: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_reluformer import attention_context
 from .base_reluformer import AttentionPreTrainedModel
+from .configuration_attention import CACHE_NAME
 from .configuration_reluformer import ReLUFormerConfig, require_tensor_parallel
 from .layers_reluformer import ReLUFormerDecoderLayer, ReLUFormerEncoderLayer, SinusoidalPositions
 from .multihead_reluformer import ReLUFormerAttention
@@ -42,10 +43,10 @@ def require_same_sources(cache: Cache | None, encoder_hidden_states: Tensor) -> 
     sources, given = cache.cross_attention_cache.layers[0].keys.shape[0], encoder_hidden_states.shape[0]
     if sources != given:
         raise ValueError(
-            f"past_key_values holds the keys of {sources} sources, and the encoder's output has {given} rows. A cache that "
+            f"The cache holds the keys of {sources} sources, and the encoder's output has {given} rows. A cache that "
             "generate() returned holds each source once, whatever the number of its beams or sequences: give an encoder's output "
             "that does so too, and targets_per_source, or repeat the keys by "
-            "past_key_values.cross_attention_cache.batch_repeat_interleave(targets_per_source)."
+            "cache.cross_attention_cache.batch_repeat_interleave(targets_per_source)."
         )
 
 
@@ -186,7 +187,7 @@ class ReLUFormerDecoder(ReLUFormerStack):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         segment_ids: Tensor | None = None,
@@ -203,12 +204,12 @@ class ReLUFormerDecoder(ReLUFormerStack):
         """
         self._refuse_output_attentions(kwargs)
         inputs_embeds = self._embed(input_ids, inputs_embeds, "decoder_")
-        if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        elif encoder_hidden_states is not None and isinstance(past_key_values, Cache):
-            past_key_values = with_cross_attention_cache(past_key_values, self.config)
+        if use_cache and cache is None:
+            cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        elif encoder_hidden_states is not None and isinstance(cache, Cache):
+            cache = with_cross_attention_cache(cache, self.config)
         batch, length = inputs_embeds.shape[:2]
-        seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+        seen = 0 if cache is None else cache.get_seq_length()
         if isinstance(seen, Tensor):
             seen = seen.clone()  # a static cache counts in place while the layers write to it
         require_whole_mask(attention_mask, batch, length, seen, "decoder_")
@@ -217,18 +218,18 @@ class ReLUFormerDecoder(ReLUFormerStack):
             self.config,
             inputs_embeds,
             attention_mask,
-            keys=length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0],
+            keys=length if cache is None else cache.get_mask_sizes(length, 0)[0],
             causal=True,
             query_offset=seen,
             query_segments=segment_ids,
             key_segments=segment_ids,
-            past_key_values=getattr(past_key_values, "self_attention_cache", past_key_values),
+            cache=getattr(cache, "self_attention_cache", cache),
             **figures_wanted,
         )
         cross_context = None
         if encoder_hidden_states is not None:
             require_same_batch(encoder_hidden_states, inputs_embeds, targets_per_source)
-            require_same_sources(past_key_values, encoder_hidden_states)
+            require_same_sources(cache, encoder_hidden_states)
             cross_context = attention_context(
                 self.config,
                 inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1]),
@@ -246,13 +247,13 @@ class ReLUFormerDecoder(ReLUFormerStack):
             context,
             encoder_hidden_states,
             cross_context,
-            past_key_values=past_key_values,
             ffn_row_weight=row_weight if ffn_norms else None,
             **kwargs,
+            **{CACHE_NAME: cache},
         )
         return ReLUFormerDecoderOutput(
             last_hidden_state=hidden_states,
-            past_key_values=past_key_values,
             attention_figures=figures,
             ffn_norms=norms,
+            **{CACHE_NAME: cache},
         )

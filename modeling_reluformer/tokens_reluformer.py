@@ -74,7 +74,7 @@ def require_whole_mask(
     flat = isinstance(seen, int) and attention_mask is not None and attention_mask.ndim == 2
     if flat and attention_mask.shape[1] < seen + length:
         raise ValueError(
-            f"{name}attention_mask must cover the {seen} tokens in past_key_values and the {length} given ones, (batch, keys) = "
+            f"{name}attention_mask must cover the {seen} tokens in the cache and the {length} given ones, (batch, keys) = "
             f"({batch}, {seen + length}); got {tuple(attention_mask.shape)}."
         )
 

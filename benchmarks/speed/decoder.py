@@ -34,6 +34,7 @@ from benchmarks.memory.peak import METHOD, run_cell
 from benchmarks.speed.decoder_models import COMPARED, GPT2, LLAMA, RECIPE, build, shape
 from benchmarks.speed.end_to_end import generation_step, inference_step, trained_parameters, training_step
 from benchmarks.speed.rivals import a_second, time_rivals
+from reluformer.configuration_attention import CACHE_NAME
 from reluformer.training.run.progress import library_bars
 from reluformer.training.run.records import write_json
 
@@ -124,8 +125,8 @@ def decoding_step(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> Ca
         new_tokens: of each row; each is one forward pass.
     """
     cache, held = DynamicCache(config=model.config), prompt.shape[1] - 1
-    inference_step(model, {"input_ids": prompt[:, :-1], "past_key_values": cache, "logits_to_keep": 1}, "float32")()
-    batch = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), "past_key_values": cache}
+    inference_step(model, {"input_ids": prompt[:, :-1], CACHE_NAME: cache, "logits_to_keep": 1}, "float32")()
+    batch = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), CACHE_NAME: cache}
     generate = generation_step(model, batch, new_tokens, "float32", beams=1)
 
     def step() -> Tensor:

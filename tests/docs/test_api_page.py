@@ -18,7 +18,7 @@ DIRECTIVE = re.compile(r"^\.\. auto(?:class|function|exception):: ([\w.]+)[^\n]*
 # What every reader knows, or what the class that is extended documents.
 KNOWN = {"self", "cls", "config", "args", "kwargs"}
 # Transformers documents what these take beside what is ReLUFormer's own.
-OF_THE_LIBRARY = {"encoder_outputs", "past_key_values", "inputs_embeds", "decoder_inputs_embeds", "use_cache"}
+OF_THE_LIBRARY = {"encoder_outputs", "cache", "inputs_embeds", "decoder_inputs_embeds", "use_cache"}
 
 # Docstrings that say it without the parameter's name.
 IN_OTHER_WORDS = {

@@ -227,7 +227,7 @@ def test_logits_of_some_positions():
         (
             {"attention_mask": torch.ones(3, 8)},
             ValueError,
-            r"cover the 0 tokens in past_key_values and the 9 given ones",
+            r"cover the 0 tokens in the cache and the 9 given ones",
         ),
         ({"attention_mask": -torch.ones(3, 9)}, ValueError, "has other values"),
         ({"segment_ids": torch.ones(3, 8, dtype=torch.long)}, ValueError, "segment ids"),
@@ -250,7 +250,7 @@ def test_wrong_calls_say_what_is_wrong(inputs, error, named):
 def test_a_mask_without_the_tokens_in_the_cache_is_refused():
     model = decoder_model(**RELU)
     cache = model(token_ids(), use_cache=True).past_key_values
-    with pytest.raises(ValueError, match=r"cover the 9 tokens in past_key_values and the 1 given ones, .* = \(3, 10\)"):
+    with pytest.raises(ValueError, match=r"cover the 9 tokens in the cache and the 1 given ones, .* = \(3, 10\)"):
         model(token_ids(3, 1), attention_mask=torch.ones(3, 1), past_key_values=cache)
 
 

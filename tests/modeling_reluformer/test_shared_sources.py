@@ -1,5 +1,7 @@
 """Beams and samples that share their source are generated as if each had a copy of it, as the library makes them."""
 
+import inspect
+
 import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
@@ -24,7 +26,8 @@ MODES = {
 
 def copies_of_sources(monkeypatch) -> None:
     """From here on the model generates as any other of the library."""
-    monkeypatch.setattr(Model, "_expand_inputs_for_generation", GenerationMixin._expand_inputs_for_generation)
+    method = inspect.getattr_static(GenerationMixin, "_expand_inputs_for_generation")  # which 5.17 has as a static one
+    monkeypatch.setattr(Model, "_expand_inputs_for_generation", method)
     monkeypatch.delattr(SharedSources, "_reorder_cache")
 
 

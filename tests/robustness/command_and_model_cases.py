@@ -177,7 +177,7 @@ ValueError: A sequence of 65 tokens is longer than max_position_embeddings=64
 
 an argument that the model does not have
 model(input_ids=source, labels=target, attention_maskk=second_hidden)
-TypeError: ReLUFormerModel takes no attention_maskk; leave it out.
+TypeError: ReLUFormerForConditionalGeneration takes no attention_maskk; did you mean attention_mask?
 
 labels for a configuration without a start token
 tiny_model(decoder_start_token_id=None)(source, labels=target)
@@ -241,7 +241,7 @@ ValueError: An attention mask must have the shape (batch, keys) = (2, 5)
 
 a mask of the target without the tokens in the cache
 model(source, None, target[:, :1], torch.ones(2, 1), past_key_values=model(source, None, target, use_cache=True).past_key_values)
-ValueError: decoder_attention_mask must cover the 5 tokens in past_key_values and the 1 given ones, (batch, keys) = (2, 6); …
+ValueError: decoder_attention_mask must cover the 5 tokens in the cache and the 1 given ones, (batch, keys) = (2, 6); …
 
 packed sources beside targets that are not
 model(input_ids=source, decoder_input_ids=target, segment_ids=torch.ones_like(source))

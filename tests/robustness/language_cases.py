@@ -330,7 +330,7 @@ ValueError: A sequence of 41 tokens is longer than max_position_embeddings=40
 
 a mask of another length than the tokens
 decoder(tokens, attention_mask=torch.ones(2, 6))
-ValueError: attention_mask must cover the 0 tokens in past_key_values and the 7 given ones, (batch, keys) = (2, 7); got (2, 6).
+ValueError: attention_mask must cover the 0 tokens in the cache and the 7 given ones, (batch, keys) = (2, 7); got (2, 6).
 
 an additive mask, for a language model
 decoder(tokens, attention_mask=torch.zeros(2, 7).fill_(-1e4))
@@ -342,7 +342,7 @@ ValueError: A four-dimensional attention mask must be boolean, True where the ke
 
 a mask without the tokens of the cache
 decoder(tokens[:, :1], attention_mask=torch.ones(2, 1), past_key_values=decoder(tokens, use_cache=True).past_key_values)
-ValueError: attention_mask must cover the 7 tokens in past_key_values and the 1 given ones, (batch, keys) = (2, 8); got (2, 1).
+ValueError: attention_mask must cover the 7 tokens in the cache and the 1 given ones, (batch, keys) = (2, 8); got (2, 1).
 
 positions of another length
 decoder(tokens, position_ids=torch.arange(6)[None])
@@ -362,7 +362,7 @@ ValueError: The segment ids of the queries must have the shape (batch, queries) 
 
 an argument that the language model does not have
 decoder(tokens, token_type_ids=tokens)
-TypeError: ReLUFormerDecoderModel takes no token_type_ids; leave it out.
+TypeError: ReLUFormerForCausalLM takes no token_type_ids; leave it out.
 
 weights that only eager returns
 decoder(tokens, output_attentions=True)

@@ -208,7 +208,7 @@ result: 0.0
 
 a mask, which pictures do not have
 vision(torch.zeros(2, 3, 8, 8), attention_mask=torch.ones(2, 4))
-TypeError: ReLUFormerVisionModel takes no attention_mask; leave it out.
+TypeError: ReLUFormerForImageClassification takes no attention_mask; leave it out.
 
 a patch that does not divide the picture, in the configuration
 ReLUFormerVisionConfig(image_size=28, patch_size=5)

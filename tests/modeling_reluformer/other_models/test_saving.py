@@ -103,6 +103,8 @@ def test_comes_back_from_the_auto_class_and_from_a_config(tmp_path):
 
 def test_comes_back_from_a_checkpoint_of_the_trainer(tmp_path):
     model = use_relu_attention(made("marian", tmp_path).float(), gamma=0.6)
+    for stack in (model.get_encoder(), model.get_decoder()):
+        stack.embed_positions.requires_grad_(False)  # loading unfreezes it, and 5.24 loads none that is saved
     run = trainer(model, tmp_path, 16, max_steps=1, save_strategy="steps", save_steps=1)
     run.train()
     again = type(model).from_pretrained(tmp_path / "checkpoint-1")
