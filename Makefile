@@ -1,6 +1,6 @@
 # make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make bench-sparse · make gpu-bundle · make studies-smoke ·
-# make studies · make wheel · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-oldest sets up .venv-oldest, and needs
-# Python 3.11.
+# make studies · make wheel · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-newest sets up
+# .venv-newest; make test-oldest sets up .venv-oldest, and needs Python 3.11.
 #
 #   PYTHON=python3.12                                      the Python to use
 #   WORKERS=2                                              processes that run the tests; default: one a core
@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all test-kills mutants test-peer test-oldest bench bench-sparse gpu-bundle studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
+.PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-sparse gpu-bundle studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
 
 demo: .venv/train .venv/links
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -46,6 +46,16 @@ mutants: .venv/all .venv/links
 test-peer: .venv/all .venv/links
 	$(BIN)/python tests/peer/library_tests.py
 	$(BIN)/python -m pytest tests/peer -rs
+
+# What test runs, with the newest release of everything but torch, as `pip install` takes it today.
+test-newest: .venv-newest/dev
+	OMP_NUM_THREADS=$(THREADS) .venv-newest/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+
+# Of that, what a new Transformers breaks first: models, generation, the trainer, remote code without the package. Some three minutes on two cores.
+test-newest-short: .venv-newest/dev
+	OMP_NUM_THREADS=$(THREADS) .venv-newest/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" \
+		$(addprefix tests/,$(addprefix modeling_reluformer/test_,$(addsuffix .py,caches decoder_library keywords library_features model \
+		plain_trainer remote_code shared_sources vision_model)) training/test_trainer.py training/test_translation.py)
 
 # Every lower bound of pyproject.toml at once, torch's excepted: see constraints-oldest.txt.
 test-oldest: .venv-oldest/dev
@@ -152,25 +162,30 @@ format: .venv/all .venv/links
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest build dist *.egg-info
+	rm -rf .venv .venv-newest .venv-oldest build dist *.egg-info
 
 # What a user needs, and what the tests need beside it; both in .venv.
 .venv/train: EXTRAS := train
 .venv/all: EXTRAS := all
-.venv-oldest/dev: EXTRAS := dev
+.venv-newest/dev .venv-oldest/dev: EXTRAS := dev
 .venv/train .venv/all: constraints.txt
-.venv/train .venv/all: PYTHON_NEEDED := >= (3, 11)
+.venv/train .venv/all .venv-newest/dev: PYTHON_NEEDED := >= (3, 11)
+.venv/train .venv/all: VERSIONS := -c constraints.txt
+.venv-newest/dev: newest-of-today  # which is no file: every call looks for newer ones
+.venv-newest/dev: VERSIONS := --upgrade --upgrade-strategy eager $(TORCH)
+.PHONY: newest-of-today
 .venv-oldest/dev: constraints-oldest.txt
+.venv-oldest/dev: VERSIONS := -c constraints-oldest.txt
 .venv-oldest/dev: PYTHON_NEEDED := == (3, 11)
 # "strict": a folder of links that is laid out as the installed package, which editors and type checkers understand.
 EDITABLE := --config-settings editable_mode=strict -e
 
 # torch alone first: its index may hold nothing else.
-.venv/train .venv/all .venv-oldest/dev: pyproject.toml setup.py
+.venv/train .venv/all .venv-newest/dev .venv-oldest/dev: pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.version_info[:2] $(PYTHON_NEEDED) or sys.exit("Python $(PYTHON_NEEDED) is needed, this is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.11 …")'
 	test -e $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(@D)/bin/python -m pip install -c $(filter constraints%,$^) $(EDITABLE) '.[$(EXTRAS)]'
+	$(@D)/bin/python -m pip install $(VERSIONS) $(EDITABLE) '.[$(EXTRAS)]'
 	touch $@ $(@D)/train $(@D)/links
 
 # Before the tests, which would all wait for the one that builds; without a compiler, they say so themselves.

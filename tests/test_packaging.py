@@ -313,6 +313,9 @@ def test_the_constraints_pin_every_requirement_within_its_bounds():
         assert requirement.specifier.contains(version), f"{requirement} excludes the tested {version}"
         assert "+" not in version, "a local build such as +cpu is not on every index"
     assert versions["torch"] == "2.13.0"
+    newest = ".".join(versions["transformers"].split(".")[:2])
+    assert f"is tested with Transformers 5.17 to {newest}." in (ROOT / "docs/start.md").read_text(encoding="utf-8")
+    assert f"(tested up to {newest})" in (ROOT / "hub_cards/card_template.md").read_text(encoding="utf-8")
 
 
 def test_the_oldest_constraints_are_the_lower_bounds():
@@ -331,6 +334,6 @@ def test_make_and_ci_run_the_commands_of_the_readme():
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     for target, installed in {"demo": "train", "test": "all", "test-slow": "all", "lint": "all"}.items():
         assert f"\n{target}: .venv/{installed} .venv/links\n" in makefile
-    for target in ("lint", "test-peer", "test", "test-slow"):
+    for target in ("lint", "test-peer", "test", "test-slow", "test-newest-short"):
         assert f"make {target} " in ci
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
