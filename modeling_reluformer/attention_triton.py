@@ -8,8 +8,8 @@ Tensor-parallel heads: dropout is drawn at (batch, head, query, key) of the seed
 `head_offset`, the number of query heads on the ranks before it. The result is then that of one device. Each data-parallel
 rank needs a seed of its own.
 
-The tile sizes were chosen by what the compiler reports: they fit the shared memory of every GPU from Ampere on and spill
-few registers, if any. They were not measured on a GPU.
+The tile sizes of `TILES` were chosen by what the compiler reports: they fit the shared memory of every GPU from Ampere on and
+spill few registers, if any. Those of `HOPPER` were measured.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tiles(NamedTuple):
 # By kernel, bytes of an element and width of a head. 4-byte products may not use tensor cores; their tiles live in registers.
 TILES = {
     "forward": {
-        2: {64: Tiles(128, 128, 8, 3), 128: Tiles(128, 64, 8, 3), 256: Tiles(64, 32, 4, 2)},
+        2: {64: Tiles(128, 64, 8, 3), 128: Tiles(128, 64, 8, 2), 256: Tiles(64, 32, 4, 2)},
         4: {64: Tiles(64, 32, 8, 2), 128: Tiles(64, 32, 8, 2), 256: Tiles(32, 32, 8, 1)},
     },
     "query_gradient": {
@@ -60,10 +60,27 @@ TILES = {
 }
 
 
-def tile_sizes(kernel: str, query: Tensor) -> Tiles:
-    """The entry of `TILES` for a kernel, with smaller tiles for few queries, as in decoding."""
-    tiles = TILES[kernel][query.element_size()][max(64, _width(query))]
+# Of 16-bit elements where a program may have 227 KiB of shared memory: the fastest on an H100 (benchmarks/GPU.md), first without
+# statistics and dropout, then with any of them.
+HOPPER = {
+    "forward": {64: (Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3)), 128: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 3))},
+    "query_gradient": {64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3)), 128: (Tiles(128, 64, 8, 3),) * 2},
+    "key_value_gradient": {64: (Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2)), 128: (Tiles(64, 128, 8, 3),) * 2},
+}
+
+
+def tile_sizes(kernel: str, query: Tensor, more: bool = False) -> Tiles:
+    """The tiles of a kernel, smaller for few queries, as in decoding. more: statistics or dropout are computed too."""
+    width = max(64, _width(query))
+    tiles = TILES[kernel][query.element_size()][width]
+    if query.element_size() == 2 and width <= 128 and _has_much_shared_memory(query.device):
+        tiles = HOPPER[kernel][width][more]
     return tiles._replace(queries=min(tiles.queries, max(16, triton.next_power_of_2(max(1, query.shape[2])))))
+
+
+@functools.cache
+def _has_much_shared_memory(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def triton_forward(
@@ -97,7 +114,7 @@ def triton_forward(
         scale: c, by which q·k is multiplied.
         causal: key j is visible to query i only if j <= i + query_offset.
         query_offset: an int, or an integer tensor of one element on the device.
-        dropout_p: probability of dropping a weight, in [0, 1); S and T are those before it.
+        dropout_p: probability of dropping a weight, in [0, 1), to 1/65,536; S and T are those before it.
         seed: 64 bits, of which the dropout is a function, with the place of each weight.
         statistics: "none", "sum" (S) or "sum+entropy" (S and T).
         head_offset: number of this tensor's first head among those of all tensor-parallel ranks.
@@ -115,7 +132,7 @@ def triton_forward(
     settings = activation, scale, causal, dropout_p, statistics, head_offset
     packed = cu_seqlens_q is not None
     plan, arguments = _plan(query, key, value, row_scale, key_padding_mask, packed, query_offset, seed, settings)
-    tiles = tile_sizes("forward", query)
+    tiles = tile_sizes("forward", query, dropout_p > 0 or statistics != "none")
     output = _empty_like(query, zeros=packed)
     row_sum, row_sum_log = (
         _new_rows(query, zeros=packed) if wanted else None
@@ -130,7 +147,7 @@ def triton_forward(
         None,
         **arguments,
         row_scale=row_scale,
-        inverse=1.0 / (1.0 - dropout_p),
+        inverse=1.0 / (1.0 - plan.arguments["threshold"] / 2**16),
         output=output,
         output_strides=output.stride()[:3],
         row_sum=row_sum,
@@ -195,7 +212,8 @@ def triton_backward(
         None if given is None else _new_rows(query, zeros=False) for given in (grad_sum, grad_sum_log)
     )
     scaled = {"scaled_gradient": scaled_gradient, "scaled_gain": scaled_gain, "scaled_log_gain": scaled_log_gain}
-    tiles = tile_sizes("query_gradient", query)
+    more = dropout_p > 0 or statistics != "none"
+    tiles = tile_sizes("query_gradient", query, more)
     table, tile_count = _tile_table(cu_seqlens_q, cu_seqlens_k, tiles.queries, query.shape[2])
     _launch(
         query_gradient_kernel,
@@ -206,7 +224,7 @@ def triton_backward(
         **arguments,
         **scaled,
         row_scale=row_scale,
-        inverse=1.0 / (1.0 - dropout_p),
+        inverse=1.0 / (1.0 - plan.arguments["threshold"] / 2**16),
         grad_output=grad_output,
         grad_output_strides=grad_output.stride()[:3],
         grad_sum=None if grad_sum is None else grad_sum.contiguous(),
@@ -218,7 +236,7 @@ def triton_backward(
     )
     if scaled_gradient is None:
         scaled["scaled_gradient"] = scaled_gradient = grad_output
-    tiles = tile_sizes("key_value_gradient", query)
+    tiles = tile_sizes("key_value_gradient", query, more)
     table, tile_count = _tile_table(cu_seqlens_k, cu_seqlens_q, tiles.keys, key.shape[2])
     _launch(
         key_value_gradient_kernel,
@@ -325,7 +343,7 @@ def _plan_of(
         "queries": shape[2],
         "keys": key_shape[2],
         "scale": float(scale),
-        "threshold": min(round(dropout_p * 2**31), 2**31 - 1),
+        "threshold": min(round(dropout_p * 2**16), 2**16 - 1),
         "head_offset": head_offset,
         "ACTIVATION": activation,
         "GATED": function.closed_at_zero,
@@ -343,24 +361,24 @@ def _plan_of(
 
 def _launch(kernel: Any, programs: int, sizes: Tiles, plan: _Plan, form: Any, /, **tensors: Any) -> None:
     """form: strides that the plan does not know."""
-    if programs == 0:
-        return
     arguments = {**plan.arguments, **tensors, "BLOCK_Q": sizes.queries, "BLOCK_K": sizes.keys}
     looped, block = ("queries", sizes.queries) if kernel is key_value_gradient_kernel else ("keys", sizes.keys)
     arguments["EVEN"] = tensors["tiles"] is None and arguments[looped] % block == 0
-    arguments = {name: arguments[name] for name in kernel.arg_names}
+    if programs > 0:
+        _start(kernel, programs, sizes, plan.compiled, form, {name: arguments[name] for name in kernel.arg_names})
+
+
+def _start(kernel: Any, programs: int, sizes: Tiles, compiled: dict, form: Any, arguments: dict[str, Any]) -> None:
     # the alignment that Triton compiles for
     aligned = tuple(item.data_ptr() % 16 == 0 for item in arguments.values() if isinstance(item, Tensor))
     place = kernel, sizes, form, aligned
-    compiled = plan.compiled.get(place)
     device = arguments["query"].device
     elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
     with torch.cuda.device(device) if elsewhere else nullcontext():
-        if compiled is None:
-            launched = kernel[(programs,)](**arguments, num_warps=sizes.warps, num_stages=sizes.stages)
-            plan.compiled[place] = launched
+        if (known := compiled.get(place)) is not None:
+            known[(programs, 1, 1)](*arguments.values())
         else:
-            compiled[(programs, 1, 1)](*arguments.values())
+            compiled[place] = kernel[(programs,)](**arguments, num_warps=sizes.warps, num_stages=sizes.stages)
 
 
 def _tile_table(own: Tensor | None, other: Tensor | None, block: int, length: int) -> tuple[Tensor | None, int]:

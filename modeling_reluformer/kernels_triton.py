@@ -197,7 +197,7 @@ def forward_kernel(
         if STATISTICS == 2:
             t += tl.sum(u * log2_of(u), axis=1)
         if DROPOUT:
-            keep = kept(row_key, (first_key + columns)[None, :], threshold)
+            keep = kept(row_key, block, threshold, BLOCK_Q, BLOCK_K)
             x = tl.where(keep, x, 0.0)
             u = tl.where(keep, u, 0.0)
         o = tl.dot(narrow(x, u, v.dtype, ACTIVATION), v, acc=o, input_precision=PRECISION)
@@ -277,7 +277,7 @@ def query_gradient_kernel(
         u = activate(x, ACTIVATION)
         du = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
-            du = tl.where(kept(row_key, (first_key + columns)[None, :], threshold), du, 0.0)
+            du = tl.where(kept(row_key, block, threshold, BLOCK_Q, BLOCK_K), du, 0.0)
         if STATISTICS >= 1:
             du += gain[:, None]
         if STATISTICS == 2:
@@ -349,7 +349,7 @@ def key_value_gradient_kernel(
             score, weight = x, u
             if DROPOUT:
                 row_key = dropout_key(seed, batch, head_offset + head, first_query + rows)[None, :]
-                keep = kept(row_key, (first_key + columns)[:, None], threshold)
+                keep = kept(row_key, start, threshold, BLOCK_Q, BLOCK_K)
                 score, weight = tl.where(keep, x, 0.0), tl.where(keep, u, 0.0)
                 du = tl.where(keep, du, 0.0)
             if STATISTICS >= 1:
