@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from importlib.metadata import distribution
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -13,16 +14,8 @@ from reluformer.training.run.records import git_state, write_json
 
 PACKAGE = ("configuration", "training", "export", "analysis", "hub_cards", "commands")  # under these names in it
 LEFT_OUT = ("docs/", "benchmarks/results/", "examples/")
-WHEELS = [
-    "datasets",
-    "dill",
-    "multiprocess",
-    "evaluate",
-    "jsonargparse",
-    "docstring_parser",
-    "typeshed_client",
-    "sacremoses",
-]
+WHEELS = ("datasets", "dill", "multiprocess", "evaluate", "jsonargparse", "docstring_parser", "typeshed_client")
+WHEELS += ("sacremoses", "num2words")
 PYTHON, MOST_MIB = "3.12", 60
 CORPORA = ("multi30k", "tatoeba")
 RUN = '#!/bin/sh\ncd "$(dirname "$0")" && PYTHONPATH=site exec python3 -m benchmarks.gpu "$@"\n'
@@ -40,6 +33,10 @@ def write_bundle(folder: Path, data: Path, with_wheels: bool) -> int:
     shutil.move(folder / "modeling_reluformer", site / "reluformer")
     for name in PACKAGE:
         shutil.move(folder / name, site / "reluformer" / name)
+    package = distribution("reluformer")  # whose version `reluformer train` asks for
+    metadata = site / f"reluformer-{package.version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(package.read_text("METADATA") or "", encoding="utf-8")
     write_json(folder / COMMIT_FILE.name, {f"git_{key}": value for key, value in git_state().items()})
     (folder / "run").write_text(RUN, encoding="utf-8")
     for name in CORPORA:

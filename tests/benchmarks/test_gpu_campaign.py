@@ -214,6 +214,7 @@ def test_a_bundle_runs_by_itself_and_tells_its_commit(program, tmp_path):
     # a toy: pip is not asked for wheels
     assert program("gpu.__main__").main(["bundle", "--toy", "--output", str(bundle), "--data", str(data)]) == 0
     assert (bundle / "data" / "multi30k" / "train.de.gz").is_file() and not (bundle / "docs").exists()
+    assert list((bundle / "site").glob("reluformer-*.dist-info/METADATA")), "reluformer train asks for its version"
     command = ["sh", bundle / "run", "tune", "--toy", "--output", str(tmp_path), "--minutes", "9"]
     program_path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PATH": program_path}
