@@ -62,7 +62,8 @@ def tiles_to_try(kernel: str, head_dim: int) -> Iterator[Tiles]:
 def tune(toy: bool, kernel: str, head_dim: int, statistics: str) -> dict[str, Any]:
     """Milliseconds of the kernel with the package's own tiles, and with the five best; what did not run, by its reason."""
     tokens, dtype = (32, torch.float32) if toy else (TOKENS, torch.bfloat16)
-    own = tile_sizes(kernel, torch.empty(1, 1, tokens, head_dim, dtype=dtype))
+    query = torch.empty(1, 1, tokens, head_dim, dtype=dtype, device="cpu" if toy else "cuda")
+    own = tile_sizes(kernel, query, statistics != "none")
     found, failed = {}, {}
     for tiles in dict.fromkeys((own, *([Tiles(16, 16, 4, 1)] if toy else tiles_to_try(kernel, head_dim)))):
         try:
@@ -73,6 +74,8 @@ def tune(toy: bool, kernel: str, head_dim: int, statistics: str) -> dict[str, An
             if "CUDA error" in str(error):
                 raise
             failed[str(tuple(tiles))] = f"{type(error).__name__}: {str(error)[:80]}"
+    if not found:
+        raise RuntimeError(f"no tiles ran: {failed}")
     best, *others = sorted(found, key=found.__getitem__)[:5]
     tflops = KERNELS[kernel][0] * 4 * tokens**2 * FEATURES / found[best] / 1e9
     figures = {"own": str(tuple(own)), "own_ms": found.get(str(tuple(own))), "best": best, "best_ms": found[best]}
@@ -94,7 +97,7 @@ def runner(
     call = triton_forward if kernel == "forward" else partial(triton_backward, inputs.pop(), *gains)
 
     def run() -> None:
-        attention_triton.tile_sizes = lambda name, query: tiles if name == kernel else tile_sizes(name, query)
+        attention_triton.tile_sizes = lambda name, *given: tiles if name == kernel else tile_sizes(name, *given)
         call(*inputs[:3], scale, None, None, None, **options, statistics=statistics)
 
     return run
