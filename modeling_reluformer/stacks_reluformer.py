@@ -11,7 +11,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_reluformer import attention_context
-from .base_reluformer import AttentionPreTrainedModel
+from .base_reluformer import AttentionPreTrainedModel, checked_keywords
 from .configuration_attention import CACHE_NAME
 from .configuration_reluformer import ReLUFormerConfig, require_tensor_parallel
 from .layers_reluformer import ReLUFormerDecoderLayer, ReLUFormerEncoderLayer, SinusoidalPositions
@@ -179,6 +179,7 @@ class ReLUFormerDecoder(ReLUFormerStack):
         layers = [ReLUFormerDecoderLayer(config, index) for index in range(config.decoder_layers)]
         super().__init__(config, config.decoder_vocab_size, layers)
 
+    @checked_keywords()
     @merge_with_config_defaults
     @capture_outputs
     def forward(
