@@ -63,7 +63,7 @@ TILES = {
 # Of 16-bit elements where a program may have 227 KiB of shared memory: the fastest on an H100 (benchmarks/GPU.md), first without
 # statistics and dropout, then with any of them.
 HOPPER = {
-    "forward": {64: (Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3)), 128: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 3))},
+    "forward": {64: (Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 3)), 128: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 3))},
     "query_gradient": {64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3)), 128: (Tiles(128, 64, 8, 3),) * 2},
     "key_value_gradient": {64: (Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2)), 128: (Tiles(64, 128, 8, 3),) * 2},
 }

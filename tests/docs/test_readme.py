@@ -67,6 +67,20 @@ def test_the_speed_is_that_of_the_benchmarks(page):
     assert f"training is {training[0]} to {training[-1]} times as fast, and use {use[0]} to {use[-1]} times" in page
 
 
+@pytest.mark.parametrize("page", [README, DECIDING], ids=["README", "when_to_use"])
+def test_the_speed_on_a_gpu_is_that_of_the_campaign(page):
+    goals = read("benchmarks/GPU.md")
+    for which, words in (
+        ("forward", "{} to {} times as fast as FlashAttention-2"),
+        ("forward+backward", "{} to {} times with"),
+    ):
+        row = rf"^\| {re.escape(which)}, 16,384 tokens, heads of \d+ \| ≥ 1.5× FlashAttention-2 \| ([\d.]+)×"
+        ratios = sorted(float(ratio) for ratio in re.findall(row, goals, re.MULTILINE))
+        assert words.format(*(f"{ratio:.1f}" for ratio in ratios)) in page
+    (training,) = re.findall(r"^\| training, iwslt14, 1,024 tokens, .* \| ([\d.]+)× \|", goals, re.MULTILINE)
+    assert f"training at 1,024 tokens has {training} times the speed of Marian's" in page
+
+
 def test_the_verdicts_are_those_of_the_report():
     words = ("agrees", "disagrees", "not measured", "undecided")
     counts = re.search(
