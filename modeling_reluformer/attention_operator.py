@@ -4,7 +4,6 @@ The inputs are saved for the backward pass; output, S and T only where the row s
 gradients of S and T:
 
     d r_i = [ dO_i·O_i + gS_i S_i + gT_i (T_i + S_i) ] / r_i
-    rho_i = gS_i + gT_i (1 + log r_i)     tau_i = gT_i                  what the gradient of the scores needs of them
 """
 
 from __future__ import annotations
