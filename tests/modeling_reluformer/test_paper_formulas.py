@@ -9,6 +9,7 @@ import torch
 from reluformer.attention_reluformer import attention_context
 from reluformer.configuration_attention import NON_NEGATIVE_ACTIVATIONS
 from reluformer.multihead_reluformer import ReLUFormerAttention
+from reluformer.outputs_reluformer import _figures
 
 from ..conftest import tiny_config
 from .exact_models import (
@@ -86,7 +87,8 @@ def test_whole_module(variant, causal, monkeypatch):
             row_weight=row_weight,
             statistics=statistics,
         )
-        found, _, figures = module(queries, context, keys)
+        found, _, sums = module(queries, context, keys)
+        figures = _figures(context, [sums])
         paper = PaperModel(config, state_of(module, "attention."))
         arrays = queries.numpy(), (queries if keys is None else keys).numpy()
         expected, rows = paper.attention("attention", 4, *arrays, visible)
@@ -95,7 +97,7 @@ def test_whole_module(variant, causal, monkeypatch):
         assert (figures is None) == (statistics == "none")
         if figures is not None:
             expected = figures_of(rows, row_weight.numpy(), config.entropy_margin)
-            torch.testing.assert_close(figures.detach(), torch.tensor(expected, dtype=torch.float64), **TOLERANCE)
+            torch.testing.assert_close(figures[0].detach(), torch.tensor(expected, dtype=torch.float64), **TOLERANCE)
 
 
 def figures_of(rows: list, row_weight: np.ndarray, margin: float) -> list[float]:
