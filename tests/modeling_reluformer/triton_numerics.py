@@ -247,7 +247,7 @@ def test_nan_stays_nan(where, activation):
 def test_packed_sequences_see_only_themselves(activation, causal, holes):
     cu_q = torch.tensor([0, 30, 30, 95, 96, 96, 120], dtype=torch.int32, device=DEVICE)
     cu_k = torch.tensor(
-        [0, 30, 47, 112, 112, 112, 136], dtype=torch.int32, device=DEVICE
+        [0, 40, 57, 112, 112, 112, 136], dtype=torch.int32, device=DEVICE
     )  # no queries; no keys; neither
     inputs, gradients = tensors(heads=2, key_heads=1, queries=120, keys=136)
     padding = torch.rand(1, 136, device=DEVICE) < 0.7 if holes else None
