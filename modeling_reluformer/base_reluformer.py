@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from transformers.utils import TransformersKwargs, is_torchdynamo_compiling, log
 
 from .attention_reluformer import OWN_IMPLEMENTATIONS
 from .configuration_attention import (
+    CACHE_NAME,
     NON_NEGATIVE_ACTIVATIONS,
     NORMALIZED_ACTIVATIONS,
     AttentionConfig,
@@ -50,6 +52,10 @@ def checked_keywords(*more: str) -> Callable[[Callable[..., Any]], Callable[...,
                 if "cache" in kwargs:
                     raise TypeError("cache and past_key_values are two names of one argument; give one of them.")
                 kwargs["cache"] = kwargs.pop("past_key_values")
+                if CACHE_NAME == "cache" and not is_torchdynamo_compiling():  # as the library's own models say it
+                    warnings.warn(
+                        "`past_key_values` is deprecated by Transformers; use `cache`.", FutureWarning, stacklevel=2
+                    )
             for name, value in kwargs.items():
                 if name not in known and value is not None:
                     _check_unknown(self, name, known)
