@@ -146,11 +146,12 @@ def page(result: dict[str, Any]) -> str:
     lines += [f"| together | {planted.total()} | {planted.total() - missed.total()} |", ""]
     lines += [f"- Not killed: `{row['file']}`: `{row['before']}` → `{row['after']}`: {row['found']}" for row in others]
     versions, machine = result["versions"], result["machine"]
+    commit, minutes = (result["git_commit"] or "unknown")[:12], sum(row["seconds"] for row in result["faults"]) / 60
     lines += [
         *([""] if others else []),
-        f"`{result['command']}`, {result['date'][:10]}, commit {(result['git_commit'] or 'unknown')[:12]}, "
-        f"{sum(row['seconds'] for row in result['faults']) / 60:.0f} minutes of one core of {machine['cpu']}, "
-        f"torch {versions['torch']}, Transformers {versions['transformers']}, Python {machine['python']}.",
+        f"Last run: `{result['command']}` (what `--only` leaves out keeps its result), {result['date'][:10]}, commit {commit}. "
+        f"{minutes:.0f} minutes of one core with faults planted, of {machine['cpu']}, torch {versions['torch']}, "
+        f"Transformers {versions['transformers']}, Python {machine['python']}.",
     ]
     return "\n".join([_BEGINNING, *lines, ""])
 
