@@ -235,7 +235,7 @@ train --config dmeo
 
 no recipe
 train
-train: give a recipe with --config; see `reluformer train --help`
+train: give a recipe, such as `reluformer train mine.yaml`; see `reluformer train --help`
 
 a logger that does not exist
 train --config good.yaml --training.report_to paper
