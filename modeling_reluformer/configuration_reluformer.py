@@ -163,7 +163,10 @@ class ReLUFormerConfig(FeedForwardConfig):
         self.base_model_tp_plan = self._tensor_parallel_plan()
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts the projections: whole heads of attention, columns of the FFN. All else is whole."""
+        """How tensor parallelism cuts the model: whole heads of attention, columns of the FFN, rows of the embeddings.
+
+        The output layer, which may share its matrix with an embedding, is in the plan of the class that has it.
+        """
         attention = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "out_proj": "rowwise"}
         if self.attention_gate:
             attention["gate_proj"] = "colwise"
@@ -173,6 +176,9 @@ class ReLUFormerConfig(FeedForwardConfig):
         plan = {f"{module}.{name}": style for module in attentions for name, style in attention.items()}
         for stack in ("encoder", "decoder"):
             plan |= {f"{stack}.layers.*.fc1": "colwise", f"{stack}.layers.*.fc2": "rowwise"}
+            plan[f"{stack}.embed_tokens"] = "embedding_rowwise"
+        if self.share_encoder_decoder_embeddings:
+            plan["shared"] = "embedding_rowwise"
         return plan
 
     def _check_heads(self) -> None:

@@ -148,6 +148,8 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
     ['twelve']
     ```"""
 
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
     def __init__(self, config: ReLUFormerConfig) -> None:
         super().__init__(config)
         self.loss_type = "ForMaskedLM"  # labels are not shifted; the loss itself is translation_loss

@@ -55,6 +55,7 @@ SHARDED = {
 TENSOR_PARALLEL = {
     "plain": {},
     "gate and norm": {"attention_gate": True, "attention_qk_norm": True, "ffn_output_norm": "layer_norm"},
+    "two vocabularies, free head": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
 }
 REFUSED_BY_TENSOR_PARALLELISM = {
     "attention_output_norm": {"attention_output_norm": "gated_rms"},
@@ -275,6 +276,11 @@ def tensor_parallel(folder: Path, rank: int, world: int) -> None:
             "logits": (logits[0] - logits[1]).abs().max().item(),
             "same_translations": beams[0] == beams[1],
             "query_rows": attention.q_proj.weight.to_local().shape[0],
+            "vocabulary": [whole.config.vocab_size, *[whole.config.decoder_vocab_size] * 2],
+            "vocabulary_rows": [
+                layer.weight.to_local().shape[0]
+                for layer in (cut.get_input_embeddings(), cut.model.decoder.embed_tokens, cut.lm_head)
+            ],
             "refused_loss": refusal,
             "loss": [loss.item() for loss in losses],
             "gradients": max((gradients[key] - whole_gradients[key]).abs().max().item() for key in whole_gradients),

@@ -135,6 +135,7 @@ def test_a_tensor_parallel_model_computes_the_same(jobs, name):
     for rank in (0, 1):
         result = read(jobs / f"tensor_parallel-{rank}.json")[name]
         assert result["query_rows"] == 8  # one of two heads
+        assert result["vocabulary_rows"] == [rows // 2 for rows in result["vocabulary"]]
         assert result["logits"] < 1e-5
         assert result["same_translations"]
         assert result["loss"][0] == pytest.approx(result["loss"][1], rel=1e-5)

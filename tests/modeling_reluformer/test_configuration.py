@@ -170,6 +170,7 @@ def test_tensor_parallelism_cuts_heads_and_columns():
     for layer, blocks in {"encoder.layers.*": ["self_attn"], "decoder.layers.*": ["self_attn", "encoder_attn"]}.items():
         plan |= {f"{layer}.{block}.{name}": how for block in blocks for name, how in (attention | norms).items()}
         plan |= {f"{layer}.fc1": "colwise", f"{layer}.fc2": "rowwise"}
+    plan |= dict.fromkeys(("shared", "encoder.embed_tokens", "decoder.embed_tokens"), "embedding_rowwise")
     assert config.base_model_tp_plan == plan
     plain = ReLUFormerConfig().base_model_tp_plan
     assert plain == {name: how for name, how in plan.items() if "gate" not in name and "_norm" not in name}

@@ -27,10 +27,6 @@ class ReLUFormerTests(ModelTests, LIBRARY.generation_mixin):
         fields = {"d_model": 16, "encoder_attention_heads": 2, **self.attention_fields}
         LIBRARY.configuration.ConfigTester(self, config_class=ReLUFormerConfig, **fields).run_common_tests()
 
-    @unittest.skip("wants a plan for the head, which a sharded embedding needs; this plan leaves the embedding whole")
-    def test_tied_head_has_a_tp_plan_entry(self):
-        pass
-
     if LIBRARY.generation_missing:
 
         def test_generation_tester_mixin_inheritance(self):
