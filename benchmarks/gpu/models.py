@@ -1,16 +1,17 @@
 """Whole models beside the library's: training with AdamW in bfloat16 by autocast, generation in bfloat16.
 
 Translation at the sizes of IWSLT14 (6 + 6 layers of 512, 10,000 pieces) and of WMT14 base (32,000); sentences or 1,024 tokens.
-The decoder has the size of GPT-2; pictures go through ViT S/16. Wall time is that of several steps between two
-synchronisations, as in a training; the kernels' own time in one step says what of it the GPU was busy. MarianMTModel computes
-attention by `sdpa`; in SDPA's FlashAttention where nothing is padded, which it needs.
+The decoder has the size of GPT-2; pictures go through ViT S/16. All contenders of a cell are timed in the same rounds, since
+the speed of the CPU that launches the kernels drifts. Wall time is that of several steps between two synchronisations, as in a
+training; the kernels' own time in one step says what of it the GPU was busy. MarianMTModel computes attention by `sdpa`; in
+SDPA's FlashAttention where nothing is padded, which it needs.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -41,44 +42,56 @@ FLASH, NEW_TOKENS, GENERATED = "MarianMTModel flash", 20, (1, 32)
 DECODERS, VISION = ("ReLU", "ReLU, λ = 0", "GPT2LMHeadModel"), ("ReLU", "softmax", "ViTForImageClassification")
 
 
+Made = tuple[Callable[[], Any], int]  # a step, and how many target tokens, sentences or pictures it computes
+
+
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
-    toy = options.toy
+    for names, contenders, make, seconds in groups(options.toy):
+        measured = functools.cache(partial(together, options.toy, contenders, make))
+        for name in contenders:  # the first of them measures all
+            left = 0 if measured.cache_info().currsize else seconds * len(contenders)
+            yield Cell({**names, "model": name}, lambda name=name, measured=measured: measured()[name], left)
+
+
+def groups(toy: bool) -> Iterator[tuple[dict[str, Any], tuple[str, ...], Callable[[str], Made], float]]:
+    """What is compared: names of the cell, contenders, how one is made, and seconds for each."""
     batches = (QUICK,) if toy else BATCHES
-    plain = [(batch, name, False) for batch in batches for name in TRAINED]
-    plain += [(QUICK if toy else ("iwslt14", UNPADDED, 8192), name, False) for name in (OURS, MARIAN_SMOOTHED, FLASH)]
-    compiled = [(batch, name, True) for batch in batches for name in (OURS, MARIAN_SMOOTHED)]
-
     for sentences in GENERATED[:1] if toy else GENERATED:
-        for name in (OURS, MARIAN, "vanilla"):
-            names = {"task": "generation", "shape": batches[0][0], "sentences": sentences, "model": name}
-            yield Cell(names, partial(generate, toy, *batches[0][:2], sentences, name), 15)
-    for batch, name, compile_it in plain + compiled:
-        names = {"task": "training", "shape": batch[0], "lengths": batch[1], "model": name, "compiled": compile_it}
-        yield Cell(names, partial(train, toy, *batch, name, compile_it), 90 if compile_it else 15)
+        names = {"task": "generation", "shape": batches[0][0], "sentences": sentences}
+        yield names, (OURS, MARIAN, "vanilla"), partial(generate, toy, *batches[0][:2], sentences), 10
+    plain = [(batch, TRAINED, False) for batch in batches]
+    plain += [] if toy else [(("iwslt14", UNPADDED, 8192), (OURS, MARIAN_SMOOTHED, FLASH), False)]
+    for batch, contenders, compiled in [*plain, *((batch, (OURS, MARIAN_SMOOTHED), True) for batch in batches)]:
+        names = {"task": "training", "shape": batch[0], "lengths": batch[1], "compiled": compiled}
+        yield names, contenders, partial(train, toy, *batch, compiled), 80 if compiled else 10
     for shape, contenders, make in (("GPT-2", DECODERS, decoder), ("ViT S/16", VISION, vision)):
-        for name in contenders:
-            yield Cell({"task": "training", "shape": shape, "model": name}, partial(make, toy, name), 20)
+        yield {"task": "training", "shape": shape}, contenders, partial(make, toy), 12
 
 
-def train(toy: bool, shape: str, lengths: str, tokens: int, name: str, compiled: bool) -> dict[str, Any]:
+def train(toy: bool, shape: str, lengths: str, tokens: int, compiled: bool, name: str) -> Made:
     batch = translation.padded_batch(LENGTHS[lengths], SHAPES[shape]["vocab_size"], tokens, 0)
     model = translation.build(MARIAN_SMOOTHED if name == FLASH else name, SHAPES[shape], 0.0 if toy else 0.1, 0)
     if compiled:
         model.compile(backend="eager" if toy else "inductor")
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION]) if name == FLASH else nullcontext():
-        return trained(toy, model, batch, translation.batch_facts(batch)["target_tokens"])
+    step, tokens = trained(toy, model, batch, translation.batch_facts(batch)["target_tokens"])
+    return partial(_with_flash, step) if name == FLASH else step, tokens
 
 
-def generate(toy: bool, shape: str, lengths: str, sentences: int, name: str) -> dict[str, Any]:
-    """Sentences a second with five beams, each hypothesis of NEW_TOKENS."""
+def _with_flash(step: Callable[[], Any]) -> None:
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+        step()
+
+
+def generate(toy: bool, shape: str, lengths: str, sentences: int, name: str) -> Made:
+    """Sentences with five beams, each hypothesis of NEW_TOKENS."""
     device = "cpu" if toy else "cuda"
     batch = translation.padded_batch(LENGTHS[lengths], SHAPES[shape]["vocab_size"], 4096, 0)
     inputs = {key: batch[key][:sentences].to(device) for key in ("input_ids", "attention_mask")}
     model = translation.build(name, SHAPES[shape], 0.1, 0).to(device, torch.bfloat16)
-    return timed(toy, generation_step(model, inputs, 3 if toy else NEW_TOKENS, "float32"), sentences)
+    return generation_step(model, inputs, 3 if toy else NEW_TOKENS, "float32"), sentences
 
 
-def decoder(toy: bool, name: str) -> dict[str, Any]:
+def decoder(toy: bool, name: str) -> Made:
     """16 × 1,024 tokens, without dropout."""
     rows, length = (2, 8) if toy else (16, 1024)
     sizes = {"vocab_size": 60, "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2} if toy else {}
@@ -94,7 +107,7 @@ def decoder(toy: bool, name: str) -> dict[str, Any]:
     return trained(toy, model.train(), {"input_ids": ids, "labels": ids}, rows * length)
 
 
-def vision(toy: bool, name: str) -> dict[str, Any]:
+def vision(toy: bool, name: str) -> Made:
     """256 pictures of 224 × 224 in 196 patches, 1,000 classes; the library's ViT has one token more."""
     pictures, size, width, layers = (2, 32, 12, 1) if toy else (256, 224, 384, 12)
     shape = {
@@ -115,24 +128,33 @@ def vision(toy: bool, name: str) -> dict[str, Any]:
     return trained(toy, model.train(), batch, pictures)
 
 
-def trained(toy: bool, model: PreTrainedModel, batch: dict[str, Tensor], amount: int) -> dict[str, Any]:
-    """Figures of a training step with `amount` target tokens or pictures."""
+def trained(toy: bool, model: PreTrainedModel, batch: dict[str, Tensor], amount: int) -> Made:
+    """A training step with `amount` target tokens or pictures."""
     device = "cpu" if toy else "cuda"
     given = {name: tensor.to(device) for name, tensor in batch.items()}
-    return timed(toy, training_step(model.to(device), given, "bfloat16"), amount)
+    return training_step(model.to(device), given, "bfloat16"), amount
 
 
-def timed(toy: bool, step: Callable[[], Any], amount: int) -> dict[str, Any]:
-    """Speed, milliseconds of a call, peak memory, and what one call keeps the GPU busy with."""
-    if toy:
-        times = time_contenders({"step": step}, rounds=2, round_seconds=1e-4).summary("step")
-        return {"a_second": 1e3 * amount / times["median_ms"], **times}
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(3):
-        step()
-    timing = time_contenders({"step": step}, synchronize=torch.cuda.synchronize, rounds=7, round_seconds=0.2)
-    times, peak = timing.summary("step"), torch.cuda.max_memory_allocated() / 2**30
-    return {"a_second": 1e3 * amount / times["median_ms"], **times, "peak_gib": peak, **kernel_times(step)}
+def together(toy: bool, contenders: tuple[str, ...], make: Callable[[str], Made]) -> dict[str, dict[str, Any]]:
+    """By contender: speed, milliseconds of a call, peak memory, and what one call keeps the GPU busy with."""
+    made, peaks = {}, {}
+    for name in contenders:
+        before = 0 if toy else torch.cuda.memory_allocated()
+        if not toy:
+            torch.cuda.reset_peak_memory_stats()
+        made[name] = make(name)
+        for _ in range(1 if toy else 3):
+            made[name][0]()
+        peaks[name] = {} if toy else {"peak_gib": (torch.cuda.max_memory_allocated() - before) / 2**30}
+    effort = {"rounds": 2, "round_seconds": 1e-4} if toy else {"rounds": 9, "round_seconds": 0.2}
+    synchronize = None if toy else torch.cuda.synchronize
+    timing = time_contenders({name: step for name, (step, _) in made.items()}, synchronize=synchronize, **effort)
+    figures = {}
+    for name, (step, amount) in made.items():
+        times = timing.summary(name)
+        busy = {} if toy else kernel_times(step)
+        figures[name] = {"a_second": 1e3 * amount / times["median_ms"], **times, **peaks[name], **busy}
+    return figures
 
 
 def kernel_times(step: Callable[[], Any]) -> dict[str, Any]:
