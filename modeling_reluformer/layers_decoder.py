@@ -12,7 +12,7 @@ from .attention_reluformer import AttentionContext
 from .configuration_decoder import ReLUFormerDecoderConfig
 from .feed_forward_reluformer import FeedForward, activation_norms, feed_forward_activation
 from .multihead_reluformer import ReLUFormerAttention
-from .outputs_reluformer import RowSums
+from .outputs_reluformer import LayerOutput
 
 
 def norm_of(config: ReLUFormerDecoderConfig) -> nn.Module:
@@ -96,7 +96,7 @@ class ReLUFormerCausalLayer(GradientCheckpointingLayer):
         context: AttentionContext,
         ffn_row_weight: Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, RowSums, Tensor | None]:
+    ) -> LayerOutput:
         """(batch, length, hidden_size) → the same, and if wanted S and T of its attention and the norms (1,) of its
         FFN."""
         normed = hidden_states if self.input_layernorm is None else self.input_layernorm(hidden_states)
@@ -111,4 +111,4 @@ class ReLUFormerCausalLayer(GradientCheckpointingLayer):
         else:
             update, norms = self.mlp(normed, ffn_row_weight)
         update = nn.functional.dropout(update, p=self.dropout, training=self.training)
-        return hidden_states + update, (sums,), norms
+        return hidden_states + update, norms, *sums

@@ -15,7 +15,7 @@ from .attention_reluformer import AttentionContext
 from .configuration_reluformer import ReLUFormerConfig
 from .feed_forward_reluformer import FeedForward, activation_norms, feed_forward_activation
 from .multihead_reluformer import ReLUFormerAttention
-from .outputs_reluformer import RowSums
+from .outputs_reluformer import LayerOutput
 
 
 class SinusoidalPositions(nn.Module):
@@ -82,13 +82,13 @@ class ReLUFormerEncoderLayer(ReLUFormerLayer):
 
     def forward(
         self, hidden_states: Tensor, context: AttentionContext, ffn_row_weight: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, RowSums, Tensor | None]:
-        """(batch, length, d_model) → the same, and if wanted S and T of its attention and the norms (1,) of its FFN."""
+    ) -> LayerOutput:
+        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of its attention."""
         attended, _, sums = self.self_attn(hidden_states, context, **kwargs)
         hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
         update, norms = self.feed_forward(hidden_states, ffn_row_weight)
         hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
-        return hidden_states, (sums,), norms
+        return hidden_states, norms, *sums
 
 
 class ReLUFormerDecoderLayer(ReLUFormerLayer):
@@ -108,14 +108,15 @@ class ReLUFormerDecoderLayer(ReLUFormerLayer):
         cross_context: AttentionContext | None = None,
         ffn_row_weight: Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, RowSums, Tensor | None]:
-        """(batch, length, d_model) → the same, and if wanted S and T of its attentions (self, cross) and the norms (1,) of its
-        FFN."""
+    ) -> LayerOutput:
+        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of its attentions, of self
+        and cross."""
         attended, _, sums = self.self_attn(hidden_states, context, **kwargs)
         hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
         if encoder_hidden_states is not None:
             attended, _, cross_sums = self.encoder_attn(hidden_states, cross_context, encoder_hidden_states, **kwargs)
             hidden_states = self.add_and_norm(hidden_states, attended, self.encoder_attn_layer_norm)
+            sums += cross_sums
         update, norms = self.feed_forward(hidden_states, ffn_row_weight)
         hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
-        return hidden_states, (sums,) if encoder_hidden_states is None else (sums, cross_sums), norms
+        return hidden_states, norms, *sums

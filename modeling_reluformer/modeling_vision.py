@@ -25,7 +25,7 @@ from .loss_vision import (
     problem_type_of,
 )
 from .multihead_reluformer import ReLUFormerAttention
-from .outputs_reluformer import ReLUFormerImageClassifierOutput, ReLUFormerVisionOutput, RowSums, run_layers
+from .outputs_reluformer import LayerOutput, ReLUFormerImageClassifierOutput, ReLUFormerVisionOutput, run_layers
 
 _PROCESSOR = "AutoImageProcessor makes such pictures."
 
@@ -123,7 +123,7 @@ class ReLUFormerVisionLayer(FeedForward, GradientCheckpointingLayer):
 
     def forward(
         self, hidden_states: Tensor, context: AttentionContext, ffn_row_weight: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, RowSums, Tensor | None]:
+    ) -> LayerOutput:
         """(batch, tokens, hidden_size) → the same, and if wanted S and T of its attention and the norms (1,) of its
         FFN."""
         attended, _, sums = self.self_attn(self.layernorm_before(hidden_states), context, **kwargs)
@@ -131,7 +131,7 @@ class ReLUFormerVisionLayer(FeedForward, GradientCheckpointingLayer):
         activated = self.activation_fn(self.fc1(self.layernorm_after(hidden_states)))
         hidden_states = hidden_states + self.dropout(self.fc2(activated))
         norms = None if ffn_row_weight is None else activation_norms(activated, ffn_row_weight)
-        return hidden_states, (sums,), norms
+        return hidden_states, norms, *sums
 
 
 class ReLUFormerVisionPooler(nn.Module):

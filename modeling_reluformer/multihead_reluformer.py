@@ -95,7 +95,7 @@ class ReLUFormerAttention(nn.Module):
         context: AttentionContext,
         key_value_states: Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...] | None]:
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:
         """hidden_states (batch, queries, features) → the same, the weights if `eager`, S and T of the rows if figures are wanted.
 
         key_value_states: (sources, keys, features). Where `batch` is a multiple of `sources`, neighbouring rows share a source:
@@ -134,7 +134,7 @@ class ReLUFormerAttention(nn.Module):
         if weights is not None and weights.shape[0] != batch:
             weights = weights.unflatten(2, (-1, queries)).transpose(1, 2).flatten(0, 1)
         wanted = context.row_weight is not None and statistics and statistics[0] is not None
-        return output, weights, tuple(statistics) if wanted else None
+        return output, weights, tuple(statistics) if wanted else ()
 
     def row_scale(self, context: AttentionContext) -> Tensor | None:
         """r_i, (batch, 1 or heads, queries), see `AttentionContext`."""

@@ -1,6 +1,6 @@
 """What the forward passes return."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from transformers.modeling_outputs import (
 from .attention_reluformer import AttentionContext
 from .regularization_reluformer import module_figures
 
-# S and T of the rows of each attention of a layer, (batch, heads, queries) each; None where no figures are wanted
-RowSums = tuple[tuple[Tensor | None, Tensor | None] | None, ...]
+# Of a layer: hidden states, norms of its FFN, and, where figures are wanted, S and T of the rows of each of its attentions,
+# (batch, heads, queries) each. Not nested: reentrant checkpointing differentiates no tensor of an inner tuple.
+LayerOutput = tuple[Tensor | None, ...]
 
 
 @dataclass
@@ -105,22 +106,20 @@ def run_layers(
     """hidden_states (batch, length, features) through all layers → the same, `attention_figures` and `ffn_norms` of them all."""
     sums, norms = [], []
     for layer in layers:
-        hidden_states, layer_sums, layer_norms = layer(hidden_states, *arguments, **options)
-        sums.append(layer_sums)
+        hidden_states, layer_norms, *layer_sums = layer(hidden_states, *arguments, **options)
         norms.append(layer_norms)
+        sums.append(layer_sums)
     contexts = [item for item in arguments if isinstance(item, AttentionContext)]
     # one kind of attention after the other, so that the modules of a kind, which share their shape, are computed at once
-    figures = [_figures(context, kind) for context, kind in zip(contexts, zip(*sums, strict=True), strict=True)]
+    stacked = [
+        None if parts[0] is None else torch.stack([part.to(parts[0].device) for part in parts])
+        for parts in zip(*sums, strict=True)
+    ]
+    figures = [_figures(*kind) for kind in zip(contexts, stacked[::2], stacked[1::2], strict=False)]
     return hidden_states, join_figures(figures), join_figures(norms)
 
 
-def _figures(context: AttentionContext, sums: Sequence[tuple[Tensor | None, ...] | None]) -> Tensor | None:
-    """`module_figures` of the attention modules that share a context."""
-    if sums[0] is None:
-        return None
-    row_sum, row_sum_log = (
-        None if parts[0] is None else torch.stack([part.to(parts[0].device) for part in parts])
-        for parts in zip(*sums, strict=True)
-    )
+def _figures(context: AttentionContext, row_sum: Tensor, row_sum_log: Tensor | None) -> Tensor:
+    """`module_figures` of the attention modules that share a context; S and T (modules, batch, heads, queries)."""
     visible_keys, row_weight = (item.to(row_sum.device) for item in (context.visible_keys, context.row_weight))
     return module_figures(row_sum, row_sum_log, visible_keys, row_weight, entropy_margin=context.entropy_margin)

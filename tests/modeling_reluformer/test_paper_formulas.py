@@ -88,7 +88,7 @@ def test_whole_module(variant, causal, monkeypatch):
             statistics=statistics,
         )
         found, _, sums = module(queries, context, keys)
-        figures = _figures(context, [sums])
+        figures = _figures(context, *(part if part is None else part.unsqueeze(0) for part in sums)) if sums else None
         paper = PaperModel(config, state_of(module, "attention."))
         arrays = queries.numpy(), (queries if keys is None else keys).numpy()
         expected, rows = paper.attention("attention", 4, *arrays, visible)
