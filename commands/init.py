@@ -45,8 +45,8 @@ TEMPLATE = """\
 # Written by `reluformer init` for {pairs:,} pairs of about {length:g} tokens a side; docs/recipes.md says by which rule.
 name: {name}
 data:
-  source_language: {languages[0]}
-  target_language: {languages[1]}
+  source_language: "{languages[0]}"
+  target_language: "{languages[1]}"
   max_length: {max_length}
 {files}
 tokenizer: {{vocab_size: {vocabulary}}}

@@ -126,7 +126,7 @@ def triton_forward(
     Raises:
         ImportError: Triton is not installed.
         TypeError: dtypes that differ, or float64.
-        ValueError: a head_dim above 256, an unknown name, or a dropout probability outside [0, 1).
+        ValueError: a head_dim above 256, values of another width, an unknown name, or a dropout probability outside [0, 1).
     """
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
     settings = activation, scale, causal, dropout_p, statistics, head_offset
@@ -328,7 +328,12 @@ def _plan_of(
 ) -> _Plan:
     """forms: shape, strides and dtype of query, key, value, row scale and mask, or None. rest: what no argument says, and what
     is compiled depends on."""
-    (shape, strides, dtype), (key_shape, key_strides, _), (_, value_strides, _), row_scale, mask = forms
+    (shape, strides, dtype), (key_shape, key_strides, _), (value_shape, value_strides, _), row_scale, mask = forms
+    if value_shape[-1] != shape[-1]:
+        raise ValueError(
+            f"Fused attention on CUDA tensors takes values as wide as the queries, {shape[-1]}, not {value_shape[-1]}; pad them, "
+            "or use attn_implementation='eager'."
+        )
     _check({item[2] for item in forms[:3]}, shape[-1], activation, dropout_p, statistics)
     function = POINTWISE[activation]
     arguments = {

@@ -45,6 +45,7 @@ def checked_keywords(*more: str) -> Callable[[Callable[..., Any]], Callable[...,
 
     def decorate(forward: Callable[..., Any]) -> Callable[..., Any]:
         known = [*inspect.signature(forward).parameters, *more]
+        known += ["past_key_values"] if "cache" in known else []
 
         @functools.wraps(forward)
         def checked(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -71,7 +72,8 @@ def _check_unknown(model: PreTrainedModel, name: str, known: Sequence[str]) -> N
         raise TypeError(f"{type(model).__name__} takes no {name}; leave it out.")
     if name in TransformersKwargs.__annotations__ or name in ("return_dict", "use_cache"):
         return
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+    names = [*known, *TransformersKwargs.__annotations__]
+    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.8):
         raise TypeError(f"{type(model).__name__} takes no {name}; did you mean {near[0]}?")
     if not is_torchdynamo_compiling():
         logger.warning_once(

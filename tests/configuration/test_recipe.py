@@ -226,6 +226,8 @@ def test_a_missing_recipe_names_those_there_are():
             "exclude each other",
         ),
         (["--name", "a/b"], "'a/b'"),
+        (["--training.learning_rate", "-1"], "training.learning_rate: -1"),
+        (["--training.max_steps", "0"], "training.max_steps: 0"),
     ],
 )
 def test_what_would_have_no_effect_or_cannot_work_is_refused(small, arguments, named):

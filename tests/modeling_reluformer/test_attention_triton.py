@@ -83,6 +83,13 @@ def test_what_is_not_supported_is_refused(changed, error, message):
         triton_forward(*arguments(**shape), **options(**changed))
 
 
+def test_values_of_another_width_are_refused():
+    pytest.importorskip("triton", reason="the CUDA kernels need Triton")
+    query, key, value, *rest = arguments(head_dim=32)
+    with pytest.raises(ValueError, match="values as wide as the queries, 32, not 16"):
+        triton_forward(query, key, value[..., :16], *rest, **options())
+
+
 def test_gradients_must_go_with_the_statistics():
     pytest.importorskip("triton", reason="the CUDA kernels need Triton")
     inputs = arguments()

@@ -32,7 +32,10 @@ def test_a_keyword_of_a_later_library_goes_through(call):
     ("call", "keyword", "says"),
     [
         (translation, "target_per_source", "did you mean targets_per_source?"),
+        (translation, "past_key_value", "did you mean past_key_values?"),
+        (translation, "output_hidden_state", "did you mean output_hidden_states?"),
         (translation, "head_mask", "leave it out"),
+        (translation, "source_embeds", "leave it out"),
         (translation, "position_ids", "leave it out"),
         (language, "is_causal", "leave it out"),
         (language, "logit_to_keep", "did you mean logits_to_keep?"),
