@@ -217,7 +217,9 @@ def check_training(training: TrainingArguments, replaced: Mapping[str, str]) -> 
     if training.learning_rate < 0:
         raise UserError(f"training.learning_rate: {training.learning_rate} must be at least 0")
     if training.max_steps == 0:
-        raise UserError("training.max_steps: 0 updates train nothing; give a number, or -1 and training.num_train_epochs")
+        raise UserError(
+            "training.max_steps: 0 updates train nothing; give a number, or -1 and training.num_train_epochs"
+        )
     if training.save_only_model:
         raise UserError(
             "training.save_only_model: true leaves checkpoints that a run cannot go on at; leave it out: the folder of the run "

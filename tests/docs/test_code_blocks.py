@@ -144,7 +144,8 @@ def test_commands_are_what_the_command_line_takes(block, arguments, monkeypatch,
         found = as_it_is(parser, given, namespace)
         return found if parser.prog == "reluformer" else stop()
 
-    written = {"mine.yaml": lambda: _recipe_above(block, tmp_path), "de_en.yaml": lambda: "demo"}  # by the reader, by init
+    # what the reader and `reluformer init` have written
+    written = {"mine.yaml": lambda: _recipe_above(block, tmp_path), "de_en.yaml": lambda: "demo"}
     arguments = [written[word]() if word in written else word for word in arguments]
     as_it_is = Parser.parse_args
     monkeypatch.setattr(Parser, "parse_args", parse)
