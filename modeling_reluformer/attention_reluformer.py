@@ -367,7 +367,6 @@ def attention_context(
     )
     # looked up here, once: reading a configuration takes a layer that decodes one token longer than its attention
     interface = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention_forward)
-    margin = config.entropy_margin
     return AttentionContext(
-        interface, visibility, mask, visible_keys, row_scale, row_weight, statistics, rotation, margin
+        interface, visibility, mask, visible_keys, row_scale, row_weight, statistics, rotation, config.entropy_margin
     )

@@ -60,8 +60,8 @@ TILES = {
 }
 
 
-# Of 16-bit elements where a program may have 227 KiB of shared memory: the fastest on an H100 (benchmarks/GPU.md), first without
-# statistics and dropout, then with any of them.
+# Of 16-bit elements where a program may have 227 KiB of shared memory: by a sweep on an H100, first without statistics and
+# dropout, then with any of them. `python -m benchmarks.gpu tune` repeats it.
 HOPPER = {
     "forward": {64: (Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 3)), 128: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 3))},
     "query_gradient": {64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3)), 128: (Tiles(128, 64, 8, 3),) * 2},
@@ -132,7 +132,7 @@ def triton_forward(
     settings = activation, scale, causal, dropout_p, statistics, head_offset
     packed = cu_seqlens_q is not None
     plan, arguments = _plan(query, key, value, row_scale, key_padding_mask, packed, query_offset, seed, settings)
-    tiles = tile_sizes("forward", query, dropout_p > 0 or statistics != "none")
+    tiles = tile_sizes("forward", query, plan.more)
     output = _empty_like(query, zeros=packed)
     row_sum, row_sum_log = (
         _new_rows(query, zeros=packed) if wanted else None
@@ -146,15 +146,12 @@ def triton_forward(
         plan,
         None,
         **arguments,
-        row_scale=row_scale,
-        inverse=1.0 / (1.0 - plan.arguments["threshold"] / 2**16),
         output=output,
         output_strides=output.stride()[:3],
         row_sum=row_sum,
         row_sum_log=row_sum_log,
         tiles=table,
         tile_count=tile_count,
-        MASK_WEIGHTS=not POINTWISE[activation].zero_at_zero,
     )
     return output, row_sum, row_sum_log
 
@@ -212,8 +209,7 @@ def triton_backward(
         None if given is None else _new_rows(query, zeros=False) for given in (grad_sum, grad_sum_log)
     )
     scaled = {"scaled_gradient": scaled_gradient, "scaled_gain": scaled_gain, "scaled_log_gain": scaled_log_gain}
-    more = dropout_p > 0 or statistics != "none"
-    tiles = tile_sizes("query_gradient", query, more)
+    tiles = tile_sizes("query_gradient", query, plan.more)
     table, tile_count = _tile_table(cu_seqlens_q, cu_seqlens_k, tiles.queries, query.shape[2])
     _launch(
         query_gradient_kernel,
@@ -223,8 +219,6 @@ def triton_backward(
         grad_output.stride(),
         **arguments,
         **scaled,
-        row_scale=row_scale,
-        inverse=1.0 / (1.0 - plan.arguments["threshold"] / 2**16),
         grad_output=grad_output,
         grad_output_strides=grad_output.stride()[:3],
         grad_sum=None if grad_sum is None else grad_sum.contiguous(),
@@ -236,7 +230,7 @@ def triton_backward(
     )
     if scaled_gradient is None:
         scaled["scaled_gradient"] = scaled_gradient = grad_output
-    tiles = tile_sizes("key_value_gradient", query, more)
+    tiles = tile_sizes("key_value_gradient", query, plan.more)
     table, tile_count = _tile_table(cu_seqlens_k, cu_seqlens_q, tiles.keys, key.shape[2])
     _launch(
         key_value_gradient_kernel,
@@ -256,7 +250,9 @@ def triton_backward(
     return grad_query, grad_key, grad_value
 
 
-def _check(dtypes: set[torch.dtype], head_dim: int, activation: str, dropout_p: float, statistics: str) -> None:
+def _check(
+    dtypes: set[torch.dtype], head_dim: int, value_dim: int, activation: str, dropout_p: float, statistics: str
+) -> None:
     if triton is None:
         raise ImportError(
             "Fused attention on CUDA tensors needs Triton: pip install triton (Linux), or attn_implementation='eager'."
@@ -270,6 +266,11 @@ def _check(dtypes: set[torch.dtype], head_dim: int, activation: str, dropout_p: 
         raise ValueError(
             f"Fused attention on CUDA tensors takes heads of 1 to {MAX_HEAD_DIM}, not {head_dim};"
             " use more heads, or attn_implementation='eager'."
+        )
+    if value_dim != head_dim:
+        raise ValueError(
+            f"Fused attention on CUDA tensors takes values as wide as the queries, {head_dim}, not {value_dim}; pad them, "
+            "or use attn_implementation='eager'."
         )
     if activation not in POINTWISE:
         raise ValueError(f"attention activation {activation!r} is unknown here; choose one of {', '.join(POINTWISE)}.")
@@ -290,14 +291,14 @@ def _plan(
     seed: int,
     settings: tuple[Any, ...],
 ) -> tuple[_Plan, dict[str, Any]]:
-    """The plan of a call, and what all three kernels are given."""
+    """The plan of a call, and the tensors that the kernels are given; a kernel takes those that it names."""
     if key_padding_mask is not None and key_padding_mask.stride(-1) != 1:
         key_padding_mask = key_padding_mask.contiguous()
     tensors = query, key, value, row_scale, key_padding_mask
     forms = tuple(None if item is None else (item.shape, item.stride(), item.dtype) for item in tensors)
     rest = packed, query_offset.dtype if isinstance(query_offset, Tensor) else int, query.device
     plan = _plan_of(forms, rest, torch.backends.cuda.matmul.fp32_precision == "tf32", *settings)
-    given = {"query": query, "key": key, "value": value, "key_padding_mask": key_padding_mask}
+    given = {"query": query, "key": key, "value": value, "row_scale": row_scale, "key_padding_mask": key_padding_mask}
     given |= {"query_offset": query_offset, "seed": (seed + 2**63) % 2**64 - 2**63}
     return plan, given
 
@@ -305,12 +306,14 @@ def _plan(
 class _Plan(NamedTuple):
     """What calls of one form share.
 
-    arguments: of all three kernels, those that are no tensors.
+    arguments: of the kernels, those that are no tensors.
+    more: statistics or dropout are computed too.
     compiled: what Triton compiled, by kernel, tiles and what else the form depends on. A compiled kernel is called without
         Triton's look at every argument, which takes longer than a small attention.
     """
 
     arguments: dict[str, Any]
+    more: bool
     compiled: dict[Any, Any]
 
 
@@ -329,13 +332,9 @@ def _plan_of(
     """forms: shape, strides and dtype of query, key, value, row scale and mask, or None. rest: what no argument says, and what
     is compiled depends on."""
     (shape, strides, dtype), (key_shape, key_strides, _), (value_shape, value_strides, _), row_scale, mask = forms
-    if value_shape[-1] != shape[-1]:
-        raise ValueError(
-            f"Fused attention on CUDA tensors takes values as wide as the queries, {shape[-1]}, not {value_shape[-1]}; pad them, "
-            "or use attn_implementation='eager'."
-        )
-    _check({item[2] for item in forms[:3]}, shape[-1], activation, dropout_p, statistics)
+    _check({item[2] for item in forms[:3]}, shape[-1], value_shape[-1], activation, dropout_p, statistics)
     function = POINTWISE[activation]
+    threshold = min(round(dropout_p * 2**16), 2**16 - 1)
     arguments = {
         "query_strides": strides[:3],
         "key_strides": key_strides[:3],
@@ -348,10 +347,12 @@ def _plan_of(
         "queries": shape[2],
         "keys": key_shape[2],
         "scale": float(scale),
-        "threshold": min(round(dropout_p * 2**16), 2**16 - 1),
+        "threshold": threshold,
+        "inverse": 1.0 / (1.0 - threshold / 2**16),
         "head_offset": head_offset,
         "ACTIVATION": activation,
         "GATED": function.closed_at_zero,
+        "MASK_WEIGHTS": not function.zero_at_zero,
         # float16 would overflow for scores that are 1/c times larger
         "FOLD_SCALE": function.homogeneous and scale > 0 and dtype != torch.float16,
         "STATISTICS": STATISTICS.index(statistics),
@@ -361,7 +362,7 @@ def _plan_of(
         "HEAD_DIM": shape[-1],
         "DIM": max(16, triton.next_power_of_2(shape[-1])),
     }
-    return _Plan(arguments, {})
+    return _Plan(arguments, dropout_p > 0 or statistics != "none", {})
 
 
 def _launch(kernel: Any, programs: int, sizes: Tiles, plan: _Plan, form: Any, /, **tensors: Any) -> None:
