@@ -6,6 +6,7 @@ import argparse
 import gc
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ import transformers
 import reluformer
 from benchmarks import measurement_file
 from benchmarks.pages import read_result
-from reluformer.training.run.records import run_record, write_json
+from reluformer.training.run.records import command_line, run_record, write_json
+from reluformer.training.run.redaction import public_text
 
 RESULTS, ROOT = measurement_file.RESULTS / "gpu", measurement_file.ROOT
 COMMIT_FILE = ROOT / "COMMIT.json"  # of a bundle, which is no checkout
@@ -60,7 +62,8 @@ def run_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argparse
 
 def stage_record() -> dict[str, Any]:
     """Command, commit, machine, card and versions; `source`: a digest of the code whose speed is measured."""
-    record = run_record(None, None, 0)
+    # of this package, not of `reluformer`, and without the folders of a machine that was lent
+    record = run_record(public_text(f"python -m {command_line(['benchmarks.gpu', *sys.argv[1:]])}"), None, 0)
     if COMMIT_FILE.exists():
         record |= json.loads(COMMIT_FILE.read_text(encoding="utf-8"))
     record["versions"] |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
