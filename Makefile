@@ -17,33 +17,33 @@ BIN := .venv/bin
 
 .PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-sparse gpu-bundle studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
 
-demo: .venv/train .venv/links
+demo: .venv/train
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
 	@echo 'next: source .venv/bin/activate && reluformer translate --model runs/demo "dreiundzwanzig"'
 
 # Every behaviour once: about five minutes on two cores.
-test: .venv/all .venv/links
+test: .venv/all
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 # The exhaustive products: fuzzing, killed processes, torchrun, compiled kernels, pages in a browser, every activation with every
 # option. Continuous integration runs both.
-test-slow: .venv/all .venv/links
+test-slow: .venv/all
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
 
 test-all: test test-slow
 
 # 100 kills of a tiny training at random moments: each run must end like one that was never killed.
-test-kills: .venv/all .venv/links
+test-kills: .venv/all
 	$(BIN)/python tests/training/run/kill_harness.py --kills 100 --output benchmarks/results/kills-cpu.json
 	$(MAKE) fault-table
 
 # Faults planted in a copy of this repository, in Python, C++ and Triton: do the tests notice each? Less than an hour of one core;
 # fails if one survives. Writes benchmarks/MUTANTS.md.
-mutants: .venv/all .venv/links
+mutants: .venv/all
 	$(BIN)/python tests/mutation/run.py
 
 # The library's own tests of its models, from its source package; PEER_TRANSFORMERS_TESTS=… adds those of generation.
-test-peer: .venv/all .venv/links
+test-peer: .venv/all
 	$(BIN)/python tests/peer/library_tests.py
 	$(BIN)/python -m pytest tests/peer -rs
 
@@ -64,7 +64,7 @@ test-oldest: .venv-oldest/dev
 # Speed and memory of the attention and of whole models, on this machine alone, which must be idle. Writes
 # benchmarks/results/, benchmarks/ATTENTION.md, VISION.md and DECODER.md. All of it with the allocator as it comes; benchmarks/NOTES.md says what glibc's
 # variables give. On a GPU: python -m benchmarks.gpu --help
-bench: .venv/all .venv/links
+bench: .venv/all
 	$(BIN)/python -m benchmarks.speed.attention
 	$(BIN)/python -m benchmarks.memory.peak
 	$(BIN)/python -m benchmarks.speed.loss
@@ -79,49 +79,49 @@ bench: .venv/all .venv/links
 
 # build/gpu: the source, the corpora and the packages that a GPU machine without network needs: sh build/gpu/run check
 DATA ?= ../shared/data
-gpu-bundle: .venv/all .venv/links
+gpu-bundle: .venv/all
 	$(BIN)/python -m benchmarks.gpu bundle --output build/gpu --data $(DATA)
 
 # Feed-forward networks that skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
 # Writes benchmarks/results/sparse-cpu.json, sparse-models-cpu.json and benchmarks/SPARSE.md.
-bench-sparse: .venv/all .venv/links
+bench-sparse: .venv/all
 	$(BIN)/python -m benchmarks.speed.sparse
 	$(BIN)/python -m benchmarks.speed.sparse_models
 	$(BIN)/python -m benchmarks.speed.sparse_tables
 
 # Every study of the paper, so small that it means nothing: does all of it run?
-studies-smoke: .venv/all .venv/links
+studies-smoke: .venv/all
 	rm -rf runs/studies/smoke runs/studies-smoke
 	$(BIN)/python -m benchmarks.studies --size smoke --results runs/studies-smoke
 	$(BIN)/python -m benchmarks.studies --size smoke --results runs/studies-smoke --report runs/studies-smoke/reproduction.md
 
 # The studies on CPU cores, for days; it goes on where it stopped. JOBS=2 trains two rows at once.
-studies: .venv/all .venv/links
+studies: .venv/all
 	$(BIN)/python -m benchmarks.studies --size cpu --jobs $(JOBS)
 	$(MAKE) reproduction
 
-reproduction: .venv/all .venv/links
+reproduction: .venv/all
 	$(BIN)/python -m benchmarks.studies --report docs/reproduction.md
 	$(BIN)/python docs/reference_tables.py
 
 # docs/errors.md: what wrong input does, from the cases that the tests run.
-error-table: .venv/all .venv/links
+error-table: .venv/all
 	$(BIN)/python -m tests.robustness.error_table
 
 # docs/faults.md: what each fault looks like, from the cases that the tests provoke, and the last `make test-kills`.
-fault-table: .venv/all .venv/links
+fault-table: .venv/all
 	$(BIN)/python -m tests.robustness.fault_table
 
 # Tokens a second of one and of two processes on this machine: some minutes on two idle cores. docs/scaling.md
-scaling: .venv/all .venv/links
+scaling: .venv/all
 	$(BIN)/python -m benchmarks.scaling.processes
 	$(MAKE) scaling-table
 
-scaling-table: .venv/all .venv/links
+scaling-table: .venv/all
 	$(BIN)/python -m benchmarks.scaling.tables
 
 # docs/_build/html, warnings as errors; needs no network, and what it writes loads nothing from it.
-docs: .venv/all .venv/links
+docs: .venv/all
 	$(BIN)/python docs/reference_tables.py --check
 	rm -rf docs/_build
 	$(BIN)/python -m sphinx -q -b html -c docs -d docs/_build/doctrees -W --keep-going . docs/_build/html
@@ -130,34 +130,34 @@ docs-serve: docs
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/_build/html 8000
 
 # Fetches every external link: not in continuous integration.
-docs-links: .venv/all .venv/links
+docs-links: .venv/all
 	$(BIN)/python -m sphinx -b linkcheck -c docs -d docs/_build/doctrees . docs/_build/links
 
 # A page that shows the attention of every head; make space MODEL=runs/a SECOND=runs/b: two models side by side.
 MODEL ?= runs/demo
-space: .venv/all .venv/links $(if $(filter runs/demo,$(MODEL)),runs/demo/README.md)
+space: .venv/all $(if $(filter runs/demo,$(MODEL)),runs/demo/README.md)
 	$(BIN)/reluformer space --model $(MODEL) $(if $(SECOND),--second $(SECOND))
 
 runs/demo/README.md:
 	$(MAKE) demo
 
 # docs/example_card.md from a finished run: make example-card RUN=runs/finetune_reluformer_from_softmax
-example-card: .venv/all .venv/links
+example-card: .venv/all
 	$(BIN)/reluformer card --run $(RUN) --output docs/example_card.md
 
 # dist/*.tar.gz, the source package, and dist/*.whl, built from it with the compiled attention inside, for this kind of processor
 # and the torch of .venv; needs a C++ compiler.
-wheel: .venv/all .venv/links
+wheel: .venv/all
 	rm -f dist/reluformer-*
 	RELUFORMER_COMPILED=1 $(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m twine check --strict dist/reluformer-*
 
-lint: .venv/all .venv/links
+lint: .venv/all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest --noconftest tests/test_import_direction.py
 
-format: .venv/all .venv/links
+format: .venv/all
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -177,24 +177,16 @@ clean:
 .venv-oldest/dev: constraints-oldest.txt
 .venv-oldest/dev: VERSIONS := -c constraints-oldest.txt
 .venv-oldest/dev: PYTHON_NEEDED := == (3, 11)
-# "strict": a folder of links that is laid out as the installed package, which editors and type checkers understand.
-EDITABLE := --config-settings editable_mode=strict -e
-
 # torch alone first: its index may hold nothing else.
 .venv/train .venv/all .venv-newest/dev .venv-oldest/dev: pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.version_info[:2] $(PYTHON_NEEDED) or sys.exit("Python $(PYTHON_NEEDED) is needed, this is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.11 …")'
 	test -e $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(@D)/bin/python -m pip install $(VERSIONS) $(EDITABLE) '.[$(EXTRAS)]'
-	touch $@ $(@D)/train $(@D)/links
+	$(@D)/bin/python -m pip install $(VERSIONS) -e '.[$(EXTRAS)]'
+	touch $@ $(@D)/train
 
 # Before the tests, which would all wait for the one that builds; without a compiler, they say so themselves.
 test test-slow: .venv/compiled
-.venv/compiled: .venv/all .venv/links $(wildcard modeling_reluformer/compiled/*)
-	-$(BIN)/python -m reluformer.compiled
-	touch $@
-
-# A file that is new, moved or gone: its folder is newer than the links.
-.venv/links: $(shell sed -n 's/^    "reluformer.*": "\(.*\)",$$/\1/p' setup.py)
-	$(BIN)/python -m pip install -q --no-deps $(EDITABLE) .
+.venv/compiled: .venv/all $(wildcard modeling_reluformer/compiled/*)
+	-$(BIN)/python -m reluformer.modeling_reluformer.compiled
 	touch $@

@@ -1,7 +1,6 @@
-"""Maps the repository's folders to the one import package `reluformer`.
+"""One import package: the folder `training` of the repository is `reluformer.training`, by a link in `reluformer/`, and so on.
 
-The folders carry the names users look for (`modeling_reluformer`, `configuration`, `training`, …); what is installed is
-`reluformer`, `reluformer.configuration`, `reluformer.training`, … and no generic top-level name. Metadata: pyproject.toml.
+Metadata: pyproject.toml.
 
 The compiled attention is built into the package where the build can import torch, which it can with `--no-build-isolation`:
 an isolated build would fetch a second torch, perhaps of another version. The package then fits this kind of processor, and
@@ -13,28 +12,11 @@ import importlib.util
 import os
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-PACKAGE_FOLDERS = {
-    "reluformer": "modeling_reluformer",
-    "reluformer.compiled": "modeling_reluformer/compiled",
-    "reluformer.other_models": "modeling_reluformer/other_models",
-    "reluformer.sparse_ffn": "modeling_reluformer/sparse_ffn",
-    "reluformer.configuration": "configuration",
-    "reluformer.training": "training",
-    "reluformer.training.data": "training/data",
-    "reluformer.training.run": "training/run",
-    "reluformer.training.scoring": "training/scoring",
-    "reluformer.export": "export",
-    "reluformer.analysis": "analysis",
-    "reluformer.hub_cards": "hub_cards",
-    "reluformer.hub_cards.space": "hub_cards/space",
-    "reluformer.commands": "commands",
-}
-
-COMPILED = PACKAGE_FOLDERS["reluformer.compiled"]
+COMPILED = "modeling_reluformer/compiled"
 
 
 class BuildWithCompiledAttention(build_py):
@@ -56,7 +38,7 @@ class BuildWithCompiledAttention(build_py):
         spec = importlib.util.spec_from_file_location("building", Path(COMPILED) / "building.py")
         building = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(building)
-        folder = Path(self.build_lib) / "reluformer" / "compiled"
+        folder = Path(self.build_lib) / "reluformer" / COMPILED
         name = building.library_name(folder, building.UNITS)
         for other in folder.glob("attention-*.so"):  # of an earlier build in the same folder
             other.unlink()
@@ -87,11 +69,11 @@ class WheelForAnyPython(bdist_wheel):
 
 setup(
     cmdclass={"build_py": BuildWithCompiledAttention, "bdist_wheel": WheelForAnyPython},
-    packages=list(PACKAGE_FOLDERS),
-    package_dir=PACKAGE_FOLDERS,
+    packages=find_packages(include=["reluformer", "reluformer.*"]),
     include_package_data=False,  # what is listed here and no more: the folders of data are no packages
     package_data={
-        "reluformer.compiled": ["*.cpp", "*.h"],
+        "reluformer": ["py.typed"],
+        "reluformer.modeling_reluformer.compiled": ["*.cpp", "*.h"],
         "reluformer.configuration": ["recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml"],
         "reluformer.hub_cards": ["*.md"],
         "reluformer.hub_cards.space": ["*.md", "*.txt", "*.css", "*.js", "templates/*.html"],

@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor, BaseImageProcessor, PreTrainedModel
 from reluformer.analysis.collection import ImageBatch
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.image_recipe import FolderConfig, IdxFiles, ImageDataConfig
-from reluformer.configuration_vision import pair
+from reluformer.modeling_reluformer.configuration_vision import pair
 from reluformer.training.data.images import ImageSplit, load_image_split
 
 

@@ -130,8 +130,8 @@ def _recipe(
 ) -> str:
     import torch
 
-    from reluformer.other_models.gamma import LONGEST as LONGEST_MEASURED
-    from reluformer.other_models.gamma import SHORTEST, gamma_for_length
+    from reluformer.modeling_reluformer.other_models.gamma import LONGEST as LONGEST_MEASURED
+    from reluformer.modeling_reluformer.other_models.gamma import SHORTEST, gamma_for_length
 
     on_cpu = not torch.accelerator.is_available()
     _, size, vocabulary = next(row for row in SIZES if len(pairs) < row[0])

@@ -104,7 +104,7 @@ def document(run: FinishedRun) -> None:
 def _draw_patches(run: FinishedRun, path: Path) -> None:
     """Of the first picture of an evaluated split, or of the training split."""
     from reluformer.analysis.patch_maps import plot_patch_map
-    from reluformer.configuration_vision import pair
+    from reluformer.modeling_reluformer.configuration_vision import pair
     from reluformer.training.data.images import load_image_split
 
     config, splits = run.model.config, run.recipe.evaluation.splits

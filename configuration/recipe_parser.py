@@ -25,10 +25,14 @@ from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_text import RECIPE_KINDS, read_recipe_text, section_types
 from reluformer.configuration.whole_files import write_whole
-from reluformer.configuration_attention import NORMALIZED_ACTIVATIONS, AttentionConfig, valid_attention_implementations
-from reluformer.configuration_decoder import ReLUFormerDecoderConfig
-from reluformer.configuration_reluformer import ReLUFormerConfig
-from reluformer.configuration_vision import ReLUFormerVisionConfig
+from reluformer.modeling_reluformer.configuration_attention import (
+    NORMALIZED_ACTIVATIONS,
+    AttentionConfig,
+    valid_attention_implementations,
+)
+from reluformer.modeling_reluformer.configuration_decoder import ReLUFormerDecoderConfig
+from reluformer.modeling_reluformer.configuration_reluformer import ReLUFormerConfig
+from reluformer.modeling_reluformer.configuration_vision import ReLUFormerVisionConfig
 
 logger = logging.getLogger(__name__)
 

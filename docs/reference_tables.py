@@ -23,7 +23,7 @@ from reluformer.analysis.figure import figure_class
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.recipe_checks import _REPLACED_ARGUMENTS
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, recipe_layers, recipe_names
-from reluformer.configuration_attention import (
+from reluformer.modeling_reluformer.configuration_attention import (
     ATTENTION_SCALINGS,
     NON_NEGATIVE_ACTIVATIONS,
     NORMALIZED_ACTIVATIONS,
@@ -31,8 +31,8 @@ from reluformer.configuration_attention import (
     AttentionConfig,
     valid_attention_implementations,
 )
-from reluformer.configuration_feed_forward import FeedForwardConfig
-from reluformer.configuration_reluformer import PRESETS
+from reluformer.modeling_reluformer.configuration_feed_forward import FeedForwardConfig
+from reluformer.modeling_reluformer.configuration_reluformer import PRESETS
 
 DOCS = Path(__file__).resolve().parent
 sys.path.append(str(DOCS.parent))  # benchmarks/ is not installed

@@ -12,13 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from reluformer import ReLUFormerConfig
-from reluformer.attention_activations import POINTWISE
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.whole_files import whole_folder
 from reluformer.export.checking import Difference, difference
 from reluformer.export.graphs import LARGEST_FILE, write_graphs
 from reluformer.export.names import GRAPHS
 from reluformer.export.running import OnnxTranslationModel
+from reluformer.modeling_reluformer.attention_activations import POINTWISE
 from reluformer.training.loading import load_model_and_tokenizer
 from reluformer.training.run.own_files import TOKENIZER_FILES, holds_one, require_own
 

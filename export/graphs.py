@@ -23,10 +23,10 @@ from torch.export import Dim, ExportedProgram
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from reluformer.configuration_attention import CACHE_NAME
 from reluformer.export.caches import KeysAndValues, both, pairs_of
 from reluformer.export.names import DECODER_FILE, ENCODER_FILE, cache_names
-from reluformer.generation_reluformer import SharedSources
+from reluformer.modeling_reluformer.configuration_attention import CACHE_NAME
+from reluformer.modeling_reluformer.generation_reluformer import SharedSources
 
 # Of an ONNX file: what is larger has its weights in a file beside it.
 LARGEST_FILE = 2**31 - 2**20

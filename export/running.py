@@ -21,15 +21,20 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 import reluformer  # noqa: F401  (registers the model's configuration)
-from reluformer.attention_reluformer import attention_visibility
-from reluformer.base_reluformer import checked_keywords
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.configuration_attention import CACHE_NAME
 from reluformer.export.caches import filled, pairs_of
 from reluformer.export.names import GRAPHS, cache_names
-from reluformer.generation_reluformer import SharedSources
-from reluformer.stacks_reluformer import require_same_batch
-from reluformer.tokens_reluformer import require_known_ids, require_positions, require_token_ids, require_tokens
+from reluformer.modeling_reluformer.attention_reluformer import attention_visibility
+from reluformer.modeling_reluformer.base_reluformer import checked_keywords
+from reluformer.modeling_reluformer.configuration_attention import CACHE_NAME
+from reluformer.modeling_reluformer.generation_reluformer import SharedSources
+from reluformer.modeling_reluformer.stacks_reluformer import require_same_batch
+from reluformer.modeling_reluformer.tokens_reluformer import (
+    require_known_ids,
+    require_positions,
+    require_token_ids,
+    require_tokens,
+)
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions

@@ -18,11 +18,11 @@ from typing import NamedTuple
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from reluformer.attention_activations import POINTWISE
-from reluformer.attention_triton import MAX_HEAD_DIM
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.whole_files import whole_folder, write_whole
 from reluformer.hub_cards.kernel_sources import ENTRY_FUNCTION, ENTRY_MODULE, kernel_sources
+from reluformer.modeling_reluformer.attention_activations import POINTWISE
+from reluformer.modeling_reluformer.attention_triton import MAX_HEAD_DIM
 from reluformer.training.run.own_files import holds_one, require_own
 
 DEFAULT_REPO_ID = "your-name/relu-attention"

@@ -9,7 +9,7 @@ import ast
 import sys
 from pathlib import Path
 
-import reluformer
+from reluformer import modeling_reluformer
 
 ENTRY_MODULE, ENTRY_FUNCTION = "attention_fused", "relu_attention"
 ALLOWED_PACKAGES = frozenset({"torch", "triton"}) | sys.stdlib_module_names
@@ -47,7 +47,7 @@ def imported_packages(source: str) -> set[str]:
 
 
 def _read(name: str) -> str:
-    return (Path(reluformer.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    return (Path(modeling_reluformer.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
 
 
 def _relative_imports(source: str) -> set[str]:

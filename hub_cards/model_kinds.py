@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import IMAGE_SCORES, LANGUAGE_SCORES, TOLD_SCORES, Score
-from reluformer.configuration_vision import pair
+from reluformer.modeling_reluformer.configuration_vision import pair
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from .attention_blockwise import STATISTICS, Settings, blockwise_backward, blockwise_forward, empty_like_heads, wide
 
 # A copy of this package from the Hub is a module of another name. It must not replace these operators.
-NAMESPACE = (__package__ or "reluformer").replace(".", "_").replace("-", "_")
+NAMESPACE = (__package__ or "").removesuffix(".modeling_reluformer").replace(".", "_").replace("-", "_") or "reluformer"
 _TENSORS = (
     "Tensor query, Tensor key, Tensor value, Tensor? row_scale, Tensor? key_padding_mask, Tensor? cu_seqlens_q, "
     "Tensor? cu_seqlens_k, Tensor? offset, Tensor? seed"

@@ -52,7 +52,7 @@ def watch_imports() -> None:
 
 def register_classes() -> None:
     """Imports the classes of `AUTO_CLASSES` and registers them, as `AutoModel.register` is documented."""
-    package, auto = importlib.import_module(__package__), importlib.import_module("transformers.models.auto")
+    package, auto = importlib.import_module("reluformer"), importlib.import_module("transformers.models.auto")
     for model_type, (config_name, models) in AUTO_CLASSES.items():
         config = getattr(package, config_name)
         auto.AutoConfig.register(model_type, config)
@@ -109,7 +109,7 @@ class _Registered(dict):
 def _is_ours(key: object) -> bool:
     if isinstance(key, str):
         return key in AUTO_CLASSES
-    return str(getattr(key, "__module__", "")).partition(".")[0] == __package__
+    return str(getattr(key, "__module__", "")).partition(".")[0] == "reluformer"
 
 
 def _prepare_mapping(mapping: Any) -> None:
@@ -117,7 +117,7 @@ def _prepare_mapping(mapping: Any) -> None:
     if not isinstance(known, dict):
         warnings.warn(
             "This version of Transformers keeps its registered models in another place than reluformer expects. Call "
-            "reluformer.registration.register_classes() after both imports.",
+            "reluformer.modeling_reluformer.registration.register_classes() after both imports.",
             stacklevel=2,
         )
     elif not isinstance(known, _Registered):

@@ -1,7 +1,6 @@
 """What is installed: one import package with every module and data file, from a wheel and from an editable install."""
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -21,13 +20,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import reluformer
-from reluformer.compiled.building import UNITS, library_name
-
-from .mutation.run import package_folders
+from reluformer.modeling_reluformer.compiled.building import UNITS, library_name
 
 ROOT = Path(__file__).parent.parent
-# Folder of the repository → where it is installed, as setup.py says.
-PACKAGE_FOLDERS = {folder: package.replace(".", "/") for package, folder in package_folders(ROOT / "setup.py").items()}
+LINKS = sorted(path for path in (ROOT / "reluformer").iterdir() if path.is_symlink())  # a folder of the package each
 # Extras that do not go with the oldest versions: Gradio and kernels want a newer huggingface-hub than the package does, TRL newer
 # datasets.
 NEW_ONLY = ("docs", "kernels", "onnx", "space", "trl")
@@ -50,28 +46,6 @@ print(tuple(relu_attention(query, query, query, row_scale=torch.ones(1, 1, 5), c
 from transformers import AutoConfig
 print(type(AutoConfig.for_model("reluformer")).__name__, sys.modules["reluformer"].__file__)
 """
-GENERIC_NAMES = [
-    "training",
-    "configuration",
-    "analysis",
-    "export",
-    "hub_cards",
-    "commands",
-    "modeling_reluformer",
-    "tests",
-    "benchmarks",
-    "setup",
-]
-# Locates a module without running the package's code, whose dependencies are not there.
-LOCATE = """
-import importlib.util, json, sys, types
-spec = importlib.util.find_spec("reluformer")
-package = sys.modules["reluformer"] = types.ModuleType("reluformer")
-package.__path__ = spec.submodule_search_locations
-package.__spec__ = spec
-found = {name: getattr(importlib.util.find_spec(name), "origin", None) for name in sys.argv[1:]}
-print(json.dumps(found))
-"""
 
 
 def installed_files() -> dict[str, Path]:
@@ -87,23 +61,21 @@ def installed_files() -> dict[str, Path]:
         "*.txt",
         "*.css",
         "*.js",
-        "templates/*.html",
     ]
-    return {
-        f"{target}/{path.relative_to(ROOT / folder).as_posix()}": path
-        for folder, target in PACKAGE_FOLDERS.items()
-        for pattern in ["*.py", *data]
-        for path in (ROOT / folder).glob(pattern)
-    }
+    package = ROOT / "reluformer"
+    modules = [package, *(path.parent for link in LINKS for path in link.glob("**/__init__.py"))]
+    found = [
+        path for folder in modules for pattern in ["*.py", *data, "templates/*.html"] for path in folder.glob(pattern)
+    ]
+    return {path.relative_to(ROOT).as_posix(): path for path in found}
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
     """A copy of what the build reads, so that building leaves nothing in the repository."""
     folder = tmp_path_factory.mktemp("source")
-    for name in PACKAGE_FOLDERS:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("reluformer", *(link.name for link in LINKS), "tests"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in (*FILES_OF_THE_BUILD, *FILES_OF_THE_SOURCE_PACKAGE):
         shutil.copy(ROOT / name, folder / name)
     return folder
@@ -116,11 +88,6 @@ def install(wheel: Path, folder: Path) -> Path:
     pip = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check"]
     subprocess.run([*pip, wheel], check=True)
     return python
-
-
-def locate(python: Path, *names: str) -> dict[str, str | None]:
-    command = [python, "-I", "-c", LOCATE, *names]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=python.parent).stdout)
 
 
 def test_the_wheel_holds_every_module_and_recipe_and_no_generic_name(source, tmp_path):
@@ -137,7 +104,7 @@ def test_the_wheel_holds_every_module_and_recipe_and_no_generic_name(source, tmp
     ]
     subprocess.run([sys.executable, "-m", *build], check=True, env={**os.environ, "RELUFORMER_COMPILED": "0"})
     (wheel,) = tmp_path.glob("*-py3-none-any.whl")
-    python = install(wheel, tmp_path / "venv")
+    install(wheel, tmp_path / "venv")
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
 
     expected = installed_files()
@@ -152,10 +119,6 @@ def test_the_wheel_holds_every_module_and_recipe_and_no_generic_name(source, tmp
     (record,) = site.glob("reluformer-*.dist-info/RECORD")
     top_level = {line.split(",")[0].split("/")[0] for line in record.read_text(encoding="utf-8").splitlines()}
     assert {name for name in top_level if name != ".." and not name.endswith(".dist-info")} == {"reluformer"}
-    found = locate(python, "reluformer.commands.main", "reluformer.configuration", *GENERIC_NAMES)
-    assert found.pop("reluformer.commands.main") == str(site / "reluformer/commands/main.py")
-    assert found.pop("reluformer.configuration") == str(site / "reluformer/configuration/__init__.py")
-    assert set(found.values()) == {None}
     assert (tmp_path / "venv" / "bin" / "reluformer").is_file()
 
 
@@ -163,7 +126,7 @@ def test_the_wheel_holds_every_module_and_recipe_and_no_generic_name(source, tmp
 def distributions(source) -> Path:
     """The folder with what `make wheel` builds, here without the compiled attention, and checks by twine."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    recipe = makefile.split("\nwheel: .venv/all .venv/links\n")[1].split("\n\n")[0]
+    recipe = makefile.split("\nwheel: .venv/all\n")[1].split("\n\n")[0]
     recipe = recipe.replace("$(BIN)/python", sys.executable).replace("RELUFORMER_COMPILED=1", "RELUFORMER_COMPILED=0")
     result = subprocess.run(["sh", "-e", "-c", recipe], cwd=source, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -177,7 +140,7 @@ def test_the_source_package_holds_what_is_installed_and_builds_the_wheel(distrib
     (archive,), (wheel,) = distributions.glob("*.tar.gz"), distributions.glob("*.whl")
     with tarfile.open(archive) as opened:
         held = {member.name.partition("/")[2] for member in opened.getmembers() if member.isfile()}
-    expected = {path.relative_to(ROOT).as_posix() for path in installed_files().values()}
+    expected = set(installed_files())
     generated = {"PKG-INFO", "setup.cfg"}
     assert {name for name in held if ".egg-info/" not in name} == {
         *expected,
@@ -229,7 +192,7 @@ def test_the_page_on_installing_names_every_extra():
 def with_stub(source, tmp_path) -> Path:
     """The same with a compiled attention that does nothing."""
     folder = tmp_path / "stub"
-    shutil.copytree(source, folder)
+    shutil.copytree(source, folder, symlinks=True)
     for path in (folder / "modeling_reluformer" / "compiled").glob("*.cpp"):
         path.write_text("// nothing\n", encoding="utf-8")
     return folder
@@ -250,7 +213,7 @@ def test_the_wheel_holds_the_compiled_attention_where_the_build_has_torch(with_s
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.split("-")[2:4] == ["py3", "none"] and not wheel.stem.endswith("-any")
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".so", ".lock"))]
-    assert libraries == [f"reluformer/compiled/{library_name(compiled, UNITS)}"]
+    assert libraries == [f"reluformer/modeling_reluformer/compiled/{library_name(compiled, UNITS)}"]
 
 
 def test_a_wheel_without_a_compiler_is_built_unless_the_compiled_attention_is_demanded(with_stub, tmp_path):
@@ -265,30 +228,9 @@ def test_a_wheel_without_a_compiler_is_built_unless_the_compiled_attention_is_de
     )
 
 
-@pytest.mark.parametrize("mode", ["lenient", "strict"])
-def test_an_editable_install_maps_the_folders(mode, source, tmp_path):
-    """Strict is what make uses: links in a folder that a `.pth` file names, which needs no running code to be understood."""
-    code = "import sys; from setuptools.build_meta import build_editable as build; "
-    code += "build(sys.argv[1], {'editable_mode': sys.argv[2]})"
-    subprocess.run([sys.executable, "-c", code, tmp_path, mode], check=True, cwd=source, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    python = install(wheel, tmp_path / "venv")
-    modules = {target.replace("/", "."): source / folder / "__init__.py" for folder, target in PACKAGE_FOLDERS.items()}
-    del modules["reluformer"]  # replaced by a stand-in in `LOCATE`
-    modules["reluformer.configuration_reluformer"] = source / "modeling_reluformer" / "configuration_reluformer.py"
-    found = locate(python, *modules, *GENERIC_NAMES)
-    assert {name: Path(found.pop(name)).resolve() for name in modules} == modules
-    assert set(found.values()) == {None}
-    if mode == "strict":
-        (pth,) = (tmp_path / "venv").glob("lib/python*/site-packages/__editable__*.pth")
-        links = Path(pth.read_text(encoding="utf-8").strip())
-        linked = {path.relative_to(links).as_posix(): path.resolve() for path in links.rglob("*") if path.is_symlink()}
-        assert linked == {name: source / path.relative_to(ROOT) for name, path in installed_files().items()}
-
-
 def test_the_package_that_is_tested_is_this_checkout():
     """Else every other test would judge some other code."""
-    assert Path(importlib.util.find_spec("reluformer").origin).resolve().parent == ROOT / "modeling_reluformer"
+    assert Path(importlib.util.find_spec("reluformer").origin).resolve().parent == ROOT / "reluformer"
 
 
 def pinned(file: str) -> dict[str, str]:
@@ -333,7 +275,7 @@ def test_make_and_ci_run_the_commands_of_the_readme():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     for target, installed in {"demo": "train", "test": "all", "test-slow": "all", "lint": "all"}.items():
-        assert f"\n{target}: .venv/{installed} .venv/links\n" in makefile
+        assert f"\n{target}: .venv/{installed}\n" in makefile
     for target in ("lint", "test-peer", "test", "test-slow", "test-newest-short"):
         assert f"make {target} " in ci
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100

@@ -22,7 +22,11 @@ from reluformer import (
 )
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.whole_files import whole_folder
-from reluformer.configuration_attention import NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS, AttentionConfig
+from reluformer.modeling_reluformer.configuration_attention import (
+    NORMALIZED_ACTIVATIONS,
+    POINTWISE_ACTIVATIONS,
+    AttentionConfig,
+)
 from reluformer.training.decoder_conversion import DECODER_SOURCES, convert_decoder_model, load_decoder
 from reluformer.training.foreign_weights import config_of_preset, load_foreign, require_all_weights
 from reluformer.training.loading import load_model_config

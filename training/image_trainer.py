@@ -8,7 +8,7 @@ import torch
 from transformers import EvalPrediction
 
 from reluformer.configuration.scores import IMAGE_SCORES
-from reluformer.loss_vision import counted_images, images_of_the_update
+from reluformer.modeling_reluformer.loss_vision import counted_images, images_of_the_update
 from reluformer.training.data.image_batches import ImageBatchSampler
 from reluformer.training.run_trainer import RunTrainer
 

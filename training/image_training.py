@@ -12,7 +12,7 @@ from transformers import BaseImageProcessor, PreTrainedModel, default_data_colla
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.image_recipe import ImageRecipe
-from reluformer.configuration_vision import pair
+from reluformer.modeling_reluformer.configuration_vision import pair
 from reluformer.training.data.image_batches import AugmentedPixelValues, PixelValues
 from reluformer.training.data.images import ImageSplit, has_image_split, load_image_split
 from reluformer.training.driver import FinishedRun, Task, model_to_evaluate, require_splits, splits_to_read

@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from reluformer.base_reluformer import AttentionPreTrainedModel
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.zeros import ZerosConfig
-from reluformer.feed_forward_reluformer import FeedForward
+from reluformer.modeling_reluformer.base_reluformer import AttentionPreTrainedModel
+from reluformer.modeling_reluformer.feed_forward_reluformer import FeedForward
 
 logger = logging.getLogger(__name__)
 

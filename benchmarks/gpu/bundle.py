@@ -12,7 +12,15 @@ from zipfile import ZipFile
 from benchmarks.gpu.campaign import COMMIT_FILE, ROOT
 from reluformer.training.run.records import git_state, write_json
 
-PACKAGE = ("configuration", "training", "export", "analysis", "hub_cards", "commands")  # under these names in it
+PACKAGE = (
+    "modeling_reluformer",
+    "configuration",
+    "training",
+    "export",
+    "analysis",
+    "hub_cards",
+    "commands",
+)  # under these names in it
 LEFT_OUT = ("docs/", "benchmarks/results/", "examples/")
 WHEELS = ("datasets", "dill", "multiprocess", "evaluate", "jsonargparse", "docstring_parser", "typeshed_client")
 WHEELS += ("sacremoses", "num2words")
@@ -30,7 +38,7 @@ def write_bundle(folder: Path, data: Path, with_wheels: bool) -> int:
         if (ROOT / name).is_file() and (not name.startswith(LEFT_OUT) or name.startswith("benchmarks/results/gpu/")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, folder / name)
-    shutil.move(folder / "modeling_reluformer", site / "reluformer")
+    shutil.move(folder / "reluformer", site / "reluformer")
     for name in PACKAGE:
         shutil.move(folder / name, site / "reluformer" / name)
     package = distribution("reluformer")  # whose version `reluformer train` asks for

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import transformers
 
-import reluformer
 from benchmarks import measurement_file
 from benchmarks.pages import read_result
+from reluformer import modeling_reluformer
 from reluformer.training.run.records import command_line, run_record, write_json
 from reluformer.training.run.redaction import public_text
 
@@ -67,7 +67,7 @@ def stage_record() -> dict[str, Any]:
     if COMMIT_FILE.exists():
         record |= json.loads(COMMIT_FILE.read_text(encoding="utf-8"))
     record["versions"] |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    folders = Path(reluformer.__file__).parent, Path(__file__).parent
+    folders = Path(modeling_reluformer.__file__).parent, Path(__file__).parent
     files = sorted((path.name, path.read_bytes()) for folder in folders for path in folder.glob("*.py"))
     return {**record, "source": hashlib.sha256(repr(files).encode()).hexdigest()[:16]}
 

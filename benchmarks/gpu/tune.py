@@ -17,8 +17,8 @@ import torch
 from benchmarks.gpu.attention import FEATURES, HEAD_DIMS, TOKENS
 from benchmarks.gpu.campaign import Cell
 from benchmarks.gpu.models import kernel_times
-from reluformer import attention_triton
-from reluformer.attention_triton import Tiles, tile_sizes, triton_backward, triton_forward
+from reluformer.modeling_reluformer import attention_triton
+from reluformer.modeling_reluformer.attention_triton import Tiles, tile_sizes, triton_backward, triton_forward
 
 # products of matrices of each kernel, over those of the forward pass; which statistics change its code
 KERNELS = {

@@ -30,9 +30,9 @@ from reluformer import (
     ReLUFormerForConditionalGeneration,
     relu_attention,
 )
-from reluformer.attention_reference import reference_attention
-from reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
-from reluformer.regularization_reluformer import module_figures
+from reluformer.modeling_reluformer.attention_reference import reference_attention
+from reluformer.modeling_reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
+from reluformer.modeling_reluformer.regularization_reluformer import module_figures
 
 # long enough that the fused path takes its blocks and starts its threads
 WARM_UP_LENGTH = 256

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from reluformer import relu_attention
-from reluformer.attention_reference import reference_attention
-from reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
-from reluformer.multihead_reluformer import GatedRMSNorm
-from reluformer.regularization_reluformer import module_figures, row_penalty
+from reluformer.modeling_reluformer.attention_reference import reference_attention
+from reluformer.modeling_reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
+from reluformer.modeling_reluformer.multihead_reluformer import GatedRMSNorm
+from reluformer.modeling_reluformer.regularization_reluformer import module_figures, row_penalty
 
 # name of the contender → the statistics it returns
 OURS = {"fused": "none", "fused+S": "sum", "fused+S+T": "sum+entropy"}

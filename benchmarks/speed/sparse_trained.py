@@ -36,7 +36,7 @@ from benchmarks.speed.timing import time_contenders
 from reluformer.analysis.causal_texts import CausalText, causal_batches, read_causal_text
 from reluformer.analysis.collection import observe
 from reluformer.analysis.likelihood import LikelihoodSums
-from reluformer.sparse_ffn.blocks import sparse_blocks
+from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
 from reluformer.training.language_trainer import perplexity
 from reluformer.training.loading import load_language_model
 from reluformer.training.run.records import write_json

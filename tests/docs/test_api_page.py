@@ -28,8 +28,8 @@ IN_OTHER_WORDS = {
     "reluformer.configuration.recipe_parser.load_recipe": "the recipe of yaml files",
     "reluformer.configuration.recipe_parser.save_recipe": "writes the resolved recipe",
     "reluformer.analysis.analyze.Analysed": "what was written, and what a reader should know",
-    "reluformer.regularization_reluformer.row_entropy": "entropy h of each row's normalised weights",
-    "reluformer.regularization_reluformer.row_penalty": "eq. 7 for each row",
+    "reluformer.modeling_reluformer.regularization_reluformer.row_entropy": "entropy h of each row's normalised weights",
+    "reluformer.modeling_reluformer.regularization_reluformer.row_penalty": "eq. 7 for each row",
     "reluformer.hub_cards.card.write_card": "others: see `render_card`",
 }
 

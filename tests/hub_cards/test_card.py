@@ -9,11 +9,11 @@ from huggingface_hub import ModelCard, metadata_load
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 
 from reluformer import ReLUFormerConfig
-from reluformer.attention_activations import POINTWISE
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.card import render_card, write_card
 from reluformer.hub_cards.formula import attention_formula, regularization_formula
+from reluformer.modeling_reluformer.attention_activations import POINTWISE
 from reluformer.training.run.records import write_json
 
 from .documented_run import TINY, change, change_recipe, entropy_analysis, write_documented_run

@@ -16,13 +16,14 @@ import torch
 from huggingface_hub import ModelCard
 
 import reluformer
-from reluformer import attention_operator, relu_attention
+from reluformer import modeling_reluformer, relu_attention
 from reluformer.commands import kernel
-from reluformer.compiled.library import python_loop
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards import kernel_sources
 from reluformer.hub_cards.kernel import BACKENDS, VERSION, write_kernel
-from reluformer.visibility_reluformer import Visibility
+from reluformer.modeling_reluformer import attention_operator
+from reluformer.modeling_reluformer.compiled.library import python_loop
+from reluformer.modeling_reluformer.visibility_reluformer import Visibility
 
 from ..modeling_reluformer.attention_cases import random_inputs, reference, relative_error
 from ..modeling_reluformer.test_attention_triton import SHARED_MEMORY
@@ -124,7 +125,7 @@ def test_it_stands_beside_this_package(folder):
 
 
 def test_every_module_is_this_package_s_own(folder):
-    package = Path(reluformer.__file__).parent
+    package = Path(modeling_reluformer.__file__).parent
     for variant in variants(folder):
         names = {path.name for path in variant.iterdir() if path.is_file()}
         assert {"attention_fused.py", "attention_checks.py", "kernels_triton.py", "attention_triton.py"} <= names

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from reluformer import relu_attention
-from reluformer.attention_reference import reference_attention
-from reluformer.visibility_reluformer import Visibility
+from reluformer.modeling_reluformer.attention_reference import reference_attention
+from reluformer.modeling_reluformer.visibility_reluformer import Visibility
 
 # Lengths around the tiles' borders, and the widths of heads that are in use.
 LENGTHS = (1, 15, 63, 64, 65, 127, 129, 257, 1025)

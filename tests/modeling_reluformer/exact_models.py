@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 
-import reluformer.attention_blockwise as blockwise
-import reluformer.attention_fused as fused
+import reluformer.modeling_reluformer.attention_blockwise as blockwise
+import reluformer.modeling_reluformer.attention_fused as fused
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.configuration_attention import valid_attention_implementations
+from reluformer.modeling_reluformer.configuration_attention import valid_attention_implementations
 
 from ..conftest import random_tokens, tiny_model
 from .paper_formulas import Batch, PaperModel

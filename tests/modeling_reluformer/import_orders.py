@@ -18,7 +18,7 @@ ORDERS = {
     "ours last": "from transformers import AutoModelForSeq2SeqLM; import reluformer",
     "threads": "import reluformer; from transformers import BertModel, GenerationMixin; work_in_threads(IN_THREADS)",
     "names in threads": "import reluformer; work_in_threads([f'from reluformer import {name}' for name in reluformer.__all__])",
-    "ours, the module": "import transformers; from reluformer.modeling_reluformer import ReLUFormerModel",
+    "ours, the module": "import transformers; from reluformer.modeling_reluformer.modeling_reluformer import ReLUFormerModel",
     "ours, the attention": "from reluformer import relu_attention; from transformers import AutoModel",
     "a half loaded registry": "import reluformer; from transformers.modeling_layers import GradientCheckpointingLayer",
     "a model": "import reluformer; from transformers import BertModel",
@@ -38,10 +38,10 @@ ORDERS = {
 IN_THREADS = (
     "from transformers import AutoConfig; AutoConfig.for_model('reluformer')",
     "from transformers import AutoModel; list(AutoModel._model_mapping._extra_content)",
-    "import reluformer.other_models.settings",
-    "import reluformer.modeling_reluformer",
-    "import reluformer.compiled.loop",
-    "import reluformer.attention_operator",
+    "import reluformer.modeling_reluformer.other_models.settings",
+    "import reluformer.modeling_reluformer.modeling_reluformer",
+    "import reluformer.modeling_reluformer.compiled.loop",
+    "import reluformer.modeling_reluformer.attention_operator",
 )
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
 
@@ -67,7 +67,7 @@ def work_in_threads(work: Sequence[str]) -> None:
 
 def unpickle() -> None:
     """A configuration by its module, as pickle imports it, without a word of `import reluformer`."""
-    found = pickle.loads(b"creluformer.configuration_reluformer\nReLUFormerConfig\n.")
+    found = pickle.loads(b"creluformer.modeling_reluformer.configuration_reluformer\nReLUFormerConfig\n.")
     assert found.__name__ == "ReLUFormerConfig"
 
 
@@ -75,8 +75,9 @@ def check(folder: Path) -> None:
     """Everything that is registered is found, and is of the package."""
     check_other_models(folder)
     check_auto_classes(folder)
-    from reluformer import ReLUFormerConfig, attention_operator
-    from reluformer.compiled.loop import compiled_attention
+    from reluformer import ReLUFormerConfig
+    from reluformer.modeling_reluformer import attention_operator
+    from reluformer.modeling_reluformer.compiled.loop import compiled_attention
 
     assert pickle.loads(pickle.dumps(ReLUFormerConfig)) is ReLUFormerConfig
     assert attention_operator._registered == [compiled_attention]
@@ -106,12 +107,15 @@ def check_auto_classes(folder: Path) -> None:
     sizes = {"vocab_size": 20, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
     config = AutoConfig.for_model("reluformer", **sizes, **heads)
-    assert type(config).__module__ == "reluformer.configuration_reluformer"
+    assert type(config).__module__ == "reluformer.modeling_reluformer.configuration_reluformer"
     assert "reluformer" in CONFIG_MAPPING and "reluformer" in list(CONFIG_MAPPING)
     for auto, name in ((AutoModel, "ReLUFormerModel"), (AutoModelForSeq2SeqLM, "ReLUFormerForConditionalGeneration")):
         assert type(config) in auto._model_mapping
         model = auto.from_config(config)
-        assert (type(model).__name__, type(model).__module__) == (name, "reluformer.modeling_reluformer")
+        assert (type(model).__name__, type(model).__module__) == (
+            name,
+            "reluformer.modeling_reluformer.modeling_reluformer",
+        )
         model.save_pretrained(folder / name)
         assert (folder / name / "modeling_reluformer.py").is_file() and not (folder / name / "registration.py").exists()
         assert type(auto.from_pretrained(folder / name)) is type(model)

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from reluformer.attention_activations import NON_NEGATIVE, POINTWISE
-from reluformer.attention_reference import reference_attention
-from reluformer.regularization_reluformer import row_entropy
-from reluformer.visibility_reluformer import (
+from reluformer.modeling_reluformer.attention_activations import NON_NEGATIVE, POINTWISE
+from reluformer.modeling_reluformer.attention_reference import reference_attention
+from reluformer.modeling_reluformer.regularization_reluformer import row_entropy
+from reluformer.modeling_reluformer.visibility_reluformer import (
     Visibility,
     positions_from_padding,
     positions_from_segments,
@@ -85,7 +85,7 @@ def test_unknown_names_are_refused():
 
 
 def test_missing_entmax_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr("reluformer.attention_reference.sparsemax", None)
+    monkeypatch.setattr("reluformer.modeling_reluformer.attention_reference.sparsemax", None)
     query, key, value, _ = inputs()
     with pytest.raises(ImportError, match=r"'entmax15' needs the package entmax: pip install entmax"):
         reference_attention(query, key, value, activation="entmax15")

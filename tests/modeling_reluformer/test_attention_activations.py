@@ -6,15 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-import reluformer
-from reluformer import attention_reference
-from reluformer.attention_activations import ACTIVATIONS, NON_NEGATIVE, NORMALIZED, POINTWISE
-from reluformer.configuration_attention import NON_NEGATIVE_ACTIVATIONS, NORMALIZED_ACTIVATIONS, POINTWISE_ACTIVATIONS
+from reluformer import modeling_reluformer
+from reluformer.modeling_reluformer import attention_reference
+from reluformer.modeling_reluformer.attention_activations import ACTIVATIONS, NON_NEGATIVE, NORMALIZED, POINTWISE
+from reluformer.modeling_reluformer.configuration_attention import (
+    NON_NEGATIVE_ACTIVATIONS,
+    NORMALIZED_ACTIVATIONS,
+    POINTWISE_ACTIVATIONS,
+)
 
 from ..conftest import VARIANTS, tiny_config
 from . import paper_formulas
 
-KERNELS = Path(reluformer.__file__).with_name("pointwise_triton.py")  # read, not imported: it needs Triton
+KERNELS = Path(modeling_reluformer.__file__).with_name("pointwise_triton.py")  # read, not imported: it needs Triton
 
 
 def scores() -> torch.Tensor:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-import reluformer.attention_blockwise as blockwise
-import reluformer.attention_fused as fused
+import reluformer.modeling_reluformer.attention_blockwise as blockwise
+import reluformer.modeling_reluformer.attention_fused as fused
 from reluformer import relu_attention
-from reluformer.attention_activations import NON_NEGATIVE, POINTWISE
-from reluformer.compiled.library import python_loop
-from reluformer.visibility_reluformer import Visibility
+from reluformer.modeling_reluformer.attention_activations import NON_NEGATIVE, POINTWISE
+from reluformer.modeling_reluformer.compiled.library import python_loop
+from reluformer.modeling_reluformer.visibility_reluformer import Visibility
 
 from .attention_cases import (
     LENGTHS,

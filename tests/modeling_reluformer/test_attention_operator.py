@@ -6,10 +6,10 @@ import sys
 import pytest
 import torch
 
-import reluformer.attention_fused as fused
+import reluformer.modeling_reluformer.attention_fused as fused
 from reluformer import relu_attention
-from reluformer.attention_operator import pointwise_attention
-from reluformer.compiled.library import python_loop
+from reluformer.modeling_reluformer.attention_operator import pointwise_attention
+from reluformer.modeling_reluformer.compiled.library import python_loop
 
 from .attention_cases import (
     assert_checkpoint_draws_the_same_dropout,
@@ -89,10 +89,10 @@ def test_without_gradients(mode, threads, activation, dtype):
 def test_two_copies_of_the_package_do_not_replace_each_others_operators(tmp_path):
     """A copy from the Hub is a module of another name in the same process."""
     program = """
-import sys, shutil, pathlib, importlib, torch, reluformer
-from reluformer import attention_operator
+import sys, shutil, pathlib, importlib, torch
+from reluformer.modeling_reluformer import attention_operator
 folder = pathlib.Path(sys.argv[1]) / "copied_model"
-shutil.copytree(pathlib.Path(reluformer.__file__).parent, folder)
+shutil.copytree(pathlib.Path(attention_operator.__file__).parent, folder)
 (folder / "__init__.py").write_text("")
 sys.path.insert(0, sys.argv[1])
 copy = importlib.import_module("copied_model.attention_operator")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from reluformer import attention_triton
-from reluformer.attention_activations import POINTWISE
-from reluformer.attention_triton import TILES, triton_backward, triton_forward
+from reluformer.modeling_reluformer import attention_triton
+from reluformer.modeling_reluformer.attention_activations import POINTWISE
+from reluformer.modeling_reluformer.attention_triton import TILES, triton_backward, triton_forward
 
 NUMERICS = Path(__file__).with_name("triton_numerics.py")
 SHARED_MEMORY = {80: 99 * 1024, 90: 227 * 1024}  # bytes a program may have; 99 KiB: the smallest since Ampere
@@ -20,7 +20,7 @@ WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
 import torch
-from reluformer.attention_triton import triton_forward
+from reluformer.modeling_reluformer.attention_triton import triton_forward
 query = torch.ones(1, 1, 2, 4)
 try:
     triton_forward(query, query, query, None, None, None, None, activation="relu", scale=1.0, causal=False,

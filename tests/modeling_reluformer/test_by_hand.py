@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.attention_reluformer import attention_context
-from reluformer.multihead_reluformer import GatedRMSNorm, ReLUFormerAttention
-from reluformer.regularization_reluformer import module_figures
+from reluformer.modeling_reluformer.attention_reluformer import attention_context
+from reluformer.modeling_reluformer.multihead_reluformer import GatedRMSNorm, ReLUFormerAttention
+from reluformer.modeling_reluformer.regularization_reluformer import module_figures
 
 from ..conftest import tiny_config
 from .exact_models import NO_DROPOUT, use_path

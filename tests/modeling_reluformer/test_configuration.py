@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoConfig
 
 from reluformer import ReLUFormerConfig
-from reluformer.configuration_reluformer import require_tensor_parallel
+from reluformer.modeling_reluformer.configuration_reluformer import require_tensor_parallel
 
 from ..conftest import tiny_config
 
@@ -58,7 +58,7 @@ def test_bad_value_is_refused_with_field_value_and_choices(fields, words):
 
 def test_an_alpha_that_nothing_reads_is_told(monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.configuration_attention.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.configuration_attention.logger.warning_once", messages.append)
     ReLUFormerConfig(attention_scaling="length", attention_alpha=0.5), ReLUFormerConfig(attention_alpha=1)
     assert not messages
     ReLUFormerConfig(attention_alpha=0.5)

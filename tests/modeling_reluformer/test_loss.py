@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from reluformer.regularization_reluformer import module_figures, row_entropy, row_penalty, row_weights
+from reluformer.modeling_reluformer.regularization_reluformer import (
+    module_figures,
+    row_entropy,
+    row_penalty,
+    row_weights,
+)
 
 from ..conftest import random_tokens, tiny_model
 
@@ -154,7 +159,7 @@ def test_a_four_dimensional_mask_gives_the_loss_of_the_same_in_two():
 
 def test_encoder_outputs_without_figures_warn_of_the_smaller_regulariser(monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.modeling_reluformer.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.modeling_reluformer.logger.warning_once", messages.append)
     model, source, labels = tiny_model(), random_tokens(2, 7), random_tokens(2, 5)
     model(input_ids=source, labels=labels)
     tiny_model(preset="vanilla")(encoder_outputs=model.get_encoder()(source), labels=labels)
@@ -165,7 +170,7 @@ def test_encoder_outputs_without_figures_warn_of_the_smaller_regulariser(monkeyp
 
 def test_training_without_labels_warns_and_names_the_config(monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.base_reluformer.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.base_reluformer.logger.warning_once", messages.append)
     model = tiny_model().train()
     model(input_ids=random_tokens(2, 7), decoder_input_ids=random_tokens(2, 5))
     assert len(messages) == 1 and "config.label_smoothing" in messages[0] and "label_smoothing_factor" in messages[0]

@@ -6,8 +6,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import EncoderDecoderCache
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.configuration_attention import NON_NEGATIVE_ACTIVATIONS
-from reluformer.multihead_reluformer import GatedRMSNorm
+from reluformer.modeling_reluformer.configuration_attention import NON_NEGATIVE_ACTIVATIONS
+from reluformer.modeling_reluformer.multihead_reluformer import GatedRMSNorm
 
 from ..conftest import VARIANTS, VOCABULARY, random_tokens, tiny_config, tiny_model
 from .padded_batches import padded

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from reluformer.attention_reluformer import attention_context
-from reluformer.configuration_attention import NON_NEGATIVE_ACTIVATIONS
-from reluformer.multihead_reluformer import ReLUFormerAttention
-from reluformer.outputs_reluformer import _figures
+from reluformer.modeling_reluformer.attention_reluformer import attention_context
+from reluformer.modeling_reluformer.configuration_attention import NON_NEGATIVE_ACTIVATIONS
+from reluformer.modeling_reluformer.multihead_reluformer import ReLUFormerAttention
+from reluformer.modeling_reluformer.outputs_reluformer import _figures
 
 from ..conftest import tiny_config
 from .exact_models import (

@@ -13,9 +13,9 @@ import torch
 from transformers import BertConfig, BertModel
 
 import reluformer
-from reluformer import registration
-from reluformer.attention_operator import _tell_about_missing_package
-from reluformer.compiled.loop import _serves
+from reluformer.modeling_reluformer import registration
+from reluformer.modeling_reluformer.attention_operator import _tell_about_missing_package
+from reluformer.modeling_reluformer.compiled.loop import _serves
 
 from .import_orders import ORDERS, SIZES
 
@@ -97,12 +97,6 @@ def test_the_table_of_auto_classes_is_that_of_the_classes():
         for auto_class, model in models.items():
             assert getattr(reluformer, model)._auto_class == auto_class
         assert getattr(reluformer, config)._auto_class == "AutoConfig"
-
-
-def test_settings_have_their_old_name_too():
-    import reluformer.settings_foreign
-
-    assert reluformer.settings_foreign.use_relu_attention is reluformer.use_relu_attention
 
 
 @pytest.mark.slow

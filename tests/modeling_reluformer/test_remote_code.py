@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-import reluformer
-from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
+from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel, modeling_reluformer
 
 from ..conftest import random_tokens, tiny_config, tiny_model
 from .decoder_cases import decoder_model
 from .vision_cases import vision_model
 from .without_package import run_without_package
 
-PACKAGE = Path(reluformer.__file__).parent
-DOOR = {"__init__.py", "__main__.py", "registration.py", "settings_foreign.py"}
+PACKAGE = Path(modeling_reluformer.__file__).parent
+DOOR = {"__init__.py", "registration.py"}
 NOT_OF_THE_MODEL = {"attention_module.py"}
 KINDS = (ReLUFormerModel, ReLUFormerForConditionalGeneration)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -105,11 +104,11 @@ def test_loading_a_hub_copy_leaves_the_installed_functions_alone(saved):
     """In a process that has the package, a copy of its files from the Hub keeps its own registry."""
     from transformers import AutoModelForSeq2SeqLM
 
-    from reluformer.attention_reluformer import ALL_ATTENTION_FUNCTIONS
+    from reluformer.modeling_reluformer.attention_reluformer import ALL_ATTENTION_FUNCTIONS
 
     before = dict(ALL_ATTENTION_FUNCTIONS)
     model = AutoModelForSeq2SeqLM.from_pretrained(saved)
-    assert type(model).__module__ == "reluformer.modeling_reluformer"
+    assert type(model).__module__ == "reluformer.modeling_reluformer.modeling_reluformer"
     copy = AutoModelForSeq2SeqLM.from_pretrained(saved, trust_remote_code=True)
     copy.generate(random_tokens(1, 5), max_new_tokens=3)
     assert dict(ALL_ATTENTION_FUNCTIONS) == before

@@ -6,9 +6,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import is_flash_attn_2_available
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.attention_reluformer import AttentionContext, fused_attention_forward
-from reluformer.multihead_reluformer import GatedRMSNorm
-from reluformer.visibility_reluformer import Visibility
+from reluformer.modeling_reluformer.attention_reluformer import AttentionContext, fused_attention_forward
+from reluformer.modeling_reluformer.multihead_reluformer import GatedRMSNorm
+from reluformer.modeling_reluformer.visibility_reluformer import Visibility
 
 from ..conftest import random_tokens, tiny_config, tiny_model
 

@@ -7,8 +7,8 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
 from reluformer import ReLUFormerForConditionalGeneration as Model
-from reluformer.generation_reluformer import SharedSources
-from reluformer.multihead_reluformer import ReLUFormerAttention
+from reluformer.modeling_reluformer.generation_reluformer import SharedSources
+from reluformer.modeling_reluformer.multihead_reluformer import ReLUFormerAttention
 
 from ..conftest import random_tokens, tiny_model
 from .padded_batches import implementations, mask_of, padded

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, Trainer, TrainingArguments
 
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig, ReLUFormerVisionModel
-from reluformer.attention_activations import POINTWISE
-from reluformer.regularization_reluformer import row_penalty
+from reluformer.modeling_reluformer.attention_activations import POINTWISE
+from reluformer.modeling_reluformer.regularization_reluformer import row_penalty
 
 from .vision_cases import CLASSES, classes, moved, pictures, vision_config, vision_model
 from .without_package import run_without_package
@@ -205,7 +205,7 @@ def test_the_start_of_the_paper():
 )
 def test_a_start_that_is_too_small_for_length_scaling_is_told(fields, warns, monkeypatch, tmp_path):
     messages = []
-    monkeypatch.setattr("reluformer.configuration_vision.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.configuration_vision.logger.warning_once", messages.append)
     config = vision_config(**{"attention_qk_norm": False, "initialization": "normal", **fields})
     model = ReLUFormerForImageClassification(config)
     assert len(messages) == warns
@@ -319,7 +319,7 @@ def test_every_parameter_takes_part():
 
 def test_a_pass_without_labels_in_training_is_told(monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.base_reluformer.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.base_reluformer.logger.warning_once", messages.append)
     vision_model(attention_scaling="variance", regularization_weight=0.5).train()(pictures())
     assert len(messages) == 1 and "A training pass without labels" in messages[0]
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import reluformer.vocabulary_reluformer as module
+import reluformer.modeling_reluformer.vocabulary_reluformer as module
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.vocabulary_reluformer import VocabularyHead, vocabulary_loss
+from reluformer.modeling_reluformer.vocabulary_reluformer import VocabularyHead, vocabulary_loss
 
 from ..conftest import random_tokens, tiny_model
 

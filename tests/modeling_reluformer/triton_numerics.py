@@ -9,11 +9,11 @@ import torch
 pytest.importorskip("triton", reason="the CUDA kernels need Triton")
 import triton
 
-from reluformer import attention_triton
-from reluformer.attention_activations import NON_NEGATIVE, POINTWISE
-from reluformer.attention_operator import _LaunchedAttention
-from reluformer.attention_reference import reference_attention
-from reluformer.attention_triton import Tiles, triton_backward, triton_forward
+from reluformer.modeling_reluformer import attention_triton
+from reluformer.modeling_reluformer.attention_activations import NON_NEGATIVE, POINTWISE
+from reluformer.modeling_reluformer.attention_operator import _LaunchedAttention
+from reluformer.modeling_reluformer.attention_reference import reference_attention
+from reluformer.modeling_reluformer.attention_triton import Tiles, triton_backward, triton_forward
 
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16  # the interpreter has no bfloat16 product

@@ -9,7 +9,6 @@ Status 1: a fault survives, stands no longer in its file, or keeps the tests fro
 from __future__ import annotations
 
 import argparse
-import ast
 import gc
 import json
 import os
@@ -44,26 +43,12 @@ stands in [mutants-cpu.json](results/mutants-cpu.json).
 """
 
 
-def package_folders(setup_file: Path) -> dict[str, str]:
-    """Package → folder, which setup.py renames on installation."""
-    for node in ast.parse(setup_file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PACKAGE_FOLDERS":
-            return ast.literal_eval(node.value)
-    raise ValueError(f"{setup_file}: PACKAGE_FOLDERS expected, which names the folder of every package")
-
-
 def copy_repository(root: Path, copy: Path) -> None:
-    """What git knows of, and in `site` the package as it is installed."""
+    """What git knows of, with the links that make the package."""
     listed = subprocess.check_output(["git", "-C", str(root), "ls-files", "-co", "--exclude-standard"], text=True)
-    for name in filter(lambda name: (root / name).is_file(), listed.splitlines()):
+    for name in filter(lambda name: (root / name).exists(), listed.splitlines()):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(root / name, copy / name)
-    (copy / "site").mkdir()
-    # outer packages first; the inner ones lie in their folders already, or are linked there
-    for package, folder in sorted(package_folders(copy / "setup.py").items()):
-        installed = copy / "site" / package.replace(".", "/")
-        if not installed.exists():
-            installed.symlink_to(copy / folder)
+        shutil.copy(root / name, copy / name, follow_symlinks=False)
 
 
 def run_tests(copy: Path, tests: str, seconds: float) -> str:
@@ -77,8 +62,8 @@ def run_tests(copy: Path, tests: str, seconds: float) -> str:
             for stream in (1, 2):
                 os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), stream)
             os.chdir(copy)
-            sys.path[:0] = [str(copy / "site"), str(copy)]
-            os.environ["PYTHONPATH"] = str(copy / "site")
+            sys.path.insert(0, str(copy))
+            os.environ["PYTHONPATH"] = str(copy)
             options = "-x -q --tb=line -rfE --assert=plain --hypothesis-seed=0 -p no:cacheprovider -m 'not slow' "
             arguments = [f"tests/{word}" if ".py" in word else word for word in shlex.split(options + tests)]
             status = int(sys.modules["pytest"].main(arguments))

@@ -18,11 +18,10 @@ FOUND = {"x * 2": "test_toy.py::test_double", "x > 100": "passed", "def double(x
 
 @pytest.mark.slow
 def test_a_fault_is_killed_by_a_test_that_fails_and_nothing_else_counts(tmp_path):
-    group = {"file": "folder/arithmetic.py", "tests": "test_toy.py", "faults": [[before, "False"] for before in FOUND]}
+    group = {"file": "toy/arithmetic.py", "tests": "test_toy.py", "faults": [[before, "False"] for before in FOUND]}
     for name, text in {
-        "setup.py": 'PACKAGE_FOLDERS = {"toy": "folder"}\n',
-        "folder/__init__.py": "",
-        "folder/arithmetic.py": CODE,
+        "toy/__init__.py": "",
+        "toy/arithmetic.py": CODE,
         "tests/test_toy.py": TEST,
         FAULTS: yaml.safe_dump([group]),
         RESULT: "",
@@ -37,7 +36,7 @@ def test_a_fault_is_killed_by_a_test_that_fails_and_nothing_else_counts(tmp_path
         row["before"]: row["found"].split(":")[0] if row["found"][:3] == "not" else row["found"] for row in rows
     } == FOUND
     assert ended.returncode == 1 and "| together | 4 | 1 |" in (tmp_path / PAGE).read_text()
-    assert (tmp_path / "folder/arithmetic.py").read_text() == CODE
+    assert (tmp_path / "toy/arithmetic.py").read_text() == CODE
 
 
 def test_every_fault_stands_once_in_its_file_and_the_page_is_of_the_result():

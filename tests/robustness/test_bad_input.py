@@ -22,8 +22,8 @@ from reluformer import (
     use_sparse_ffn,
 )
 from reluformer.commands import main as cli
-from reluformer.compiled import library
 from reluformer.configuration.errors import UserError
+from reluformer.modeling_reluformer.compiled import library
 from reluformer.training.data.columns import PairColumns
 from reluformer.training.data.corpora import read_parallel_files
 from reluformer.training.data.tables import read_tables

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, default_data_collator
 from reluformer.configuration.image_recipe import ImageRecipe
 from reluformer.configuration.scores import IMAGE_SCORES
 from reluformer.configuration.whole_files import write_whole
-from reluformer.configuration_vision import pair
+from reluformer.modeling_reluformer.configuration_vision import pair
 from reluformer.training.data.image_batches import PixelValues
 from reluformer.training.data.images import load_image_split
 from reluformer.training.image_trainer import accuracies, hits

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-import reluformer.attention_blockwise as blockwise
-import reluformer.attention_fused as fused
-import reluformer.attention_operator as operator
+import reluformer.modeling_reluformer.attention_blockwise as blockwise
+import reluformer.modeling_reluformer.attention_fused as fused
+import reluformer.modeling_reluformer.attention_operator as operator
 from reluformer import relu_attention
-from reluformer.attention_activations import NON_NEGATIVE, POINTWISE
-from reluformer.compiled import library, loop
+from reluformer.modeling_reluformer.attention_activations import NON_NEGATIVE, POINTWISE
+from reluformer.modeling_reluformer.compiled import library, loop
 
 from ..attention_cases import (
     LENGTHS,

@@ -9,7 +9,7 @@ from transformers import AutoModel
 
 from reluformer import use_relu_attention
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.other_models.gamma import gamma_for_length
+from reluformer.modeling_reluformer.other_models.gamma import gamma_for_length
 
 from .foreign_cases import bert_config
 

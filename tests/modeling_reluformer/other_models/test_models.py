@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
-from reluformer.other_models import attention as attention_foreign
-from reluformer.other_models.masks import VisibilityMask
+from reluformer.modeling_reluformer.other_models import attention as attention_foreign
+from reluformer.modeling_reluformer.other_models.masks import VisibilityMask
 
 from ..test_plain_trainer import trainer
 from .foreign_cases import build, oracle, padding, real, tokens

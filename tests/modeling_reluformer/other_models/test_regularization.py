@@ -24,8 +24,8 @@ from transformers import (
 from transformers.utils.logging import warning_once
 
 from reluformer import attention_regularization, use_relu_attention
-from reluformer.other_models import regularization
-from reluformer.other_models.loss_share import divides_by_items
+from reluformer.modeling_reluformer.other_models import regularization
+from reluformer.modeling_reluformer.other_models.loss_share import divides_by_items
 
 from ..test_plain_trainer import CopyTask
 from .foreign_cases import bert_config, build, padding, tokens, vit_config
@@ -155,7 +155,7 @@ def test_a_schedule_may_change_the_weight():
 
 def test_nothing_is_collected_without_gradients_or_while_generating(monkeypatch):
     monkeypatch.setattr(regularization, "collect", None)  # whoever calls it fails
-    monkeypatch.setattr("reluformer.other_models.attention.collect", None)
+    monkeypatch.setattr("reluformer.modeling_reluformer.other_models.attention.collect", None)
     model = regularised("llama")
     with torch.no_grad():
         model(tokens(2, 7), labels=tokens(2, 7))

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
-from reluformer.other_models.masks import relu_attention_mask
-from reluformer.other_models.softmax import refuse_softmax_layers
-from reluformer.other_models.support import _additive_mask, _always_given
+from reluformer.modeling_reluformer.other_models.masks import relu_attention_mask
+from reluformer.modeling_reluformer.other_models.softmax import refuse_softmax_layers
+from reluformer.modeling_reluformer.other_models.support import _additive_mask, _always_given
 
 
 @pytest.mark.parametrize("seen", [3, 4, 5])
@@ -50,7 +50,7 @@ class Layers(nn.Module):
 
 def test_layers_without_products_are_warned_of_and_counted(monkeypatch):
     warned = []
-    monkeypatch.setattr("reluformer.other_models.softmax.logger.warning", warned.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.other_models.softmax.logger.warning", warned.append)
     refuse_softmax_layers(Layers(6), "Pooling")
     (line,) = warned
     assert "PooledAttention (layers.3) and 2 more." in line and "layers.4" not in line

@@ -18,11 +18,11 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 from transformers.utils.logging import warning_once
 
 from reluformer import use_relu_attention
-from reluformer.other_models import attention as attention_foreign
-from reluformer.other_models import settings as settings_foreign
-from reluformer.other_models.attention import relu_attention_forward
-from reluformer.other_models.masks import VisibilityMask, relu_attention_mask
-from reluformer.other_models.settings import ForeignSettings, settings_of
+from reluformer.modeling_reluformer.other_models import attention as attention_foreign
+from reluformer.modeling_reluformer.other_models import settings as settings_foreign
+from reluformer.modeling_reluformer.other_models.attention import relu_attention_forward
+from reluformer.modeling_reluformer.other_models.masks import VisibilityMask, relu_attention_mask
+from reluformer.modeling_reluformer.other_models.settings import ForeignSettings, settings_of
 
 from ...conftest import tiny_config, tiny_model
 from .foreign_cases import SMALL, STABLE, bert_config, build, llama_config, padding, tokens
@@ -228,7 +228,7 @@ def test_nothing_else_is_registered():
     """Every other entry of the library's registries is the library's, and a model that asks for nothing calls none of ours."""
     for registry in (AttentionInterface, AttentionMaskInterface):
         registered = dict(registry._global_mapping)
-        assert registered.pop("reluformer").__module__ == "reluformer.registration"
+        assert registered.pop("reluformer").__module__ == "reluformer.modeling_reluformer.registration"
         assert all(function.__module__.startswith("transformers.") for function in registered.values()), registered
 
 

@@ -12,7 +12,7 @@ LENGTH = {"scaling": "length", "alpha": 1.0}
 @pytest.fixture
 def told(monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.other_models.start.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.other_models.start.logger.warning_once", messages.append)
     return messages
 
 

@@ -40,8 +40,8 @@ from transformers import (
 )
 
 from reluformer import use_relu_attention
-from reluformer.other_models import saving as saving_foreign
-from reluformer.other_models.support import refuse_unsupported
+from reluformer.modeling_reluformer.other_models import saving as saving_foreign
+from reluformer.modeling_reluformer.other_models.support import refuse_unsupported
 
 from ...conftest import VOCABULARY
 from .foreign_cases import SMALL, STABLE, tokens

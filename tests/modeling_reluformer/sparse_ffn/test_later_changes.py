@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from reluformer import use_sparse_ffn
-from reluformer.sparse_ffn.blocks import sparse_blocks
-from reluformer.sparse_ffn.weights import PreparedWeights
+from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
+from reluformer.modeling_reluformer.sparse_ffn.weights import PreparedWeights
 
 from ...conftest import random_tokens
 from .sparse_cases import build

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from reluformer.compiled import library
-from reluformer.sparse_ffn import gather
-from reluformer.sparse_ffn.weights import Neurons, PreparedWeights
+from reluformer.modeling_reluformer.compiled import library
+from reluformer.modeling_reluformer.sparse_ffn import gather
+from reluformer.modeling_reluformer.sparse_ffn.weights import Neurons, PreparedWeights
 
 # rows, features, neurons, outputs: below, at and above the widths of vectors, blocks of neurons and of rows
 SIZES = [

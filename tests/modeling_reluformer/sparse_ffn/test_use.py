@@ -16,10 +16,10 @@ from reluformer import (
     ReLUFormerForImageClassification,
     use_sparse_ffn,
 )
-from reluformer.compiled import library
-from reluformer.sparse_ffn import forward
-from reluformer.sparse_ffn.blocks import sparse_blocks
-from reluformer.sparse_ffn.weights import PreparedWeights
+from reluformer.modeling_reluformer.compiled import library
+from reluformer.modeling_reluformer.sparse_ffn import forward
+from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
+from reluformer.modeling_reluformer.sparse_ffn.weights import PreparedWeights
 
 from ...conftest import random_tokens
 from ..decoder_cases import decoder_model
@@ -410,7 +410,7 @@ def test_an_interruption_leaves_a_sparse_model_sparse(monkeypatch):
     def interrupt(model):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("reluformer.sparse_ffn.use.sparse_blocks", interrupt)
+    monkeypatch.setattr("reluformer.modeling_reluformer.sparse_ffn.use.sparse_blocks", interrupt)
     with pytest.raises(KeyboardInterrupt):
         use_sparse_ffn(model)
     assert [vars(part).get("forward") for part in model.modules()] == before and any(before)

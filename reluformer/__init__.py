@@ -1,0 +1,85 @@
+"""ReLUFormer (arXiv 2302.06461) as a Hugging Face Transformers model.
+
+Importing this package makes the models known to `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM`, `AutoModelForCausalLM` and
+`AutoModelForImageClassification`, whether Transformers is imported before or after, and makes `save_pretrained` and
+`push_to_hub` write the model's code beside its weights, so that it loads with Transformers alone, by
+`trust_remote_code=True`. It also makes `attn_implementation="reluformer"` known to other models, see `use_relu_attention`.
+
+It imports neither torch nor Transformers: each name below is imported when it is first used.
+"""
+
+from importlib import import_module
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+from .modeling_reluformer.registration import watch_imports
+
+if TYPE_CHECKING:  # for editors and type checkers: the same names as in `_MODULES`
+    from .modeling_reluformer.attention_fused import relu_attention as relu_attention
+    from .modeling_reluformer.attention_module import ReLUAttention as ReLUAttention
+    from .modeling_reluformer.configuration_decoder import ReLUFormerDecoderConfig as ReLUFormerDecoderConfig
+    from .modeling_reluformer.configuration_reluformer import ReLUFormerConfig as ReLUFormerConfig
+    from .modeling_reluformer.configuration_vision import ReLUFormerVisionConfig as ReLUFormerVisionConfig
+    from .modeling_reluformer.modeling_decoder import ReLUFormerDecoderModel as ReLUFormerDecoderModel
+    from .modeling_reluformer.modeling_decoder import (
+        ReLUFormerDecoderPreTrainedModel as ReLUFormerDecoderPreTrainedModel,
+    )
+    from .modeling_reluformer.modeling_decoder import ReLUFormerForCausalLM as ReLUFormerForCausalLM
+    from .modeling_reluformer.modeling_reluformer import (
+        ReLUFormerForConditionalGeneration as ReLUFormerForConditionalGeneration,
+    )
+    from .modeling_reluformer.modeling_reluformer import ReLUFormerModel as ReLUFormerModel
+    from .modeling_reluformer.modeling_reluformer import ReLUFormerPreTrainedModel as ReLUFormerPreTrainedModel
+    from .modeling_reluformer.modeling_vision import (
+        ReLUFormerForImageClassification as ReLUFormerForImageClassification,
+    )
+    from .modeling_reluformer.modeling_vision import ReLUFormerVisionModel as ReLUFormerVisionModel
+    from .modeling_reluformer.modeling_vision import ReLUFormerVisionPreTrainedModel as ReLUFormerVisionPreTrainedModel
+    from .modeling_reluformer.other_models.regularization import attention_regularization as attention_regularization
+    from .modeling_reluformer.other_models.settings import use_relu_attention as use_relu_attention
+    from .modeling_reluformer.sparse_ffn.use import use_sparse_ffn as use_sparse_ffn
+    from .training.translation import Translator as Translator
+
+__version__ = "0.1.0"
+
+# Every public name, and the module that defines it. A class for an Auto class of Transformers also stands in
+# `registration.AUTO_CLASSES`.
+_MODULES = {
+    "ReLUAttention": "modeling_reluformer.attention_module",
+    "ReLUFormerConfig": "modeling_reluformer.configuration_reluformer",
+    "ReLUFormerDecoderConfig": "modeling_reluformer.configuration_decoder",
+    "ReLUFormerDecoderModel": "modeling_reluformer.modeling_decoder",
+    "ReLUFormerDecoderPreTrainedModel": "modeling_reluformer.modeling_decoder",
+    "ReLUFormerForCausalLM": "modeling_reluformer.modeling_decoder",
+    "ReLUFormerForConditionalGeneration": "modeling_reluformer.modeling_reluformer",
+    "ReLUFormerForImageClassification": "modeling_reluformer.modeling_vision",
+    "ReLUFormerModel": "modeling_reluformer.modeling_reluformer",
+    "ReLUFormerPreTrainedModel": "modeling_reluformer.modeling_reluformer",
+    "ReLUFormerVisionConfig": "modeling_reluformer.configuration_vision",
+    "ReLUFormerVisionModel": "modeling_reluformer.modeling_vision",
+    "ReLUFormerVisionPreTrainedModel": "modeling_reluformer.modeling_vision",
+    "Translator": "training.translation",
+    "attention_regularization": "modeling_reluformer.other_models.regularization",
+    "relu_attention": "modeling_reluformer.attention_fused",
+    "use_relu_attention": "modeling_reluformer.other_models.settings",
+    "use_sparse_ffn": "modeling_reluformer.sparse_ffn.use",
+}
+__all__ = list(_MODULES)
+
+# The modules of Transformers import each other in circles: two threads that load them at the same time fail.
+_importing = RLock()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with _importing:
+        value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})
+
+
+watch_imports()
