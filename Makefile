@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-sparse gpu-bundle studies-smoke studies reproduction error-table fault-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
+.PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-sparse gpu-bundle studies-smoke studies reproduction error-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
 
 demo: .venv/train
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -35,7 +35,6 @@ test-all: test test-slow
 # 100 kills of a tiny training at random moments: each run must end like one that was never killed.
 test-kills: .venv/all
 	$(BIN)/python tests/training/run/kill_harness.py --kills 100 --output benchmarks/results/kills-cpu.json
-	$(MAKE) fault-table
 
 # Faults planted in a copy of this repository, in Python, C++ and Triton: do the tests notice each? Less than an hour of one core;
 # fails if one survives. Writes benchmarks/MUTANTS.md.
@@ -106,11 +105,7 @@ reproduction: .venv/all
 
 # docs/errors.md: what wrong input does, from the cases that the tests run.
 error-table: .venv/all
-	$(BIN)/python -m tests.robustness.error_table
-
-# docs/faults.md: what each fault looks like, from the cases that the tests provoke, and the last `make test-kills`.
-fault-table: .venv/all
-	$(BIN)/python -m tests.robustness.fault_table
+	$(BIN)/python -m tests.robustness.cases
 
 # Tokens a second of one and of two processes on this machine: some minutes on two idle cores. docs/scaling.md
 scaling: .venv/all

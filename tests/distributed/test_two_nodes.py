@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from reluformer.training.run.checkpoints import MANIFEST_FILE
 
-from ..robustness.provoked_faults import write_recipe
+from ..training.run.kill_harness import RECIPE
 
 ROOT = Path(__file__).parents[2]
 PORT = "29517"
@@ -79,7 +80,9 @@ def printed_by(nodes: list[str], folder: Path) -> str:
 @pytest.mark.slow
 def test_a_link_that_is_cut_is_told_after_the_timeout(nodes, tmp_path):
     """Nobody closes a connection here, as where a machine loses its power: each process waits, and then says where to go on."""
-    write_recipe(tmp_path)
+    training = {**RECIPE["training"], "max_steps": 6, "eval_strategy": "no", "output_dir": "runs/tiny"}
+    recipe = {**RECIPE, "name": "tiny", "training": training, "evaluation": {**RECIPE["evaluation"], "splits": []}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     run_folder = tmp_path / "run"
     program = ["reluformer", "train", "--config", str(tmp_path / "tiny.yaml"), "--training.output_dir", str(run_folder)]
     program += ["--training.max_steps", "100000", "--training.save_steps", "4", "--training.ddp_timeout", "30"]
