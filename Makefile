@@ -1,4 +1,4 @@
-# make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make bench-sparse · make gpu-bundle · make studies-smoke ·
+# make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make bench-sparse · make size · make gpu-bundle · make studies-smoke ·
 # make studies · make wheel · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-newest sets up
 # .venv-newest; make test-oldest sets up .venv-oldest, and needs Python 3.11.
 #
@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-sparse gpu-bundle studies-smoke studies reproduction error-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
+.PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-sparse size gpu-bundle studies-smoke studies reproduction error-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
 
 demo: .venv/train
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -75,6 +75,10 @@ bench: .venv/all
 	$(BIN)/python -m benchmarks.speed.attention_tables
 	$(BIN)/python -m benchmarks.speed.vision_tables
 	$(BIN)/python -m benchmarks.speed.decoder_tables
+
+# Lines of every folder, of a published model's code and of functions, beside what they may be at most.
+size: .venv/all
+	$(BIN)/python -m benchmarks.size
 
 # build/gpu: the source, the corpora and the packages that a GPU machine without network needs: sh build/gpu/run check
 DATA ?= ../shared/data
