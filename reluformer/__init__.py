@@ -1,18 +1,15 @@
 """ReLUFormer (arXiv 2302.06461) as a Hugging Face Transformers model.
 
 Importing this package makes the models known to `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM`, `AutoModelForCausalLM` and
-`AutoModelForImageClassification`, whether Transformers is imported before or after, and makes `save_pretrained` and
-`push_to_hub` write the model's code beside its weights, so that it loads with Transformers alone, by
-`trust_remote_code=True`. It also makes `attn_implementation="reluformer"` known to other models, see `use_relu_attention`.
-
-It imports neither torch nor Transformers: each name below is imported when it is first used.
+`AutoModelForImageClassification`, and makes `save_pretrained` and `push_to_hub` write the model's code beside its weights, so
+that it loads with Transformers alone, by `trust_remote_code=True`. It also makes `attn_implementation="reluformer"` known to
+other models, see `use_relu_attention`.
 """
 
+import sys
 from importlib import import_module
-from threading import RLock
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from .modeling_reluformer.registration import watch_imports
 
 if TYPE_CHECKING:  # for editors and type checkers: the same names as in `_MODULES`
     from .modeling_reluformer.attention_fused import relu_attention as relu_attention
@@ -42,8 +39,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names as in `_MODUL
 
 __version__ = "0.1.0"
 
-# Every public name, and the module that defines it. A class for an Auto class of Transformers also stands in
-# `registration.AUTO_CLASSES`.
+# Every public name, and the module that defines it, which is imported when the name is first used.
 _MODULES = {
     "ReLUAttention": "modeling_reluformer.attention_module",
     "ReLUFormerConfig": "modeling_reluformer.configuration_reluformer",
@@ -66,15 +62,11 @@ _MODULES = {
 }
 __all__ = list(_MODULES)
 
-# The modules of Transformers import each other in circles: two threads that load them at the same time fail.
-_importing = RLock()
-
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _importing:
-        value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     return value
 
 
@@ -82,4 +74,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES})
 
 
-watch_imports()
+def _is_the_command() -> bool:
+    """Whether this process is the command `reluformer`, which registers later: its help must not wait for Transformers."""
+    return Path(sys.argv[0]).stem == "reluformer" or sys.orig_argv[1:3] == ["-m", "reluformer"]
+
+
+if not _is_the_command():
+    from .modeling_reluformer.registration import register
+
+    register()

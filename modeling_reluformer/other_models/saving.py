@@ -2,7 +2,7 @@
 
 Transformers reads `attn_implementation` from config.json, refuses a name that is not registered, and leaves the name out when it
 saves. `remember` makes a config write it. A loaded model must remember again, but Transformers calls none of our code
-while it loads: `registration` has torch call `meet` when a module becomes part of a model.
+while it loads: `register` has torch call `meet` when a module becomes part of a model.
 """
 
 from __future__ import annotations

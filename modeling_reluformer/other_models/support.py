@@ -14,8 +14,7 @@ from functools import cache
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..registration import ATTENTION_NAME
-
+ATTENTION_NAME = "reluformer"  # the value of `attn_implementation` for other models
 CONFIG_KEY = ATTENTION_NAME
 
 # What models hand to an attention function that a point-wise one cannot honour.
