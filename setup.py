@@ -16,7 +16,7 @@ from setuptools import find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-COMPILED = "modeling_reluformer/compiled"
+COMPILED = "modeling_reluformer/fused/compiled"
 
 
 class BuildWithCompiledAttention(build_py):
@@ -73,7 +73,7 @@ setup(
     include_package_data=False,  # what is listed here and no more: the folders of data are no packages
     package_data={
         "reluformer": ["py.typed"],
-        "reluformer.modeling_reluformer.compiled": ["*.cpp", "*.h"],
+        "reluformer.modeling_reluformer.fused.compiled": ["*.cpp", "*.h"],
         "reluformer.configuration": ["recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml"],
         "reluformer.hub_cards": ["*.md"],
         "reluformer.hub_cards.space": ["*.md", "*.txt", "*.css", "*.js", "templates/*.html"],

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from reluformer.modeling_reluformer.compiled.library import library, loop_name
+from reluformer.modeling_reluformer.fused.compiled.library import library, loop_name
 from reluformer.training.run.records import run_record
 
 PAGES = Path(__file__).parent

@@ -118,7 +118,7 @@ def _told_status(run: Callable[[], int]) -> int:
     except SystemExit as stop:  # argparse: --help, --version and --print_config
         return stop.code if isinstance(stop.code, int) else EXIT_OK
     except RuntimeError as error:
-        from reluformer.modeling_reluformer.compiled.building import CompiledAttentionError
+        from reluformer.modeling_reluformer.fused.compiled.building import CompiledAttentionError
 
         if not isinstance(error, CompiledAttentionError):
             raise

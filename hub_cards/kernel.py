@@ -2,7 +2,7 @@
 
 Its layout is that of a kernel of Python code alone: `build/torch-<backend>/` is a package with `metadata.json` beside its
 modules. `kernels` imports it under the name `id` of the metadata, and the operators are registered in that namespace
-(`attention_operator.NAMESPACE`), so that builds, and the package reluformer, do not take each other's operators away.
+(`fused.operator.NAMESPACE`), so that builds, and the package reluformer, do not take each other's operators away.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.whole_files import whole_folder, write_whole
-from reluformer.hub_cards.kernel_sources import ENTRY_FUNCTION, ENTRY_MODULE, kernel_sources
+from reluformer.hub_cards.kernel_sources import ENTRY, kernel_sources
 from reluformer.modeling_reluformer.attention_activations import POINTWISE
-from reluformer.modeling_reluformer.attention_triton import MAX_HEAD_DIM
+from reluformer.modeling_reluformer.fused.triton_launch import MAX_HEAD_DIM
 from reluformer.training.run.own_files import holds_one, require_own
 
+FUNCTION = "relu_attention"
 DEFAULT_REPO_ID = "your-name/relu-attention"
 # The major version, which the branch on the Hub is named after. 0 means, by the convention of `kernels`: not for production yet.
 VERSION = 0
@@ -107,8 +108,8 @@ def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID, overwrit
     if holds_one(folder, "kernel", ["build.toml", "build"], overwrite=overwrite):
         require_own(folder, _foreign_files(folder))
     package = distribution("reluformer")
-    modules = {f"{module}.py": source for module, source in kernel_sources().items()}
-    modules["__init__.py"] = _INIT.format(version=package.version, module=ENTRY_MODULE, function=ENTRY_FUNCTION)
+    modules = kernel_sources()
+    modules["__init__.py"] = _INIT.format(version=package.version, module=ENTRY, function=FUNCTION)
     build = hashlib.sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()[:10]
     written = KernelFolder(folder, repo_id, build, tuple(f"torch-{backend}" for backend in BACKENDS))
     files = {"build.toml": _build_toml(name, repo_id), "LICENSE": _license_text()}
@@ -152,7 +153,7 @@ def _variant(name: str, backend: str, build: str, modules: dict[str, str]) -> di
     """Path below the variant's folder → content."""
     module_name = name.replace("-", "_")
     identifier = f"_{module_name}_{backend}_{build}"
-    files = {**modules, f"{module_name}/__init__.py": _OLD_PLACE.format(id=identifier, function=ENTRY_FUNCTION)}
+    files = {**modules, f"{module_name}/__init__.py": _OLD_PLACE.format(id=identifier, function=FUNCTION)}
     archs = BACKENDS[backend]
     metadata = {
         "name": name,

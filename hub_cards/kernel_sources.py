@@ -11,28 +11,31 @@ from pathlib import Path
 
 from reluformer import modeling_reluformer
 
-ENTRY_MODULE, ENTRY_FUNCTION = "attention_fused", "relu_attention"
+ENTRY = "fused.attention"
 ALLOWED_PACKAGES = frozenset({"torch", "triton"}) | sys.stdlib_module_names
 
 
 def kernel_sources() -> dict[str, str]:
-    """Name of each module of this package that `relu_attention` needs → its source, character by character.
+    """Path of each file that `relu_attention` needs, below `modeling_reluformer/` → its source, character by character.
 
     Raises:
         ValueError: a module imports a package that a kernel may not import.
     """
     sources: dict[str, str] = {}
-    unread = {ENTRY_MODULE}
+    unread = {ENTRY}
     while unread:
         sources |= {name: _read(name) for name in unread}
-        unread = {module for name in unread for module in _relative_imports(sources[name])} - sources.keys()
+        unread = {module for name in unread for module in _relative_imports(name, sources[name])} - sources.keys()
     for name, source in sources.items():
         if foreign := imported_packages(source) - ALLOWED_PACKAGES:
             raise ValueError(
                 f"{name}: the kernel needs this module, which imports {', '.join(sorted(foreign))}; "
                 "a Hub kernel may import torch, triton and the standard library only."
             )
-    return dict(sorted(sources.items()))
+    # `fused/__init__.py` of the package adds the compiled loop, which a kernel does not carry
+    packages = {f"{name.rpartition('.')[0].replace('.', '/')}/__init__.py": "" for name in sources if "." in name}
+    files = {f"{name.replace('.', '/')}.py": source for name, source in sources.items()}
+    return dict(sorted((files | packages).items()))
 
 
 def imported_packages(source: str) -> set[str]:
@@ -47,13 +50,14 @@ def imported_packages(source: str) -> set[str]:
 
 
 def _read(name: str) -> str:
-    return (Path(modeling_reluformer.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    return (Path(modeling_reluformer.__file__).parent / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
 
 
-def _relative_imports(source: str) -> set[str]:
-    """The module of every `from .module import names`, the form in which this package imports itself."""
+def _relative_imports(name: str, source: str) -> set[str]:
+    """The module of every `from .module import names`, the form in which this package imports itself, as a dotted name."""
+    places = name.split(".")
     return {
-        node.module
+        ".".join([*places[: -node.level], node.module])
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
+        if isinstance(node, ast.ImportFrom) and node.level and node.module
     }

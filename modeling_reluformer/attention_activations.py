@@ -1,7 +1,7 @@
 """The activations of attention: the one table that says what each of them is.
 
 To add a point-wise activation, add it here, its formula to `attention_reference` and its code to both functions of
-`pointwise_triton`. The tests name whatever is missing.
+`fused.triton_pointwise`. The tests name whatever is missing.
 """
 
 from __future__ import annotations

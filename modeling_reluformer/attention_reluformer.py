@@ -15,15 +15,32 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.utils import is_torchdynamo_compiling
+from transformers.utils import is_torchdynamo_compiling, logging
 
-from .attention_blockwise import wide
-from .attention_fused import attend
 from .attention_reference import AttentionResult, reference_attention
 from .regularization_reluformer import DEFAULT_ENTROPY_MARGIN
-from .visibility_reluformer import Visibility, scale_of_rows, segments_that_return
+from .visibility_reluformer import Visibility, scale_of_rows, segments_that_return, wide
+
+try:  # a copy of these files on the Hub takes the fused paths from the installed package
+    from reluformer.modeling_reluformer.fused.attention import attend
+except ModuleNotFoundError as error:
+    if error.name != "reluformer":
+        raise
+    attend = None
 
 OWN_IMPLEMENTATIONS = ("eager", "fused")
+logger = logging.get_logger(__name__)
+
+
+def default_implementation(preferred: str) -> str:
+    """`preferred`; without the package, "eager" in place of "fused", and a line says so once."""
+    if preferred != "fused" or attend is not None:
+        return preferred
+    logger.info_once(
+        "The package reluformer is not installed: attention is computed with attn_implementation='eager', which keeps all its "
+        "weights in memory. The package brings 'fused'."
+    )
+    return "eager"
 
 
 def eager_attention_forward(
@@ -73,7 +90,10 @@ def fused_attention_forward(
 
     Raises:
         ValueError: a whole mask was given, or packed sequences are not numbered in the order in which they stand.
+        ImportError: the package is not installed.
     """
+    if attend is None:
+        raise ImportError("attn_implementation='fused' needs the package reluformer: install it, or use 'eager'.")
     if visibility.given_mask is not None:
         raise ValueError(
             "attn_implementation='fused' keeps no queries × keys tensor and takes no four-dimensional mask; give "

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import TransformersKwargs, is_torchdynamo_compiling, logging
 
-from .attention_reluformer import OWN_IMPLEMENTATIONS
+from .attention_reluformer import OWN_IMPLEMENTATIONS, default_implementation
 from .configuration_attention import (
     CACHE_NAME,
     NON_NEGATIVE_ACTIVATIONS,
@@ -109,7 +109,7 @@ class AttentionPreTrainedModel(PreTrainedModel):
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         activation = self.config.attention_activation
-        requested = requested_attention or valid_attention_implementations(activation)[0]
+        requested = requested_attention or default_implementation(valid_attention_implementations(activation)[0])
         require_attention_implementation(activation, requested)
         if requested in OWN_IMPLEMENTATIONS:
             return requested

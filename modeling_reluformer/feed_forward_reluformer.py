@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from .attention_blockwise import wide
 from .configuration_feed_forward import FeedForwardConfig
+from .visibility_reluformer import wide
 
 
 class SparseActivation(nn.Module):

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import is_torchdynamo_compiling
 
-from .attention_blockwise import wide
 from .regularization_reluformer import row_weights
+from .visibility_reluformer import wide
 
 IGNORED_LABEL = -100
 

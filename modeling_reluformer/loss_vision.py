@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import is_torchdynamo_compiling
 
-from .attention_blockwise import wide
 from .loss_reluformer import IGNORED_LABEL
+from .visibility_reluformer import wide
 
 _ROUNDING = 0.01  # of shares in bfloat16
 

@@ -12,7 +12,6 @@ from transformers.utils import can_return_tuple, is_torchdynamo_compiling
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_blockwise import wide
 from .attention_reluformer import attention_context
 from .base_reluformer import AttentionPreTrainedModel, checked_keywords
 from .configuration_attention import CACHE_NAME
@@ -24,7 +23,7 @@ from .loss_reluformer import IGNORED_LABEL, check_labels, cross_entropy_sum, tra
 from .multihead_reluformer import ReLUFormerAttention
 from .outputs_reluformer import ReLUFormerCausalLMOutput, ReLUFormerDecoderModelOutput, run_layers
 from .tokens_reluformer import EmbedsTokens, look_up_positions, require_positions, require_whole_mask, token_positions
-from .visibility_reluformer import segments_from_positions
+from .visibility_reluformer import segments_from_positions, wide
 from .vocabulary_reluformer import VocabularyHead, VocabularyHeadMixin
 
 _REMEDY = "take a model with a longer table of positions, or rotary ones"

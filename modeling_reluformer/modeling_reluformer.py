@@ -9,7 +9,6 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple, is_torchdynamo_compiling, logging
 
-from .attention_blockwise import wide
 from .base_reluformer import checked_keywords
 from .configuration_attention import CACHE_NAME
 from .configuration_reluformer import ReLUFormerConfig
@@ -30,7 +29,7 @@ from .stacks_reluformer import (
     require_same_batch,
 )
 from .tokens_reluformer import require_token_ids
-from .visibility_reluformer import positions_from_segments
+from .visibility_reluformer import positions_from_segments, wide
 from .vocabulary_reluformer import VocabularyHead, VocabularyMixin
 
 logger = logging.get_logger(__name__)

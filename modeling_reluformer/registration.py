@@ -18,8 +18,6 @@ from transformers import (
     AutoModelForSeq2SeqLM,
 )
 
-from .attention_operator import register_compiled_attention
-from .compiled.loop import compiled_attention
 from .modeling_decoder import ReLUFormerDecoderModel, ReLUFormerForCausalLM
 from .modeling_reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
 from .modeling_vision import ReLUFormerForImageClassification, ReLUFormerVisionModel
@@ -47,4 +45,3 @@ def register() -> None:
     AttentionInterface.register(ATTENTION_NAME, relu_attention_forward)
     AttentionMaskInterface.register(ATTENTION_NAME, relu_attention_mask)
     register_module_module_registration_hook(meet)  # see `other_models.saving`
-    register_compiled_attention(compiled_attention)

@@ -219,6 +219,11 @@ def check_scaling(scaling: str, gamma: float | Tensor | None, alpha: float | Non
         raise ValueError(f"alpha={alpha!r} must be a number from 0 to {LARGEST_ALPHA:g}.")
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of row scales and statistics: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.utils import is_torchdynamo_compiling, logging
 
-from .attention_blockwise import wide
 from .loss_reluformer import IGNORED_LABEL
+from .visibility_reluformer import wide
 
 logger = logging.get_logger(__name__)
 

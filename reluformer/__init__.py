@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers: the same names as in `_MODULES`
-    from .modeling_reluformer.attention_fused import relu_attention as relu_attention
-    from .modeling_reluformer.attention_module import ReLUAttention as ReLUAttention
     from .modeling_reluformer.configuration_decoder import ReLUFormerDecoderConfig as ReLUFormerDecoderConfig
     from .modeling_reluformer.configuration_reluformer import ReLUFormerConfig as ReLUFormerConfig
     from .modeling_reluformer.configuration_vision import ReLUFormerVisionConfig as ReLUFormerVisionConfig
+    from .modeling_reluformer.fused.attention import relu_attention as relu_attention
+    from .modeling_reluformer.fused.module import ReLUAttention as ReLUAttention
     from .modeling_reluformer.modeling_decoder import ReLUFormerDecoderModel as ReLUFormerDecoderModel
     from .modeling_reluformer.modeling_decoder import (
         ReLUFormerDecoderPreTrainedModel as ReLUFormerDecoderPreTrainedModel,
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 
 # Every public name, and the module that defines it, which is imported when the name is first used.
 _MODULES = {
-    "ReLUAttention": "modeling_reluformer.attention_module",
+    "ReLUAttention": "modeling_reluformer.fused.module",
     "ReLUFormerConfig": "modeling_reluformer.configuration_reluformer",
     "ReLUFormerDecoderConfig": "modeling_reluformer.configuration_decoder",
     "ReLUFormerDecoderModel": "modeling_reluformer.modeling_decoder",
@@ -56,7 +56,7 @@ _MODULES = {
     "ReLUFormerVisionPreTrainedModel": "modeling_reluformer.modeling_vision",
     "Translator": "training.translation",
     "attention_regularization": "modeling_reluformer.other_models.regularization",
-    "relu_attention": "modeling_reluformer.attention_fused",
+    "relu_attention": "modeling_reluformer.fused.attention",
     "use_relu_attention": "modeling_reluformer.other_models.settings",
     "use_sparse_ffn": "modeling_reluformer.sparse_ffn.use",
 }

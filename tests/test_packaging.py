@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import reluformer
-from reluformer.modeling_reluformer.compiled.building import UNITS, library_name
+from reluformer.modeling_reluformer.fused.compiled.building import UNITS, library_name
 
 ROOT = Path(__file__).parent.parent
 LINKS = sorted(path for path in (ROOT / "reluformer").iterdir() if path.is_symlink())  # a folder of the package each
@@ -213,7 +213,7 @@ def test_the_wheel_holds_the_compiled_attention_where_the_build_has_torch(with_s
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.split("-")[2:4] == ["py3", "none"] and not wheel.stem.endswith("-any")
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".so", ".lock"))]
-    assert libraries == [f"reluformer/modeling_reluformer/compiled/{library_name(compiled, UNITS)}"]
+    assert libraries == [f"reluformer/modeling_reluformer/fused/compiled/{library_name(compiled, UNITS)}"]
 
 
 def test_a_wheel_without_a_compiler_is_built_unless_the_compiled_attention_is_demanded(with_stub, tmp_path):

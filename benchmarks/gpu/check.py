@@ -22,7 +22,7 @@ from benchmarks.speed.correctness_gate import failures, run_gate
 from benchmarks.speed.translation_models import INPUTS, SHAPES, padded_batch
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
-NUMERICS = "tests/modeling_reluformer/triton_numerics.py"
+NUMERICS = "tests/modeling_reluformer/fused/triton_numerics.py"
 # A step of attention alone may hold besides its inputs so many tensors of their size: the output, its gradient times the
 # row scale, and three gradients.
 TENSORS, LENGTH = 5.5, 16384

@@ -17,8 +17,8 @@ import torch
 from benchmarks.gpu.attention import FEATURES, HEAD_DIMS, TOKENS
 from benchmarks.gpu.campaign import Cell
 from benchmarks.gpu.models import kernel_times
-from reluformer.modeling_reluformer import attention_triton
-from reluformer.modeling_reluformer.attention_triton import Tiles, tile_sizes, triton_backward, triton_forward
+from reluformer.modeling_reluformer.fused import triton_launch
+from reluformer.modeling_reluformer.fused.triton_launch import Tiles, tile_sizes, triton_backward, triton_forward
 
 # products of matrices of each kernel, over those of the forward pass; which statistics change its code
 KERNELS = {
@@ -97,7 +97,7 @@ def runner(
     call = triton_forward if kernel == "forward" else partial(triton_backward, inputs.pop(), *gains)
 
     def run() -> None:
-        attention_triton.tile_sizes = lambda name, *given: tiles if name == kernel else tile_sizes(name, *given)
+        triton_launch.tile_sizes = lambda name, *given: tiles if name == kernel else tile_sizes(name, *given)
         call(*inputs[:3], scale, None, None, None, **options, statistics=statistics)
 
     return run

@@ -39,7 +39,7 @@ from benchmarks.measurement_file import begin, benchmark_parser
 from benchmarks.speed.end_to_end import trained_parameters
 from benchmarks.speed.timing import time_contenders
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM, use_sparse_ffn
-from reluformer.modeling_reluformer.compiled.library import sparse_library
+from reluformer.modeling_reluformer.fused.compiled.library import sparse_library
 from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
 from reluformer.modeling_reluformer.sparse_ffn.forward import SparseFeedForward, SparseProjection
 from reluformer.training.run.records import write_json

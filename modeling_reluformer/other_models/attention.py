@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import is_torchdynamo_compiling, logging
 
-from ..attention_blockwise import wide
-from ..attention_fused import relu_attention
 from ..attention_reference import AttentionResult, reference_attention
-from ..visibility_reluformer import Visibility, scale_of_rows
+from ..fused.attention import relu_attention
+from ..visibility_reluformer import Visibility, scale_of_rows, wide
 from .masks import VisibilityMask
 from .regularization import collect, collects
 from .settings import ATTENTION_NAME, ForeignSettings, settings_of

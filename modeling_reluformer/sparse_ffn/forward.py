@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compiled.library import sparse_library
+from ..fused.compiled.library import sparse_library
 from . import gather
 from .blocks import Block
 from .weights import Neurons, PreparedWeights

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..compiled.library import sparse_library
+from ..fused.compiled.library import sparse_library
 from .blocks import Block, sparse_blocks
 from .forward import SparseFeedForward, SparseProjection
 
@@ -62,7 +62,7 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
         if sparse_library(large=True) is None and int8:
             raise ValueError(
                 "use_sparse_ffn(model, int8=True) needs the compiled library, which cannot be had here; `python -m "
-                "reluformer.modeling_reluformer.compiled` says why. Without int8, torch computes."
+                "reluformer.modeling_reluformer.fused.compiled` says why. Without int8, torch computes."
             )
         for module, forward in [pair for block in sparse_blocks(model) for pair in _forwards(block, int8)]:
             module.forward = forward

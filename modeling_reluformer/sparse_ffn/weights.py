@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..attention_blockwise import wide
+from ..visibility_reluformer import wide
 
 
 class Neurons(NamedTuple):

@@ -21,17 +21,18 @@ from reluformer.commands import kernel
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards import kernel_sources
 from reluformer.hub_cards.kernel import BACKENDS, VERSION, write_kernel
-from reluformer.modeling_reluformer import attention_operator
-from reluformer.modeling_reluformer.compiled.library import python_loop
+from reluformer.modeling_reluformer.fused import operator
+from reluformer.modeling_reluformer.fused.compiled.library import python_loop
 from reluformer.modeling_reluformer.visibility_reluformer import Visibility
 
-from ..modeling_reluformer.attention_cases import random_inputs, reference, relative_error
-from ..modeling_reluformer.test_attention_triton import SHARED_MEMORY
+from ..modeling_reluformer.fused.cases import random_inputs, reference, relative_error
+from ..modeling_reluformer.fused.test_triton import SHARED_MEMORY
 
 REPO_ID = "somebody/relu-attention"
 PROCESS = Path(__file__).with_name("kernel_process.py")
 VARIANTS = {"torch-cpu", "torch-cuda"}
-GENERATED = {"__init__.py", "metadata.json"}
+GENERATED = {"__init__.py", "fused/__init__.py"}
+OLD_PLACE = "relu_attention"
 NAMES = ("output", "S", "T", "dq", "dk", "dv", "dr")
 
 
@@ -73,7 +74,7 @@ def computed(folder, tmp_path_factory) -> tuple[dict, dict]:
     place = tmp_path_factory.mktemp("computed")
     torch.manual_seed(0)
     # Widths whose square root is a power of two: see `random_inputs`. 520 queries are more than
-    # `attention_fused.PLAIN_SCORES` allows, so that the operator runs and not plain products.
+    # `fused.attention.PLAIN_SCORES` allows, so that the operator runs and not plain products.
     cases = {"cpu": case(queries=520, head_dim=16), "interpreter": case(queries=40, head_dim=64)}
     torch.save(cases, place / "cases")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -112,7 +113,7 @@ def test_it_stands_beside_this_package(folder):
     other = getattr(torch.ops, identifier).pointwise_attention.default
     own = torch.ops.reluformer.pointwise_attention.default
     assert other is not own
-    assert own is attention_operator.pointwise_attention._opoverload
+    assert own is operator.pointwise_attention._opoverload
 
     torch.manual_seed(0)
     inputs = random_inputs(queries=600, dtype=torch.float32).leaves()
@@ -127,8 +128,10 @@ def test_it_stands_beside_this_package(folder):
 def test_every_module_is_this_package_s_own(folder):
     package = Path(modeling_reluformer.__file__).parent
     for variant in variants(folder):
-        names = {path.name for path in variant.iterdir() if path.is_file()}
-        assert {"attention_fused.py", "attention_checks.py", "kernels_triton.py", "attention_triton.py"} <= names
+        names = {
+            path.relative_to(variant).as_posix() for path in variant.rglob("*.py") if path.parent.name != OLD_PLACE
+        }
+        assert {"fused/attention.py", "fused/triton_kernels.py", "visibility_reluformer.py"} <= names
         copied = sorted(names - GENERATED)
         assert filecmp.cmpfiles(package, variant, copied, shallow=False)[0] == copied
         assert not names & {"modeling_reluformer.py", "configuration_reluformer.py", "layers_reluformer.py"}
@@ -137,11 +140,11 @@ def test_every_module_is_this_package_s_own(folder):
 
 def test_imports_are_relative_or_of_torch_triton_and_the_standard_library(folder):
     for variant in variants(folder):
-        modules = {path.stem for path in variant.glob("*.py")}
         for path in variant.rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 10))):
                 if isinstance(node, ast.ImportFrom) and node.level:
-                    assert (node.level, node.module in modules) == (1, True), f"{path}: {ast.unparse(node)}"
+                    place = path.parents[node.level - 1] / f"{node.module.replace('.', '/')}.py"
+                    assert place.is_relative_to(variant) and place.is_file(), f"{path}: {ast.unparse(node)}"
                     continue
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module] if isinstance(node, ast.ImportFrom) else []
@@ -151,7 +154,7 @@ def test_imports_are_relative_or_of_torch_triton_and_the_standard_library(folder
 
 
 def test_a_module_that_needs_another_library_is_refused(monkeypatch):
-    monkeypatch.setattr(kernel_sources, "ENTRY_MODULE", "attention_reference")
+    monkeypatch.setattr(kernel_sources, "ENTRY", "attention_reference")
     with pytest.raises(ValueError, match=r"attention_reference: .* imports entmax; a Hub kernel may import torch"):
         kernel_sources.kernel_sources()
 
@@ -230,7 +233,7 @@ def test_the_same_package_writes_the_same_bytes(folder, tmp_path):
 
 def test_other_code_is_another_build(folder, tmp_path, monkeypatch):
     sources = kernel_sources.kernel_sources()
-    changed = {**sources, "attention_fused": sources["attention_fused"] + "# changed\n"}
+    changed = {**sources, "fused/attention.py": sources["fused/attention.py"] + "# changed\n"}
     monkeypatch.setattr("reluformer.hub_cards.kernel.kernel_sources", lambda: changed)
     identifiers = [
         json.loads((place / "build/torch-cpu/metadata.json").read_text())["id"]

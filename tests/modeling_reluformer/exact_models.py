@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-import reluformer.modeling_reluformer.attention_blockwise as blockwise
-import reluformer.modeling_reluformer.attention_fused as fused
+import reluformer.modeling_reluformer.fused.attention as fused
+import reluformer.modeling_reluformer.fused.blockwise as blockwise
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.configuration_attention import valid_attention_implementations
 

@@ -18,7 +18,9 @@ from reluformer.modeling_reluformer.configuration_attention import (
 from ..conftest import VARIANTS, tiny_config
 from . import paper_formulas
 
-KERNELS = Path(modeling_reluformer.__file__).with_name("pointwise_triton.py")  # read, not imported: it needs Triton
+KERNELS = (
+    Path(modeling_reluformer.__file__).with_name("fused") / "triton_pointwise.py"
+)  # read, not imported: it needs Triton
 
 
 def scores() -> torch.Tensor:
@@ -78,7 +80,7 @@ def test_the_gpu_kernels_know_the_same_activations(function):
         if isinstance(comparison.left, ast.Name) and comparison.left.id == "ACTIVATION"
         for constant in comparison.comparators
     }
-    assert known == POINTWISE.keys(), f"add it to pointwise_triton.{function}"
+    assert known == POINTWISE.keys(), f"add it to fused/triton_pointwise.{function}"
 
 
 def test_the_configuration_takes_exactly_these():

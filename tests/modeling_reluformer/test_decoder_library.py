@@ -65,7 +65,7 @@ def test_what_is_saved_loads_without_the_package(tmp_path):
     model = decoder_model(**KINDS["dglu-full"])
     model.save_pretrained(tmp_path / "model")
     carried = {path.name for path in (tmp_path / "model").glob("*.py")}
-    assert {"modeling_decoder.py", "configuration_decoder.py", "layers_decoder.py", "attention_fused.py"} <= carried
+    assert {"modeling_decoder.py", "configuration_decoder.py", "layers_decoder.py"} <= carried
     assert not carried & {
         "modeling_reluformer.py",
         "configuration_reluformer.py",

@@ -10,7 +10,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
-from reluformer.modeling_reluformer.compiled import library
+from reluformer.modeling_reluformer.fused.compiled import library
 
 from ..conftest import VOCABULARY, random_tokens, tiny_config, tiny_model
 

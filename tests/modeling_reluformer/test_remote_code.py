@@ -16,7 +16,6 @@ from .without_package import run_without_package
 
 PACKAGE = Path(modeling_reluformer.__file__).parent
 DOOR = {"__init__.py", "registration.py"}
-NOT_OF_THE_MODEL = {"attention_module.py"}
 KINDS = (ReLUFormerModel, ReLUFormerForConditionalGeneration)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LOAD = """
@@ -29,6 +28,7 @@ LOAD = """
     model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=True)
     torch.testing.assert_close(base(input_ids=source, decoder_input_ids=source).last_hidden_state,
                                model.model(input_ids=source, decoder_input_ids=source).last_hidden_state)
+    assert model.config._attn_implementation == "eager", "fused is the package's"
     print(json.dumps({
         "config": type(config).__name__,
         "classes": [type(base).__name__, type(model).__name__],
@@ -84,7 +84,7 @@ def test_the_flat_files_of_the_model_are_what_all_kinds_of_models_carry_together
         model.save_pretrained(tmp_path / type(model).__name__)
         kind = type(model)
         carried |= {path.name for path in (tmp_path / kind.__name__).glob("*.py")}
-    assert carried == {path.name for path in PACKAGE.glob("*.py")} - DOOR - NOT_OF_THE_MODEL
+    assert carried == {path.name for path in PACKAGE.glob("*.py")} - DOOR
 
 
 def test_what_is_carried_imports_its_neighbours_and_nothing_else_of_the_package():
@@ -95,8 +95,9 @@ def test_what_is_carried_imports_its_neighbours_and_nothing_else_of_the_package(
                 assert node.level == 1 and node.module in flat, f"{path.name}: {ast.unparse(node)}"
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
-                assert "reluformer" not in {name.partition(".")[0] for name in names}, (
-                    f"{path.name}: {ast.unparse(node)}"
+                own = [name for name in names if name.partition(".")[0] == "reluformer"]
+                assert all(name.startswith("reluformer.modeling_reluformer.fused") for name in own), (
+                    f"{path.name}: {own}"
                 )
 
 

@@ -247,7 +247,7 @@ def test_what_is_saved_loads_without_the_package(tmp_path):
     model.save_pretrained(tmp_path / "model")
     torch.save(pictures(), tmp_path / "picture.pt")
     carried = {path.name for path in (tmp_path / "model").glob("*.py")}
-    assert {"modeling_vision.py", "configuration_vision.py", "attention_fused.py", "attention_checks.py"} <= carried
+    assert {"modeling_vision.py", "configuration_vision.py"} <= carried
     assert not carried & {"modeling_reluformer.py", "configuration_reluformer.py", "stacks_reluformer.py"}
     places = (str(tmp_path / "model"), str(tmp_path / "picture.pt"))
     name, *logits = run_without_package(LOAD, *places, folder=tmp_path)

@@ -13,7 +13,7 @@ import json, sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in ("reluformer", "triton", "entmax"):
-            raise ModuleNotFoundError(name)
+            raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Missing())
 """

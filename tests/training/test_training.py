@@ -12,7 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
-from reluformer.modeling_reluformer.compiled import library
+from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.training import training as training_module
 from reluformer.training.run.checkpoints import MANIFEST_FILE
 from reluformer.training.run.own_files import own_files_of_run

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from reluformer.modeling_reluformer.compiled import library
+from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.training.run.checkpoints import read_manifest
 
 logger = logging.getLogger(__name__)

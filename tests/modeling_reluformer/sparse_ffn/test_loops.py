@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from reluformer.modeling_reluformer.compiled import library
+from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.modeling_reluformer.sparse_ffn import gather
 from reluformer.modeling_reluformer.sparse_ffn.weights import Neurons, PreparedWeights
 

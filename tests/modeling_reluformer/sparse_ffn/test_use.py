@@ -16,7 +16,7 @@ from reluformer import (
     ReLUFormerForImageClassification,
     use_sparse_ffn,
 )
-from reluformer.modeling_reluformer.compiled import library
+from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.modeling_reluformer.sparse_ffn import forward
 from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
 from reluformer.modeling_reluformer.sparse_ffn.weights import PreparedWeights

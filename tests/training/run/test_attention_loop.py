@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from reluformer.modeling_reluformer.compiled import library
-from reluformer.modeling_reluformer.compiled.building import CompiledAttentionError
+from reluformer.modeling_reluformer.fused.compiled import library
+from reluformer.modeling_reluformer.fused.compiled.building import CompiledAttentionError
 from reluformer.training.run.attention_loop import attention_loop
 from reluformer.training.run.checkpoints import begin_checkpoint, read_manifest, seal_checkpoint
 

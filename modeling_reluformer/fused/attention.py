@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention_activations import POINTWISE
-from .attention_blockwise import STATISTICS, scales_first, wide
-from .attention_checks import (
+from ..attention_activations import POINTWISE
+from ..visibility_reluformer import Visibility, count_in_sequences, scale_of_rows, wide
+from .blockwise import STATISTICS, scales_first
+from .checks import (
     check_devices,
     check_options,
     check_packing,
@@ -25,8 +26,7 @@ from .attention_checks import (
     refuse_dual,
     refuse_other_names,
 )
-from .attention_operator import compiled_operator, operator_for
-from .visibility_reluformer import Visibility, count_in_sequences, scale_of_rows
+from .operator import compiled_operator, operator_for
 
 # Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so few
 # scores of all heads together.

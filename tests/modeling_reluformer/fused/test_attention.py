@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-import reluformer.modeling_reluformer.attention_blockwise as blockwise
-import reluformer.modeling_reluformer.attention_fused as fused
+import reluformer.modeling_reluformer.fused.attention as fused
+import reluformer.modeling_reluformer.fused.blockwise as blockwise
 from reluformer import relu_attention
 from reluformer.modeling_reluformer.attention_activations import NON_NEGATIVE, POINTWISE
-from reluformer.modeling_reluformer.compiled.library import python_loop
+from reluformer.modeling_reluformer.fused.compiled.library import python_loop
 from reluformer.modeling_reluformer.visibility_reluformer import Visibility
 
-from .attention_cases import (
+from .cases import (
     LENGTHS,
     TOLERANCE,
     WIDTHS,

@@ -1,20 +1,18 @@
 """The compiled operator against the float64 reference, in torch's machinery, and beside the Python loop that it replaces."""
 
-import logging
 import threading
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
-import reluformer.modeling_reluformer.attention_blockwise as blockwise
-import reluformer.modeling_reluformer.attention_fused as fused
-import reluformer.modeling_reluformer.attention_operator as operator
+import reluformer.modeling_reluformer.fused.attention as fused
+import reluformer.modeling_reluformer.fused.blockwise as blockwise
 from reluformer import relu_attention
 from reluformer.modeling_reluformer.attention_activations import NON_NEGATIVE, POINTWISE
-from reluformer.modeling_reluformer.compiled import library, loop
+from reluformer.modeling_reluformer.fused.compiled import library, loop
 
-from ..attention_cases import (
+from ..cases import (
     LENGTHS,
     SCALE,
     WIDTHS,
@@ -463,15 +461,3 @@ def test_only_a_large_call_builds(monkeypatch):
     with torch.no_grad():
         loop.compiled_attention(long, long, "relu")
     assert asked == [False, True, False]
-
-
-def test_a_copy_without_the_package_says_so_once(monkeypatch, caplog):
-    """The code of a model on the Hub carries no compiled loop, and registers none."""
-    monkeypatch.setattr(operator, "_registered", [])
-    operator._tell_about_missing_package.cache_clear()
-    query = torch.randn(1, 1, 300, 8)
-    with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            relu_attention(query, query, query, scaling="none")
-    (record,) = caplog.records
-    assert record.levelno == logging.INFO and "comes with the package `reluformer`" in record.message

@@ -23,8 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .attention_activations import POINTWISE
-from .attention_dropout import dropout_mask
+from ..attention_activations import POINTWISE
+from ..visibility_reluformer import wide
+from .dropout import dropout_mask
 
 STATISTICS = ("none", "sum", "sum+entropy")
 # Of the scores of a block, all heads together, unless 16 queries need more.
@@ -123,11 +124,6 @@ def blockwise_backward(
         for total, part in ((key_sum, gradient.mT @ scaled_query), (value_sum, dropped.mT @ incoming)):
             total[:, :, block.keys] += part.unflatten(1, (-1, group)).sum(2, dtype=total.dtype)
     return grad_query, empty_like_heads(key).copy_(key_sum), empty_like_heads(value).copy_(value_sum)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of row scales and statistics: float32, or float64 for float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def scales_first(dtype: torch.dtype) -> bool:

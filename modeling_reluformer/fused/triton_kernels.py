@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     raise ImportError("The CUDA kernels of fused attention need Triton: pip install triton (Linux only).") from error
 
-from .pointwise_triton import LN2, TINY, activate, activation_gradient, dropout_key, kept, log2_of, maximum, narrow
+from .triton_pointwise import LN2, TINY, activate, activation_gradient, dropout_key, kept, log2_of, maximum, narrow
 
 
 @triton.jit

@@ -7,12 +7,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .attention_activations import NON_NEGATIVE, POINTWISE
-from .attention_blockwise import wide
-from .attention_fused import relu_attention
-from .attention_reference import reference_attention
-from .regularization_reluformer import DEFAULT_ENTROPY_MARGIN, module_figures
-from .visibility_reluformer import DEFAULT_ALPHA, DEFAULT_GAMMA, Visibility, check_scaling, is_number, scale_of_rows
+from ..attention_activations import NON_NEGATIVE, POINTWISE
+from ..attention_reference import reference_attention
+from ..regularization_reluformer import DEFAULT_ENTROPY_MARGIN, module_figures
+from ..visibility_reluformer import (
+    DEFAULT_ALPHA,
+    DEFAULT_GAMMA,
+    Visibility,
+    check_scaling,
+    is_number,
+    scale_of_rows,
+    wide,
+)
+from .attention import relu_attention
 
 
 class _Heads(NamedTuple):

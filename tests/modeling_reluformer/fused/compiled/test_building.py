@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from reluformer.modeling_reluformer.compiled import building, library
-from reluformer.modeling_reluformer.compiled.building import (
+from reluformer.modeling_reluformer.fused.compiled import building, library
+from reluformer.modeling_reluformer.fused.compiled.building import (
     COMPILERS,
     CompiledAttentionError,
     Unit,
@@ -32,8 +32,8 @@ TORCH_LIBRARY(reluformer_cpu, library) { library.def("forward() -> int", forward
 PROGRAM = """
 import logging, os, sys, time
 from pathlib import Path
-from reluformer.modeling_reluformer.compiled import library
-from reluformer.modeling_reluformer.compiled.building import Unit
+from reluformer.modeling_reluformer.fused.compiled import library
+from reluformer.modeling_reluformer.fused.compiled.building import Unit
 logging.basicConfig(format="%(levelname)s %(message)s", level="INFO")
 logging.getLogger("filelock").setLevel("WARNING")
 library.SOURCES, library.UNITS = Path(sys.argv[1]), tuple(Unit(*unit) for unit in eval(sys.argv[2]))
@@ -347,7 +347,7 @@ else:
 
 @needs_compiler
 def test_the_module_builds_ahead_and_says_where(fresh, capsys, tmp_path):
-    from reluformer.modeling_reluformer.compiled.__main__ import main
+    from reluformer.modeling_reluformer.fused.compiled.__main__ import main
 
     assert main() == 0
     assert capsys.readouterr().out == f"compiled attention: {library.location()}\n"

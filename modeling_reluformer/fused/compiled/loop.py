@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operator import backward_fake, forward_fake
 from . import library
 
 # Those of attention.cpp.
@@ -34,7 +35,9 @@ def _serves(dtype: torch.dtype, large: bool) -> bool:
     return operators is not None and dtype in _served_dtypes(operators)
 
 
-_serves._dynamo_marked_constant = True  # `torch.compiler.assume_constant_result`, as in `attention_operator`
+_serves._dynamo_marked_constant = (
+    True  # what `torch.compiler.assume_constant_result` sets; it imports the whole compiler
+)
 
 
 def _is_worth_building(query: Tensor, key: Tensor) -> bool:
@@ -49,8 +52,6 @@ def _is_worth_building(query: Tensor, key: Tensor) -> bool:
 @functools.cache
 def _served_dtypes(operators: Any) -> frozenset[torch.dtype]:
     """Those that this processor and its torch compute. Tells torch.compile what the operators return, at the first call."""
-    from ..attention_operator import backward_fake, forward_fake  # which imports this file, see `registration`
-
     torch.library.register_fake("reluformer_cpu::attention", forward_fake)
     torch.library.register_fake("reluformer_cpu::attention_backward", backward_fake)
     return frozenset(dtype for dtype in _DTYPES if operators.supports(dtype))

@@ -1,6 +1,6 @@
-"""The Triton kernels against the float64 reference; `test_attention_triton.py` runs this file in a process of its own.
+"""The Triton kernels against the float64 reference; `test_triton.py` runs this file in a process of its own.
 
-By hand: TRITON_INTERPRET=1 python -m pytest tests/modeling_reluformer/triton_numerics.py, or without the variable on a GPU.
+By hand: TRITON_INTERPRET=1 python -m pytest tests/modeling_reluformer/fused/triton_numerics.py, or without the variable on a GPU.
 """
 
 import pytest
@@ -9,11 +9,11 @@ import torch
 pytest.importorskip("triton", reason="the CUDA kernels need Triton")
 import triton
 
-from reluformer.modeling_reluformer import attention_triton
 from reluformer.modeling_reluformer.attention_activations import NON_NEGATIVE, POINTWISE
-from reluformer.modeling_reluformer.attention_operator import _LaunchedAttention
 from reluformer.modeling_reluformer.attention_reference import reference_attention
-from reluformer.modeling_reluformer.attention_triton import Tiles, triton_backward, triton_forward
+from reluformer.modeling_reluformer.fused import triton_launch
+from reluformer.modeling_reluformer.fused.operator import _LaunchedAttention
+from reluformer.modeling_reluformer.fused.triton_launch import Tiles, triton_backward, triton_forward
 
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16  # the interpreter has no bfloat16 product
@@ -318,7 +318,7 @@ def test_dropout_is_one_mask_in_forward_and_backward(monkeypatch):
     assert not torch.equal(dropout_mask(inputs, dropout_p=0.3, seed=5 + 2**40) > 0.5, kept)
     for activation in ("relu", "sigmoid"):
         check(inputs, gradients, activation, dropped=kept.double() / share, dropout_p=0.3, seed=5)
-    monkeypatch.setattr(attention_triton, "tile_sizes", lambda *call: Tiles(16, 32, 4, 1))
+    monkeypatch.setattr(triton_launch, "tile_sizes", lambda *call: Tiles(16, 32, 4, 1))
     assert torch.equal(dropout_mask(inputs, dropout_p=0.3, seed=5) > 0.5, kept)
     check(inputs, gradients, dropped=kept.double() / share, dropout_p=0.3, seed=5, causal=False)
 
@@ -341,7 +341,7 @@ def test_heads_of_tensor_parallel_ranks_draw_as_one_device_would():
 
 @pytest.mark.parametrize("sizes", [(16, 128), (128, 16), (64, 64)])
 def test_tile_sizes_change_nothing(sizes, monkeypatch):
-    monkeypatch.setattr(attention_triton, "tile_sizes", lambda *call: Tiles(*sizes, 4, 1))
+    monkeypatch.setattr(triton_launch, "tile_sizes", lambda *call: Tiles(*sizes, 4, 1))
     ends = torch.tensor([0, 30, 95, 140], dtype=torch.int32, device=DEVICE)
     check(*tensors(queries=140), "softplus", cu_q=ends, cu_k=ends, causal=True)
     check(*tensors(queries=70, keys=140), causal=True, query_offset=40)

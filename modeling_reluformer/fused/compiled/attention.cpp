@@ -1,4 +1,4 @@
-// `reluformer_cpu::attention`: point-wise attention on a CPU as one operator of torch, with its derivative. attention_blockwise.py is
+// `reluformer_cpu::attention`: point-wise attention on a CPU as one operator of torch, with its derivative. blockwise.py is
 // the same in Python; passes.h has the work of one head.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

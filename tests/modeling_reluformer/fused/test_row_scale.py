@@ -5,14 +5,14 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-import reluformer.modeling_reluformer.attention_blockwise as blockwise
-import reluformer.modeling_reluformer.attention_fused as fused
+import reluformer.modeling_reluformer.fused.attention as fused
+import reluformer.modeling_reluformer.fused.blockwise as blockwise
 from reluformer import relu_attention
 from reluformer.modeling_reluformer.attention_reference import reference_attention
-from reluformer.modeling_reluformer.compiled.library import library, python_loop
+from reluformer.modeling_reluformer.fused.compiled.library import library, python_loop
 from reluformer.modeling_reluformer.visibility_reluformer import Visibility, scale_of_rows
 
-from .attention_cases import SCALE, masks, random_inputs, relative_error
+from .cases import SCALE, masks, random_inputs, relative_error
 
 SCALINGS = (
     {"gamma": 3.0},

@@ -8,8 +8,6 @@ gradients of S and T:
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .attention_blockwise import STATISTICS, Settings, blockwise_backward, blockwise_forward, empty_like_heads, wide
+from ..visibility_reluformer import wide
+from .blockwise import STATISTICS, Settings, blockwise_backward, blockwise_forward, empty_like_heads
 
-# A copy of this package from the Hub is a module of another name. It must not replace these operators.
-NAMESPACE = (__package__ or "").removesuffix(".modeling_reluformer").replace(".", "_").replace("-", "_") or "reluformer"
+# A Hub kernel is a package of another name. It must not replace these operators.
+NAMESPACE = (__package__ or "").partition(".")[0].replace("-", "_") or "reluformer"
 _TENSORS = (
     "Tensor query, Tensor key, Tensor value, Tensor? row_scale, Tensor? key_padding_mask, Tensor? cu_seqlens_q, "
     "Tensor? cu_seqlens_k, Tensor? offset, Tensor? seed"
@@ -28,41 +27,14 @@ _TENSORS = (
 _OPTIONS = "str activation, float scale, bool causal, SymInt query_offset, float dropout_p, str statistics"
 _TENSOR_COUNT = 9
 
-# Not the logger of Transformers: a Hub kernel with these files may import torch and Triton alone.
-logger = logging.getLogger(__name__)
-
-
-# Finds the operator that computes a call on a CPU, given query, key and activation; None: the loop below does.
-CompiledAttention = Callable[[Tensor, Tensor, str], Any | None]
-_registered: list[CompiledAttention] = []
-
-
-def register_compiled_attention(find: CompiledAttention) -> None:
-    """From now on, what `find` returns computes the calls on a CPU for which it returns something."""
-    _registered.append(find)
+# Finds the compiled operator for a call, given query, key and activation. The package sets it (`__init__`); a Hub kernel, which
+# has the Python files alone, does without.
+find_compiled: Callable[[Tensor, Tensor, str], Any | None] | None = None
 
 
 def compiled_operator(query: Tensor, key: Tensor, activation: str) -> Any | None:
-    """What computes a call faster than the blockwise loop, with the same tensors and options; None: nothing does."""
-    for find in _registered:
-        if (operator := find(query, key, activation)) is not None:
-            return operator
-    if not _registered and query.device.type == "cpu":
-        _tell_about_missing_package()
-    return None
-
-
-@functools.cache
-def _tell_about_missing_package() -> None:
-    """Once in a process."""
-    logger.info(
-        "The compiled attention comes with the package `reluformer`, not with the code of a model on the Hub; a loop in Python "
-        "computes instead. Install the package and import it for the faster one."
-    )
-
-
-# What `torch.compiler.assume_constant_result` sets; the function itself imports the whole compiler, which takes a second or two.
-_tell_about_missing_package._dynamo_marked_constant = True
+    """What computes a call on a CPU faster than the blockwise loop, with the same tensors and options; None: nothing does."""
+    return None if find_compiled is None else find_compiled(query, key, activation)
 
 
 def _forward(
@@ -84,7 +56,7 @@ def _forward(
 
 
 def _forward_cuda(query: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    from .attention_triton import triton_forward  # imports Triton, which a CPU has no use for
+    from .triton_launch import triton_forward  # imports Triton, which a CPU has no use for
 
     *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
     return _filled(*triton_forward(query, *tensors, **_keywords(offset, seed, *arguments[_TENSOR_COUNT - 1 :])))
@@ -114,7 +86,7 @@ def _backward(
 def _backward_cuda(
     grad_output: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, query: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from .attention_triton import triton_backward
+    from .triton_launch import triton_backward
 
     *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
     keywords = _keywords(offset, seed, *arguments[_TENSOR_COUNT - 1 :])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from reluformer.modeling_reluformer import attention_triton
 from reluformer.modeling_reluformer.attention_activations import POINTWISE
-from reluformer.modeling_reluformer.attention_triton import TILES, triton_backward, triton_forward
+from reluformer.modeling_reluformer.fused import triton_launch
+from reluformer.modeling_reluformer.fused.triton_launch import TILES, triton_backward, triton_forward
 
 NUMERICS = Path(__file__).with_name("triton_numerics.py")
 SHARED_MEMORY = {80: 99 * 1024, 90: 227 * 1024}  # bytes a program may have; 99 KiB: the smallest since Ampere
@@ -20,7 +20,7 @@ WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
 import torch
-from reluformer.modeling_reluformer.attention_triton import triton_forward
+from reluformer.modeling_reluformer.fused.triton_launch import triton_forward
 query = torch.ones(1, 1, 2, 4)
 try:
     triton_forward(query, query, query, None, None, None, None, activation="relu", scale=1.0, causal=False,
@@ -127,14 +127,14 @@ def compiled(monkeypatch, tmp_path):
     def start(kernel, programs, sizes, compiled, form, arguments):
         kernels.append(kernel.warmup(**arguments, num_warps=sizes.warps, num_stages=sizes.stages, grid=(programs,)))
 
-    monkeypatch.setattr(attention_triton, "_start", start)
+    monkeypatch.setattr(triton_launch, "_start", start)
 
     def run(inputs, capability, **changed):
-        monkeypatch.setattr(attention_triton, "_has_much_shared_memory", lambda device: capability == 90)
+        monkeypatch.setattr(triton_launch, "_has_much_shared_memory", lambda device: capability == 90)
         try:
             triton.runtime.driver.set_active(CompileOnly(capability))
             triton_forward(*inputs, **options(**changed))
-            level = attention_triton.STATISTICS.index(changed.get("statistics", "none"))
+            level = triton_launch.STATISTICS.index(changed.get("statistics", "none"))
             gains = [inputs[3] if level >= 1 else None, inputs[3] if level == 2 else None]
             triton_backward(inputs[0].sum((), keepdim=True).expand_as(inputs[0]), *gains, *inputs, **options(**changed))
         finally:

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .attention_activations import POINTWISE
+from ..attention_activations import POINTWISE
 
 try:
     import triton
 
-    from .kernels_triton import forward_kernel, key_value_gradient_kernel, query_gradient_kernel
+    from .triton_kernels import forward_kernel, key_value_gradient_kernel, query_gradient_kernel
 except ImportError:  # CPU, macOS, Windows: `_check` says how to install it
     triton = None
 
@@ -101,7 +101,7 @@ def triton_forward(
     statistics: str,
     head_offset: int = 0,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Output, S and T of `kernels_triton`.
+    """Output, S and T of `triton_kernels`.
 
     Args:
         query: (batch, heads, queries, head_dim), any strides.
@@ -177,7 +177,7 @@ def triton_backward(
     statistics: str,
     head_offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, by the formulas of `kernels_triton`.
+    """Gradients of query, key and value, by the formulas of `triton_kernels`.
 
     Args:
         grad_output: dO, shape of the query, any strides (0 too).
@@ -388,7 +388,7 @@ def _start(kernel: Any, programs: int, sizes: Tiles, compiled: dict, form: Any, 
 
 
 def _tile_table(own: Tensor | None, other: Tensor | None, block: int, length: int) -> tuple[Tensor | None, int]:
-    """The table for `kernels_triton.locate` and its length, without asking the device how long the sequences are.
+    """The table for `triton_kernels.locate` and its length, without asking the device how long the sequences are.
 
     Every sequence may end in a part of a tile, so there are at most length // block + sequences tiles; the entries beyond
     those that exist start past the end of the last sequence, and their programs stop at once.

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from .attention_activations import NON_NEGATIVE, POINTWISE
-from .attention_blockwise import STATISTICS
-from .visibility_reluformer import check_scaling, is_number
+from ..attention_activations import NON_NEGATIVE, POINTWISE
+from ..visibility_reluformer import check_scaling, is_number
+from .blockwise import STATISTICS
 
 _MASKS = (
     "; give causal=True, or key_padding_mask, boolean (batch, keys), True for real tokens. A mask of queries × keys is for "

@@ -1,17 +1,14 @@
 """The operator of the blockwise loop in torch's machinery: compiler, checkpoints, other copies of the package."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
-import reluformer.modeling_reluformer.attention_fused as fused
+import reluformer.modeling_reluformer.fused.attention as fused
 from reluformer import relu_attention
-from reluformer.modeling_reluformer.attention_operator import pointwise_attention
-from reluformer.modeling_reluformer.compiled.library import python_loop
+from reluformer.modeling_reluformer.fused.compiled.library import python_loop
+from reluformer.modeling_reluformer.fused.operator import pointwise_attention
 
-from .attention_cases import (
+from .cases import (
     assert_checkpoint_draws_the_same_dropout,
     assert_compiles_without_a_break,
     attend,
@@ -83,23 +80,3 @@ def test_without_gradients(mode, threads, activation, dtype):
         *(found if isinstance(found, tuple) else (found,) for found in (inside, outside)), strict=True
     ):
         assert torch.equal(one, other)
-
-
-@pytest.mark.slow
-def test_two_copies_of_the_package_do_not_replace_each_others_operators(tmp_path):
-    """A copy from the Hub is a module of another name in the same process."""
-    program = """
-import sys, shutil, pathlib, importlib, torch
-from reluformer.modeling_reluformer import attention_operator
-folder = pathlib.Path(sys.argv[1]) / "copied_model"
-shutil.copytree(pathlib.Path(attention_operator.__file__).parent, folder)
-(folder / "__init__.py").write_text("")
-sys.path.insert(0, sys.argv[1])
-copy = importlib.import_module("copied_model.attention_operator")
-assert copy.NAMESPACE == "copied_model" and attention_operator.NAMESPACE == "reluformer"
-names = [operator.pointwise_attention._qualname for operator in (copy, attention_operator)]
-assert names == ["copied_model::pointwise_attention", "reluformer::pointwise_attention"], names
-"""
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert found.returncode == 0, found.stderr
