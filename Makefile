@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-sparse size gpu-bundle studies-smoke studies reproduction error-table scaling scaling-table docs docs-serve docs-links space example-card wheel lint format clean
+.PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-sparse size gpu-bundle studies-smoke studies reproduction error-table docs docs-serve docs-links space example-card wheel lint format clean
 
 demo: .venv/train
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
@@ -110,14 +110,6 @@ reproduction: .venv/all
 # docs/errors.md: what wrong input does, from the cases that the tests run.
 error-table: .venv/all
 	$(BIN)/python -m tests.robustness.cases
-
-# Tokens a second of one and of two processes on this machine: some minutes on two idle cores. docs/scaling.md
-scaling: .venv/all
-	$(BIN)/python -m benchmarks.scaling.processes
-	$(MAKE) scaling-table
-
-scaling-table: .venv/all
-	$(BIN)/python -m benchmarks.scaling.tables
 
 # docs/_build/html, warnings as errors; needs no network, and what it writes loads nothing from it.
 docs: .venv/all

@@ -4,13 +4,11 @@ import json
 
 import pytest
 
-PAGES = ["speed.vision_tables", "speed.export_tables", "speed.decoder_tables", "scaling.tables"]
+PAGES = ["speed.vision_tables", "speed.decoder_tables"]
 
 
 @pytest.mark.parametrize("tables", PAGES)
 def test_the_page_is_that_of_the_committed_figures(program, tables):
-    if tables == "speed.export_tables":
-        pytest.importorskip("onnxruntime", reason="needs the extra onnx: pip install 'reluformer[onnx]'")
     tables = program(tables)
     result = program("pages").read_result(program("measurement_file").RESULTS / tables.RESULT)
     assert tables.PAGE.read_text(encoding="utf-8") == tables.render(result)

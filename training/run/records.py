@@ -29,7 +29,6 @@ WRITTEN_BY_MEASUREMENTS = (
     "benchmarks/GPU.md",
     "benchmarks/MUTANTS.md",
     "docs/reproduction*",
-    "docs/scaling.md",
 )
 PACKAGES = (
     "reluformer",
