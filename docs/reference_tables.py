@@ -7,7 +7,6 @@ python docs/reference_tables.py --check    says which are out of date, with stat
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import os
@@ -28,10 +27,8 @@ from reluformer.modeling_reluformer.configuration_attention import (
     NON_NEGATIVE_ACTIVATIONS,
     NORMALIZED_ACTIVATIONS,
     POINTWISE_ACTIVATIONS,
-    AttentionConfig,
     valid_attention_implementations,
 )
-from reluformer.modeling_reluformer.configuration_feed_forward import FeedForwardConfig
 from reluformer.modeling_reluformer.configuration_reluformer import PRESETS
 
 DOCS = Path(__file__).resolve().parent
@@ -84,31 +81,6 @@ def presets() -> str:
             values["attention_gamma"] = "–"
         rows.append([f"`{name}`", *(_cell(value) for value in values.values())])
     return table(("preset", *(f"`{field}`" for field in fields)), rows)
-
-
-def configuration_fields() -> str:
-    """Fields of `ReLUFormerConfig`, `AttentionConfig` and `FeedForwardConfig`, with their types and defaults."""
-    return _fields_of(ReLUFormerConfig)
-
-
-def vision_configuration_fields() -> str:
-    """The same of `ReLUFormerVisionConfig`."""
-    return _fields_of(ReLUFormerVisionConfig)
-
-
-def decoder_configuration_fields() -> str:
-    """The same of `ReLUFormerDecoderConfig`."""
-    return _fields_of(ReLUFormerDecoderConfig)
-
-
-def _fields_of(config: type[AttentionConfig]) -> str:
-    own = {**AttentionConfig.__annotations__, **FeedForwardConfig.__annotations__, **config.__annotations__}
-    rows = []
-    for each in dataclasses.fields(config):
-        if each.name in own:
-            kind = each.type if isinstance(each.type, str) else getattr(each.type, "__name__", str(each.type))
-            rows.append([f"`{each.name}`", f"`{kind}`".replace("|", r"\|"), f"`{each.default!r}`"])
-    return table(("field", "type", "default"), rows)
 
 
 def recipes() -> str:
@@ -186,13 +158,6 @@ def analysis_definitions() -> str:
     return table(("`--what`", "column", "meaning"), rows)
 
 
-def costs_of_studies() -> str:
-    """What the studies of the paper lack, and what they take."""
-    from benchmarks.studies.costs import costs_table
-
-    return costs_table()
-
-
 def evidence() -> str:
     """ReLU beside softmax, by task."""
     from benchmarks.studies.evidence import evidence_table
@@ -225,15 +190,11 @@ def paper_sizes() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "activations": activations,
     "presets": presets,
-    "configuration fields": configuration_fields,
-    "decoder configuration fields": decoder_configuration_fields,
-    "vision configuration fields": vision_configuration_fields,
     "recipes": recipes,
     "image recipes": image_recipes,
     "language recipes": language_recipes,
     "refused arguments": refused_arguments,
     "analysis definitions": analysis_definitions,
-    "costs of studies": costs_of_studies,
     "evidence": evidence,
     "speed of training": speed_of_training,
     "zeros spent": zeros_spent,
