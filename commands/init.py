@@ -130,8 +130,8 @@ def _recipe(
 ) -> str:
     import torch
 
-    from reluformer.modeling_reluformer.other_models.gamma import LONGEST as LONGEST_MEASURED
-    from reluformer.modeling_reluformer.other_models.gamma import SHORTEST, gamma_for_length
+    from reluformer.modeling_reluformer.other_models.settings import LONGEST as LONGEST_MEASURED
+    from reluformer.modeling_reluformer.other_models.settings import gamma_for_length
 
     on_cpu = not torch.accelerator.is_available()
     _, size, vocabulary = next(row for row in SIZES if len(pairs) < row[0])
@@ -140,7 +140,7 @@ def _recipe(
     length, mean = lengths[len(lengths) // 2], sum(lengths) / len(lengths)
     max_length = min(max(64, 2 ** math.ceil(math.log2(lengths[len(lengths) * 995 // 1000]))), LONGEST)
     updates = min(size.updates, max(200, round(PASSES * len(pairs) * mean / size.tokens)))
-    gamma = gamma_for_length(min(max(length, SHORTEST), LONGEST_MEASURED))
+    gamma = gamma_for_length(min(length, LONGEST_MEASURED))
     splits = [split for split in ("test", "validation") if split in files][:1]
     paths = {split: [json.dumps(path, ensure_ascii=False) for path in given] for split, given in files.items()}
     return TEMPLATE.format(

@@ -23,7 +23,7 @@ from .modeling_reluformer import ReLUFormerForConditionalGeneration, ReLUFormerM
 from .modeling_vision import ReLUFormerForImageClassification, ReLUFormerVisionModel
 from .other_models.attention import relu_attention_forward
 from .other_models.masks import relu_attention_mask
-from .other_models.saving import meet
+from .other_models.saving import prepare_construction
 from .other_models.support import ATTENTION_NAME
 
 # Each Auto class, and the models that it builds from their configurations.
@@ -44,4 +44,4 @@ def register() -> None:
             auto_class.register(model.config_class, model, exist_ok=True)
     AttentionInterface.register(ATTENTION_NAME, relu_attention_forward)
     AttentionMaskInterface.register(ATTENTION_NAME, relu_attention_mask)
-    register_module_module_registration_hook(meet)  # see `other_models.saving`
+    register_module_module_registration_hook(prepare_construction)  # see `other_models.saving`

@@ -1,8 +1,4 @@
-"""ReLU attention for other models: `attn_implementation="reluformer"`.
-
-`import reluformer` adds the name to Transformers' own registries (`registration`); nothing that a Hub repository carries imports
-this file. Models that do not ask for the name stay as they are.
-"""
+"""ReLU attention for other models: what Transformers calls for `attn_implementation="reluformer"`."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from ..visibility_reluformer import Visibility, scale_of_rows, wide
 from .masks import VisibilityMask
 from .regularization import collect, collects
 from .settings import ATTENTION_NAME, ForeignSettings, settings_of
-from .support import REFUSED, refusal
+from .support import REFUSED, refuse_argument
 
 logger = logging.get_logger(__name__)
 
@@ -33,7 +29,6 @@ def relu_attention_forward(
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
-    sliding_window: int | None = None,
     output_attentions: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -43,27 +38,25 @@ def relu_attention_forward(
         query: (batch, heads, queries, head_dim). key, value: (batch, key_heads, keys, head_dim); heads share keys in groups.
         attention_mask: what `relu_attention_mask` gave, or a boolean mask that broadcasts to (batch, heads, queries, keys).
         scaling: of the scores; default 1/sqrt(head_dim). dropout: of the weights.
-        is_causal, sliding_window: read only where there is no mask.
+        is_causal: read only where there is no mask.
         output_attentions: whether weights are wanted. With `implementation` "auto", the reference then computes them.
 
     Returns:
         The output (batch, queries, heads, head_dim) and the weights before dropout (batch, heads, queries, keys), or None.
 
     Raises:
-        ValueError: an argument of `REFUSED`, an additive mask, a mask of another shape, a bad setting; a regulariser that nobody
-            collects, see `collects`.
+        ValueError: an argument of `REFUSED`, an additive mask, a mask of another shape, a bad setting; a regulariser that no
+            model collects, see `collects`.
     """
-    _refuse(module, kwargs)
+    for name in REFUSED:
+        if kwargs.get(name) is not None:
+            refuse_argument(module, name)
     settings = settings_of(module)
     query, key = query.to(value.dtype), key.to(value.dtype)
     if attention_mask is None:
-        attention_mask = _without_mask(module, query, key, is_causal, sliding_window)
+        attention_mask = _without_mask(module, query, key, is_causal)
     visibility, visible_keys = _read_mask(attention_mask, query, key)
-    if visibility.given_mask is None and _sequences(kwargs) > 1:
-        raise ValueError(
-            "cu_seq_lens_q packs several sequences into a row, but the mask does not keep them apart: give position_ids that "
-            "start at 0 in each sequence, and no attention_mask."
-        )
+    _refuse_packed(visibility, kwargs.get("cu_seq_lens_q"))
     arguments = {
         "row_scale": _row_scale(settings, visible_keys, query),
         "activation": settings.activation,
@@ -81,20 +74,15 @@ def relu_attention_forward(
     return found.output.transpose(1, 2).contiguous(), found.weights
 
 
-def _refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
-    for name in REFUSED:
-        if kwargs.get(name) is not None:
-            raise ValueError(refusal(module, name))
+def _refuse_packed(visibility: Visibility, ends: Tensor | None) -> None:
+    if ends is not None and ends.shape[0] > 2 and visibility.given_mask is None:
+        raise ValueError(
+            "cu_seq_lens_q packs several sequences into a row, but the mask does not keep them apart: give position_ids that "
+            "start at 0 in each sequence, and no attention_mask."
+        )
 
 
-def _sequences(kwargs: dict[str, Any]) -> int:
-    ends = kwargs.get("cu_seq_lens_q")
-    return 1 if ends is None else ends.shape[0] - 1
-
-
-def _without_mask(
-    module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None, sliding_window: int | None
-) -> Tensor:
+def _without_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None) -> Tensor:
     """The mask of a model that made none: by the library's rule, causal where the module says so, else all visible."""
     queries, keys = query.shape[2], key.shape[2]
     causal = queries > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -102,10 +90,6 @@ def _without_mask(
         raise ValueError(
             f"{type(module).__name__} is causal and gives no mask for {queries} queries and {keys} keys: which keys come "
             "before which query is not known."
-        )
-    if sliding_window is not None and keys > sliding_window:
-        raise ValueError(
-            f"{type(module).__name__} has a sliding window of {sliding_window} for {keys} keys and gives no mask that shows it."
         )
     visibility = Visibility(causal=causal)
     count = visibility.count(query.shape[0], queries, keys, query.device)
@@ -145,24 +129,15 @@ def _row_scale(settings: ForeignSettings, visible_keys: Tensor, query: Tensor) -
 
 
 def _needs_reference(settings: ForeignSettings, visibility: Visibility, weights_wanted: bool) -> bool:
-    if settings.implementation == "eager":
-        return True
-    whole_mask = visibility.given_mask is not None
-    if settings.implementation == "fused" and (whole_mask or weights_wanted):
-        asked = (
-            "a mask of its own for every query (a sliding window, packed sequences)" if whole_mask else "the weights"
-        )
-        raise ValueError(
-            f"reluformer: implementation='fused' keeps no queries × keys tensor, and this call needs {asked}; "
-            "use 'auto' or 'eager'."
-        )
-    if whole_mask and not is_torchdynamo_compiling():
+    if settings.implementation == "eager" or visibility.given_mask is None:
+        return settings.implementation == "eager" or weights_wanted
+    if not is_torchdynamo_compiling():
         logger.warning_once(
             "This mask differs from query to query in a way that has no compact form (a sliding window shorter than the text, "
             f"packed sequences, a mask of the model's own): attn_implementation={ATTENTION_NAME!r} computes it by the reference, "
             "with all weights in memory."
         )
-    return whole_mask or weights_wanted
+    return True
 
 
 def _fused(

@@ -1,4 +1,4 @@
-"""Masks for ReLU attention in other people's models: what Transformers' mask functions call for the name `reluformer`.
+"""Masks of ReLU attention in other models: what Transformers' mask functions call for `attn_implementation="reluformer"`.
 
 A mask that says "padding" or "padding and causality" is a `VisibilityMask`: a tensor by its shape, without its elements. All
 others (sliding windows, chunks, packed sequences, masks of a model's own) are whole boolean tensors.

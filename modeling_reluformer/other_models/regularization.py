@@ -1,16 +1,16 @@
 """The regulariser L_reg (Eq. 7) of other models, without weight matrices: collected in their attention, added to their loss.
 
-A hook before the forward pass of a model opens a `Collection`. Each attention adds the penalties of its rows, which the fused
-path gives. A hook behind the pass takes their mean and adds it to the loss that the model returns, so that all that happens to
-that loss (accumulation, scaling, averages over processes) happens to the regulariser too. Where a model consists of several
-`PreTrainedModel`s, the outermost collects.
+A hook before the forward pass of a model opens a `Collection`, each attention adds the penalties of its rows, and a hook behind
+the pass adds their mean to the loss that the model returns. So accumulation, scaling and averages over processes apply to the
+regulariser, too. Where a model consists of several `PreTrainedModel`s, the outermost collects.
 
 What an attention computes depends on its settings and its mode alone, not on an open collection. So a checkpoint that computes a
-layer again in the backward pass finds the same operations, and nobody collects their result a second time.
+layer again in the backward pass finds the same operations, and nothing collects its result a second time.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Mapping
@@ -20,19 +20,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils import is_torchdynamo_compiling, logging
 
 from ..regularization_reluformer import row_entropy, row_penalty
 from ..visibility_reluformer import Visibility
-from .loss_share import call_inputs, loss_share
 from .support import ATTENTION_NAME, CONFIG_KEY
 
 logger = logging.get_logger(__name__)
 
 HOW = "use_relu_attention(model, regularization_weight=0.01)"
-_KEPT_BY = (
-    "_attention_regularization"  # attribute of a tensor that the model returned: as long as that lives, L_reg does
-)
+IGNORED_LABEL = -100
 
 
 class _Rows(NamedTuple):
@@ -51,21 +49,16 @@ class Collection:
     calls: list[_Rows] = field(default_factory=list)
 
 
-@dataclass
-class _Latest:
-    """L_reg of a model's last forward pass. taken: it is in a loss, or was asked for."""
-
-    value: weakref.ref[Tensor]
-    taken: bool
-
-
 class _OfThread(threading.local):
     collection: Collection | None = None
 
 
 _open = _OfThread()
-_latest: weakref.WeakKeyDictionary[nn.Module, _Latest] = weakref.WeakKeyDictionary()
-_met: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attentions of which a collection has had rows
+_latest: weakref.WeakKeyDictionary[nn.Module, Tensor] = (
+    weakref.WeakKeyDictionary()
+)  # L_reg of the last pass in training
+_unused: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose last L_reg is in no loss, and was not asked for
+_collected: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attentions of which a collection has had rows
 
 
 def attention_regularization(model: nn.Module) -> Tensor:
@@ -73,7 +66,6 @@ def attention_regularization(model: nn.Module) -> Tensor:
 
     The mean over the attention modules of the mean over their heads and real rows; padding does not count. It is part of the
     autograd graph. Where that pass returned a loss, `regularization_weight` · L_reg is in it already: do not add it again.
-    Nothing is kept for this function: L_reg lives as long as the output of that pass does.
 
     Args:
         model: one that `use_relu_attention(model, regularization_weight=…)` was called for, or a wrapper around it
@@ -83,29 +75,19 @@ def attention_regularization(model: nn.Module) -> Tensor:
         A scalar, float32 (float64 for a model in float64).
 
     Raises:
-        ValueError: a model without ReLU attention or without `regularization_weight`, or no forward pass with gradients in
-            training mode whose output is still there.
+        ValueError: a model that collects nothing, or no forward pass in training mode with gradients yet.
     """
-    wanting = [part for part in model.modules() if isinstance(part, PreTrainedModel) and regularization_weight(part)]
-    if not wanting:
-        with_attention = any(
-            isinstance(part, PreTrainedModel) and _has_relu_attention(part) for part in model.modules()
-        )
-        found = (
-            "has no regularization_weight" if with_attention else "does not compute attn_implementation='reluformer'"
-        )
+    models = [part for part in model.modules() if isinstance(part, PreTrainedModel) and regularization_weight(part)]
+    if not models:
         raise ValueError(
-            f"{type(model).__name__} {found}, so nothing is collected. Call {HOW} before the forward pass."
+            f"{type(model).__name__} has no ReLU attention with a regularization_weight. Call {HOW} before the forward pass."
         )
-    for part in wanting:
-        latest = _latest.get(part)
-        value = None if latest is None else latest.value()
-        if value is not None:
-            latest.taken = True
-            return value
+    for part in models:
+        if part in _latest:
+            _unused.discard(part)
+            return _latest[part]
     raise ValueError(
-        f"{type(model).__name__} has no L_reg to give: it is computed by a forward pass in training mode (model.train()) with "
-        "gradients, and lives as long as what that pass returned. Keep the output until you have asked for it."
+        f"{type(model).__name__} has no L_reg yet: it is computed by a forward pass with gradients in training mode."
     )
 
 
@@ -119,7 +101,7 @@ def watch(model: PreTrainedModel) -> None:
 def regularization_weight(model: PreTrainedModel) -> float:
     """λ as the config of a model with ReLU attention has it; 0 for others. Settings are checked where attention reads them."""
     settings = getattr(model.config, CONFIG_KEY, None)
-    if not isinstance(settings, Mapping) or not _has_relu_attention(model):
+    if not isinstance(settings, Mapping) or model.config._attn_implementation != ATTENTION_NAME:
         return 0.0
     return settings.get("regularization_weight", 0.0)
 
@@ -140,7 +122,7 @@ def collects(module: nn.Module, weight: float) -> bool:
             "them, so its part of the regulariser would be lost. Checkpoints of activations: "
             "gradient_checkpointing_kwargs={'use_reentrant': False}. A frozen part under torch.no_grad(): call its eval()."
         )
-    if _open.collection is None and not is_torchdynamo_compiling() and module not in _met:
+    if _open.collection is None and not is_torchdynamo_compiling() and module not in _collected:
         raise ValueError(
             f"{type(module).__name__} has regularization_weight={weight} in its config, but no model adds it to a loss. Call "
             f"{HOW} instead of writing it into the config of a model that is built already, and call the model, not its layers."
@@ -171,26 +153,22 @@ def collect(
         real = _real_rows(visibility, queries, keys)
         _open.collection.calls.append(_Rows(module, penalty.view(batch, heads, queries), real))
         if not is_torchdynamo_compiling():
-            _met.add(module)
-
-
-def _has_relu_attention(model: PreTrainedModel) -> bool:
-    return model.config._attn_implementation == ATTENTION_NAME
+            _collected.add(module)
 
 
 @torch.compiler.disable
 def _begin(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if _open.collection is not None or not model.training or not torch.is_grad_enabled():
         return
-    if not regularization_weight(model):
+    weight = regularization_weight(model)
+    if not weight:
         return
-    latest = _latest.get(model)
-    if latest is not None and not latest.taken:
+    if model in _unused:
         logger.warning_once(
-            f"{type(model).__name__} computed the regulariser of ReLU attention (regularization_weight="
-            f"{regularization_weight(model)}) in a forward pass that returned no loss, and nobody asked for it. Give the model "
-            "its labels (the Trainer keeps them back for label_smoothing_factor and compute_loss_func), or add "
-            "regularization_weight * reluformer.attention_regularization(model) to your loss."
+            f"{type(model).__name__} computed the regulariser of ReLU attention (regularization_weight={weight}) in a forward "
+            "pass that returned no loss, and nobody asked for it. Give the model its labels (the Trainer keeps them back for "
+            "label_smoothing_factor and compute_loss_func), or add regularization_weight * "
+            "reluformer.attention_regularization(model) to your loss."
         )
     _open.collection = Collection(model)
 
@@ -203,13 +181,14 @@ def _end(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], 
     _open.collection = None
     if output is None:  # the pass raised an error
         return None
-    inputs = call_inputs(model, args, kwargs)
-    regularization = _mean(collection, inputs)
-    addition = regularization_weight(model) * loss_share(model, inputs) * regularization
-    output, keeper, has_loss = _add_to_loss(output, addition)
-    setattr(keeper, _KEPT_BY, regularization)
-    _latest[model] = _Latest(weakref.ref(regularization), taken=has_loss)
-    return output
+    inputs = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
+    regularization = _latest[model] = _mean(collection, inputs)
+    loss = _loss_of(output)
+    if loss is None:
+        _unused.add(model)
+        return None
+    addition = regularization_weight(model) * _share(model, inputs) * regularization
+    return _with_loss(output, loss + addition.to(loss.device))
 
 
 def _mean(collection: Collection, inputs: Mapping[str, Any]) -> Tensor:
@@ -220,11 +199,11 @@ def _mean(collection: Collection, inputs: Mapping[str, Any]) -> Tensor:
             f"{type(model).__name__} has regularization_weight={regularization_weight(model)}, and no attention in training mode "
             "computed ReLU attention in this forward pass. Set regularization_weight to 0, or train the parts with attention."
         )
-    in_decoder = _decoder_modules(model)
+    in_decoder = set(model.get_decoder().modules()) if model.config.is_encoder_decoder else set()
     device = collection.calls[-1].penalty.device
     means = []
     for module, penalty, real in collection.calls:
-        if module in in_decoder:
+        if module in in_decoder:  # the keys of some are source tokens, so that their masks say nothing of rows
             real = _decoder_rows(inputs, penalty)
         if real is None:
             means.append(penalty.mean().to(device))
@@ -246,48 +225,44 @@ def _real_rows(visibility: Visibility, queries: int, keys: int) -> Tensor | None
     return mask[:, places + visibility.query_offset] if visibility.causal else mask
 
 
-def _decoder_modules(model: PreTrainedModel) -> set[nn.Module]:
-    """The modules whose queries are target tokens. The keys of some are source tokens, and so their masks say nothing of rows.
-
-    Raises:
-        ValueError: a decoder with cross-attention alone, without its encoder: its source may be as long as its target.
-    """
-    if model.config.is_encoder_decoder:
-        return set(model.get_decoder().modules())
-    if getattr(model.config, "add_cross_attention", False):
-        raise ValueError(
-            f"{type(model).__name__} has cross-attention and no encoder, so which of its rows are padding is not known: train it "
-            "within an EncoderDecoderModel, or set regularization_weight to 0."
-        )
-    return set()
-
-
 def _decoder_rows(inputs: Mapping[str, Any], penalty: Tensor) -> Tensor | None:
     """(batch, queries): the tokens of `decoder_attention_mask`; without it those with a label; None: all rows."""
     real, labels = inputs.get("decoder_attention_mask"), inputs.get("labels")
     if real is None and labels is not None:
-        real = labels.ne(-100)
+        real = labels.ne(IGNORED_LABEL)
     if real is None:
         return None
-    batch, _, queries = penalty.shape
-    if real.ndim != 2 or real.shape[0] != batch or real.shape[1] < queries:
-        raise ValueError(
-            "The regulariser needs decoder_attention_mask, or labels without it, as (batch, target) = "
-            f"({batch}, {queries}), to know the padding of the decoder; got {tuple(real.shape)}."
-        )
-    return real.bool()[:, -queries:]
+    return real.bool()[:, -penalty.shape[-1] :]
 
 
-def _add_to_loss(output: Any, addition: Tensor) -> tuple[Any, Tensor, bool]:
-    """The output with the addition in its loss, a tensor of it, and whether there is a loss. A tuple has its loss first."""
+def _share(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor | float:
+    """The share of this pass in the update: its labels over `num_items_in_batch`, which the Trainer gives; 1 without it.
+
+    The labels are counted as the Trainer counts them: without the first of each row where the loss shifts them.
+    """
+    items = inputs.get("num_items_in_batch")
+    if items is None:
+        return 1.0
+    labels = inputs.get("shift_labels")
+    if labels is None:
+        labels = inputs["labels"]
+        shifts = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
+        if shifts and not model.config.is_encoder_decoder:
+            labels = labels[..., 1:]
+    found = labels.ne(IGNORED_LABEL).sum()
+    return found / (items.to(found.device) if isinstance(items, Tensor) else items)
+
+
+def _loss_of(output: Any) -> Tensor | None:
+    """The loss of an output; a tuple has its loss first."""
     if isinstance(output, Mapping):
-        loss = output.get("loss")
-        if loss is None:
-            return output, next(each for each in output.values() if isinstance(each, Tensor)), False
-        output["loss"] = loss + addition.to(loss.device)
-        return output, output["loss"], True
-    parts = output if isinstance(output, tuple) else (output,)
-    if parts[0].ndim > 0:
-        return output, parts[0], False
-    loss = parts[0] + addition.to(parts[0].device)
-    return (loss, *parts[1:]) if isinstance(output, tuple) else loss, loss, True
+        return output.get("loss")
+    first = output[0] if isinstance(output, tuple) else output
+    return first if first.ndim == 0 else None
+
+
+def _with_loss(output: Any, loss: Tensor) -> Any:
+    if isinstance(output, Mapping):
+        output["loss"] = loss
+        return output
+    return (loss, *output[1:]) if isinstance(output, tuple) else loss

@@ -1,14 +1,12 @@
-"""Settings of ReLU attention in other models: the key `reluformer` of their config, checked at every use.
-
-They are `ReLUFormerConfig`'s `attention_*` fields without the prefix. A Hub repository does not carry this file: only
-`import reluformer` brings the name `reluformer` to other models.
-"""
+"""`use_relu_attention`, and the settings of ReLU attention in other models: the key `reluformer` of their config."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -25,16 +23,14 @@ from ..configuration_attention import (
     AttentionConfig,
 )
 from ..visibility_reluformer import LARGEST_ALPHA
-from .gamma import gamma_for_length, gamma_source
 from .regularization import watch
-from .saving import remember
-from .softmax import refuse_softmax_layers, refuse_without_attention
-from .start import warn_of_small_start
-from .support import ATTENTION_NAME, CONFIG_KEY, refuse_unsupported
+from .saving import keep_name
+from .support import ATTENTION_NAME, CONFIG_KEY, refuse_class, refuse_softmax_layers, refuse_without_attention
 
 logger = logging.get_logger(__name__)
 
-IMPLEMENTATIONS = ("auto", "fused", "eager")
+# Tokens of an input for which gamma was measured: sentences of about 15, and documents of at most 128, 512 and 1,024.
+SHORTEST, LONGEST = 8, 1024
 
 
 @dataclass(frozen=True)
@@ -45,12 +41,11 @@ class ForeignSettings:
     scaling: row scale over the n_i keys that query i sees: variance, 1 / (gamma sqrt(n_i / 2)) (Eq. 6); length,
         n_i ** -alpha; none, 1.
     gamma: of the variance scaling. alpha: of the length scaling, in [0, 2].
-    implementation: "auto", fused where the mask has a compact form and no weights are asked for, else the reference;
-        "fused", which refuses what "auto" gives to the reference; "eager", the reference always, which returns the weights.
+    implementation: "auto", fused unless the mask has no compact form or weights are asked for; "eager", always the reference,
+        which returns the weights.
     regularization_weight: λ of L_reg (Eq. 7), which is added to the model's own loss in training; 0: it is not computed.
         Only for activations whose weights are never negative.
     entropy_margin: of L_reg, in [0, 1].
-    gamma_source: where gamma is from, if it was not given as a number. Nothing reads it.
 
     Raises:
         ValueError: a bad value, with the choices.
@@ -63,7 +58,6 @@ class ForeignSettings:
     implementation: str = "auto"
     regularization_weight: float = 0.0
     entropy_margin: float = DEFAULT_ENTROPY_MARGIN
-    gamma_source: str | None = None
 
     def __post_init__(self) -> None:
         if self.activation in NORMALIZED_ACTIVATIONS:
@@ -71,44 +65,34 @@ class ForeignSettings:
                 f"{CONFIG_KEY}: activation={self.activation!r} is not point-wise; choose one of "
                 f"{', '.join(POINTWISE_ACTIVATIONS)}. For softmax, load the model with attn_implementation='sdpa'."
             )
-        choices = {
-            "activation": POINTWISE_ACTIVATIONS,
-            "scaling": ATTENTION_SCALINGS,
-            "implementation": IMPLEMENTATIONS,
-        }
-        for name, valid in choices.items():
-            if getattr(self, name) not in valid:
-                raise ValueError(
-                    f"{CONFIG_KEY}: {name}={getattr(self, name)!r} is not supported; choose one of {', '.join(valid)}."
-                )
-        if self.gamma == "auto":
-            raise ValueError(
-                f"{CONFIG_KEY}: gamma='auto' stands in the config; it becomes a number by the length of a usual input: "
-                "use_relu_attention(model, gamma='auto', length=…)."
-            )
-        self._check_numbers()
-        if self.gamma_source is not None and not isinstance(self.gamma_source, str):
-            raise ValueError(f"{CONFIG_KEY}: gamma_source={self.gamma_source!r} must be a text.")
+        self._require("activation", POINTWISE_ACTIVATIONS)
+        self._require("scaling", ATTENTION_SCALINGS)
+        self._require("implementation", ("auto", "eager"))
+        self._require_number("gamma", math.ulp(0.0), math.inf)
+        self._require_number("alpha", 0, LARGEST_ALPHA)
+        self._require_number("regularization_weight", 0, math.inf)
+        self._require_number("entropy_margin", 0, 1)
         if self.regularization_weight and self.activation not in NON_NEGATIVE_ACTIVATIONS:
             raise ValueError(
                 f"{CONFIG_KEY}: regularization_weight={self.regularization_weight} takes the logarithm of the weights, which "
                 f"must never be negative ({', '.join(NON_NEGATIVE_ACTIVATIONS)}); activation is {self.activation!r}. Use 0."
             )
 
-    def _check_numbers(self) -> None:
-        for name in ("gamma", "alpha", "regularization_weight", "entropy_margin"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{CONFIG_KEY}: {name}={value!r} must be a number.")
-        if not 0 < self.gamma < float("inf"):
-            raise ValueError(f"{CONFIG_KEY}: gamma={self.gamma} must be a finite number above 0.")
-        if not 0 <= self.regularization_weight < float("inf"):
-            raise ValueError(
-                f"{CONFIG_KEY}: regularization_weight={self.regularization_weight} must be finite and at least 0."
+    def _require(self, name: str, choices: tuple[str, ...]) -> None:
+        if (value := getattr(self, name)) not in choices:
+            raise ValueError(f"{CONFIG_KEY}: {name}={value!r} is not supported; choose one of {', '.join(choices)}.")
+
+    def _require_number(self, name: str, least: float, most: float) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ValueError(f"{CONFIG_KEY}: {name}={value!r} must be a number.")
+        if not least <= value <= most or math.isinf(value):
+            allowed = (
+                f"in [{least:g}, {most:g}]"
+                if most < math.inf
+                else f"finite and {'at least 0' if not least else 'above 0'}"
             )
-        for name, largest in (("alpha", LARGEST_ALPHA), ("entropy_margin", 1)):
-            if not 0 <= getattr(self, name) <= largest:
-                raise ValueError(f"{CONFIG_KEY}: {name}={getattr(self, name)} must lie in [0, {largest:g}].")
+            raise ValueError(f"{CONFIG_KEY}: {name}={value} must be {allowed}.")
 
     @classmethod
     def from_mapping(cls, settings: Any) -> ForeignSettings:
@@ -128,7 +112,7 @@ class ForeignSettings:
                 hint = f"; did you mean {close[0]}?" if close else f"; choose out of {', '.join(known)}."
                 raise ValueError(f"{CONFIG_KEY}: {name!r} is not a setting{hint}")
         found = cls(**settings)
-        for name, scaling in (("gamma", "variance"), ("gamma_source", "variance"), ("alpha", "length")):
+        for name, scaling in (("gamma", "variance"), ("alpha", "length")):
             if name in settings and found.scaling != scaling:
                 raise ValueError(
                     f"{CONFIG_KEY}: {name} belongs to scaling={scaling!r}; scaling is {found.scaling!r}. Leave {name} out."
@@ -140,8 +124,6 @@ class ForeignSettings:
         unused = {"variance": {"alpha"}, "length": {"gamma"}, "none": {"gamma", "alpha"}}[self.scaling]
         if not self.regularization_weight:
             unused |= {"regularization_weight", "entropy_margin"}
-        if self.gamma_source is None:
-            unused |= {"gamma_source"}
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
@@ -149,7 +131,7 @@ DEFAULT_SETTINGS = ForeignSettings()
 
 
 def settings_of(module: nn.Module) -> ForeignSettings:
-    """The settings in the config of an attention module. Without settings the defaults, with one warning for a kind of config.
+    """The settings in the config of an attention module; without settings the defaults, with one warning for a kind of config.
 
     Raises:
         ValueError: see `ForeignSettings.from_mapping`.
@@ -167,17 +149,29 @@ def settings_of(module: nn.Module) -> ForeignSettings:
     return DEFAULT_SETTINGS
 
 
+def gamma_for_length(length: float) -> float:
+    """gamma = max(8, sqrt(2 · length)), to two digits behind the point.
+
+    On sentences of about 15 tokens, 8 is the smallest gamma that learns as fast as the best; on documents of about 450, 16, 32
+    and 64 are level, and sqrt(2 · 450) is 30 (docs/reproduction.md, "gamma, lambda and the length"). It was measured in
+    translation models of one size, with ReLU.
+
+    Args:
+        length: tokens of a usual input, special ones included; not the longest that a model takes.
+    """
+    return round(max(DEFAULT_GAMMA, math.sqrt(2 * length)), 2)
+
+
 def use_relu_attention(model: PreTrainedModel, *, length: float | None = None, **settings: Any) -> PreTrainedModel:
     """Gives a model ReLU attention: checks and writes the settings into its config, and sets `attn_implementation`.
 
-    This does the same as `config.reluformer = {...}` and `model.set_attn_implementation("reluformer")`, but finds mistakes now
-    (wrong settings, a model that cannot compute ReLU attention), and saves the name: after `import reluformer`,
-    `from_pretrained` restores ReLU attention; without it, `from_pretrained` raises an error.
+    This does the same as `config.reluformer = {...}` and `model.set_attn_implementation("reluformer")`, but finds mistakes at
+    once, and saves the name: after `import reluformer`, `from_pretrained` restores ReLU attention; without it, `from_pretrained`
+    raises an error.
 
     Args:
         model: any Transformers model except a ReLUFormer. Its weights stay as they are, so it has to be trained further.
-        length: tokens of a usual input, for `gamma="auto"` alone, see `gamma_for_length`. The config holds the number that gamma
-            became, and what it is from.
+        length: tokens of a usual input, for `gamma="auto"` alone, see `gamma_for_length`. The config holds the number.
         settings: `activation`, `scaling`, `gamma`, `alpha`, `implementation`, `regularization_weight`, `entropy_margin`, see
             `ForeignSettings`. Those that are left out have their defaults. All are written to the config of the model and of
             all its parts.
@@ -187,8 +181,8 @@ def use_relu_attention(model: PreTrainedModel, *, length: float | None = None, *
 
     Raises:
         TypeError: not a Transformers model.
-        ValueError: a bad setting, a ReLUFormer, or a model that cannot compute ReLU attention, see `refuse_unsupported`,
-            `refuse_without_attention` and `refuse_softmax_layers`; a length that `gamma_for_length` refuses.
+        ValueError: a bad setting, a ReLUFormer, or a model that cannot compute ReLU attention, see `support`. What shows only in
+            a call, such as the position bias of T5, is refused by the first forward pass.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
@@ -200,40 +194,38 @@ def use_relu_attention(model: PreTrainedModel, *, length: float | None = None, *
             "A ReLUFormer has ReLU attention already: set attention_activation, attention_scaling, … in its config."
         )
     found = ForeignSettings.from_mapping(_completed(settings, length)).to_mapping()
-    with_config = [
-        module for module in model.modules() if isinstance(getattr(module, "config", None), PreTrainedConfig)
-    ]
-    for module in with_config:
-        refuse_unsupported(module)
+    with_config = [part for part in model.modules() if isinstance(getattr(part, "config", None), PreTrainedConfig)]
+    models = [part for part in with_config if isinstance(part, PreTrainedModel)]
+    for part in models:
+        refuse_class(part)
     refuse_without_attention(model)
     refuse_softmax_layers(model, type(model).__name__)
-    for module in with_config:
-        setattr(module.config, CONFIG_KEY, dict(found))
+    for part in with_config:
+        setattr(part.config, CONFIG_KEY, dict(found))
     model.set_attn_implementation(ATTENTION_NAME)
-    warn_of_small_start(model, found)
-    for module in with_config:
-        remember(module.config)
-        if isinstance(module, PreTrainedModel):
-            watch(module)
+    for part in with_config:
+        keep_name(part.config)
+    for part in models:
+        watch(part)
     return model
 
 
 def _completed(settings: dict[str, Any], length: float | None) -> dict[str, Any]:
-    """The settings with a number for `gamma="auto"`. What would be left unread is refused."""
+    """The settings with a number for `gamma="auto"`. What would have no effect is refused."""
     if "entropy_margin" in settings and not settings.get("regularization_weight"):
         raise ValueError(
             f"entropy_margin={settings['entropy_margin']} belongs to a regularization_weight above 0, which is 0. Give both, or "
             "leave entropy_margin out."
         )
-    if settings.get("gamma") == "auto":
-        if settings.get("activation", "relu") != "relu":
+    if settings.get("gamma") != "auto":
+        if length is not None:
             raise ValueError(
-                f"gamma='auto' was measured for activation='relu' alone; it is {settings['activation']!r}. Give a number."
+                f"length={length} is read for gamma='auto' alone; gamma is {settings.get('gamma', DEFAULT_GAMMA)}."
             )
-        gamma = gamma_for_length(length)
-        return {**settings, "gamma": gamma, "gamma_source": gamma_source(length)}
-    if length is not None:
+        return settings
+    if not isinstance(length, Real) or not SHORTEST <= length <= LONGEST:
         raise ValueError(
-            f"length={length} is read for gamma='auto' alone; gamma is {settings.get('gamma', DEFAULT_GAMMA)}."
+            f"gamma='auto' needs the length of a usual input, {SHORTEST} to {LONGEST:,} tokens; got length={length!r}. "
+            "Give the median of your training inputs or the number of patches of an image, or a number as gamma."
         )
-    return settings
+    return {**settings, "gamma": gamma_for_length(length)}

@@ -1,23 +1,25 @@
-"""Which other models can compute ReLU attention. Their classes tell, before anything is computed.
+"""Which other models can compute ReLU attention.
 
-Transformers itself accepts every registered name for every model. Only the source of a class shows what it hands to its
-attention; Transformers, too, reads there whether a model uses its attention interface.
+Transformers accepts a registered name for every model. Whether a module calls the attention interface, or computes softmax
+attention in its own code, shows only in the source of its class.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
-from collections.abc import Callable
+import re
 from functools import cache
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 ATTENTION_NAME = "reluformer"  # the value of `attn_implementation` for other models
 CONFIG_KEY = ATTENTION_NAME
 
-# What models hand to an attention function that a point-wise one cannot honour.
+# Arguments of an attention function that point-wise attention cannot honour.
 REFUSED = {
     "softcap": "a soft cap bends the scores",
     "s_aux": "an attention sink takes its part of a softmax, and there is none here",
@@ -26,113 +28,93 @@ REFUSED = {
     "head_mask": "masking of heads is not computed",
     "cache": "a paged cache (continuous batching) needs an attention of the library",
 }
-_REMEDY = f"attn_implementation={ATTENTION_NAME!r} cannot compute this model; load it with 'eager' or 'sdpa'."
-ATTENTION_CALL = "attention_interface"  # the variable to which every model of Transformers binds its attention function
-MASK_POSITION = 4  # after the module, query, key and value
+_INTERFACE = re.compile(r"attention_interface|ALL_ATTENTION_FUNCTIONS")
+_FUSED_SOFTMAX = "scaled_dot_product_attention"
+_PRODUCT = re.compile(rf"\w\)? @ |matmul|bmm|einsum|{_FUSED_SOFTMAX}")
 
 
-def refuse_unsupported(module: nn.Module) -> None:
-    """Refuses a model or an attention module whose class shows that it cannot compute ReLU attention.
+def refuse_class(model: PreTrainedModel) -> None:
+    """Raises a `ValueError` for a model whose class computes attention without Transformers' attention interface."""
+    if not model._can_set_attn_implementation():
+        raise ValueError(
+            f"{type(model).__name__} computes attention in code of its own, not through Transformers' attention interface, so it "
+            "would not become ReLU attention. Such a model cannot be given another attention."
+        )
 
-    What depends on the values of a call is refused by `relu_attention_forward`.
+
+def refuse_without_attention(model: nn.Module) -> None:
+    """Raises a `ValueError` for a whole model in which no module calls the attention interface."""
+    if not any(_INTERFACE.search("".join(_sources(type(module)))) for module in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__} has no module that calls Transformers' attention interface: it has no attention that could "
+            "become ReLU attention. Such a model cannot be given another attention."
+        )
+
+
+def refuse_softmax_layers(model: nn.Module, owner: str, path: str = "") -> None:
+    """Refuses layers that compute softmax attention in their own code, and warns of other such modules (pooling heads).
+
+    A layer stands in an `nn.ModuleList` and multiplies queries and keys; deformable attention has no such product.
+
+    Args:
+        model: a model or a finished part of one. owner, path: the name of the model's class, and of the part in it.
 
     Raises:
-        ValueError: it does not call Transformers' attention interface, or hands it one of `REFUSED` or a bias as the mask,
-            or makes an additive mask.
+        ValueError: layers that would stay softmax, by name.
     """
-    if isinstance(module, PreTrainedModel):
-        if not module._can_set_attn_implementation():
-            raise ValueError(
-                f"{type(module).__name__} computes attention in code of its own, not through Transformers' attention "
-                "interface: it would not become ReLU attention. Such a model cannot be given another attention."
-            )
-        if (mask := _additive_mask(type(module))) is not None:
-            raise ValueError(
-                f"{type(module).__name__} makes {mask!r}, an additive mask, by itself: additive masks do not work with "
-                f"point-wise activations. {_REMEDY}"
-            )
-        return
-    handed, biased_mask = _handed_on(type(module))
-    for name, attribute in handed:
-        if attribute is None or getattr(module, attribute, None) is not None:
-            raise ValueError(refusal(module, name))
-    if biased_mask is not None:
+    named = dict(model.named_modules(prefix=path))
+    lists = tuple(f"{name}." if name else "" for name, part in named.items() if isinstance(part, nn.ModuleList))
+    found = {name: module for name, module in named.items() if _computes_softmax(module)}
+    layers = [name for name, module in found.items() if name.startswith(lists) and _multiplies(module)]
+    if layers:
         raise ValueError(
-            f"{type(module).__name__} gives its attention {biased_mask!r} as the mask: {REFUSED['position_bias']}. {_REMEDY}"
+            f"{owner} has layers that compute softmax attention in code of their own: {_listed(found, layers)}. Such a model "
+            "cannot be given another attention; load it with 'eager' or 'sdpa'."
+        )
+    if found:
+        logger.warning(
+            f"{owner}: modules that compute softmax attention in code of their own stay softmax: {_listed(found, list(found))}."
         )
 
 
-def refusal(module: nn.Module, name: str) -> str:
-    """The message for a module that hands on one of `REFUSED`."""
-    return f"{type(module).__name__} gives its attention {name!r}: {REFUSED[name]}. {_REMEDY}"
+def refuse_argument(module: nn.Module, name: str) -> None:
+    """Raises the `ValueError` for an attention module that passes one of `REFUSED`."""
+    raise ValueError(
+        f"{type(module).__name__} gives its attention {name!r}: {REFUSED[name]}. attn_implementation={ATTENTION_NAME!r} cannot "
+        "compute this model; load it with 'eager' or 'sdpa'."
+    )
+
+
+def _computes_softmax(module: nn.Module) -> bool:
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    named_attention = "Attention" in type(module).__name__  # routers and losses use softmax, too
+    for source in _sources(type(module)):  # the class first, then its bases: the first that computes attention decides
+        if _INTERFACE.search(source):
+            return False
+        if _FUSED_SOFTMAX in source or (named_attention and "softmax" in source.lower()):
+            return True
+    return False
+
+
+def _multiplies(module: nn.Module) -> bool:
+    return isinstance(module, nn.MultiheadAttention) or any(map(_PRODUCT.search, _sources(type(module))))
 
 
 @cache
-def _handed_on(kind: type[nn.Module]) -> tuple[tuple[tuple[str, str | None], ...], str | None]:
-    """What the forward of a class hands to the attention interface: (name, its attribute or None) of `REFUSED`, a biased mask."""
-    forward = tree_of(kind.forward)
-    calls = [
-        node
-        for node in ast.walk(forward)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == ATTENTION_CALL
-    ]
-    handed: list[tuple[str, str | None]] = []
-    biased_mask = None
-    for call in calls:
-        keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
-        for name in REFUSED.keys() & keywords.keys():
-            if (found := _always_given(forward, keywords[name])) is not None:
-                handed.append((name, found or None))
-        masks = [*call.args[MASK_POSITION : MASK_POSITION + 1], keywords.get("attention_mask")]
-        biased_mask = next(
-            (mask.id for mask in masks if isinstance(mask, ast.Name) and _is_bias(forward, mask.id)), None
-        )
-    return tuple(handed), biased_mask
+def _sources(kind: type[nn.Module]) -> tuple[str, ...]:
+    """The source of a class and of its bases, without those of torch and Transformers' own base classes."""
+    skipped = ("builtins", "torch.", "transformers.modeling_utils", "transformers.generation")
+    return tuple(map(_source, (base for base in kind.__mro__ if not base.__module__.startswith(skipped))))
 
 
-@cache
-def _additive_mask(kind: type[nn.Module]) -> str | None:
-    """The name of an attention mask that the forward of a model makes of zeros and the smallest number; None for none."""
-    for node in ast.walk(tree_of(kind.forward)):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Mult):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            lowest = any(isinstance(each, ast.Attribute) and each.attr == "finfo" for each in ast.walk(node.value))
-            if lowest and names and "attention_mask" in names[0]:
-                return names[0]
-    return None
-
-
-def tree_of(function: Callable[..., object]) -> ast.Module:
-    """The source of a function or method; empty where there is none (one written in an interpreter)."""
+def _source(kind: type) -> str:
     try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        return ast.Module(body=[], type_ignores=[])
-    return ast.parse(f"if True:\n{source}" if source[0].isspace() else source)  # a string in it may be indented less
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # written in an interpreter
+        return ""
 
 
-def _always_given(forward: ast.Module, value: ast.expr) -> str | None:
-    """The attribute of the module that decides whether a value is given, "" for always, None for never or by the call."""
-    if isinstance(value, ast.Constant):
-        return None if value.value is None else ""
-    if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "self":
-        return value.attr
-    assigned = _assigned(forward, value.id) if isinstance(value, ast.Name) else []
-    may_be_none = any(isinstance(each, ast.Constant) and each.value is None for each in assigned)
-    return None if may_be_none else ""
-
-
-def _is_bias(forward: ast.Module, name: str) -> bool:
-    """Whether a mask is more than a mask: its name says so, or it is made of a bias or of a product of matrices."""
-    made_of = [node for value in _assigned(forward, name) for node in ast.walk(value)]
-    names = [name, *(node.id for node in made_of if isinstance(node, ast.Name))]
-    return any("bias" in each for each in names) or any(isinstance(node, ast.MatMult) for node in made_of)
-
-
-def _assigned(forward: ast.Module, name: str) -> list[ast.expr]:
-    return [
-        node.value
-        for node in ast.walk(forward)
-        if isinstance(node, ast.Assign)
-        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
-    ]
+def _listed(modules: dict[str, nn.Module], names: list[str], shown: int = 4) -> str:
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(f"{type(modules[name]).__name__} ({name})" for name in names[:shown]) + rest

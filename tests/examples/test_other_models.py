@@ -39,7 +39,7 @@ def test_the_classifier_trains_and_comes_back(attention, texts, tmp_path):
     if attention == "relu":
         assert model.config._attn_implementation == "reluformer"
         assert model.config.reluformer["regularization_weight"] == 0.01
-        assert f"length {found['median_length']}" in found["attention"]["gamma_source"]
+        assert found["attention"]["gamma"] == 8.0
     else:
         assert model.config._attn_implementation == "sdpa" and found["attention"] == "softmax"
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import DynamicCache, StaticCache
 
 from reluformer.modeling_reluformer.other_models import attention as attention_foreign
 from reluformer.modeling_reluformer.other_models.masks import VisibilityMask
@@ -78,14 +78,13 @@ def test_is_the_formula_in_encoder_decoder_and_between(side, monkeypatch, compac
     "settings",
     [
         {"scaling": "length", "alpha": 0.5},
-        {"scaling": "length", "alpha": 2},
         {"scaling": "none"},
         {"activation": "gelu", "gamma": 0.6},
         {"activation": "sigmoid", "scaling": "length"},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("implementation", ["fused", "eager"])
+@pytest.mark.parametrize("implementation", ["auto", "eager"])
 def test_other_settings(settings, implementation, monkeypatch):
     mask = padding("left")
     inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
@@ -119,27 +118,6 @@ def test_packed_sequences_do_not_see_each_other():
     assert_same(packed, torch.cat([model(each).logits for each in sequences], 1))
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing(family, side):
-    model, sentence, mask = build(family), tokens(1, 4), torch.tensor([[1, 1, 1, 1, 0, 0, 0]])
-    mask = mask.flip(1) if side == "left" else mask
-    padded = torch.full((1, 7), 9)
-    padded[mask.bool()] = sentence[0]
-    positions = (mask.cumsum(1) - 1).clamp_min(0)  # padding on the left shifts the positions of neither model here
-    found = model(padded, attention_mask=mask, position_ids=positions)[0]
-    assert_same(real(found, mask), model(sentence)[0][0])
-
-
-def test_later_tokens_change_nothing():
-    model, first, second = build("llama"), tokens(1, 8), tokens(1, 8)
-    second[:, 5:] = tokens(1, 3, seed=5)
-    assert not torch.equal(first, second)
-    found, expected = model(first).logits, model(second).logits
-    assert_same(found[:, :5], expected[:, :5], atol=0, rtol=0)
-    assert (found[:, 5:] - expected[:, 5:]).abs().max() > 0.01
-
-
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -157,8 +135,7 @@ def test_cached_steps_equal_the_whole(family, kind, side):
     assert_same(real(torch.cat(parts, 1), mask), real(whole, mask))
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("cache", ["dynamic", "static", None])
+@pytest.mark.parametrize(("cache", "beams"), [("dynamic", 3), ("static", 1), (None, 1)])
 @pytest.mark.parametrize("family", ["llama", "marian"])
 def test_generates_what_the_formula_generates(family, cache, beams, monkeypatch, compact):
     source, mask = tokens(3, 7), padding("left" if family == "llama" else "right")
@@ -170,59 +147,16 @@ def test_generates_what_the_formula_generates(family, cache, beams, monkeypatch,
     assert len({tuple(row) for row in expected.tolist()}) == 3
 
 
-def test_a_decoder_step_sees_all_of_its_source():
-    """Cross-attention with a cache: one query, all keys."""
-    model = build("marian")
-    inputs = {"input_ids": tokens(3, 7), "attention_mask": padding("right")}
-    target = tokens(3, 4, seed=1)
-    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
-    steps = [
-        model(**inputs, decoder_input_ids=target[:, i : i + 1], past_key_values=cache, use_cache=True).logits
-        for i in range(4)
-    ]
-    assert_same(torch.cat(steps, 1), model(**inputs, decoder_input_ids=target).logits)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing(reentrant):
+def test_gradient_checkpointing():
     gradients = []
     for checkpointing in (False, True):
         model = build("llama").train()
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.gradient_checkpointing_enable({"use_reentrant": True})
         ids = tokens(3, 7)
         model(ids, attention_mask=padding("right"), labels=ids, use_cache=False).loss.backward()
         gradients.append(model.model.layers[0].self_attn.q_proj.weight.grad)
     assert_same(gradients[1], gradients[0], atol=1e-7, rtol=1e-6)
-
-
-def test_half_precision():
-    mask = padding("left")
-    inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
-    expected = real(build("llama")(**inputs).logits, mask).float()
-    found = real(build("llama").to(torch.bfloat16)(**inputs).logits, mask)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1 * expected.abs().max().item())
-
-
-@pytest.mark.parametrize("implementation", ["fused", "eager"])
-def test_weights_are_dropped_in_training(implementation):
-    """With the identity as values the output is the weights: after dropout zero, or twice what they were."""
-    attention = (
-        build("bert", reluformer={"gamma": 0.6, "implementation": implementation}).encoder.layer[0].attention.self
-    )
-    torch.manual_seed(0)
-    query, key, value = torch.randn(2, 4, 32, 4), torch.randn(2, 4, 32, 4), torch.eye(32).expand(2, 4, 32, 32)
-
-    def weights(rate: float) -> torch.Tensor:
-        return attention_foreign.relu_attention_forward(attention, query, key, value, None, dropout=rate)[0].transpose(
-            1, 2
-        )
-
-    whole, dropped = weights(0.0), weights(0.5)
-    kept = dropped > 0
-    torch.testing.assert_close(dropped[kept], 2 * whole[kept])
-    assert 0.4 < kept.sum() / (whole > 0).sum() < 0.6
 
 
 def test_the_trainer_trains(tmp_path):

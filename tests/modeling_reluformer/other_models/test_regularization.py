@@ -1,23 +1,16 @@
 """L_reg of other models: Eq. 7 from their weights, added to their loss in training, once, and nothing left behind."""
 
-import copy
-import gc
 import inspect
 import logging
 import math
-import pickle
-import weakref
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
-    AutoModelForCausalLM,
     BertForSequenceClassification,
     DynamicCache,
-    EncoderDecoderConfig,
-    EncoderDecoderModel,
     Trainer,
     TrainingArguments,
 )
@@ -25,9 +18,7 @@ from transformers.utils.logging import warning_once
 
 from reluformer import attention_regularization, use_relu_attention
 from reluformer.modeling_reluformer.other_models import regularization
-from reluformer.modeling_reluformer.other_models.loss_share import divides_by_items
 
-from ..test_plain_trainer import CopyTask
 from .foreign_cases import bert_config, build, padding, tokens, vit_config
 
 WEIGHT = 0.5
@@ -126,11 +117,6 @@ def test_is_added_to_the_loss_in_training_alone(return_dict):
     alone = model.eval()(**inputs, labels=tokens(3, 7))[0]
     torch.testing.assert_close(output[0], alone + WEIGHT * regularizer)
     assert regularizer > 0.1
-    if return_dict:
-        assert output.loss is output[0] is output["loss"]
-    del output, regularizer
-    with pytest.raises(ValueError, match="no L_reg to give"):
-        attention_regularization(model)
 
 
 def test_positional_labels_are_found():
@@ -206,26 +192,6 @@ def test_a_reentrant_checkpoint_is_refused():
     assert model(tokens(3, 7), labels=tokens(3, 7)).loss.isfinite()
 
 
-def test_an_error_in_a_pass_leaves_nothing_open():
-    model = regularised("llama")
-    with pytest.raises(ValueError, match="batch_size"):
-        model(tokens(3, 7), labels=tokens(3, 5))
-    assert regularization._open.collection is None
-
-
-def test_nothing_is_kept_alive():
-    model = regularised("llama")
-    output = model(tokens(3, 7), labels=tokens(3, 7))
-    kept = [weakref.ref(each) for each in (attention_regularization(model), output.loss, output.logits)]
-    del output
-    gc.collect()
-    assert [each() for each in kept] == [None] * 3
-    reference = weakref.ref(model)
-    del model
-    gc.collect()
-    assert reference() is None
-
-
 @pytest.fixture
 def warnings():
     warning_once.cache_clear()
@@ -247,59 +213,6 @@ def test_without_a_loss_somebody_has_to_ask_for_it(warnings):
     model(tokens(2, 7))
     assert len(warnings) == 1 and "returned no loss" in warnings[0] and "label_smoothing_factor" in warnings[0]
     del output
-
-
-def test_parts_of_a_model_collect_for_the_whole_and_alone():
-    parts = bert_config(), bert_config(is_decoder=True, add_cross_attention=True)
-    model = EncoderDecoderModel(config=EncoderDecoderConfig.from_encoder_decoder_configs(*parts))
-    model.config.pad_token_id, model.config.decoder_start_token_id = 0, 1
-    use_relu_attention(model, gamma=0.6, regularization_weight=WEIGHT).train()
-    inputs = {"input_ids": tokens(2, 7), "labels": tokens(2, 4)}
-    output = model(**inputs)
-    regularizer = attention_regularization(model)
-    torch.testing.assert_close(output.loss, model.eval()(**inputs).loss + WEIGHT * regularizer)
-    encoder = model.train().encoder
-    states = encoder(tokens(2, 7))
-    assert attention_regularization(encoder) > 0
-    with pytest.raises(ValueError, match="EncoderDecoderModel, or set regularization_weight to 0"):
-        model.decoder(tokens(2, 4), encoder_hidden_states=states.last_hidden_state)
-
-
-def test_the_weight_is_saved_and_never_counts_twice(tmp_path):
-    model = regularised("llama").float()
-    inputs = {"input_ids": tokens(3, 7), "labels": tokens(3, 7)}
-    expected = model(**inputs).loss
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert loaded.config.reluformer == {
-        "activation": "relu",
-        "scaling": "variance",
-        "gamma": 0.6,
-        "implementation": "auto",
-        "regularization_weight": WEIGHT,
-        "entropy_margin": 0.7,
-    }
-    again = use_relu_attention(copy.deepcopy(model), gamma=0.6, regularization_weight=WEIGHT)
-    for each in (loaded, again, pickle.loads(pickle.dumps(loaded))):
-        torch.testing.assert_close(each.train()(**inputs).loss, expected)
-
-
-def test_a_wrapper_of_several_processes_changes_nothing(tmp_path):
-    model, inputs = regularised("llama"), {"input_ids": tokens(3, 7), "labels": tokens(3, 7)}
-    model(**inputs).loss.backward()
-    expected = gradients(model)
-    model.zero_grad()
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        loss = wrapped(**inputs).loss
-        assert attention_regularization(wrapped) > 0.1
-        loss.backward()
-    finally:
-        torch.distributed.destroy_process_group()
-    for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, expected[name])
 
 
 def test_an_adapter_of_peft_changes_nothing():
@@ -339,37 +252,59 @@ def test_a_compiled_model_gives_the_same(how):
         torch.testing.assert_close(gradient, whole[name])
 
 
+def train(model, folder, batch: int, steps: int):
+    """The parameters after two updates of plain SGD on rows of one length."""
+    rows = [{"input_ids": row, "labels": row} for row in tokens(32, 8)]
+    arguments = TrainingArguments(
+        str(folder), max_steps=2, per_device_train_batch_size=batch, gradient_accumulation_steps=steps, optim="sgd",
+        learning_rate=0.05, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no", seed=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Trainer(model=model, args=arguments, train_dataset=rows).train()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_two_half_batches_are_one_batch_in_the_plain_trainer(tmp_path):
+    """Rows of one length: each half has half of the labels and half of the rows."""
+    models = [regularised("llama") for _ in range(2)]
+    whole = train(models[0], tmp_path, batch=8, steps=1)
+    halves = train(models[1], tmp_path, batch=4, steps=2)
+    torch.testing.assert_close(halves, whole, rtol=1e-6, atol=1e-8)
+
+
+def test_each_part_of_an_update_counts_by_its_labels():
+    """Where the rows are not alike: L_reg of each part, by the share of its labels."""
+    model = regularised("llama")
+    parts = [(tokens(3, 7), padding("right")), (tokens(1, 7, seed=1), None)]
+    labels = [ids if mask is None else ids.masked_fill(mask == 0, -100) for ids, mask in parts]
+    items = sum(each[:, 1:].ne(-100).sum() for each in labels)
+    for (ids, mask), own in zip(parts, labels, strict=True):
+        inputs = {"input_ids": ids, "attention_mask": mask, "labels": own, "num_items_in_batch": items}
+        loss = model.train()(**inputs).loss
+        share = own[:, 1:].ne(-100).sum() / items
+        expected = WEIGHT * share * attention_regularization(model) + model.eval()(**inputs).loss
+        torch.testing.assert_close(loss, expected)
+
+
 def classifier():
     torch.manual_seed(0)
     return BertForSequenceClassification(bert_config(num_labels=2)).train()
 
 
 @pytest.mark.parametrize(
-    ("act", "message"),
+    ("make", "message"),
     [
-        (lambda: attention_regularization(classifier()), "does not compute attn_implementation='reluformer'"),
-        (lambda: attention_regularization(use_relu_attention(classifier())), "has no regularization_weight"),
-        (lambda: attention_regularization(regularised("llama")), "no L_reg to give.*Keep the output"),
-        (lambda: attention_regularization(nn.Linear(1, 1)), "Linear does not compute"),
-        (
-            lambda: use_relu_attention(classifier(), activation="gelu", regularization_weight=0.1),
-            "regularization_weight=0.1 takes the logarithm.*'gelu'",
-        ),
-        (lambda: use_relu_attention(classifier(), regularization_weight=-1), "finite and at least 0"),
-        (lambda: use_relu_attention(classifier(), regularization_weight="0.1"), "must be a number"),
-        (lambda: use_relu_attention(classifier(), entropy_margin=0.5), "belongs to a regularization_weight above 0"),
-        (
-            lambda: use_relu_attention(classifier(), regularization_weight=0.1, entropy_margin=2),
-            r"entropy_margin=2 must lie in \[0, 1\]",
-        ),
+        (classifier, "has no ReLU attention with a regularization_weight"),
+        (lambda: use_relu_attention(classifier()), "has no ReLU attention with a regularization_weight"),
+        (lambda: regularised("llama"), "has no L_reg yet"),
     ],
 )
-def test_wrong_use(act, message):
+def test_a_model_without_it_is_told_so(make, message):
     with pytest.raises(ValueError, match=message):
-        act()
+        attention_regularization(make())
 
 
-def test_a_weight_that_nobody_would_add_is_refused():
+def test_a_weight_that_no_model_would_add_is_refused():
     model = build("llama", "sdpa", reluformer={"gamma": 0.6, "regularization_weight": WEIGHT}).train()
     model.set_attn_implementation("reluformer")
     with pytest.raises(ValueError, match=r"no model adds it to a loss\. Call use_relu_attention"):
@@ -381,106 +316,3 @@ def test_a_model_whose_attention_is_all_in_evaluation_is_refused():
     model.model.eval()
     with pytest.raises(ValueError, match="no attention in training mode"):
         model(tokens(2, 7), labels=tokens(2, 7))
-
-
-class Rows(CopyTask):
-    """Rows of one length, for models that need labels beside their inputs."""
-
-    def __init__(self, rows: int, classes: bool) -> None:
-        self.rows = tokens(rows, 8)
-        self.classes = classes
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict:
-        label = int(self.rows[index].sum() % 2) if self.classes else self.rows[index]
-        return {"input_ids": self.rows[index], "labels": label}
-
-
-def train(model, folder, rows, batch: int, steps: int, **options):
-    """Two updates of plain SGD; the parameters behind them."""
-    arguments = TrainingArguments(
-        str(folder),
-        max_steps=2,
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=steps,
-        optim="sgd",
-        learning_rate=0.05,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-        seed=3,
-        **options,
-    )
-    torch.manual_seed(0)
-    Trainer(model=model, args=arguments, train_dataset=rows).train()
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def test_two_half_batches_are_one_batch_in_the_plain_trainer(tmp_path):
-    """Rows of one length: each half has half of the labels and half of the rows."""
-    models = [regularised("llama") for _ in range(2)]
-    assert divides_by_items(type(models[0]))
-    whole = train(models[0], tmp_path, Rows(32, classes=False), batch=8, steps=1)
-    halves = train(models[1], tmp_path, Rows(32, classes=False), batch=4, steps=2)
-    torch.testing.assert_close(halves, whole, rtol=1e-6, atol=1e-8)
-
-
-def test_each_part_of_an_update_counts_by_its_labels():
-    """What is documented where the rows are not alike: L_reg of each part, by the share of its labels."""
-    model = regularised("llama")
-    parts = [(tokens(3, 7), padding("right")), (tokens(1, 7, seed=1), None)]
-    labels = [ids if mask is None else ids.masked_fill(mask == 0, -100) for ids, mask in parts]
-    items = sum(each[:, 1:].ne(-100).sum() for each in labels)
-    total, expected = 0, 0
-    for (ids, mask), own in zip(parts, labels, strict=True):
-        inputs = {"input_ids": ids, "attention_mask": mask, "labels": own, "num_items_in_batch": items}
-        loss = model.train()(**inputs).loss
-        share = own[:, 1:].ne(-100).sum() / items
-        expected = expected + WEIGHT * share * attention_regularization(model) + model.eval()(**inputs).loss
-        total = total + loss
-    torch.testing.assert_close(total, expected)
-
-
-def test_a_model_whose_loss_ignores_the_items_keeps_the_mean(tmp_path):
-    """BertForSequenceClassification returns a mean whatever the update holds: L_reg keeps its weight beside it."""
-    model = use_relu_attention(classifier(), gamma=0.6, regularization_weight=WEIGHT)
-    assert not divides_by_items(type(model))
-    inputs = {"input_ids": tokens(4, 7), "labels": torch.tensor([0, 1, 1, 0])}
-    first = model(**inputs).loss
-    assert torch.equal(model(**inputs, num_items_in_batch=8).loss, first)
-    before = model.classifier.weight.detach().clone()
-    train(model, tmp_path, Rows(16, classes=True), batch=4, steps=2)
-    assert not torch.equal(model.classifier.weight, before)
-
-
-def test_items_without_labels_are_refused():
-    class Counts(type(regularised("llama"))):
-        def forward(self, input_ids=None, num_items_in_batch=None, **kwargs):
-            output = super().forward(input_ids, labels=input_ids)
-            output.loss = self.loss_function(
-                output.logits, input_ids, self.config.vocab_size, num_items_in_batch=num_items_in_batch
-            )
-            return output
-
-    model = Counts(regularised("llama").config)
-    model = use_relu_attention(model, regularization_weight=WEIGHT).train()
-    with pytest.raises(ValueError, match="num_items_in_batch=12 and no labels"):
-        model(tokens(2, 7), num_items_in_batch=12)
-
-
-def test_the_plain_trainer_draws_row_sums_to_one(tmp_path):
-    """What the regulariser is for: with it alone in the way, the row sums move to 1."""
-    model = regularised("llama", regularization_weight=100.0, entropy_margin=1.0).float()
-    before = _row_sums(model)
-    train(model, tmp_path, Rows(64, classes=False), batch=16, steps=1, max_grad_norm=1.0)
-    assert _row_sums(model) < before
-
-
-def _row_sums(model) -> float:
-    """Mean |log S| of the rows that live."""
-    with torch.no_grad():
-        weights = torch.stack(model.eval()(tokens(4, 8), output_attentions=True).attentions).sum(-1)
-    return weights[weights > 0].log().abs().mean().item()

@@ -1,64 +1,38 @@
-"""The name `reluformer` for other models: its settings, what is refused, and that nothing else changes."""
+"""`use_relu_attention`: its settings, what one call of attention refuses, compact masks, and that nothing else changes."""
 
 import logging
 
+import numpy as np
 import pytest
 import torch
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoConfig,
-    AutoModel,
-    AutoModelForSeq2SeqLM,
-    BertConfig,
-    EncoderDecoderConfig,
-    EncoderDecoderModel,
-)
-from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, AutoModelForSeq2SeqLM, BertConfig
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers.masking_utils import sliding_window_causal_mask_function as sliding_window
 from transformers.utils.logging import warning_once
 
 from reluformer import use_relu_attention
+from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.modeling_reluformer.other_models import attention as attention_foreign
 from reluformer.modeling_reluformer.other_models import settings as settings_foreign
 from reluformer.modeling_reluformer.other_models.attention import relu_attention_forward
 from reluformer.modeling_reluformer.other_models.masks import VisibilityMask, relu_attention_mask
-from reluformer.modeling_reluformer.other_models.settings import ForeignSettings, settings_of
+from reluformer.modeling_reluformer.other_models.settings import ForeignSettings, gamma_for_length
 
-from ...conftest import tiny_config, tiny_model
-from .foreign_cases import SMALL, STABLE, bert_config, build, llama_config, padding, tokens
-
-
-class Kept(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
+from ...conftest import tiny_model
+from .foreign_cases import SMALL, STABLE, bert_config, build, padding, tokens
 
 
 @pytest.fixture
 def warnings():
     """What is logged by the files of this feature, as in a new process."""
     warning_once.cache_clear()
-    handler = Kept()
+    handler, messages = logging.Handler(), []
+    handler.emit = lambda record: messages.append(record.getMessage())
     for module in (settings_foreign, attention_foreign):
         module.logger.addHandler(handler)
-    yield handler.messages
+    yield messages
     for module in (settings_foreign, attention_foreign):
         module.logger.removeHandler(handler)
-
-
-def test_settings_survive_the_disk(tmp_path):
-    settings = {"scaling": "length", "alpha": 0.5}
-    model = build("bert", reluformer=settings)
-    model.save_pretrained(tmp_path)
-    again = AutoModel.from_pretrained(tmp_path, attn_implementation="reluformer")
-    assert again.config.reluformer == settings == AutoConfig.from_pretrained(tmp_path).reluformer
-    ids = tokens(2, 7)
-    torch.testing.assert_close(again.double()(ids).last_hidden_state, model(ids).last_hidden_state)
 
 
 def test_the_three_ways_to_ask_are_one():
@@ -69,32 +43,22 @@ def test_the_three_ways_to_ask_are_one():
             model.set_attn_implementation("reluformer")
         elif way == "used":
             assert use_relu_attention(model, gamma=0.6) is model
-            assert model.config.reluformer == {
-                "activation": "relu",
-                "scaling": "variance",
-                "gamma": 0.6,
-                "implementation": "auto",
-            }
+            used = {"activation": "relu", "scaling": "variance", "gamma": 0.6, "implementation": "auto"}
+            assert model.config.reluformer == used
         results.append(model(ids).last_hidden_state)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
     assert (build("bert", "sdpa")(ids).last_hidden_state - results[0]).abs().max() > 0.1
 
 
-def test_the_defaults_are_said_once(warnings):
-    without = BertConfig(**{**SMALL, **STABLE})
-    model = AutoModel.from_config(without, attn_implementation="reluformer").eval()
+def test_defaults_and_the_reference_are_said_once(warnings):
+    model = AutoModel.from_config(BertConfig(**{**SMALL, **STABLE}), attn_implementation="reluformer").eval()
     for _ in range(2):
-        found = model(tokens(2, 7)).last_hidden_state
+        model(tokens(2, 7))
     assert len(warnings) == 1 and "BertConfig" in warnings[0] and "'gamma': 8.0" in warnings[0], warnings
-    model.config.reluformer = {"activation": "relu", "scaling": "variance", "gamma": 8}
-    assert torch.equal(model(tokens(2, 7)).last_hidden_state, found)
-
-
-def test_the_reference_is_said_once(warnings):
     model = build("mistral")
     for _ in range(2):
         model(tokens(2, 7))
-    assert len(warnings) == 1 and "sliding window" in warnings[0], warnings
+    assert len(warnings) == 2 and "sliding window" in warnings[1], warnings
 
 
 @pytest.mark.parametrize(
@@ -105,18 +69,17 @@ def test_the_reference_is_said_once(warnings):
         ({"temperature": 1}, "choose out of activation, scaling, gamma, alpha, implementation"),
         ({"activation": "swish"}, "activation='swish' is not supported; choose one of relu, relu2"),
         ({"activation": "softmax"}, "attn_implementation='sdpa'"),
-        ({"scaling": None}, "scaling=None is not supported"),
-        ({"implementation": "flash"}, "choose one of auto, fused, eager"),
-        ({"gamma": 0}, "finite number above 0"),
-        ({"gamma": float("nan")}, "finite number above 0"),
+        ({"implementation": "flash"}, "choose one of auto, eager"),
+        ({"gamma": 0}, "gamma=0 must be finite and above 0"),
+        ({"gamma": float("nan")}, "finite and above 0"),
         ({"gamma": "8"}, "gamma='8' must be a number"),
-        ({"gamma": True}, "must be a number"),
-        ({"scaling": "length", "alpha": 2.5}, r"alpha=2.5 must lie in \[0, 2\]"),
-        ({"regularization_weight": 0.1, "entropy_margin": 2}, r"entropy_margin=2 must lie in \[0, 1\]"),
+        ({"scaling": "length", "alpha": 2.5}, r"alpha=2.5 must be in \[0, 2\]"),
+        ({"regularization_weight": -1}, "finite and at least 0"),
+        ({"regularization_weight": 0.1, "entropy_margin": 2}, r"entropy_margin=2 must be in \[0, 1\]"),
+        ({"activation": "gelu", "regularization_weight": 0.1}, "regularization_weight=0.1 takes the logarithm.*'gelu'"),
         ({"scaling": "length", "gamma": 8.0}, "gamma belongs to scaling='variance'"),
         ({"alpha": 1.0}, "alpha belongs to scaling='length'"),
         ("relu", "must be a dictionary"),
-        ({"activation": ["relu"]}, "not supported"),
     ],
 )
 def test_wrong_settings(settings, message):
@@ -127,49 +90,50 @@ def test_wrong_settings(settings, message):
             use_relu_attention(build("bert", "sdpa"), **settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"entropy_margin": 0.5}, "belongs to a regularization_weight above 0"),
+        ({"gamma": 8.0, "length": 100}, "length=100 is read for gamma='auto' alone; gamma is 8.0"),
+        ({"gamma": "auto"}, "8 to 1,024 tokens; got length=None"),
+        ({"gamma": "auto", "length": 2000}, "got length=2000"),
+    ],
+)
+def test_arguments_without_effect_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        use_relu_attention(build("bert", "sdpa"), **settings)
+
+
 @pytest.mark.parametrize("scaling", ["variance", "length", "none"])
 def test_settings_are_written_as_they_are_read(scaling):
     written = ForeignSettings(scaling=scaling).to_mapping()
     assert ForeignSettings.from_mapping(written) == ForeignSettings(scaling=scaling)
 
 
-def test_parts_of_a_model_get_the_settings_too():
-    parts = bert_config(), bert_config(is_decoder=True, add_cross_attention=True)
-    model = EncoderDecoderModel(config=EncoderDecoderConfig.from_encoder_decoder_configs(*parts)).eval()
-    use_relu_attention(model, gamma=0.6)
-    assert model.config.encoder.reluformer["gamma"] == model.config.decoder.reluformer["gamma"] == 0.6
-    assert settings_of(model.decoder.bert.encoder.layer[0].crossattention.self).gamma == 0.6
-    output = model(input_ids=tokens(2, 5), attention_mask=None, decoder_input_ids=tokens(2, 4))
-    assert output.logits.isfinite().all()
+@pytest.mark.parametrize(
+    "name", ["europarl_it_en_L128", "europarl_it_en_L512", "europarl_it_en_L1024", "iwslt14_de_en"]
+)
+def test_gamma_by_the_length_is_that_of_our_recipes(name):
+    """Of documents by L, of sentences by their usual length of about 15."""
+    recipe = load_recipe(name)
+    length = recipe.data.max_length if "europarl" in name else 15
+    assert gamma_for_length(length) == pytest.approx(recipe.model.get("attention_gamma", 8.0), abs=0.1)
+    model = use_relu_attention(build("bert", "sdpa"), gamma="auto", length=np.int64(length))
+    assert model.config.reluformer["gamma"] == gamma_for_length(length)
 
 
-@pytest.mark.parametrize("family", ["bert", "vit", "llama", "marian"])
+@pytest.mark.parametrize("family", ["bert", "marian"])
 @pytest.mark.parametrize("implementation", ["auto", "eager"])
 def test_weights_are_returned_on_demand(family, implementation):
-    settings = {"gamma": 0.6, "implementation": implementation}
-    model = build(family, reluformer=settings)
-    inputs = {"pixel_values": torch.randn(2, 3, 8, 8).double()} if family == "vit" else {"input_ids": tokens(2, 5)}
-    if family == "marian":
-        inputs["decoder_input_ids"] = tokens(2, 4)
+    model = build(family, reluformer={"gamma": 0.6, "implementation": implementation})
+    inputs = {"input_ids": tokens(2, 5), **({"decoder_input_ids": tokens(2, 4)} if family == "marian" else {})}
+    names = ["encoder_attentions", "decoder_attentions", "cross_attentions"] if family == "marian" else ["attentions"]
     output = model(**inputs, output_attentions=True)
-    names = ["attentions"]
-    if family == "marian":
-        names = ["encoder_attentions", "decoder_attentions", "cross_attentions"]
     for name in names:
         weights = output[name]
-        assert len(weights) == 2 and weights[0].shape[:2] == (2, 2 if family == "marian" else 4)
-        assert weights[0].min() == 0 and weights[0].max() > 0
+        assert len(weights) == 2 and weights[0].min() == 0
         assert (weights[0].sum(-1) - 1).abs().max() > 0.01, "rows that sum to one are softmax's"
     assert not model(**inputs).get(names[0])
-
-
-def test_what_the_library_says_of_weights_in_the_config():
-    with pytest.raises(ValueError, match="output_attentions"):
-        build("bert").config.output_attentions = True
-    with pytest.raises(ValueError, match=r"implementation='fused' keeps no queries × keys tensor.*the weights"):
-        build("bert", reluformer={"implementation": "fused"})(tokens(1, 4), output_attentions=True)
-    with pytest.raises(ValueError, match="sliding window"):
-        build("mistral", reluformer={"implementation": "fused"})(tokens(1, 7))
 
 
 def call(mask, **keywords):
@@ -182,10 +146,8 @@ def call(mask, **keywords):
     ("mask", "keywords", "message"),
     [
         (torch.zeros(2, 1, 3, 3), {}, "needs a boolean mask.*float32"),
-        (torch.ones(2, 3, dtype=torch.bool), {}, r"must broadcast to .*\(2, 4, 3, 3\); got \(2, 3\)"),
-        (torch.ones(2, 1, 3, 5, dtype=torch.bool), {}, r"got \(2, 1, 3, 5\)"),
+        (torch.ones(2, 1, 3, 5, dtype=torch.bool), {}, r"must broadcast to .*\(2, 4, 3, 3\); got \(2, 1, 3, 5\)"),
         (None, {"keys": 5}, "causal and gives no mask for 3 queries and 5 keys"),
-        (None, {"sliding_window": 2}, "sliding window of 2 for 3 keys"),
         (None, {"cu_seq_lens_q": torch.tensor([0, 1, 3])}, "packs several sequences"),
         (None, {"cache": object()}, "paged cache"),
     ],
@@ -208,36 +170,41 @@ def test_masks_of_single_heads_count_for_themselves():
     torch.testing.assert_close(rows[0] / rows[1], torch.tensor(3.0).sqrt())
 
 
-def test_a_reluformer_keeps_its_own_names():
+@pytest.mark.parametrize("implementation", ["auto", "eager"])
+def test_weights_are_dropped_in_training(implementation):
+    """With the identity as values the output is the weights: after dropout zero, or twice what they were."""
+    settings = {"gamma": 0.6, "implementation": implementation}
+    attention = build("bert", reluformer=settings).encoder.layer[0].attention.self
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 4, 32, 4), torch.randn(2, 4, 32, 4), torch.eye(32).expand(2, 4, 32, 32)
+    whole, dropped = (
+        relu_attention_forward(attention, query, key, value, None, dropout=rate)[0].transpose(1, 2)
+        for rate in (0.0, 0.5)
+    )
+    kept = dropped > 0
+    torch.testing.assert_close(dropped[kept], 2 * whole[kept])
+    assert 0.4 < kept.sum() / (whole > 0).sum() < 0.6
+
+
+def test_other_objects_are_refused():
     with pytest.raises(ValueError, match='"reluformer"` is not supported by attention_activation'):
         tiny_model(attn_implementation="reluformer")
     with pytest.raises(ValueError, match="has ReLU attention already"):
         use_relu_attention(tiny_model())
-    assert tiny_config().attention_gamma == 8.0
+    with pytest.raises(TypeError, match=r"\(a PreTrainedModel\); got torch\.nn\.modules\.linear\.Linear\."):
+        use_relu_attention(torch.nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize(
-    ("given", "name"), [(None, "builtins.NoneType"), (torch.nn.Linear(2, 2), "torch.nn.modules.linear.Linear")]
-)
-def test_what_is_no_model_of_transformers_is_refused(given, name):
-    with pytest.raises(TypeError, match=rf"takes a Transformers model \(a PreTrainedModel\); got {name}\."):
-        use_relu_attention(given)
-
-
-def test_nothing_else_is_registered():
+def test_nothing_else_is_registered_or_computed(monkeypatch):
     """Every other entry of the library's registries is the library's, and a model that asks for nothing calls none of ours."""
     for registry in (AttentionInterface, AttentionMaskInterface):
         registered = dict(registry._global_mapping)
-        assert registered.pop("reluformer").__module__.startswith("reluformer.modeling_reluformer.other_models.")
+        assert registered.pop("reluformer").__module__.startswith("reluformer.")
         assert all(function.__module__.startswith("transformers.") for function in registered.values()), registered
-
-
-def test_models_that_do_not_ask_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(attention_foreign, "settings_of", None)
-    for implementation in ("sdpa", "eager"):
-        model = AutoModelForSeq2SeqLM.from_config(build("marian").config, attn_implementation=implementation)
-        model(input_ids=tokens(2, 5), decoder_input_ids=tokens(2, 4))
-    assert AutoModel.from_config(llama_config()).config._attn_implementation == "sdpa"
+    model = AutoModelForSeq2SeqLM.from_config(build("marian").config, attn_implementation="sdpa")
+    model(input_ids=tokens(2, 5), decoder_input_ids=tokens(2, 4))
+    assert AutoModel.from_config(bert_config()).config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -257,9 +224,23 @@ def test_a_compact_mask_stands_for_a_whole_one(causal, side):
         assert isinstance(moved, VisibilityMask) and moved.shape == whole.shape
     assert mask.to("meta").visible_keys.device.type == "meta"
     assert torch.equal(mask[:, :, :2, 1:], whole[:, :, :2, 1:]) and type(mask[:, :, :2]) is torch.Tensor
-    assert torch.equal(mask & whole, whole) and torch.equal(mask.float(), whole.float()) and "Visibility" in repr(mask)
+    assert torch.equal(mask & whole, whole) and torch.equal(mask.float(), whole.float())
     with pytest.raises(RuntimeError, match="no elements"):
         mask.fill_(True)
+
+
+@pytest.mark.parametrize("seen", [3, 4, 5])
+def test_keys_beyond_the_padding_mask_are_hidden(seen):
+    sizes = {"batch_size": 2, "q_length": 3, "kv_length": 5, "q_offset": 2, "mask_function": causal_mask_function}
+    found = relu_attention_mask(**sizes, attention_mask=torch.ones(2, seen, dtype=torch.bool))
+    padded = torch.arange(5).expand(2, 5) < seen
+    assert torch.equal(found.dense(), sdpa_mask(**sizes, attention_mask=padded, allow_is_causal_skip=False))
+
+
+def test_a_window_that_hides_keys_from_later_queries_is_kept():
+    """All keys fit into the window, but the last queries are further away from the first of them."""
+    found = relu_attention_mask(1, 6, 3, mask_function=sliding_window(4), local_size=4)
+    assert not found[0, 0, 5, 0] and found[0, 0, 3, 0]
 
 
 def test_traced_masks_are_ordinary_tensors(monkeypatch):
@@ -267,10 +248,3 @@ def test_traced_masks_are_ordinary_tensors(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     mask = relu_attention_mask(batch_size=2, q_length=3, kv_length=3)
     assert type(mask) is torch.Tensor and torch.equal(mask, torch.ones(3, 3).tril().bool().expand(2, 1, 3, 3))
-
-
-def test_a_hub_repository_carries_nothing_of_it(tmp_path):
-    """Its code would register the name in the process of whoever loads a ReLUFormer."""
-    tiny_model().save_pretrained(tmp_path)
-    carried = {path.name for path in tmp_path.glob("*.py")}
-    assert "attention_reluformer.py" in carried and not any("foreign" in name for name in carried), carried
