@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
         argv: arguments after the program's name; None takes the process' own, and ends the process where a launcher of several
-            has started it (`reluformer.training.run.launch.end_worker`).
+            has started it (`reluformer.training.run.interruptions.end_worker`).
 
     Returns:
         Exit status: 0, 2 for what a person must change (one line on stderr), 74 when another process of the training was
@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A file would hold every state of "Loading weights". The libraries read this when they are imported.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     status = exit_status(partial(_run, list(sys.argv[1:] if argv is None else argv)))
-    if argv is None:
-        from reluformer.training.run.launch import end_worker
+    if argv is None and "WORLD_SIZE" in os.environ:
+        from reluformer.training.run.interruptions import end_worker
 
         end_worker(status)
     return status

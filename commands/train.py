@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> int:
 
     parser = recipe_parser("reluformer train", recipe_kind(arguments))
     parser.add_argument(
-        "--overwrite", action="store_true", help="delete what an earlier run of this name wrote, and train anew"
+        "--overwrite", action="store_true", help="empty the folder of an earlier run of this name, and train anew"
     )
     parser.add_argument(
         "--print_config", action="store_true", help="print the recipe with all its keys, once it is checked, and end"
@@ -40,14 +40,11 @@ def run(arguments: list[str]) -> int:
         print(text, end="")
         return 0
 
-    from reluformer.training.run.launch import check_environment, joining, leaving
+    from reluformer.training.run.interruptions import told_in_one_line
 
-    check_environment(options.expected_world_size)
-    with joining():  # the training arguments join the process group as soon as they are made
+    with told_in_one_line():  # the training arguments join the process group as soon as they are made
         recipe = build_recipe(parser, options)
-
-    with leaving():
-        train_and_document(recipe, overwrite=options.overwrite)
+    train_and_document(recipe, overwrite=options.overwrite)
     return 0
 
 
@@ -56,7 +53,7 @@ def train_and_document(recipe: Recipe, *, overwrite: bool = False, command: str 
 
     Args:
         recipe: the experiment.
-        overwrite: delete what an earlier run of this name has left, rather than refuse or resume.
+        overwrite: empty the folder of an earlier run of this name, rather than refuse or resume.
         command: the command line, for the record; None takes the process' own.
 
     Returns:

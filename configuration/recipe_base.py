@@ -15,7 +15,6 @@ from transformers import TrainingArguments
 
 from reluformer.configuration.recipe_checks import (
     check_averaging,
-    check_expected_world_size,
     check_name,
     check_training,
 )
@@ -44,15 +43,12 @@ class RunSettings:
             all rows of an attention module are dead: `stop` ends the run with an error that says what to change; `record` ends
             a run whose loss is not finite and records that it did not converge; in the other cases it goes on and records what
             happened.
-        expected_world_size: number of processes that the recipe is meant for; a run of any other number is refused, since an
-            update would hold another number of items. null: any.
         training: `transformers.TrainingArguments`.
     """
 
     averaging: AveragingConfig = field(default_factory=AveragingConfig)
     zeros: ZerosConfig | None = None
     on_divergence: Literal["stop", "record"] = "stop"
-    expected_world_size: int | None = None
     training: TrainingArguments
 
     # How the size of a batch is called, in the recipe and for a reader; the sections that a saved recipe always has.
@@ -68,7 +64,6 @@ class RunSettings:
     def check_settings(self, replaced_arguments: Mapping[str, str]) -> None:
         """Raises `UserError` for a name, settings or training arguments that cannot be used; see `check_training`."""
         check_name(self.name)
-        check_expected_world_size(self.expected_world_size)
         check_training(self.training, replaced_arguments)
         check_averaging(self.averaging, self.training)
         if self.zeros is not None:

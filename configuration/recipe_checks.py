@@ -35,12 +35,6 @@ def check_name(name: str) -> None:
         raise UserError(f"name: {name!r} cannot name a folder; give a word such as 'multi30k_en_de'")
 
 
-def check_expected_world_size(processes: int | None) -> None:
-    """Raises `UserError` for what is no number of processes."""
-    if processes is not None and processes < 1:
-        raise UserError(f"expected_world_size: {processes} must be at least 1; null allows any number")
-
-
 def only_origin(origins: Mapping[str, bool], section: str = "data") -> str:
     """The one place that a section names; `UserError` where it names none or several. origins: is it given, by name."""
     given = [name for name, is_given in origins.items() if is_given]
@@ -201,6 +195,7 @@ _REPLACED_ARGUMENTS = {
     "generation_max_length": "decoding stops by itself at a length that follows the source's",
     "generation_num_beams": "set evaluation.num_beams",
     "generation_config": "set evaluation.num_beams and evaluation.length_penalty",
+    "use_liger_kernel": "Liger has no kernels for this model",
     **OF_PREDICTIONS,
 }
 # What Transformers writes for a token, and so stands in the recipes of earlier runs.

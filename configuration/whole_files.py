@@ -1,17 +1,19 @@
 """Writing a file, or a folder, whole or not at all: under its name is what was there before, or all of what is new.
 
 Both are written under a temporary name, `.<name>.<process>.partial`, beside their place. A process that is killed leaves
-that name behind; `reluformer.training.run.checkpoints.is_leftover` recognises it.
+that name behind.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+
+from reluformer.configuration.errors import UserError
 
 
 @contextmanager
@@ -70,3 +72,35 @@ def sync(path: Path) -> None:
 
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def holds_one(folder: Path, what: str, marks: Sequence[str], *, overwrite: bool) -> bool:
+    """Whether a folder that is about to be written holds a `what` that is to be replaced; False for one that is empty or missing.
+
+    Args:
+        folder: what the user has named.
+        what: the program writes there, for the message.
+        marks: files or folders that each `what` has.
+        overwrite: whether it may be replaced. The caller looks for files of others in it, see [`require_own`].
+
+    Raises:
+        UserError: it is a file, holds something else, or holds a `what` and `overwrite` is not given.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; give a folder")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return False
+    if not all((folder / mark).exists() for mark in marks):
+        raise UserError(f"{folder}: holds files but no {what}; give another folder")
+    if not overwrite:
+        raise UserError(f"{folder}: holds a {what} already; give another folder, or --overwrite to replace it")
+    return True
+
+
+def require_own(folder: Path, foreign: Sequence[str]) -> None:
+    """Raises a `UserError` that names files which `--overwrite` must not remove, if there are any."""
+    if foreign:
+        raise UserError(
+            f"{folder}: holds {', '.join(foreign[:5])}{' and more' if len(foreign) > 5 else ''}, which the program did not "
+            "write, and --overwrite removes only what it did; move them out of the folder, or give another folder"
+        )

@@ -13,14 +13,13 @@ from transformers import PreTrainedModel
 
 from reluformer import ReLUFormerConfig
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.whole_files import whole_folder
+from reluformer.configuration.whole_files import holds_one, require_own, whole_folder
 from reluformer.export.checking import Difference, difference
 from reluformer.export.graphs import LARGEST_FILE, write_graphs
 from reluformer.export.names import GRAPHS
 from reluformer.export.running import OnnxTranslationModel
 from reluformer.modeling_reluformer.attention_activations import POINTWISE
-from reluformer.training.loading import load_model_and_tokenizer
-from reluformer.training.run.own_files import TOKENIZER_FILES, holds_one, require_own
+from reluformer.training.loading import TOKENIZER_FILES, load_model_and_tokenizer
 
 # What torch.onnx writes without converting from one to another.
 OPSETS = range(18, 24)

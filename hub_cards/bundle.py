@@ -20,8 +20,7 @@ from reluformer.hub_cards.card import render_card_of
 from reluformer.hub_cards.card_contents import PICTURES
 from reluformer.hub_cards.model_folder import ModelFolder
 from reluformer.hub_cards.weights import check_weights, weight_files
-from reluformer.training.loading import load_tokenizer
-from reluformer.training.run.own_files import IMAGE_PROCESSOR_FILE
+from reluformer.training.loading import IMAGE_PROCESSOR_FILE, load_tokenizer
 from reluformer.training.run.redaction import is_secret, without_secrets
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE, is_finished
 

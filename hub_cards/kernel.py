@@ -19,11 +19,10 @@ from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.whole_files import whole_folder, write_whole
+from reluformer.configuration.whole_files import holds_one, require_own, whole_folder, write_whole
 from reluformer.hub_cards.kernel_sources import ENTRY, kernel_sources
 from reluformer.modeling_reluformer.attention_activations import POINTWISE
 from reluformer.modeling_reluformer.fused.triton_launch import MAX_HEAD_DIM
-from reluformer.training.run.own_files import holds_one, require_own
 
 FUNCTION = "relu_attention"
 DEFAULT_REPO_ID = "your-name/relu-attention"

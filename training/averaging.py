@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.run.checkpoints import MANIFEST_FILE, checkpoint_folders, fault_of
+from reluformer.training.run.checkpoints import checkpoint_folders
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +79,6 @@ def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | Non
 
 def _load_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint, {name: tensor}, on the CPU."""
-    if (folder / MANIFEST_FILE).is_file() and (fault := fault_of(folder)):
-        raise UserError(f"{folder}: {fault}; the checkpoint is damaged, remove its folder")
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     try:
         if single.exists():

@@ -21,7 +21,7 @@ from reluformer import (
     ReLUFormerVisionConfig,
 )
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.configuration.whole_files import whole_folder
+from reluformer.configuration.whole_files import holds_one, require_own, whole_folder
 from reluformer.modeling_reluformer.configuration_attention import (
     NORMALIZED_ACTIVATIONS,
     POINTWISE_ACTIVATIONS,
@@ -29,19 +29,12 @@ from reluformer.modeling_reluformer.configuration_attention import (
 )
 from reluformer.training.decoder_conversion import DECODER_SOURCES, convert_decoder_model, load_decoder
 from reluformer.training.foreign_weights import config_of_preset, load_foreign, require_all_weights
-from reluformer.training.loading import load_model_config
+from reluformer.training.loading import IMAGE_PROCESSOR_FILE, TOKENIZER_FILES, load_model_config
 from reluformer.training.run.initialization import (
     Model,
     changed_config,
     load_weights,
     model_with_weights,
-)
-from reluformer.training.run.own_files import (
-    IMAGE_PROCESSOR_FILE,
-    TOKENIZER_FILES,
-    holds_one,
-    own_files_of_model,
-    remove_files,
 )
 from reluformer.training.vit_conversion import convert_vit_model, load_vit
 
@@ -71,6 +64,8 @@ _SAME_FIELDS = (
     "eos_token_id",
     "decoder_start_token_id",
 )
+# Of the files in a model's folder, which --overwrite may remove.
+_SUFFIXES = (".json", ".safetensors", ".py", ".spm", ".jinja")
 _POSITION_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
 
@@ -134,7 +129,7 @@ def convert(
         )
     notes += _change_notes(new)
 
-    with whole_folder(target, _remove_model) as folder:
+    with whole_folder(target) as folder:
         notes += _copy_preprocessor(source, folder, copied, config.model_type)
         model.save_pretrained(folder)
     return Conversion(target, model, tuple(notes))
@@ -234,12 +229,8 @@ def _check_target(source: str | Path, target: Path, overwrite: bool) -> None:
     if Path(source).is_dir() and (here == there or there in here.parents):
         raise UserError(f"{target}: holds the source; give another folder")
     if holds_one(target, "model", ["config.json"], overwrite=overwrite):
-        own_files_of_model(target)
-
-
-def _remove_model(folder: Path) -> None:
-    remove_files(folder, own_files_of_model(folder))
-    folder.rmdir()
+        names = [path.name for path in sorted(target.iterdir()) if not path.is_file() or path.suffix not in _SUFFIXES]
+        require_own(target, names)
 
 
 def _copy_preprocessor(source: str | Path, folder: Path, names: Sequence[str], model_type: str) -> list[str]:

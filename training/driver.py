@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, TrainingArguments
-from transformers.trainer_utils import TrainOutput
+from torch.distributed import distributed_c10d
+from transformers import PreTrainedModel
 
-from reluformer.configuration.errors import TrainingStopped, UserError
+from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 from reluformer.configuration.recipe_parser import AnyRecipe
 from reluformer.configuration.splits import SPLITS
+from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.training.averaging import average_checkpoints
 from reluformer.training.loading import load_whole
+from reluformer.training.run.checkpoints import saved_processes
 from reluformer.training.run.divergence import DivergenceWatch
-from reluformer.training.run.global_batch import change_of_processes
-from reluformer.training.run.interruptions import told_in_one_line, where_it_goes_on
-from reluformer.training.run.launch import check_launch, is_sharded
-from reluformer.training.run.overwriting import removed_unless_it_fails
+from reluformer.training.run.interruptions import process_group, resumes_at, told_in_one_line
 from reluformer.training.run.progress import bars_are_seen, library_bars, say
-from reluformer.training.run.resumption import write_training_files
-from reluformer.training.run.run_folder import RECORD_FILE, checkpoint_to_resume, write_recipe
-from reluformer.training.run.run_lock import only_training_in
-from reluformer.training.run.training_record import training_record, write_training_record
-from reluformer.training.run_trainer import RunTrainer
+from reluformer.training.run.run_folder import (
+    RECORD_FILE,
+    checkpoint_to_resume,
+    only_training_in,
+    settings_of,
+    write_recipe,
+)
+from reluformer.training.run.training_record import write_training_record
+from reluformer.training.trainer import RunTrainer
 from reluformer.training.zeros import ZerosCallback
 
 logger = logging.getLogger(__name__)
@@ -74,86 +79,66 @@ def run_recipe(
 ) -> Path:
     """Trains, averages and evaluates one run; arguments, result and errors as in `reluformer.training.training.train`."""
     recipe.check()
-    with told_in_one_line(recipe.run_folder), library_bars(shown=bars_are_seen()):
-        check_launch(recipe)
-        task.check(recipe)
-        with only_training_in(recipe.run_folder) if recipe.training.should_save else contextlib.nullcontext():
-            return _run(recipe, task, overwrite=overwrite, command=command, finish=finish)
-
-
-def _run(
-    recipe: AnyRecipe, task: Task, *, overwrite: bool, command: str | None, finish: Callable[[FinishedRun], None] | None
-) -> Path:
+    task.check(recipe)
     arguments, folder = recipe.training, recipe.run_folder
-    # Not `local`: the processes of all machines share the folder.
-    with arguments.main_process_first(local=False, desc="run folder"):
-        resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and arguments.should_save)
-    data, model = _begin(recipe, task, resume_from)
-    _turn_off_push(arguments, told=finish is None)
-    say(recipe, f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
-    trainer = task.trainer(recipe, data, model)
-    watch = DivergenceWatch(trainer, recipe.on_divergence)
-    trainer.add_callback(watch)
-    if recipe.zeros is not None:
-        trainer.add_callback(ZerosCallback(recipe.zeros))
-    output, seconds = _update(recipe, trainer, watch, resume_from)
-    # Weights that are no numbers are neither averaged, nor saved, nor evaluated.
-    converged = watch.divergence is None
-    averaged = _average(recipe, trainer) if converged else []
-    if converged:
-        trainer.save_model()
-    trainer.save_state()
-    if arguments.should_save:
-        measured = training_record(recipe, trainer, output, seconds, averaged, command)
-        write_training_record(recipe, trainer, watch, resume_from, measured)
-        if converged:
+    _check_processes(recipe)
+    lock = only_training_in(folder) if arguments.should_save else contextlib.nullcontext()
+    with told_in_one_line(folder), library_bars(shown=bars_are_seen()), lock, process_group():
+        # Not `local`: the processes of all machines share the folder.
+        with arguments.main_process_first(local=False, desc="run folder"):
+            resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and arguments.should_save)
+            if arguments.should_save:
+                write_recipe(recipe)
+        _turn_off_push(recipe, told=finish is None)
+        data = task.prepare(recipe, resume_from)
+        trainer, watch = _trainer(recipe, task, data)
+        _train(trainer, recipe, resume_from)
+        if watch.divergence is None:
+            averaged = _average(recipe, trainer)
+            trainer.save_model()
+        trainer.save_state()
+        if not arguments.should_save:
+            return folder
+        if watch.divergence is None:
+            write_training_record(recipe, trainer, watch, resume_from, averaged=averaged, command=command)
             run = task.evaluate(recipe, trainer, data, command)
             if finish is not None:
                 finish(run)
-            if watch.exploded is not None:
-                say(recipe, f"warning: training diverged, see `exploded` in {folder / RECORD_FILE}")
-        else:
+        else:  # weights that are no numbers are neither averaged, nor saved, nor evaluated
+            write_training_record(recipe, trainer, watch, resume_from, command=command)
             say(recipe, f"training diverged: {watch.divergence.reason}; recorded in {folder / RECORD_FILE}")
     return folder
 
 
-def _begin(recipe: AnyRecipe, task: Task, resume_from: Path | None) -> tuple[Any, PreTrainedModel]:
-    """Data and model. Until both are there, a run that is to be overwritten comes back if anything fails."""
-    folder, should_save = recipe.run_folder, recipe.training.should_save
-    with removed_unless_it_fails(folder) if should_save else contextlib.nullcontext():
-        if should_save:
-            write_recipe(recipe)
-        data = task.prepare(recipe, resume_from)
-        if should_save:
-            write_training_files(recipe.data, folder, anew=resume_from is None)
-        return data, task.build(recipe, data)
+def _trainer(recipe: AnyRecipe, task: Task, data: Any) -> tuple[RunTrainer, DivergenceWatch]:
+    settings = settings_of(recipe)  # before the Trainer completes its arguments
+    model = task.build(recipe, data)
+    say(recipe, f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
+    try:
+        trainer = task.trainer(recipe, data, model)
+    except (ImportError, RuntimeError) as error:  # a package that report_to or optim needs
+        raise UserError(f"training: {one_line(error)}") from error
+    trainer.settings = settings
+    watch = DivergenceWatch(trainer, recipe.on_divergence)
+    trainer.add_callback(watch)
+    if recipe.zeros is not None:
+        trainer.add_callback(ZerosCallback(recipe.zeros))
+    return trainer, watch
 
 
-def _turn_off_push(arguments: TrainingArguments, *, told: bool) -> None:
-    """The Trainer's own push uploads the whole run folder, with recipe, logs and translations, at every checkpoint.
-
-    The recipe in the run folder still says what was asked for.
-    """
-    if arguments.push_to_hub:
-        arguments.push_to_hub = False
-        if told:
-            logger.warning("training.push_to_hub: only `reluformer train` publishes a run; use `reluformer publish`")
-
-
-def _update(
-    recipe: AnyRecipe, trainer: RunTrainer, watch: DivergenceWatch, resume_from: Path | None
-) -> tuple[TrainOutput, float | None]:
-    """All updates that are left, and the seconds that the whole training has taken, if that is known."""
+def _train(trainer: RunTrainer, recipe: AnyRecipe, resume_from: Path | None) -> None:
+    """All updates that are left."""
     if resume_from is not None:
-        change = change_of_processes(recipe, resume_from)
-        say(recipe, f"going on at {resume_from}{f' ({change})' if change else ''}")
-    with trainer.stop_on_sigterm.listening():
-        output = trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
-    seconds = trainer.seconds
-    if trainer.stop_on_sigterm.stopped and watch.divergence is None:
-        going_on = where_it_goes_on(recipe.run_folder)
-        raise TrainingStopped(f"stopped by SIGTERM after update {trainer.state.global_step}; {going_on}")
-    return output, seconds
+        before, now = saved_processes(resume_from), recipe.training.world_size
+        others = "" if before == now else f", written by {before} processes, with {now}: other dropout masks"
+        say(recipe, f"resuming at {resume_from}{others}")
+    if recipe.training.device.type == "cpu" and trainer.model.config._attn_implementation in ("fused", "reluformer"):
+        library.library(large=True)  # builds it now: a loop that changed within the run would change the last digits
+    trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+    if trainer.stop_on_sigterm.stopped:
+        raise TrainingStopped(
+            f"stopped by SIGTERM after update {trainer.state.global_step}; {resumes_at(recipe.run_folder)}"
+        )
 
 
 def _average(recipe: AnyRecipe, trainer: RunTrainer) -> list[str]:
@@ -172,6 +157,39 @@ def _average(recipe: AnyRecipe, trainer: RunTrainer) -> list[str]:
     names = [folder.name for folder in averaged.folders]
     say(recipe, f"weights: the mean of {', '.join(names)}")
     return names
+
+
+def _check_processes(recipe: AnyRecipe) -> None:
+    launched, training = int(os.environ.get("WORLD_SIZE") or 1), recipe.training
+    if training.world_size != launched:
+        raise UserError(
+            f"{launched} processes were started, but the Trainer found no device to connect them on, so that each would train "
+            "alone; without GPUs, add --training.use_cpu true"
+        )
+    if training.use_cpu and launched > 1:
+        # Transformers hands ddp_timeout to the process group of GPUs alone.
+        distributed_c10d._set_pg_timeout(timedelta(seconds=training.ddp_timeout))
+    if is_sharded(recipe):
+        if training.device.type == "cpu":
+            raise UserError("FSDP was asked for, but the Trainer does not shard on a CPU; leave FSDP out, or use GPUs")
+        if recipe.averaging.last_checkpoints > 1:
+            raise UserError("averaging.last_checkpoints: does not go with FSDP; set it to 0, or train without FSDP")
+        if getattr(recipe.evaluation, "at_most", 0) and training.eval_strategy != "no":
+            raise UserError(
+                "evaluation.at_most: does not go with FSDP; set it to 0 (the loss alone), or leave FSDP out"
+            )
+
+
+def is_sharded(recipe: AnyRecipe) -> bool:
+    """Whether FSDP was asked for: by `training.fsdp`, or by the file given to `accelerate launch`."""
+    return bool(recipe.training.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def _turn_off_push(recipe: AnyRecipe, *, told: bool) -> None:
+    """The Trainer's own push uploads the whole run folder, with recipe, logs and translations, at every checkpoint."""
+    if recipe.training.push_to_hub and told:
+        logger.warning("training.push_to_hub: only `reluformer train` publishes a run; use `reluformer publish`")
+    recipe.training.push_to_hub = False
 
 
 def require_splits(recipe: AnyRecipe, has_split: Callable[[Any, str], bool]) -> None:

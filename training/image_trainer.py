@@ -10,7 +10,7 @@ from transformers import EvalPrediction
 from reluformer.configuration.scores import IMAGE_SCORES
 from reluformer.modeling_reluformer.loss_vision import counted_images, images_of_the_update
 from reluformer.training.data.image_batches import ImageBatchSampler
-from reluformer.training.run_trainer import RunTrainer
+from reluformer.training.trainer import RunTrainer
 
 TOP = 5
 

@@ -17,7 +17,6 @@ from reluformer.training.data.image_batches import AugmentedPixelValues, PixelVa
 from reluformer.training.data.images import ImageSplit, has_image_split, load_image_split
 from reluformer.training.driver import FinishedRun, Task, model_to_evaluate, require_splits, splits_to_read
 from reluformer.training.image_trainer import ImageTrainer
-from reluformer.training.run.needed_packages import check_packages
 from reluformer.training.run.progress import say
 from reluformer.training.run.recipe_models import (
     checkpoint_config,
@@ -82,7 +81,6 @@ def _require_as_many_classes(
 def _check(recipe: ImageRecipe) -> None:
     """Finds what is wrong with the recipe before its pictures are read."""
     build_image_config(recipe)
-    check_packages(recipe, lambda: ReLUFormerForImageClassification(build_image_config(recipe)))
     require_splits(recipe, has_image_split)
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from reluformer.training.data.shuffled_batches import ShuffledBatches
-from reluformer.training.token_trainer import TokenTrainer
+from reluformer.training.trainer import TokenTrainer
 
 
 def perplexities(nats_per_token: float, tokens: int, text_bytes: int) -> dict[str, float]:

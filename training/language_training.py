@@ -16,7 +16,6 @@ from reluformer.training.data.text_sources import has_texts, split_documents
 from reluformer.training.driver import FinishedRun, Task, model_to_evaluate, require_splits, splits_to_read
 from reluformer.training.language_trainer import LanguageTrainer
 from reluformer.training.run.model_building import TOKEN_FIELDS, check_tokenizer_of_checkpoint, token_fields
-from reluformer.training.run.needed_packages import check_packages
 from reluformer.training.run.progress import say
 from reluformer.training.run.recipe_models import (
     checkpoint_config,
@@ -66,7 +65,6 @@ def build_language_config(
 def _check(recipe: LanguageRecipe) -> None:
     """Finds what is wrong with the recipe before its texts are read."""
     build_language_config(recipe)
-    check_packages(recipe, lambda: ReLUFormerForCausalLM(build_language_config(recipe)))
     require_splits(recipe, has_texts)
 
 

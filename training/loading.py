@@ -20,12 +20,25 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import CHAT_TEMPLATE_FILE
 
 import reluformer  # noqa: F401  (registers the model with the Auto classes)
 from reluformer.configuration.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 
+TOKENIZER_FILES = (
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "target_vocab.json",
+    "source.spm",
+    "target.spm",
+    CHAT_TEMPLATE_FILE,
+)
+IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 

@@ -1,36 +1,366 @@
-"""`Seq2SeqTrainer` with token batches, the model's own figures in the logs, and translation of validation pairs."""
+"""`Seq2SeqTrainer` with token batches, whole checkpoints and the model's own figures in the logs; what other trainers share."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import shutil
+import time
+import zlib
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
+import datasets
+import numpy as np
 import torch
-from transformers import Seq2SeqTrainer
+from torch.utils.data import DataLoader, Sampler
+from transformers import PrinterCallback, ProgressCallback, Seq2SeqTrainer, Trainer, TrainerCallback, set_seed
+from transformers.trainer_utils import (
+    PREFIX_CHECKPOINT_DIR,
+    EvalLoopOutput,
+    TrainOutput,
+    rotate_checkpoints,
+    seed_worker,
+)
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.data.encoding import token_lengths
+from reluformer.training.data.mapped_files import ReleasingCollator
 from reluformer.training.data.token_batches import TokenBatchSampler
-from reluformer.training.token_trainer import TokenTrainer
+from reluformer.training.run.checkpoints import (
+    PARTIAL_FOLDER,
+    publish_checkpoint,
+    read_run_state,
+    remove_off_schedule,
+    saved_processes,
+)
+from reluformer.training.run.figures import FigureMeans
+from reluformer.training.run.interruptions import StopOnSigterm
+from reluformer.training.run.progress import ProgressLines, library_bars
 
-# Scores a model during training: (model, process index, number of processes) → figures, the same on every process.
+# Scores a model during training: (model, process index, number of processes) → values, the same on every process.
 TranslationScorer = Callable[[torch.nn.Module, int, int], dict[str, float]]
 
 
-class ReLUFormerTrainer(TokenTrainer, Seq2SeqTrainer):
-    """Trains any encoder-decoder of Transformers on batches filled by tokens.
+class RunTrainer(Trainer):
+    """A `Trainer` whose run can be interrupted anywhere and resumes exactly, and which logs what the model reports.
+
+    A subclass says what it counts (`items`, `count_items`) and plans its batches (`plan_of_batches`).
 
     Logs, beside the Trainer's: `cross_entropy`, `regularization`, `attention_sum`, `attention_entropy`,
-    `dead_row_fraction` (means over target tokens since the last log, over all processes; those the model reports),
-    `target_tokens_per_update`, `target_tokens_per_second` (evaluation not counted). Evaluation: the same with `eval_`,
-    and `eval_loss` as an exact mean over target tokens.
+    `dead_row_fraction` (means over items since the last log, over all processes; those the model reports),
+    `<items>_per_update`, `<items>_per_second` and `cpu_seconds`, this process' on all its threads since the last log (evaluation
+    not counted). Evaluation: the same with `eval_`, and `eval_loss` as an exact mean over items.
+    """
+
+    # What the loss is a mean over, for the names of logged values.
+    items: ClassVar[str]
+    # What a checkpoint keeps of the recipe, see `run_folder.settings_of`.
+    settings: dict[str, Any] | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.args.n_gpu > 1:
+            raise UserError(
+                f"one process sees {self.args.n_gpu} GPUs; start one process for each with `torchrun --nproc_per_node "
+                f"{self.args.n_gpu} -m reluformer train …`, or choose one with CUDA_VISIBLE_DEVICES=0"
+            )
+        if self.args.device.type == "cpu":  # torch would warn at each evaluation that pinning does nothing
+            self.args.dataloader_pin_memory = False
+        self._began = time.perf_counter()
+        self._training_figures, self._evaluation_figures = FigureMeans(), FigureMeans()
+        self._start_the_clock()
+        self._partial: Path | None = None  # while a checkpoint is being written
+        self._progress = ProgressLines()
+        # A notebook's own table stays.
+        if any(self.pop_callback(kind) for kind in (ProgressCallback, PrinterCallback)):
+            self.add_callback(self._progress)
+        self.stop_on_sigterm = StopOnSigterm(self)
+        self.add_callback(self.stop_on_sigterm)
+        self.batches = None if self.train_dataset is None else self.plan_of_batches()
+        self.add_callback(_StartOfTraining(self))
+
+    @property
+    def plan_seed(self) -> int:
+        """That the plan of the batches follows from."""
+        return self.args.seed if self.args.data_seed is None else self.args.data_seed
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the training so far, evaluation included, with that up to the checkpoint at which it resumed."""
+        return time.perf_counter() - self._began
+
+    @property
+    def batches_per_update(self) -> int:
+        """Of all processes and steps of accumulation."""
+        return self.args.gradient_accumulation_steps * self.args.world_size
+
+    def plan_of_batches(self) -> Sampler:
+        """The plan of all training batches, the same on every process, with `set_epoch` and `fingerprint`."""
+        raise NotImplementedError
+
+    def count_items(self, labels: torch.Tensor) -> torch.Tensor:
+        """Number of items of a batch that count in the loss; scalar."""
+        raise NotImplementedError
+
+    def divisor_of(self, num_items_in_batch: torch.Tensor | int, labels: torch.Tensor) -> torch.Tensor | int:
+        """What the model has divided its sums by, where the Trainer has told it the entries of `labels` in the update."""
+        return num_items_in_batch
+
+    def fingerprint(self) -> list[int]:
+        """Tells the training set from another one that a run must not resume with."""
+        return [len(self.train_dataset)]
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches of the plan; accelerate deals them out to the processes."""
+        if self.train_dataset is None:
+            raise ValueError(f"{type(self).__name__}: training requires a train_dataset.")
+        # Data sets of other kinds than `datasets` have no files.
+        files = [file["filename"] for file in getattr(self.train_dataset, "cache_files", ())]
+        rows = self.train_dataset
+        if isinstance(rows, datasets.Dataset):
+            rows = self._remove_unused_columns(rows, description="training")
+        workers = self.args.dataloader_num_workers
+        loader = DataLoader(
+            rows,
+            batch_sampler=self.batches,
+            collate_fn=ReleasingCollator(self.data_collator, files) if files else self.data_collator,
+            num_workers=workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context,
+            worker_init_fn=partial(seed_worker, num_workers=workers, rank=self.args.process_index),
+        )
+        return self.accelerator.prepare(loader)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """The Trainer's; it refuses to resume with another training set."""
+        before = read_run_state(Path(resume_from_checkpoint)) if isinstance(resume_from_checkpoint, str) else {}
+        if before.get("data", self.fingerprint()) != self.fingerprint():
+            raise UserError(
+                f"{resume_from_checkpoint}: was trained with other training data than those that were read now; restore them, "
+                "or give another name, or --overwrite to train anew"
+            )
+        self._began = time.perf_counter() - before.get("seconds", 0.0)
+        with contextlib.closing(self._progress), self.stop_on_sigterm.listening():
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """The Trainer's, unless all updates are made: a run that resumes at its last checkpoint would make one more."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+        else:
+            self.control.should_training_stop = True
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return super()._get_output_dir(trial) if self._partial is None else str(self._partial)
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """The Trainer's, in a folder that becomes a checkpoint when every process has written; older ones go only then."""
+        run_folder, name = Path(self._get_output_dir(trial)), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self._partial = run_folder / PARTIAL_FOLDER
+        try:
+            if self.args.should_save:
+                shutil.rmtree(self._partial, ignore_errors=True)
+            self.accelerator.wait_for_everyone()
+            best = self._best_checkpoint(run_folder)
+            super()._save_checkpoint(model, trial)
+            self.state.best_model_checkpoint = best
+            self.accelerator.wait_for_everyone()  # every process writes its random state
+            if self.args.should_save:
+                self._publish(self._partial / name, run_folder / name)
+        finally:
+            if self.args.should_save:
+                shutil.rmtree(self._partial, ignore_errors=True)
+            self._partial = None
+
+    def _best_checkpoint(self, run_folder: Path) -> str | None:
+        """Under the name that it has, or gets; the Trainer takes the folder that is being written for its name."""
+        if self.state.best_global_step == self.state.global_step:
+            return str(run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        return self.state.best_model_checkpoint
+
+    def _publish(self, partial: Path, checkpoint: Path) -> None:
+        self.state.save_to_json(str(partial / "trainer_state.json"))
+        off_schedule = self.stop_on_sigterm.off_schedule
+        run_state = {"settings": self.settings, "data": self.fingerprint(), "seconds": self.seconds}
+        publish_checkpoint(partial, checkpoint, {**run_state, "off_schedule": off_schedule})
+        if not off_schedule:
+            remove_off_schedule(checkpoint)
+            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+            rotate_checkpoints(str(checkpoint.parent), save_total_limit=limit, best_model_checkpoint=best)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """The Trainer's, where as many processes resume as wrote the checkpoint.
+
+        Otherwise some would have no state to resume with, and would draw the dropout masks of the first updates again; all begin
+        anew, with a seed that depends on the update.
+        """
+        if checkpoint is None or saved_processes(Path(checkpoint)) == self.args.world_size:
+            super()._load_rng_state(checkpoint)
+        else:
+            set_seed(self.args.seed + self.state.global_step)
+
+    def _save(self, *args: Any, **kwargs: Any) -> None:
+        """The Trainer's, without a bar for each file within that of the training."""
+        with library_bars(shown=False):
+            super()._save(*args, **kwargs)
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """The model's own loss; what the model reports with it is kept for the next log."""
+        labels = inputs["labels"]
+        items = self.count_items(labels)
+        if not return_outputs:  # a training step
+            inputs = self.inputs_of_the_loss(inputs)
+        # What the model divided its sums by: the items of the whole update, of which this batch may be a part.
+        told = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        divisor = self.divisor_of(num_items_in_batch, labels) if told else None
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        # The Trainer has multiplied the loss by the number of processes, over which DDP takes the mean of the gradients.
+        processes = 1 if divisor is None else self.args.world_size
+        figures = self._training_figures if model.training else self._evaluation_figures
+        figures.add({**outputs, "loss": loss / processes}, items, divisor)
+        return (loss, outputs) if return_outputs else loss
+
+    def inputs_of_the_loss(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """What the model is given where its loss alone is wanted."""
+        return inputs
+
+    def rows_that_count(self, rows: int, device: torch.device) -> torch.Tensor | None:
+        """Which rows of the last batch of an evaluation are not repetitions, (rows,); None where all count.
+
+        The rows of all processes side by side are those that are left and then the first ones of the set again, which accelerate
+        has added to fill the batches of all processes.
+        """
+        state = self.accelerator.gradient_state
+        if self.args.world_size == 1 or not state.end_of_dataloader or state.remainder <= 0:
+            return None
+        return torch.arange(rows, device=device) + self.args.process_index * rows < state.remainder
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the model's figures and the speed to each training log."""
+        if "loss" in logs:
+            logs.update(self._figures_since_last_log())
+        super().log(logs, start_time)
+
+    def _start_the_clock(self) -> None:
+        self._clock_start, self._cpu_start = time.perf_counter(), time.process_time()
+        self._last_logged_update = self.state.global_step
+
+    def _figures_since_last_log(self) -> dict[str, float]:
+        means, items = self._training_figures.pop(self._sum_over_processes)
+        means.pop("loss", None)  # the Trainer's own `loss` is the mean over updates
+        seconds, cpu_seconds = time.perf_counter() - self._clock_start, time.process_time() - self._cpu_start
+        updates = self.state.global_step - self._last_logged_update
+        self._start_the_clock()
+        return {
+            **means,
+            f"{self.items}_per_update": items / max(updates, 1),
+            f"{self.items}_per_second": items / seconds,
+            "cpu_seconds": cpu_seconds,
+        }
+
+    def _sum_over_processes(self, values: torch.Tensor) -> torch.Tensor:
+        return self.accelerator.reduce(values, reduction="sum")
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        """The Trainer's loop, then the exact means over items and, in training, what `scores` adds."""
+        started, cpu_started = time.perf_counter(), time.process_time()
+        # Some trainers gather with the rows that accelerate repeats to fill the last batch, and would score them twice.
+        self.gather_function = self.accelerator.gather_for_metrics
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        means, items = self._evaluation_figures.pop(self._sum_over_processes)
+        scores = self.scores(means, items) if metric_key_prefix == "eval" else {}
+        # Here, rather than after `evaluate`, logs, callbacks and the choice of the best checkpoint see them too.
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in {**means, **scores}.items()})
+        self._clock_start += time.perf_counter() - started
+        self._cpu_start += time.process_time() - cpu_started
+        return output
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """As in `Trainer`, but a tied weight, which a checkpoint holds once under its other name, is not called missing."""
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    def scores(self, means: dict[str, float], items: int) -> dict[str, float]:
+        """Further values of an evaluation during training, the same on every process.
+
+        Args:
+            means: what the model has reported, over the items.
+            items: their number.
+        """
+        return {}
+
+
+class _StartOfTraining(TrainerCallback):
+    """Starts the clock where training starts, and tells the plan of batches which epoch begins.
+
+    The Trainer hands the epoch to the loader's batch sampler and to the one inside it. When several processes resume in
+    the middle of an epoch ours lies one deeper (skip of shard of ours), and the order of epoch 0 would return. What a
+    checkpoint keeps is the number of the update, so the epoch is derived from it, by the Trainer's own formula.
+    """
+
+    def __init__(self, trainer: RunTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._start_the_clock()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+        updates_per_epoch = math.ceil(len(train_dataloader) / args.gradient_accumulation_steps)
+        self._trainer.batches.set_epoch(state.global_step // updates_per_epoch)
+
+
+class TokenTrainer(RunTrainer):
+    """A `RunTrainer` whose items are the tokens that are predicted: those whose label is not -100."""
+
+    items = "target_tokens"
+
+    def count_items(self, labels: torch.Tensor) -> torch.Tensor:
+        """Target tokens."""
+        return labels.ne(-100).sum()
+
+    def inputs_of_the_loss(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Asks the model for its loss alone, if it can skip the logits and no other loss is computed from them."""
+        can_skip = hasattr(getattr(self.model, "config", None), "skip_logits")
+        needed = self.label_smoother is not None or self.compute_loss_func is not None
+        return {**inputs, "skip_logits": True} if can_skip and not needed else inputs
+
+    def prediction_step(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """As in `Trainer`; rows that stand in the last batch a second time do not count."""
+        if prediction_loss_only and "labels" in inputs:
+            inputs = self.inputs_of_the_loss(inputs)
+        labels = inputs.get("labels")
+        if labels is not None and (count := self.rows_that_count(len(labels), labels.device)) is not None:
+            inputs = {**inputs, "labels": labels.masked_fill(~count.unsqueeze(1), -100)}
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
+
+
+class ReLUFormerTrainer(TokenTrainer, Seq2SeqTrainer):
+    """Trains any encoder-decoder of Transformers on batches filled by tokens; it logs what [`RunTrainer`] says.
 
     Args:
         tokens_per_batch: budget of a batch in tokens with padding.
-        translation_scorer: called at every evaluation; its figures are logged as `eval_bleu` and so on.
+        translation_scorer: called at every evaluation; its values are logged as `eval_bleu` and so on.
         others: as in `Seq2SeqTrainer`; `train_dataset` has columns `input_ids` and `labels` of unpadded lists.
     """
-
-    batch_key = "tokens_per_batch"
 
     def __init__(
         self,
@@ -39,29 +369,29 @@ class ReLUFormerTrainer(TokenTrainer, Seq2SeqTrainer):
         translation_scorer: TranslationScorer | None = None,
         **kwargs: Any,
     ) -> None:
-        self.batch_size = self.tokens_per_batch = tokens_per_batch
+        self.tokens_per_batch = tokens_per_batch
         self.translation_scorer = translation_scorer
         super().__init__(*args, **kwargs)
 
-    @property
-    def token_batches(self) -> TokenBatchSampler | None:
-        """The plan of all training batches."""
-        return self.batches
-
     def plan_of_batches(self) -> TokenBatchSampler:
         """The plan of all training batches; the same on every process."""
+        lengths = [token_lengths(self.train_dataset, name) for name in ("input_ids", "labels")]
+        self._checksums = [zlib.crc32(np.ascontiguousarray(side)) for side in lengths]
         return TokenBatchSampler(
-            token_lengths(self.train_dataset, "input_ids"),
-            token_lengths(self.train_dataset, "labels"),
+            *lengths,
             tokens_per_batch=self.tokens_per_batch,
             seed=self.plan_seed,
             batches_per_update=self.batches_per_update,
         )
 
+    def fingerprint(self) -> list[int]:
+        """Number of pairs, and the checksums of the lengths of both sides."""
+        return [len(self.train_dataset), *self._checksums]
+
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Mean number of pairs in an update; the Trainer's figures of samples per second stand on it."""
+        """Mean number of pairs in an update; the Trainer's values of samples per second stand on it."""
         batches_per_update = args.gradient_accumulation_steps * args.world_size
-        return max(round(len(self.train_dataset) * batches_per_update / len(self.token_batches)), 1)
+        return max(round(len(self.train_dataset) * batches_per_update / len(self.batches)), 1)
 
     def scores(self, means: dict[str, float], items: int) -> dict[str, float]:
         """Those of translations of validation pairs."""

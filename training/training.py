@@ -20,7 +20,6 @@ from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus
 from reluformer.training.data.splits import has_split
 from reluformer.training.driver import FinishedRun, Task, model_to_evaluate, require_splits, run_recipe
 from reluformer.training.run.model_building import build_config, build_model
-from reluformer.training.run.needed_packages import check_packages
 from reluformer.training.scoring.split_evaluation import evaluate_split
 from reluformer.training.scoring.validation import ValidationTranslation
 from reluformer.training.trainer import ReLUFormerTrainer
@@ -38,7 +37,7 @@ def train(
 
     Args:
         recipe: the experiment.
-        overwrite: delete what an earlier run of this name has left, rather than refuse or resume.
+        overwrite: empty the folder of an earlier run of this name, rather than refuse or resume.
         command: the command line, for the record; None takes the process' own.
         finish: what is still to be done with a run that did not diverge; called by the main process.
 
@@ -73,7 +72,6 @@ def _task_of(recipe: AnyRecipe) -> Task:
 def _check_before_reading(recipe: Recipe) -> None:
     """Finds what is wrong with the recipe before its corpus is read."""
     build_config(recipe)
-    check_packages(recipe, lambda: ReLUFormerForConditionalGeneration(build_config(recipe)))
     require_splits(recipe, has_split)
 
 

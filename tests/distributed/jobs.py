@@ -31,7 +31,7 @@ from reluformer import (
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.image_trainer import ImageTrainer
-from reluformer.training.run.launch import end_worker, leaving
+from reluformer.training.run.interruptions import end_worker, process_group
 from reluformer.training.scoring.validation import ValidationTranslation
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
@@ -110,7 +110,6 @@ def _interrupt_texts(folder: Path, rank: int, world: int) -> None:
     """A copy of the run of one process as it was at its first checkpoint."""
     kept = (
         "recipe.yaml",
-        "training_files.json",
         "tokenizer.json",
         "tokenizer_config.json",
         f"checkpoint-{TEXTS_SAVED_AT}",
@@ -313,7 +312,7 @@ def _process(job: Callable[[Path, int, int], None], folder: Path, rank: int, wor
         }
         os.environ.update({name: str(value) for name, value in numbers.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
-    with leaving():
+    with process_group():
         job(folder, rank, world)
 
 
@@ -349,7 +348,7 @@ if __name__ == "__main__":
     target = Path(sys.argv[1])
     if "WORLD_SIZE" in os.environ:
         faulthandler.dump_traceback_later(LONGER_THAN_ANY_JOB, exit=True)
-        with leaving():
+        with process_group():
             train(target, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         end_worker(0)
     for job, worlds in {

@@ -19,20 +19,18 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
 import reluformer.configuration
-from reluformer.commands.main import main
-from reluformer.configuration.errors import TrainingStopped, UserError
+from reluformer.configuration.errors import PeerLost, UserError
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training import training as training_module
-from reluformer.training.run.launch import check_environment, check_launch, is_sharded, joining, leaving
+from reluformer.training.driver import is_sharded
+from reluformer.training.run.interruptions import process_group, told_in_one_line
+from reluformer.training.training import train
 
 from ..training.tiny_run import tiny_model
 
 ACCELERATE_FILES = Path(reluformer.configuration.__file__).parent / "accelerate"
 LAUNCHER_VARIABLES = (
-    "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_SIZE", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_CPU", "FSDP_STATE_DICT_TYPE",
-    "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
-)  # fmt: skip
+    *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_CPU"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +41,7 @@ def environment(monkeypatch):
 
 
 @pytest.fixture
-def process_group():
+def joined():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     if dist.is_initialized():
@@ -56,7 +54,6 @@ def recipe_file(tmp_path):
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     recipe = {
         "name": "tiny",
-        "expected_world_size": 2,
         "data": {"source_language": "de", "target_language": "en", "max_length": 64},
         "tokenizer": {"vocab_size": 330},
         "model": {**sizes, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 160},
@@ -82,84 +79,10 @@ def recipe_file(tmp_path):
     return path
 
 
-def test_one_process_where_several_were_asked_for_is_refused(environment):
-    check_environment(None)
-    environment.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(UserError, match=r"MASTER_ADDR is '127\.0\.0\.1' but WORLD_SIZE is not set"):
-        check_environment(None)
-    environment.setenv("WORLD_SIZE", "2")
-    check_environment(None)
-    check_environment(2)
-
-
-def test_restarts_that_share_a_store_are_refused(environment):
-    environment.setenv("WORLD_SIZE", "2")
-    environment.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    with pytest.raises(UserError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max_restarts 3"):
-        check_environment(None)
-    environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
-    check_environment(None)
-
-
-@pytest.mark.parametrize(("variable", "started"), [(None, 1), ("WORLD_SIZE", 3), ("OMPI_COMM_WORLD_SIZE", 4)])
-def test_another_number_of_processes_than_the_recipe_expects_is_refused(environment, variable, started):
-    if variable is not None:
-        environment.setenv(variable, str(started))
-    with pytest.raises(UserError, match=rf"expects 2 processes, {started} (was|were) started"):
-        check_environment(2)
-
-
-@pytest.mark.parametrize("told", ["abc", "0", "-2"])
-def test_what_is_no_number_of_processes_is_refused(environment, told):
-    environment.setenv("WORLD_SIZE", told)
-    with pytest.raises(UserError, match=f"WORLD_SIZE is '{told}', expected the number of processes"):
-        check_environment(None)
-
-
-def test_the_command_line_fails_with_one_line_before_anything_is_written(recipe_file, tmp_path, capsys):
-    assert main(["train", "--config", str(recipe_file)]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert "expected_world_size: the recipe expects 2 processes, 1 was started" in lines[0]
-    assert main(["train", "--config", str(recipe_file), "--expected_world_size", "0"]) == 2
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("is_first", [False, True], ids=["the first cannot be reached", "the second does not come"])
-def test_processes_that_do_not_find_each_other_get_one_line(environment, is_first):
-    port = free_port()
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}.items():
-        environment.setenv(name, value)
-    told = rf"^the 2 processes of this training did not find each other at 127\.0\.0\.1:{port} \(.+\); MASTER_ADDR"
-    with pytest.raises(UserError, match=told), joining():
-        dist.TCPStore("127.0.0.1", int(port), world_size=2, is_master=is_first, timeout=timedelta(seconds=1))
-
-
-@pytest.mark.slow
-def test_the_command_line_tells_that_they_did_not(recipe_file, tmp_path):
-    """In a process of its own: accelerate keeps what it has begun."""
-    variables = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
-        "WORLD_SIZE": "2",
-        "RANK": "1",
-        "LOCAL_RANK": "1",
-    }
-    program = """
-import sys
-from datetime import timedelta
-from torch.distributed import distributed_c10d
-from reluformer.commands.main import main
-distributed_c10d.default_pg_timeout = timedelta(seconds=1)  # instead of half an hour
-sys.exit(main(["train", "--config", sys.argv[1]]))
-"""
-    command = [sys.executable, "-c", program, str(recipe_file)]
-    told = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
-    assert told.returncode == 2, told.stderr
-    assert "error: the 2 processes of this training did not find each other" in told.stderr.splitlines()[-1]
-    assert "Traceback" not in told.stderr
-    assert not (tmp_path / "run").exists()
+def test_processes_that_do_not_find_each_other_get_one_line(is_first):
+    with pytest.raises(PeerLost, match="has ended or cannot be reached"), told_in_one_line():
+        dist.TCPStore("127.0.0.1", int(free_port()), world_size=2, is_master=is_first, timeout=timedelta(seconds=1))
 
 
 def test_processes_that_are_not_connected_are_refused(recipe_file, environment):
@@ -167,49 +90,25 @@ def test_processes_that_are_not_connected_are_refused(recipe_file, environment):
     recipe = load_recipe(recipe_file)
     environment.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="2 processes were started, but the Trainer found no device"):
-        check_launch(recipe)
-
-
-@pytest.mark.parametrize("asked_by", ["recipe", "accelerate file"])
-def test_sharding_on_a_cpu_is_refused(recipe_file, environment, monkeypatch, asked_by):
-    recipe = load_recipe(recipe_file)
-    recipe.expected_world_size = None
-    assert not is_sharded(recipe)
-    if asked_by == "recipe":
-        recipe.training.fsdp = True
-    else:
-        environment.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setattr(
-        "reluformer.training.data.preparation.load_split", lambda *_: pytest.fail("the corpus was read")
-    )
-    with pytest.raises(UserError, match=r"FSDP was asked for .* but this run is on a CPU"):
-        training_module.train(recipe)
+        train(recipe)
 
 
 @pytest.mark.parametrize(
-    ("variables", "changes", "named"),
+    ("device", "last_checkpoints", "named"),
     [
-        ({}, {}, "training.fsdp: needs processes"),
-        ({"WORLD_SIZE": "1", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, {}, "set FULL_STATE_DICT"),
-        ({"WORLD_SIZE": "1"}, {}, r"averaging\.last_checkpoints"),
-        ({"WORLD_SIZE": "1"}, {"last_checkpoints": 0}, r"evaluation\.at_most"),
-        ({"WORLD_SIZE": "1"}, {"last_checkpoints": 0, "at_most": 0}, None),
+        ("cpu", 0, "does not shard on a CPU"),
+        ("cuda", 2, r"averaging\.last_checkpoints: does not go with FSDP"),
+        ("cuda", 0, r"evaluation\.at_most: does not go with FSDP"),
     ],
 )
-def test_what_does_not_go_with_sharding_is_refused(recipe_file, environment, variables, changes, named):
+def test_what_does_not_go_with_sharding_is_refused(recipe_file, environment, device, last_checkpoints, named):
     recipe = load_recipe(recipe_file)
-    recipe.expected_world_size = None
-    recipe.training.fsdp = True
-    environment.setattr(type(recipe.training), "device", torch.device("cuda"))
-    for name, value in variables.items():
-        environment.setenv(name, value)
-    for name, value in changes.items():
-        setattr(recipe.averaging if name == "last_checkpoints" else recipe.evaluation, name, value)
-    if named is None:
-        check_launch(recipe)
-    else:
-        with pytest.raises(UserError, match=named):
-            check_launch(recipe)
+    assert not is_sharded(recipe)
+    recipe.averaging.last_checkpoints = last_checkpoints
+    environment.setattr(type(recipe.training), "device", torch.device(device))
+    environment.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match=named):
+        train(recipe)
 
 
 def test_the_accelerate_files_are_read_by_accelerate_and_start_what_they_say():
@@ -271,12 +170,6 @@ def launch(command: list[str], folder: Path) -> tuple[int, str]:
     return status, log.read_text(encoding="utf-8")
 
 
-def own_errors(printed: str) -> set[str]:
-    """Every process prints its own line."""
-    assert "reluformer: error: " in printed, printed[-8000:]
-    return {line.partition("reluformer: error: ")[2] for line in printed.splitlines() if "reluformer: error: " in line}
-
-
 def assert_trained_by_two(folder: Path) -> None:
     record = yaml.safe_load((folder / "training_record.json").read_text(encoding="utf-8"))
     assert (record["processes"], record["updates"]) == (2, 4)
@@ -322,17 +215,6 @@ def test_two_launchers_train_one_model(recipe_file, tmp_path, launcher):
     assert_trained_by_two(tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_fsdp2_on_a_cpu_fails_with_one_line(recipe_file, tmp_path):
-    """As accelerate starts it, rather than as DDP; each of the two processes prints the line."""
-    command = ["accelerate.commands.launch", "--config_file", str(ACCELERATE_FILES / "fsdp2.yaml")]
-    status, printed = launch([*command, "-m", "reluformer", "train", "--config", str(recipe_file)], tmp_path)
-    assert status != 0
-    (line,) = own_errors(printed)
-    assert line.startswith("FSDP was asked for") and "this run is on a CPU" in line
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_documented_line_for_two_processes_on_a_cpu(tmp_path):
     """As printed, with fewer pairs and updates."""
     page = Path(__file__).parents[2] / "docs" / "distributed.md"
@@ -357,35 +239,20 @@ def test_the_documented_line_for_two_processes_on_a_cpu(tmp_path):
     assert (record["processes"], record["updates"]) == (2, 2)
 
 
-@pytest.mark.slow
-def test_the_single_process_of_accelerate_without_a_file_fails_with_one_line(recipe_file, tmp_path):
-    command = ["accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    command += ["--main_process_port", free_port(), "--quiet"]
-    status, printed = launch([*command, "-m", "reluformer", "train", "--config", str(recipe_file)], tmp_path)
-    assert status != 0
-    (error,) = own_errors(printed)
-    assert "MASTER_ADDR is '127.0.0.1' but WORLD_SIZE is not set" in error
-    assert "Traceback" not in printed
-
-
-def test_the_process_group_is_left_at_the_end(process_group):
-    with leaving():
+def test_the_process_group_is_left_at_the_end_and_kept_after_an_error(joined):
+    with pytest.raises(UserError), process_group():
+        raise UserError("")
+    assert dist.is_initialized()
+    with process_group():
         assert dist.is_initialized()
     assert not dist.is_initialized()
-    with leaving():
+    with process_group():
         pass  # one process has no group
-
-
-@pytest.mark.parametrize(("error", "kept"), [(TrainingStopped, False), (UserError, True), (KeyboardInterrupt, True)])
-def test_the_process_group_is_left_after_a_stop_of_all_processes_and_kept_after_an_error(process_group, error, kept):
-    with pytest.raises(error), leaving():
-        raise error
-    assert dist.is_initialized() == kept
 
 
 # What torch does once in many runs is done here in each: the process aborts when Python has been taken down.
 ABORTING_PROGRAM = """
-import atexit, ctypes, logging, sys, threading, time
+import atexit, ctypes, logging, sys
 from pathlib import Path
 from reluformer.commands import main as cli
 
@@ -394,18 +261,7 @@ libc.on_exit(ctypes.cast(libc.abort, ctypes.c_void_p), None)
 atexit.register(Path("registered").write_text, "done")
 logging.getLogger().addHandler(logging.FileHandler("log", delay=True))
 logging.warning("logged")
-left_open = open("left_open", "w")
-left_open.write("held")
-detached = open("detached", "w")
-detached.detach()
-def late():
-    time.sleep(0.3)
-    Path("thread").write_text("done")
-threading.Thread(target=late).start()
 print("printed", end="")
-if sys.argv[1] == "as a function":
-    sys.exit(cli.main(sys.argv[2:]))
-sys.argv[1:] = sys.argv[2:]
 sys.exit(cli.main())
 """
 
@@ -413,19 +269,13 @@ sys.exit(cli.main())
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="on_exit is glibc's")
 @pytest.mark.parametrize(
-    ("how", "arguments", "processes", "status"),
-    [
-        ("as a program", ["--version"], "2", 0),
-        ("as a program", ["train"], "2", 2),
-        ("as a program", ["--version"], None, -signal.SIGABRT),
-        ("as a function", ["--version"], "2", -signal.SIGABRT),
-    ],
+    ("arguments", "processes", "status"),
+    [(["--version"], "2", 0), (["train"], "2", 2), (["--version"], None, -signal.SIGABRT)],
 )
-def test_a_worker_ends_with_its_status_and_its_files_though_torch_aborts(tmp_path, how, arguments, processes, status):
+def test_a_worker_ends_with_its_status_though_torch_aborts(tmp_path, arguments, processes, status):
     environment = {**os.environ, **({} if processes is None else {"WORLD_SIZE": processes})}
-    command = [sys.executable, "-c", ABORTING_PROGRAM, how, *arguments]
+    command = [sys.executable, "-c", ABORTING_PROGRAM, *arguments]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == status, ended.stderr
     assert ended.stdout.startswith("printed") and "Traceback" not in ended.stderr
-    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert written == {"registered": "done", "log": "logged\n", "left_open": "held", "detached": "", "thread": "done"}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"registered": "done", "log": "logged\n"}

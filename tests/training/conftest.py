@@ -1,11 +1,13 @@
 """A recipe that trains in a second or two, and its run folder with checkpoints in it."""
 
+import json
+
 import pytest
 import yaml
 
-from reluformer.configuration.recipe_parser import load_recipe, parse_recipe, save_recipe
-from reluformer.training.run.checkpoints import seal_checkpoint
-from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
+from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
+from reluformer.training.run.checkpoints import RUN_STATE_FILE
+from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE, settings_of, write_recipe
 
 
 @pytest.fixture
@@ -48,17 +50,16 @@ def folder_of(recipe_file):
     """The recipe, and its run folder with given checkpoints in it."""
 
     def prepare(*checkpoints, finished=False, arguments=()):
-        recipe = parse_recipe(["--config", str(recipe_file), *arguments])
-        folder = recipe.run_folder
+        began_with = load_recipe(recipe_file)
+        write_recipe(began_with)
         for step in checkpoints:
-            (folder / f"checkpoint-{step}").mkdir(parents=True)
-            for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
-                (folder / f"checkpoint-{step}" / name).write_text("{}", encoding="utf-8")
-            seal_checkpoint(folder / f"checkpoint-{step}", processes=1)
-        save_recipe(load_recipe(recipe_file), folder / RECIPE_FILE)
+            folder = began_with.run_folder / f"checkpoint-{step}"
+            folder.mkdir()
+            (folder / "trainer_state.json").write_text("{}", encoding="utf-8")
+            (folder / RUN_STATE_FILE).write_text(json.dumps({"settings": settings_of(began_with)}), encoding="utf-8")
         if finished:
             for name in (RECORD_FILE, CARD_FILE):
-                (folder / name).write_text("{}", encoding="utf-8")
-        return recipe, folder
+                (began_with.run_folder / name).write_text("{}", encoding="utf-8")
+        return parse_recipe(["--config", str(recipe_file), *arguments]), began_with.run_folder
 
     return prepare

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +20,7 @@ from transformers import TrainerState
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.token_batches import TokenBatchSampler
 from reluformer.training.run.figures import FigureMeans
-from reluformer.training.run_trainer import _EpochOfTheBatches
-from reluformer.training.trainer import ReLUFormerTrainer
+from reluformer.training.trainer import ReLUFormerTrainer, _StartOfTraining
 
 from .tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer
 
@@ -70,9 +70,9 @@ def test_every_epoch_has_its_own_plan_and_every_pair_once(tmp_path):
 
 def test_data_seed_takes_the_place_of_the_seed(tmp_path):
     trainer = tiny_trainer(tmp_path, data_seed=3, seed=8)
-    trainer.token_batches.set_epoch(1)
+    trainer.batches.set_epoch(1)
     pairs = tiny_pairs()
-    assert [[tuple(pairs[index]["input_ids"]) for index in batch] for batch in trainer.token_batches] == planned(1)
+    assert [[tuple(pairs[index]["input_ids"]) for index in batch] for batch in trainer.batches] == planned(1)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -112,7 +112,7 @@ def test_the_epoch_reaches_the_batches_where_the_trainer_does_not_set_it():
     class Arguments:
         gradient_accumulation_steps = 2
 
-    callback = _EpochOfTheBatches(sampler)
+    callback = _StartOfTraining(SimpleNamespace(batches=sampler))
     # the last update of an epoch whose last update is of one batch
     callback.on_epoch_begin(Arguments(), TrainerState(global_step=14), None, train_dataloader=range(9))
     assert sampler.epoch == 2

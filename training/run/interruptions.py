@@ -1,13 +1,15 @@
-"""How a training ends before its time without losing what it has learned: SIGTERM, Ctrl-C, a full disk, a lost process."""
+"""How a training ends before its time: SIGTERM, Ctrl-C, a full disk, a lost process; and how a worker of several ends."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
 import re
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +17,9 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import SaveStrategy, get_last_checkpoint
 
 from reluformer.configuration.errors import PeerLost, UserError, one_line
-from reluformer.training.run.checkpoints import MANIFEST_FILE, checkpoint_folders, fault_of
 
 
 class StopOnSigterm(TrainerCallback):
@@ -52,7 +53,7 @@ class StopOnSigterm(TrainerCallback):
     def _receive(self, number: int, frame: Any) -> None:
         self._received = True
 
-    def on_step_end(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self._received_anywhere():
             return
         self.stopped = True
@@ -74,86 +75,86 @@ class StopOnSigterm(TrainerCallback):
 
 
 @contextlib.contextmanager
-def told_in_one_line(run_folder: Path) -> Iterator[None]:
-    """What the disk refuses becomes a `UserError`, a lost process a `PeerLost`, and Ctrl-C tells where the run goes on.
+def told_in_one_line(run_folder: Path | None = None) -> Iterator[None]:
+    """Around a training, or around what connects its processes, when the run folder is not known yet.
 
     Raises:
-        UserError: a full disk, a folder that must not be written to, and the like.
+        UserError: a disk that is full or must not be written to.
         PeerLost: another process of the training was killed, or its machine cannot be reached.
+        KeyboardInterrupt: Ctrl-C; its message says where the run resumes.
     """
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(where_it_goes_on(run_folder)) from None
+        raise KeyboardInterrupt("" if run_folder is None else resumes_at(run_folder)) from None
+    except UserError:
+        raise
     except Exception as error:
-        if (loss := _loss_of_a_peer(error)) is not None:
-            # Not verified: a launcher that has seen the loss ends this process soon, and large files take longer to read.
-            where = where_it_goes_on(run_folder, verify=False)
-            raise PeerLost(f"a process of this run has ended or cannot be reached ({loss}); {where}") from error
-        reason = None if isinstance(error, UserError) else _refusal(error, run_folder)
-        if reason is None:
-            raise
-        free = _free(run_folder)
-        raise UserError(
-            f"{run_folder}: cannot be written to ({reason}; {free}); {where_it_goes_on(run_folder)}"
-        ) from error
+        where = "" if run_folder is None else f"; {resumes_at(run_folder)}"
+        if _is_loss_of_a_peer(error):
+            message = one_line(error)[:200]
+            raise PeerLost(f"a process of this run has ended or cannot be reached ({message}){where}") from error
+        if run_folder is not None and (reason := _refusal_of_the_disk(error, run_folder)):
+            raise UserError(f"{run_folder}: cannot be written to ({reason}){where}") from error
+        raise
 
 
-def where_it_goes_on(run_folder: Path, *, verify: bool = True) -> str:
-    """`the same command goes on at runs/demo/checkpoint-400`.
-
-    Args:
-        run_folder: of the run.
-        verify: compare all files with the manifests; otherwise a manifest is enough.
-    """
-    folders = checkpoint_folders(run_folder) if run_folder.is_dir() else []
-    whole = (folder for folder in reversed(folders) if (folder / MANIFEST_FILE).is_file() or verify)
-    last = next((folder for folder in whole if not verify or fault_of(folder) is None), None)
-    return "there is no complete checkpoint yet" if last is None else f"the same command goes on at {last}"
+def resumes_at(run_folder: Path) -> str:
+    """`the same command resumes at runs/demo/checkpoint-400`."""
+    last = get_last_checkpoint(str(run_folder)) if run_folder.is_dir() else None
+    return "there is no checkpoint yet" if last is None else f"the same command resumes at {last}"
 
 
-_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR)
-_RUST_ERROR = re.compile(r"(?:\(os error |\bcode: )(\d+)")  # how safetensors and tokenizers tell it
+# How gloo and NCCL tell that another process is gone.
+_LOST = re.compile(r"gloo/transport|remote process exited|network error|Connection (closed|reset)")
+
+
+def _is_loss_of_a_peer(error: Exception) -> bool:
+    if not torch.distributed.is_available() or not isinstance(error, RuntimeError):
+        return False
+    return isinstance(error, torch.distributed.DistError) or bool(_LOST.search(str(error)))
+
+
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
+_RUST_ERROR = re.compile(r"(?:\(os error |\bcode: )(\d+)")  # of safetensors and tokenizers
 _TORCH_ERROR = re.compile(r"PytorchStreamWriter failed|inline_container\.cc.*unexpected pos")
 
 
-# How gloo and NCCL tell that another process is gone. gloo's last sentence is not about this run.
-_LOST = re.compile(r"gloo/transport/\S+\s+(.*?(?:by peer(?: \[[^]]*\]:\d+)?|[Tt]imed out[^.]*|refused))(?=\W|$)")
-_LOST_NCCL = re.compile(r"remote process exited or there was a network error")
-
-
-def _loss_of_a_peer(error: Exception) -> str | None:
-    """How another process of the training was lost; None where the error is another one."""
-    if not isinstance(error, RuntimeError) or not torch.distributed.is_available():
+def _refusal_of_the_disk(error: Exception, run_folder: Path) -> str | None:
+    """Why a file of the run could not be written; None where the error is another one, of a corpus' file say."""
+    named = [name for name in (getattr(error, f"filename{end}", None) for end in ("", "2")) if name is not None]
+    if named and not any(_is_inside(name, run_folder) for name in named):
         return None
-    message = one_line(error)
-    if found := _LOST.search(message):
-        return found[1]
-    lost = isinstance(error, torch.distributed.DistNetworkError) or _LOST_NCCL.search(message)
-    return message[:200] if lost else None
+    found = _RUST_ERROR.search(str(error))
+    number = int(found[1]) if found else getattr(error, "errno", None)
+    if number not in _REFUSALS and not _TORCH_ERROR.search(str(error)):
+        return None
+    free = shutil.disk_usage(run_folder).free if run_folder.is_dir() else 0
+    reason = os.strerror(number) if number in _REFUSALS else one_line(error)[:200]
+    return f"{reason}; {free / 2**20:,.0f} MiB are free"
 
 
-def _refusal(error: Exception, run_folder: Path) -> str | None:
-    """Why a file of the run could not be written; None where the error is another one."""
-    number = getattr(error, "errno", None)
-    if found := _RUST_ERROR.search(str(error)):
-        number = int(found[1])
-    if isinstance(error, OSError):
-        named = [name for name in (error.filename, error.filename2) if name is not None]
-        if named and not any(_is_inside(name, run_folder) for name in named):
-            return None  # a file of the corpus, say
-    if number in _REFUSALS:
-        return os.strerror(number)
-    return one_line(error)[:200] if _TORCH_ERROR.search(str(error)) else None
-
-
-def _is_inside(name: Any, folder: Path) -> bool:
-    path = Path(os.path.abspath(os.fsdecode(name)))
-    folder = Path(os.path.abspath(folder))
+def _is_inside(name: str | bytes, folder: Path) -> bool:
+    path, folder = Path(os.fsdecode(name)).resolve(), folder.resolve()
     return path.is_relative_to(folder) or folder.is_relative_to(path)
 
 
-def _free(folder: Path) -> str:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return f"{shutil.disk_usage(folder).free / 2**20:,.0f} MiB are free on its disk"
+@contextlib.contextmanager
+def process_group() -> Iterator[None]:
+    """Around a training: its processes leave their group at its end. After an error they do not, as that waits for the others."""
+    yield
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def end_worker(status: int) -> None:
+    """Ends a process that a launcher of several has started, with all work done.
+
+    Once in many runs, torch's threads abort a process while Python is taken down around them (pytorch#190489), and the launcher
+    sees a failure where there is none. So the process ends before that.
+    """
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

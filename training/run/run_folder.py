@@ -1,163 +1,97 @@
-"""The folder of a run: whether training starts in it, goes on in it, or must not touch it."""
+"""The folder of a run: whether training starts in it, resumes in it, or must not touch it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
+from transformers.trainer_utils import get_last_checkpoint
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import Recipe
-from reluformer.configuration.recipe_parser import is_saved_recipe, recipe_to_dict, save_recipe
-from reluformer.configuration.recipe_text import read_recipe_text
-from reluformer.training.run.checkpoints import (
-    MANIFEST_FILE,
-    checkpoint_folders,
-    fault_of,
-    is_leftover,
-    remove_leftovers,
-    remove_off_schedule,
-)
-from reluformer.training.run.global_batch import require_same_updates
-from reluformer.training.run.overwriting import put_back, require_inputs_elsewhere, set_aside
-from reluformer.training.run.own_files import RECIPE_FILE
-from reluformer.training.run.resumption import (
-    require_same_recipe,
-    require_same_training_files,
-    require_unfinished_length,
-)
+from reluformer.configuration.recipe_parser import AnyRecipe, recipe_to_dict
+from reluformer.configuration.whole_files import write_whole
+from reluformer.training.run.checkpoints import checkpoint_folders, read_run_state, update_of
 
-logger = logging.getLogger(__name__)
-
+RECIPE_FILE = "recipe.yaml"
 RECORD_FILE = "training_record.json"
 CARD_FILE = "README.md"  # the last file of a run
+# How the recipe in a run folder begins. A folder without it was not written by a run, and is left alone.
+WRITTEN_BY_A_RUN = "# Written by `reluformer train`: the recipe of this run with all its keys.\n"
 _TRAIN_ANEW = "give another name, or --overwrite to train anew"
-_WITHOUT = "leave training.resume_from_checkpoint out to train anew"
+
+# Keys of a recipe, and beginnings of keys, that change no update. All others must stay as they were when the run began.
+_MAY_CHANGE = (
+    *("name", "description", "evaluation.", "averaging.", "on_divergence", "data.workers", "data.homepage"),
+    *("training.logging_", "training.log_", "training.disable_tqdm", "training.report_to", "training.run_name"),
+    *("training.project", "training.trackio_", "training.push_to_hub", "training.hub_"),
+    *("training.save_", "training.output_dir", "training.overwrite_output_dir", "training.resume_from_checkpoint"),
+    *("training.eval_", "training.do_", "training.per_device_eval_batch_size"),
+    *("training.use_cpu", "training.local_rank", "training.ddp_", "training.dataloader_", "training.torch_empty_cache"),
+    "training.gradient_accumulation_steps",  # `batches_per_update` is compared
+)
+_LENGTH = ("training.max_steps", "training.num_train_epochs")
+# Their learning rates do not depend on the length of the training.
+_SCHEDULES_OF_ANY_LENGTH = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau")
 
 
-def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | None:
-    """The checkpoint at which training goes on, or None to start anew.
+@contextlib.contextmanager
+def only_training_in(folder: Path) -> Iterator[None]:
+    """Holds the lock of a run folder, the file `.<name>.lock` beside it; the system releases it if the process dies.
 
-    An explicit `training.resume_from_checkpoint` is followed. Otherwise an unfinished run goes on at the last checkpoint
-    that is whole, with a warning for each that is not, and a finished run is refused. What a process that was killed has left
-    half written is removed.
+    Raises:
+        UserError: another training holds it.
+    """
+    place = folder.resolve()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(place.with_name(f".{place.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise UserError(
+            f"{folder}: another training is writing into it; wait until it ends, or give another name or "
+            "training.output_dir"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def checkpoint_to_resume(recipe: AnyRecipe, *, overwrite: bool = False) -> Path | None:
+    """The checkpoint to resume at: `training.resume_from_checkpoint`, or the last one in the run folder. None starts anew.
 
     Args:
         recipe: the run that is about to begin.
-        overwrite: set aside what an earlier run of this name has left, but for its recipe, which [`write_recipe`] replaces.
+        overwrite: remove what an earlier run left in the folder.
 
     Raises:
-        UserError: a finished run, a folder that is not a run's or, with `overwrite`, holds other files too or what the run
-            begins with, a recipe in it that somebody has written and that would be replaced, an explicit checkpoint that does
-            not exist or is damaged, a recipe or training files that differ from those the checkpoints were trained with, in
-            the batches of an update too: processes × accumulation steps; a training that ends before the checkpoint.
+        UserError: a finished run, a folder that is not a run's, a checkpoint that does not exist, a recipe that differs from
+            the one that the checkpoint was trained with.
     """
-    folder = recipe.run_folder
+    folder, explicit = recipe.run_folder, recipe.training.resume_from_checkpoint
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; give another training.output_dir")
-    if recipe.training.should_save:
-        put_back(folder)  # of an `--overwrite` that was killed
-    if (folder / RECIPE_FILE).is_file():
-        _require_replaceable(recipe, folder / RECIPE_FILE)
-    if explicit := recipe.training.resume_from_checkpoint:
-        if overwrite:
-            raise UserError(
-                "--overwrite deletes the checkpoint that training.resume_from_checkpoint wants; give one of them"
-            )
-        if not (Path(explicit) / "trainer_state.json").is_file():
-            raise UserError(f"training.resume_from_checkpoint: {explicit!r} is no checkpoint folder of a training run")
-        if fault := fault_of(Path(explicit)):
-            raise UserError(f"training.resume_from_checkpoint: {explicit!r} cannot be used: {fault}; give another one")
-        require_same_updates(recipe, Path(explicit), Path(explicit).parent / RECIPE_FILE)
-        _require_same_training(recipe, Path(explicit).parent)
-        require_unfinished_length(recipe, Path(explicit), remedy=_WITHOUT)
-        _require_newest(recipe, Path(explicit))
-        return Path(explicit)
-    if not folder.is_dir() or all(is_leftover(path) for path in folder.iterdir()):
-        return None
-    if not (folder / RECIPE_FILE).is_file():
-        raise UserError(
-            f"{folder}: holds files but no {RECIPE_FILE}, so it is not a run's; give another training.output_dir"
-        )
+    if not _is_written_by_a_run(folder) and _visible_files(folder):
+        raise UserError(f"{folder}: holds files that no run wrote; give another training.output_dir")
     if overwrite:
-        require_inputs_elsewhere(recipe)
-        set_aside(folder)
+        _remove_run(recipe)
         return None
-    if is_finished(folder):
-        raise UserError(
-            f"{folder}: holds a finished run; give another name or training.output_dir, or --overwrite to train it anew"
-        )
-    if recipe.training.should_save:
-        remove_leftovers(folder)
-    last = _last_whole_checkpoint(folder, tell=recipe.training.should_save)
-    if last is None:
-        if (folder / RECORD_FILE).is_file():
-            raise UserError(
-                f"{folder}: holds a run that is trained but was not evaluated to the end, and no checkpoint to go on at; "
-                f"`reluformer evaluate --run {folder}` evaluates it, --overwrite trains it anew"
-            )
+    if explicit:
+        checkpoint = _explicit_checkpoint(Path(explicit), folder)
+    elif is_finished(folder):
+        raise UserError(f"{folder}: holds a finished run; {_TRAIN_ANEW}")
+    elif not folder.is_dir() or (last := get_last_checkpoint(str(folder))) is None:
         return None
-    require_same_recipe(recipe, folder / RECIPE_FILE, remedy=_TRAIN_ANEW)
-    require_same_training_files(recipe, folder, remedy=_TRAIN_ANEW)
-    require_same_updates(recipe, last, folder / RECIPE_FILE)
-    require_unfinished_length(recipe, last, remedy=_TRAIN_ANEW)
-    if recipe.training.should_save:
-        remove_off_schedule(folder, last)
-    return last
-
-
-def write_recipe(recipe: Recipe) -> None:
-    """Writes the resolved recipe into the run folder, unless the file there says the same already, with comments perhaps."""
-    path = recipe.run_folder / RECIPE_FILE
-    if not path.is_file() or not _says_the_same(recipe, read_recipe_text(path)):
-        save_recipe(recipe, path)
-
-
-def _says_the_same(recipe: Recipe, text: str) -> bool:
-    return yaml.safe_load(text) == recipe_to_dict(recipe)
-
-
-def _require_replaceable(recipe: Recipe, path: Path) -> None:
-    text = read_recipe_text(path)
-    if not _says_the_same(recipe, text) and not is_saved_recipe(text):
-        raise UserError(
-            f"{path}: was not written by a run, which would put its resolved recipe in its place; give another "
-            "training.output_dir, so that yours stays as it is"
-        )
-
-
-def _require_same_training(recipe: Recipe, before: Path) -> None:
-    """Of the run in whose folder an explicit checkpoint lies."""
-    if not (before / RECIPE_FILE).is_file():
-        if recipe.training.should_save:
-            logger.warning("%s: has no %s to compare this one with", before, RECIPE_FILE)
-        return
-    require_same_recipe(recipe, before / RECIPE_FILE, remedy=_WITHOUT, other_name=True)
-    require_same_training_files(recipe, before, remedy=_WITHOUT)
-
-
-def _require_newest(recipe: Recipe, explicit: Path) -> None:
-    """A mean of checkpoints, and the next start, would take later ones, and those of another training, for this one's."""
-    folder = recipe.run_folder
-    if not folder.is_dir():
-        return
-    if explicit.resolve().parent != folder.resolve():
-        says = read_recipe_text(folder / RECIPE_FILE) if (folder / RECIPE_FILE).is_file() else ""
-        if checkpoint_folders(folder) and not _says_the_same(recipe, says):
-            raise UserError(
-                f"{folder}: holds checkpoints of another training than {str(explicit)!r} (training.resume_from_checkpoint); give "
-                "another name or training.output_dir"
-            )
-        return
-    updates = json.loads((explicit / "trainer_state.json").read_text(encoding="utf-8")).get("global_step") or 0
-    others = [path.name for path in checkpoint_folders(folder) if path.name != explicit.resolve().name]
-    if later := [name for name in others if int(name.rpartition("-")[2]) > updates]:
-        raise UserError(
-            f"training.resume_from_checkpoint: {str(explicit)!r} is not the last one of its run; remove "
-            f"{' and '.join(later)}, or give another training.output_dir to branch off"
-        )
+    else:
+        checkpoint = Path(last)
+    require_same_settings(recipe, checkpoint)
+    return checkpoint
 
 
 def is_finished(folder: Path) -> bool:
@@ -168,16 +102,77 @@ def is_finished(folder: Path) -> bool:
     return (folder / CARD_FILE).is_file() or bool(json.loads(record.read_text(encoding="utf-8")).get("diverged"))
 
 
-def _last_whole_checkpoint(folder: Path, *, tell: bool) -> Path | None:
-    folders = checkpoint_folders(folder)
-    for checkpoint in reversed(folders):
-        fault = fault_of(checkpoint)
-        if fault is None:
-            if tell and not (checkpoint / MANIFEST_FILE).is_file():
-                logger.warning("%s: has no manifest, so its files were checked less strictly", checkpoint)
-            return checkpoint
-        if tell:
-            logger.warning("%s: not used: %s", checkpoint, fault)
-    if folders and tell:
-        logger.warning("%s: no checkpoint can be used; training starts anew", folder)
-    return None
+def write_recipe(recipe: AnyRecipe) -> None:
+    """Writes the resolved recipe into the run folder, which marks the folder as a run's."""
+    text = yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
+    write_whole(recipe.run_folder / RECIPE_FILE, WRITTEN_BY_A_RUN + text)
+
+
+def settings_of(recipe: AnyRecipe) -> dict[str, Any]:
+    """The values that a checkpoint keeps, to be compared when it is resumed: key with its sections → value."""
+    training = recipe.training
+    settings = _flat(json.loads(json.dumps(recipe_to_dict(recipe), default=str)))
+    return {**settings, "batches_per_update": training.world_size * training.gradient_accumulation_steps}
+
+
+def require_same_settings(recipe: AnyRecipe, checkpoint: Path) -> None:
+    """Raises a `UserError` that names the first value that differs from those a checkpoint was trained with."""
+    before, now = read_run_state(checkpoint).get("settings"), settings_of(recipe)
+    if before is None:
+        raise UserError(
+            f"{checkpoint}: was not written by `reluformer train`; give it as initialize_from, for new updates"
+        )
+    warms_up_by_share = 0 < recipe.training.warmup_steps < 1
+    of_any_length = recipe.training.lr_scheduler_type in _SCHEDULES_OF_ANY_LENGTH and not warms_up_by_share
+    may_change = (*_MAY_CHANGE, *(_LENGTH if of_any_length else ()))
+    for key in {**before, **now}:
+        old, new = (values.get(key, "the default") for values in (before, now))
+        if old != new and not key.startswith(may_change):
+            what = f"{key} (processes × gradient_accumulation_steps)" if key == "batches_per_update" else key
+            raise UserError(f"{checkpoint}: was trained with {what} {old!r}, the recipe says {new!r}; {_TRAIN_ANEW}")
+    if 0 < recipe.training.max_steps < update_of(checkpoint):
+        raise UserError(f"{checkpoint}: is beyond training.max_steps {recipe.training.max_steps}; {_TRAIN_ANEW}")
+
+
+def _explicit_checkpoint(checkpoint: Path, folder: Path) -> Path:
+    if not (checkpoint / "trainer_state.json").is_file():
+        raise UserError(f"training.resume_from_checkpoint: {str(checkpoint)!r} is no checkpoint of a training run")
+    later = checkpoint_folders(folder) if folder.is_dir() else []
+    if later and update_of(later[-1]) > update_of(checkpoint):
+        raise UserError(
+            f"training.resume_from_checkpoint: {folder} holds {later[-1].name}, which is later; remove it, or give another "
+            "training.output_dir to branch off"
+        )
+    return checkpoint
+
+
+def _is_written_by_a_run(folder: Path) -> bool:
+    path = folder / RECIPE_FILE
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY_A_RUN)
+
+
+def _visible_files(folder: Path) -> bool:
+    """Whether a folder holds anything but what a process that was killed left half written, under a name with a dot."""
+    return any(not path.name.startswith(".") for path in folder.glob("*"))
+
+
+def _remove_run(recipe: AnyRecipe) -> None:
+    """Empties the folder of a run. The recipe, by which it is known as one, goes last."""
+    folder = recipe.run_folder
+    for key, path in [*recipe.inputs(), ("training.resume_from_checkpoint", recipe.training.resume_from_checkpoint)]:
+        if path is not None and Path(path).exists() and Path(path).resolve().is_relative_to(folder.resolve()):
+            raise UserError(
+                f"{key}: {path!r} lies in {folder}, which --overwrite would empty; give the run another name"
+            )
+    for path in sorted(folder.glob("*"), key=lambda path: path.name == RECIPE_FILE):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat

@@ -17,8 +17,7 @@ from tqdm.auto import tqdm
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.whole_files import write_whole
 from reluformer.training.data.documents import PackedDocuments
-from reluformer.training.run.progress import bars_are_seen, tell
-from reluformer.training.run.progress_lines import clock_time
+from reluformer.training.run.progress import bars_are_seen, clock_time, tell
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.scoring.metrics import score_documents, score_translations
 from reluformer.training.translation import Translator

@@ -10,14 +10,12 @@ import pytest
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, TablesConfig
-from reluformer.configuration.recipe_checks import check_recipe
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data.columns import PairColumns
 from reluformer.training.data.corpora import read_parallel_files
 from reluformer.training.data.splits import has_split, load_split
 from reluformer.training.data.tables import read_tables
 from reluformer.training.data.text_lines import read_lines
-from reluformer.training.run.resumption import require_same_training_files, write_training_files
 
 COLUMNS = PairColumns("de", "en")
 PAIRS = [("eins", "one"), ('zwei "2"', "two, or 2"), ("null", "NA"), ("42", "42")]
@@ -235,17 +233,6 @@ def test_documents_from_a_column(tmp_path):
     path.write_text("doc,de,en\nd0,a,b\n,c,d\n")
     with pytest.raises(UserError, match=rf"train: {path}:3: names no document"):
         read_tables([path], PairColumns("de", "en", document="doc"), name="train")
-
-
-def test_a_run_does_not_go_on_with_another_table(tmp_path):
-    path = table(tmp_path, "a.csv", CSV)
-    given = recipe({"train": str(path)})
-    check_recipe(given)
-    write_training_files(given.data, tmp_path, anew=True)
-    require_same_training_files(given, tmp_path, remedy="…")
-    path.write_text(CSV + "5,fünf,five\n")
-    with pytest.raises(UserError, match=rf"another content of {path} \(data\.tables\.train\)"):
-        require_same_training_files(given, tmp_path, remedy="…")
 
 
 def test_a_missing_table_names_the_homepage(tmp_path):

@@ -25,7 +25,7 @@ import yaml
 from safetensors.torch import load_file
 
 from benchmarks.studies import process as study_process
-from reluformer.training.run.checkpoints import MANIFEST_FILE, UNSEALED_FILE, checkpoint_folders, fault_of
+from reluformer.training.run.checkpoints import PARTIAL_FOLDER, checkpoint_folders
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.run.run_folder import is_finished
 
@@ -128,7 +128,7 @@ class Harness:
         if process.exitcode != -9:
             raise AssertionError(f"{name}: exit status {process.exitcode}: {study_process.last_line(self._log(name))}")
         half = sorted(folder.name for folder, _ in begun(run_folder) - before)
-        whole = [f.name for f in checkpoint_folders(run_folder) if not fault_of(f)] if run_folder.is_dir() else []
+        whole = [folder.name for folder in checkpoint_folders(run_folder)] if run_folder.is_dir() else []
         self.kills.append(
             {
                 "run": name,
@@ -168,15 +168,11 @@ class Harness:
 
 
 def begun(run_folder: Path) -> set[tuple[Path, int]]:
-    """Checkpoints that are not whole since they are, or were, being written, with the time at which they were begun."""
-    if not run_folder.is_dir():
-        return set()
+    """Checkpoints that are, or were, being written, with the number of the folder on the disk."""
     found = set()
-    for folder in checkpoint_folders(run_folder):
-        mark = folder / UNSEALED_FILE
-        with contextlib.suppress(FileNotFoundError):  # sealed or replaced while we look
-            if not (folder / MANIFEST_FILE).exists():
-                found.add((folder, mark.stat().st_mtime_ns))
+    for folder in (run_folder / PARTIAL_FOLDER).glob("checkpoint-*"):
+        with contextlib.suppress(FileNotFoundError):  # it has got its name while we look
+            found.add((folder, folder.stat().st_ino))
     return found
 
 

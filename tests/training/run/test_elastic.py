@@ -13,8 +13,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from reluformer.training.run.checkpoints import MANIFEST_FILE
-
 from .kill_harness import RECIPE
 
 if not Path("/proc/self/stat").exists():
@@ -64,7 +62,7 @@ def test_a_worker_that_dies_costs_the_updates_since_the_last_checkpoint_alone(tm
     with start(recipe, undisturbed, log, restarts=0) as process:
         assert process.wait() == 0, log.read_text()[-4000:]
     with start(recipe, killed, log, restarts=1) as process:
-        wait_for(killed / "checkpoint-8" / MANIFEST_FILE, process, log)
+        wait_for(killed / "checkpoint-8", process, log)
         os.kill(worker(process.pid, rank=1), signal.SIGKILL)
         assert process.wait() == 0, log.read_text()[-4000:]
     record = json.loads((killed / "training_record.json").read_text(encoding="utf-8"))

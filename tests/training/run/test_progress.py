@@ -1,0 +1,60 @@
+"""What a training shows: one line for each log, one bar on a terminal alone, and nothing of the libraries' own."""
+
+import io
+import re
+import sys
+
+import datasets
+import pytest
+import transformers
+
+from reluformer.training.run.progress import clock_time, library_bars, progress_line
+
+from ..tiny_run import tiny_trainer
+
+
+def test_a_line_holds_what_was_logged_and_no_more():
+    logged = {"loss": 1.0204, "grad_norm": 0.5, "dead_row_fraction": 0.0312, "target_tokens_per_second": 17_301.2}
+    assert progress_line(logged | {"eval_loss": 0.98765, "eval_bleu": 99.46}, 1_650, 1_700, "0:12 left") == (
+        "1,650/1,700 · loss 1.02 · validation loss 0.988 · BLEU 99.5 · dead rows 3.1% · 17,301 tokens/s · 0:12 left"
+    )
+    assert [clock_time(n) for n in (12, 59.7, 725, 93_784)] == ["0:12", "1:00", "12:05", "26:03:04"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("on_a_terminal", [False, True])
+def test_a_log_and_an_evaluation_share_a_line_and_the_bar_is_on_a_terminal_alone(
+    tmp_path, monkeypatch, capsys, on_a_terminal
+):
+    stderr = Terminal() if on_a_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    options = {"max_steps": 12, "logging_steps": 3, "eval_strategy": "steps", "eval_steps": 6, "disable_tqdm": False}
+    tiny_trainer(tmp_path, scorer=lambda *_: {"bleu": 50.0}, **options).train()
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split(" · ")[0] for line in lines] == ["3/12", "6/12", "9/12", "12/12"]
+    assert ["BLEU 50.0" in line for line in lines] == [False, True, False, True]
+    assert [bool(re.search(r" · \d+:\d\d left$", line)) for line in lines] == [True, True, True, False]
+    assert re.fullmatch(r"trained 12 updates in \d+:\d\d", last)
+    assert ("12/12" in stderr.getvalue()) if on_a_terminal else not stderr.getvalue()
+
+
+def test_the_bar_goes_when_a_training_fails(tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    trainer = tiny_trainer(tmp_path, max_steps=2, disable_tqdm=False)
+    monkeypatch.setattr(trainer, "training_step", fail)
+    with pytest.raises(MemoryError):
+        trainer.train()
+    assert trainer._progress._bar is None
+
+
+def test_the_bars_of_the_libraries_come_back():
+    for shown in (False, True):
+        with library_bars(shown):
+            assert transformers.logging.is_progress_bar_enabled() == shown == datasets.is_progress_bar_enabled()
+        assert transformers.logging.is_progress_bar_enabled() and datasets.is_progress_bar_enabled()
