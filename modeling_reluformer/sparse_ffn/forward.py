@@ -1,7 +1,7 @@
 """What stands in place of the forward of a feed-forward network, or of its projections, and when it computes.
 
-Each is an attribute of one module (`module.forward`), holds that module and nothing that is saved, and is copied and pickled
-with it. Whatever it does not compute, the forward of the module's class does.
+Each is an attribute of one module (`module.forward`), is not saved, and is copied and pickled with its module. Whatever it does
+not compute, the forward of the module's class does.
 """
 
 from __future__ import annotations
@@ -12,104 +12,155 @@ import torch
 from torch import Tensor, nn
 
 from ..fused.compiled.library import sparse_library
+from ..visibility_reluformer import wide
 from . import gather
 from .blocks import Block
-from .weights import Neurons, PreparedWeights
+from .gather import Neurons
 
 MOST_ROWS = 8
 
 
-class SparseFeedForward:
-    """The forward of a module that is a feed-forward network and nothing else.
+class PreparedWeights:
+    """The `Neurons` of an `nn.Linear`, made anew where its weight or bias has changed.
 
-    all_active: multiply zeros too, to measure what skipping them gains.
+    A change is seen by the version counter of the tensors, their place in memory and their dtype. What is written through
+    `weight.data` is not counted by torch, and is not seen.
+
+    Args:
+        linear: the projection, which stays as it is.
+        transposed: neurons are its inputs, so that the second projection becomes a copy that is transposed.
+        int8: round to 127 steps either way, with one scale for each neuron.
     """
 
-    def __init__(self, block: Block, *, int8: bool) -> None:
-        self.block = block
-        self.all_active = False
-        self._weights = {
-            name: PreparedWeights(linear, transposed=name == block.second, int8=int8)
-            for name, linear in block.projections.items()
-        }
-        for weights in self._weights.values():
-            weights.current()
-        # What is computed here in the place of the module's forward.
-        self._parts = {name: getattr(block.module, name, None) for name in (*self._weights, block.function, "up_fn")}
+    def __init__(self, linear: nn.Linear, *, transposed: bool, int8: bool) -> None:
+        self.linear, self.transposed, self.int8 = linear, transposed, int8
+        self.forget()
+        self.current()
+
+    def forget(self) -> None:
+        """Drops the copies. To be called in training: fused optimizers do not count their changes."""
+        self._neurons: Neurons | None = None
+        self._seen: Any = None
+        self.finite = True
+
+    def current(self) -> Neurons:
+        """The weights as they are now.
+
+        Raises:
+            ValueError: int8 is asked for, and a weight is not finite.
+        """
+        tensors = [part.detach() for part in (self.linear.weight, self.linear.bias) if part is not None]
+        seen = [(part._version, part.data_ptr(), part.dtype) for part in tensors]
+        if self._neurons is None or seen != self._seen:
+            self._neurons = self._make(*tensors)
+            self._seen = seen
+            self._held = tensors  # so that nothing else comes to lie in their place
+        return self._neurons
+
+    @torch.no_grad()
+    def _make(self, weight: Tensor, bias: Tensor | None = None) -> Neurons:
+        rows = (weight.t() if self.transposed else weight).contiguous()
+        self.finite = bool(rows.isfinite().all())
+        bias = None if bias is None else bias.to(wide(bias.dtype)).contiguous()
+        if not self.int8:
+            return Neurons(rows, None, bias)
+        if not self.finite:
+            raise ValueError("int8 cannot hold weights that are NaN or infinite; use_sparse_ffn(model, int8=False).")
+        scale = rows.float().abs().amax(1) / 127
+        steps = (rows.float() / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)).round()
+        return Neurons(steps.to(torch.int8), scale, bias)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the copies: a pickled or copied model makes its own."""
+        return {name: getattr(self, name) for name in ("linear", "transposed", "int8")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self.forget()
+
+
+class _Sparse:
+    """The forward of a module. all_active: multiply zeros too, to measure what skipping them gains."""
+
+    all_active = False
+
+    def __init__(self, module: nn.Module, weights: dict[str, PreparedWeights]) -> None:
+        self.module, self.weights = module, weights
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        module, weight = self.block.module, self._weights[self.block.first].linear.weight
-        if _trains(module):
-            for weights in self._weights.values():
-                weights.forget()
-        if args or kwargs or not _decodes(module, weight, hidden_states) or self._needs_its_class():
-            return type(module).forward(module, hidden_states, *args, **kwargs)
+        # Weights may change after a call in training. What is compiled leaves no trace here: it forgets nothing.
+        if (self.module.training or torch.is_grad_enabled()) and not torch.compiler.is_compiling():
+            for each in self.weights.values():
+                each.forget()
+        weight = next(iter(self.weights.values())).linear.weight
+        if args or kwargs or not _decodes(self.module, weight, hidden_states) or not self.is_plain():
+            return type(self.module).forward(self.module, hidden_states, *args, **kwargs)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         return self.compute(rows).view(*hidden_states.shape[:-1], -1)
 
+    def is_plain(self) -> bool:
+        """Whether nothing has come between the parts of the module since."""
+        return True
+
     def compute(self, rows: Tensor) -> Tensor:
-        """(rows, features) → (rows, outputs), by the compiled loop or the gather."""
-        block = self.block
-        prepared = [self._weights.get(name) for name in (block.first, block.up, block.second)]
-        first, up, second = (None if weights is None else weights.current() for weights in prepared)
-        all_active = self.all_active or not all(weights is None or weights.finite for weights in prepared)
-        operators, hidden = _operators(rows), None
+        """(rows, features) → (rows, outputs), by the compiled loop or by torch."""
+        raise NotImplementedError
+
+    def _all_active(self) -> bool:
+        return self.all_active or not all(each.finite for each in self.weights.values())
+
+
+class SparseFeedForward(_Sparse):
+    """The forward of a module that is a feed-forward network and nothing else."""
+
+    def __init__(self, block: Block, *, int8: bool) -> None:
+        weights = {
+            name: PreparedWeights(linear, transposed=name == block.second, int8=int8)
+            for name, linear in block.projections.items()
+        }
+        super().__init__(block.module, weights)
+        self.block = block
+        self._parts = {name: getattr(block.module, name, None) for name in (*weights, block.function, "up_fn")}
+
+    def is_plain(self) -> bool:
+        """False where a part has hooks or draws dropout, which the module's own forward alone does, or was replaced."""
+        return (
+            all(getattr(self.module, name, None) is part for name, part in self._parts.items())
+            and not nn.modules.module._has_any_global_hook()
+            and not any(
+                part.training or part._forward_hooks or part._forward_pre_hooks for part in self.module.children()
+            )
+        )
+
+    def compute(self, rows: Tensor) -> Tensor:
+        block, hidden = self.block, None
+        first, up, second = (
+            None if name is None else self.weights[name].current() for name in (block.first, block.up, block.second)
+        )
         if block.activation is None:
             hidden = self._parts[block.function](_projected(rows, first))
-        options = (block.activation or "identity", block.up_activation, hidden, all_active)
+        options = (block.activation or "identity", block.up_activation, hidden, self._all_active())
+        operators = _operators(rows)
         if operators is None:
             return gather.feed_forward(rows, first, up, second, *options)
         return operators.sparse_ffn.default(rows, *first, *(up or (None, None, None)), *second, *options)
 
-    def _needs_its_class(self) -> bool:
-        """Whether a part of the module has hooks, which its own forward alone calls, or trains though the module does not, as
-        dropout of which samples are drawn.
 
-        Raises:
-            ValueError: a projection or an activation is no longer the one it was.
-        """
-        module = self.block.module
-        for name, part in self._parts.items():
-            found = getattr(module, name, None)
-            if found is not part:
-                raise ValueError(
-                    f"{self.block.name}: {name} was replaced by a {type(found).__name__} after use_sparse_ffn. Call "
-                    "use_sparse_ffn(model, False) before such a change, and use_sparse_ffn(model) after it."
-                )
-        return nn.modules.module._has_any_global_hook() or any(
-            part.training or part._forward_hooks or part._forward_pre_hooks for part in module.children()
-        )
-
-
-class SparseProjection:
-    """The forward of one projection of a network that is written out in the forward of a layer; it is linear as before.
-
-    all_active: as in `SparseFeedForward`.
-    """
+class SparseProjection(_Sparse):
+    """The forward of one projection of a network that is written out in the forward of a layer; it is linear as before."""
 
     def __init__(self, linear: nn.Linear, *, second: bool, int8: bool) -> None:
-        self.linear, self.second = linear, second
-        self.all_active = False
-        self._weights = PreparedWeights(linear, transposed=second, int8=int8)
-        self._weights.current()
-
-    def __call__(self, hidden_states: Tensor) -> Tensor:
-        if _trains(self.linear):
-            self._weights.forget()
-        if not _decodes(self.linear, self.linear.weight, hidden_states):
-            return type(self.linear).forward(self.linear, hidden_states)
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        return self.compute(rows).view(*hidden_states.shape[:-1], -1)
+        super().__init__(linear, {"weight": PreparedWeights(linear, transposed=second, int8=int8)})
+        self.second = second
 
     def compute(self, rows: Tensor) -> Tensor:
-        """(rows, inputs) → (rows, outputs), by the compiled loop or by torch."""
-        neurons = self._weights.current()
+        neurons = self.weights["weight"].current()
         if not self.second:
             return _projected(rows, neurons)
-        all_active, operators = self.all_active or not self._weights.finite, _operators(rows)
+        operators = _operators(rows)
         if operators is None:
-            return gather.sparse_projection(rows, neurons, all_active)
-        return operators.sparse_projection.default(rows, *neurons, all_active)
+            return gather.sparse_projection(rows, neurons, self._all_active())
+        return operators.sparse_projection.default(rows, *neurons, self._all_active())
 
 
 def _operators(rows: Tensor) -> Any | None:
@@ -119,11 +170,6 @@ def _operators(rows: Tensor) -> Any | None:
 def _projected(rows: Tensor, neurons: Neurons) -> Tensor:
     operators = _operators(rows)
     return gather.project(rows, neurons) if operators is None else operators.dense_projection.default(rows, *neurons)
-
-
-def _trains(module: nn.Module) -> bool:
-    """Whether the weights may change after a call. What is compiled or traced leaves no trace here: it forgets nothing."""
-    return (module.training or torch.is_grad_enabled()) and not torch.compiler.is_compiling()
 
 
 def _decodes(module: nn.Module, weight: Tensor, hidden_states: Tensor) -> bool:

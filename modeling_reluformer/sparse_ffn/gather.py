@@ -5,10 +5,22 @@ y = Σ_i f(w_i·x + b_i) g(u_i·x + c_i) v_i + d        over the neurons i that 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
-from .weights import Neurons
+
+class Neurons(NamedTuple):
+    """The weights of a projection by neuron.
+
+    weight: (neurons, features), contiguous. scale: (neurons,) float32 of int8 weights, else None. bias: None, or float32, or
+    float64 with weights in it; (neurons,), of a second projection (features,).
+    """
+
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
 
 
 def feed_forward(
@@ -34,34 +46,31 @@ def feed_forward(
     """
     if hidden is None:
         hidden = activated(project(x, first), activation)
-    # Zero times infinity is NaN.
-    active = None if all_active or not bool(x.isfinite().all()) else (hidden != 0).any(0).nonzero().squeeze(1)
+    if not all_active and x.isfinite().all():  # zero times infinity is NaN
+        active = (hidden != 0).any(0).nonzero().squeeze(1)
+        hidden, second = hidden[:, active], _of_neurons(second, active)
+        up = None if up is None else Neurons(*(part if part is None else part[active] for part in up))
     if up is not None:
-        factor = project(x, up, active)
-        hidden = hidden if active is None else hidden[:, active]
-        hidden = hidden * activated(factor, up_activation)
-    elif active is not None:
-        hidden = hidden[:, active]
-    return _sum(hidden, second, active)
+        hidden = hidden * activated(project(x, up), up_activation)
+    return _sum(hidden, second)
 
 
 def sparse_projection(hidden: Tensor, second: Neurons, all_active: bool = False) -> Tensor:
     """`Σ_i hidden_i v_i + d` of hidden (rows, neurons), over the neurons that are not zero in some row."""
     if all_active:
-        return _sum(hidden, second, None)
+        return _sum(hidden, second)
     active = (hidden != 0).any(0).nonzero().squeeze(1)
-    return _sum(hidden[:, active], second, active)
+    return _sum(hidden[:, active], _of_neurons(second, active))
 
 
-def project(x: Tensor, neurons: Neurons, active: Tensor | None = None) -> Tensor:
-    """`w_i·x + b_i`, (rows, neurons), of those that are active; None: of all."""
-    weight, scale, bias = (part if part is None or active is None else part[active] for part in neurons)
+def project(x: Tensor, neurons: Neurons) -> Tensor:
+    """`w_i·x + b_i`, (rows, neurons)."""
+    weight, scale, bias = neurons
     if scale is None:
         return nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
     steps, row_scale = quantized_rows(x)
-    products = (
-        (steps.double() @ weight.double().t()).float() * row_scale.unsqueeze(1) * scale
-    )  # sums below 2⁵³ are exact
+    sums = (steps.double() @ weight.double().t()).float()  # exact below 2⁵³
+    products = sums * row_scale.unsqueeze(1) * scale
     return (products if bias is None else products + bias).to(x.dtype)
 
 
@@ -84,11 +93,13 @@ def activated(scores: Tensor, activation: str) -> Tensor:
     return positive.square() if activation == "relu2" else positive
 
 
-def _sum(hidden: Tensor, second: Neurons, active: Tensor | None) -> Tensor:
-    dtype = hidden.dtype
-    weight = second.weight if active is None else second.weight[active]
+def _of_neurons(second: Neurons, active: Tensor) -> Neurons:
+    return second._replace(weight=second.weight[active], scale=None if second.scale is None else second.scale[active])
+
+
+def _sum(hidden: Tensor, second: Neurons) -> Tensor:
+    dtype, weight = hidden.dtype, second.weight
     if second.scale is not None:
-        scale = second.scale if active is None else second.scale[active]
-        hidden, weight = hidden.float() * scale, weight.float()
+        hidden, weight = hidden.float() * second.scale, weight.float()
     result = hidden @ weight
     return (result if second.bias is None else result + second.bias.to(result.dtype)).to(dtype)

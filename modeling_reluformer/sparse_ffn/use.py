@@ -55,31 +55,18 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
         raise TypeError(f"enabled={enabled!r} must be True or False.")
     if int8 and not enabled:
         raise ValueError("use_sparse_ffn(model, False) restores the model's own weights; leave int8 out.")
-    before = _remove(model)
-    if not enabled:
-        return model
-    try:
-        if sparse_library(large=True) is None and int8:
-            raise ValueError(
-                "use_sparse_ffn(model, int8=True) needs the compiled library, which cannot be had here; `python -m "
-                "reluformer.modeling_reluformer.fused.compiled` says why. Without int8, torch computes."
-            )
-        for module, forward in [pair for block in sparse_blocks(model) for pair in _forwards(block, int8)]:
-            module.forward = forward
-    except BaseException:
-        for module, forward in before:  # a refusal or an interruption changes nothing
-            module.forward = forward
-        raise
+    if enabled and sparse_library(large=True) is None and int8:
+        raise ValueError(
+            "use_sparse_ffn(model, int8=True) needs the compiled library, which cannot be had here; `python -m "
+            "reluformer.modeling_reluformer.fused.compiled` says why. Without int8, torch computes."
+        )
+    forwards = [pair for block in sparse_blocks(model) for pair in _forwards(block, int8)] if enabled else []
+    for part in model.modules():
+        if isinstance(vars(part).get("forward"), SparseFeedForward | SparseProjection):
+            del part.forward
+    for module, forward in forwards:
+        module.forward = forward
     return model
-
-
-def _remove(model: PreTrainedModel) -> list[tuple[nn.Module, SparseFeedForward | SparseProjection]]:
-    """Gives modules the forward of their class back; those that had another one, and which."""
-    kinds = (SparseFeedForward, SparseProjection)
-    found = [(part, vars(part)["forward"]) for part in model.modules() if isinstance(vars(part).get("forward"), kinds)]
-    for module, _ in found:
-        del module.forward
-    return found
 
 
 def _forwards(block: Block, int8: bool) -> list[tuple[nn.Module, SparseFeedForward | SparseProjection]]:
@@ -110,6 +97,6 @@ def _refuse_other_forward(block: Block, forward: SparseFeedForward) -> None:
         return
     factor = f" * {block.up}(x)" if block.up else ""
     raise ValueError(
-        f"{block.name} ({type(block.module).__name__}) does not compute {block.second}({block.function}({block.first}(x))"
+        f"{block.name} does not compute {block.second}({block.function}({block.first}(x))"
         f"{factor}); use_sparse_ffn knows no other network."
     )
