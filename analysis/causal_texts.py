@@ -13,8 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import TextBatch
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.language_recipe import TextDataConfig, TextSource
-from reluformer.training.data.text_sources import split_documents
+from reluformer.training.data.compressed import content_lines
 
 # Where neither the user nor the model says less: the weights of a context of 4,096 tokens are 64 MB for each head and layer.
 MOST_TOKENS = 1_024
@@ -31,7 +30,9 @@ class CausalText:
 def read_causal_text(
     path: str | Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, context: int | None = None
 ) -> CausalText:
-    """The tokens of a file as one stream behind the end token, if there is one, cut as in training (see `contexts`).
+    """The tokens of a file as one stream behind the end token, if there is one, cut into contexts.
+
+    A context begins with the last token of the one before it, so that each token but the first is predicted once.
 
     Args:
         path: of a text, plain, .gz or .zst, in UTF-8.
@@ -46,10 +47,13 @@ def read_causal_text(
     length = min(positions, MOST_TOKENS) if context is None else context
     if length > positions or length < 2:
         raise UserError(f"--context: {length} tokens; give 2 to {positions}, the positions of the model")
-    document = next(split_documents(TextDataConfig(train=TextSource(paths=str(path))), "train").read())
-    if not document.text:
-        raise UserError(f"--text: {str(path)!r} {'is empty' if document.text == '' else 'is not UTF-8'}; give a text")
-    ids = tokenizer(document.text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+    try:
+        text = b"".join(content_lines(Path(path).expanduser())).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--text: {str(path)!r} is not UTF-8; give a text") from error
+    if not text:
+        raise UserError(f"--text: {str(path)!r} is empty; give a text")
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
     if not ids:
         raise UserError(
             f"--text: the tokenizer of the model makes no tokens of {str(path)!r}; is there a tokenizer in the model's folder?"

@@ -28,7 +28,6 @@ from reluformer.analysis.feed_forward import OnScores, feed_forward_blocks, watc
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
 from reluformer.analysis.head_sums import ALL
 from reluformer.configuration.errors import UserError
-from reluformer.training.language_trainer import perplexity
 
 DEFINITIONS = {
     "p_percent": "how much the perplexity may rise",
@@ -48,6 +47,11 @@ DEFAULT_INCREASES = (1.0,)
 DEFAULT_TOKENS = 2_048
 TOLERANCE = 1e-6  # of the bisected CETT
 Place = tuple[str, int]
+
+
+def perplexity(nats: float) -> float:
+    """exp of a mean cross-entropy; infinity where a float has no room."""
+    return math.exp(nats) if nats < 700 else math.inf
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
     recipes = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     arguments = [*(word for recipe in recipes for word in ("--config", recipe)), *arguments[len(recipes) :]]
-    from reluformer.configuration.recipe_parser import build_recipe, parse_namespace, recipe_kind, recipe_parser
+    from reluformer.configuration.recipe_parser import build_recipe, parse_namespace, recipe_parser
 
-    parser = recipe_parser("reluformer train", recipe_kind(arguments))
+    parser = recipe_parser("reluformer train")
     parser.add_argument(
         "--overwrite", action="store_true", help="empty the folder of an earlier run of this name, and train anew"
     )
@@ -79,8 +79,6 @@ def train_and_document(recipe: Recipe, *, overwrite: bool = False, command: str 
 def document(run: FinishedRun) -> None:
     """Draws the training curve and an attention map, writes the card, and tells the scores that the recipe is about."""
     from reluformer.analysis.curves import holds_a_curve, plot_training_curve
-    from reluformer.configuration.image_recipe import ImageRecipe
-    from reluformer.configuration.language_recipe import LanguageRecipe
     from reluformer.hub_cards.card import write_card
     from reluformer.training.training import headline
 
@@ -90,34 +88,11 @@ def document(run: FinishedRun) -> None:
     else:
         updates, every = run.log_history[-1]["step"], f"{training.logging_strategy.value} {training.logging_steps:g}"
         tqdm.write(f"no training curve: nothing was logged in {updates} updates (logging: {every})")
-    drawings = {ImageRecipe: _draw_patches, LanguageRecipe: _draw_text}
-    drawings.get(type(run.recipe), _draw_attention)(run, folder / "attention_map.png")
+    _draw_attention(run, folder / "attention_map.png")
     write_card(folder)
     tqdm.write(f"everything of this run is in {folder}/")
     for split, scores in run.scores.items():
         tqdm.write(headline(run.recipe, split, scores))
-
-
-def _draw_patches(run: FinishedRun, path: Path) -> None:
-    """Of the first picture of an evaluated split, or of the training split."""
-    from reluformer.analysis.patch_maps import plot_patch_map
-    from reluformer.modeling_reluformer.configuration_vision import pair
-    from reluformer.training.data.images import load_image_split
-
-    config, splits = run.model.config, run.recipe.evaluation.splits
-    split = splits[0] if splits else "train"
-    pictures = load_image_split(run.recipe.data, split, pair(config.image_size), config.num_channels)
-    plot_patch_map(run.model, run.processing, pictures.images([0], config.num_channels)[0], path)
-
-
-def _draw_text(run: FinishedRun, path: Path) -> None:
-    """Of the beginning of the first document of an evaluated split, or of the training split."""
-    from reluformer.analysis.causal_maps import plot_causal_map
-    from reluformer.training.data.text_sources import split_documents
-
-    splits = run.recipe.evaluation.splits
-    documents = split_documents(run.recipe.data, splits[0] if splits else "train").read()
-    plot_causal_map(run.model, run.processing, next(each.text for each in documents if each.text), path)
 
 
 _READABLE_TOKENS = 20  # a side: the names of more lie over each other in the picture

@@ -14,7 +14,6 @@ from reluformer.configuration.scores import SCORES
 from reluformer.configuration.splits import EVALUATED_SPLITS, SPLITS
 
 if TYPE_CHECKING:
-    from reluformer.configuration.language_recipe import LanguageRecipe
     from reluformer.configuration.recipe import DataConfig, Recipe, TablesConfig
     from reluformer.configuration.recipe_base import AveragingConfig
 
@@ -135,7 +134,7 @@ def _check_text(recipe: Recipe) -> None:
         )
 
 
-def check_initialization(recipe: Recipe | LanguageRecipe) -> None:
+def check_initialization(recipe: Recipe) -> None:
     """Raises `UserError` for a tokenizer beside a model that brings its own."""
     if recipe.initialize_from is not None and recipe.tokenizer != type(recipe.tokenizer)():
         raise UserError(

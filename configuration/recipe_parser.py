@@ -20,8 +20,6 @@ from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.configuration.image_recipe import ImageRecipe
-from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_text import RECIPE_KINDS, read_recipe_text, section_types
 from reluformer.configuration.whole_files import write_whole
@@ -30,9 +28,7 @@ from reluformer.modeling_reluformer.configuration_attention import (
     AttentionConfig,
     valid_attention_implementations,
 )
-from reluformer.modeling_reluformer.configuration_decoder import ReLUFormerDecoderConfig
 from reluformer.modeling_reluformer.configuration_reluformer import ReLUFormerConfig
-from reluformer.modeling_reluformer.configuration_vision import ReLUFormerVisionConfig
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +71,11 @@ class LayeredConfig(ActionConfigFile):
             cfg["model"] = _laid_over(below, cfg.get("model") or {}, parser.recipe_kind, f"{path}: ")
 
 
-AnyRecipe = Recipe | ImageRecipe | LanguageRecipe
+AnyRecipe = Recipe
 
 # What the section `model` of each kind of recipe is about.
 _MODELS: dict[type[AnyRecipe], type[AttentionConfig]] = {
     Recipe: ReLUFormerConfig,
-    ImageRecipe: ReLUFormerVisionConfig,
-    LanguageRecipe: ReLUFormerDecoderConfig,
 }
 _OF_POINTWISE_ATTENTION = (
     *("attention_activation", "attention_scaling", "attention_gamma", "attention_gamma_learnable", "attention_alpha"),

@@ -17,16 +17,12 @@ import yaml
 from transformers import TrainingArguments
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.image_recipe import ImageRecipe
-from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_base import RunSettings
 
 # What a file may be, by its `task`.
 RECIPE_KINDS: dict[str, type[RunSettings]] = {
     "translation": Recipe,
-    "image_classification": ImageRecipe,
-    "language_modeling": LanguageRecipe,
 }
 
 _PLAIN_TAGS = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig
+from reluformer import ReLUFormerConfig
 from reluformer.analysis.figure import figure_class
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.recipe_checks import _REPLACED_ARGUMENTS
@@ -86,7 +85,7 @@ def presets() -> str:
 def recipes() -> str:
     """Every recipe for translation."""
     rows = []
-    for name, says in _recipes_of("translation"):
+    for name, says in ((name, _resolved(name)) for name in recipe_names()):
         data, model = says["data"], says["model"]
         languages = f"{data['source_language']} → {data['target_language']}"
         preset = model.get("preset", "reluformer")
@@ -95,41 +94,6 @@ def recipes() -> str:
         length, steps = f"{data.get('max_length', 256):,}", f"{says['training']['max_steps']:,}"
         rows.append([f"`{name}`", languages, f"`{preset}`", length, "–" if gamma is None else f"{gamma:g}", steps])
     return table(("recipe", "languages", "preset", "`data.max_length`", "γ", "updates"), rows)
-
-
-def image_recipes() -> str:
-    """Every recipe for pictures."""
-    rows = []
-    for name, says in _recipes_of("image_classification"):
-        model = dict(says["model"])
-        chosen = {key: value for key, value in model.items() if key not in ("preset", "problem_type")}
-        config = ReLUFormerVisionConfig.from_preset(model["preset"], **chosen)
-        length = math.prod(config.patch_grid) + (config.pooling == "cls")
-        epochs, batch = says["training"]["num_train_epochs"], says["training"]["per_device_train_batch_size"]
-        shape = f"{config.hidden_size} × {config.num_hidden_layers}"
-        rows.append([f"`{name}`", f"`{model['preset']}`", shape, f"{length}", f"{epochs}", f"{batch:,}"])
-    return table(("recipe", "preset", "width × layers", "tokens", "epochs", "pictures a batch"), rows)
-
-
-def language_recipes() -> str:
-    """Every recipe for language models."""
-    rows = []
-    for name, says in _recipes_of("language_modeling"):
-        model = dict(says["model"])
-        preset = model.pop("preset")
-        config = ReLUFormerDecoderConfig.from_preset(preset, **model)
-        shape = f"{config.hidden_size} × {config.num_hidden_layers}"
-        training = says["training"]
-        contexts = training["per_device_train_batch_size"] * training.get("gradient_accumulation_steps", 1)
-        cells = (f"`{preset}`", f"`{config.attention_activation}`", shape, f"{says['data']['max_length']:,}")
-        rows.append([f"`{name}`", *cells, f"{training['max_steps']:,}", f"{contexts:,}"])
-    header = ("recipe", "preset", "attention", "width × layers", "context", "updates", "contexts an update")
-    return table(header, rows)
-
-
-def _recipes_of(task: str) -> Iterable[tuple[str, dict]]:
-    found = ((name, _resolved(name)) for name in recipe_names())
-    return [(name, says) for name, says in found if says.get("task", "translation") == task]
 
 
 def _resolved(name: str) -> dict:
@@ -191,8 +155,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "activations": activations,
     "presets": presets,
     "recipes": recipes,
-    "image recipes": image_recipes,
-    "language recipes": language_recipes,
     "refused arguments": refused_arguments,
     "analysis definitions": analysis_definitions,
     "evidence": evidence,

@@ -185,7 +185,7 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
     >>> import reluformer
     >>> from transformers import pipeline
 
-    >>> continue_text = pipeline("text-generation", model="runs/code_decoder_tiny")
+    >>> continue_text = pipeline("text-generation", model="lm")
     >>> continue_text("import ", max_new_tokens=20)[0]["generated_text"]
     ```"""
 

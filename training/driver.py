@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from transformers import PreTrainedModel
 
 from reluformer.configuration.errors import TrainingStopped, UserError, one_line
-from reluformer.configuration.recipe_parser import AnyRecipe
+from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.splits import SPLITS
 from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.training.averaging import average_checkpoints
@@ -46,7 +46,7 @@ class FinishedRun:
     scores: by split.
     """
 
-    recipe: AnyRecipe
+    recipe: Recipe
     model: PreTrainedModel
     processing: Any
     log_history: list[dict[str, Any]]
@@ -62,15 +62,15 @@ class Task:
     trainer: (recipe, data, model) → the trainer. evaluate: (recipe, trainer, data, command) → the finished run.
     """
 
-    check: Callable[[AnyRecipe], None]
-    prepare: Callable[[AnyRecipe, Path | None], Any]
-    build: Callable[[AnyRecipe, Any], PreTrainedModel]
-    trainer: Callable[[AnyRecipe, Any, PreTrainedModel], RunTrainer]
-    evaluate: Callable[[AnyRecipe, RunTrainer, Any, str | None], FinishedRun]
+    check: Callable[[Recipe], None]
+    prepare: Callable[[Recipe, Path | None], Any]
+    build: Callable[[Recipe, Any], PreTrainedModel]
+    trainer: Callable[[Recipe, Any, PreTrainedModel], RunTrainer]
+    evaluate: Callable[[Recipe, RunTrainer, Any, str | None], FinishedRun]
 
 
 def run_recipe(
-    recipe: AnyRecipe,
+    recipe: Recipe,
     task: Task,
     *,
     overwrite: bool = False,
@@ -110,7 +110,7 @@ def run_recipe(
     return folder
 
 
-def _trainer(recipe: AnyRecipe, task: Task, data: Any) -> tuple[RunTrainer, DivergenceWatch]:
+def _trainer(recipe: Recipe, task: Task, data: Any) -> tuple[RunTrainer, DivergenceWatch]:
     settings = settings_of(recipe)  # before the Trainer completes its arguments
     model = task.build(recipe, data)
     say(recipe, f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
@@ -126,7 +126,7 @@ def _trainer(recipe: AnyRecipe, task: Task, data: Any) -> tuple[RunTrainer, Dive
     return trainer, watch
 
 
-def _train(trainer: RunTrainer, recipe: AnyRecipe, resume_from: Path | None) -> None:
+def _train(trainer: RunTrainer, recipe: Recipe, resume_from: Path | None) -> None:
     """All updates that are left."""
     if resume_from is not None:
         before, now = saved_processes(resume_from), recipe.training.world_size
@@ -141,7 +141,7 @@ def _train(trainer: RunTrainer, recipe: AnyRecipe, resume_from: Path | None) -> 
         )
 
 
-def _average(recipe: AnyRecipe, trainer: RunTrainer) -> list[str]:
+def _average(recipe: Recipe, trainer: RunTrainer) -> list[str]:
     """Puts the averaged weights into the model; names of the checkpoints, none if the recipe asks for none."""
     last = recipe.averaging.last_checkpoints
     if last < 2:
@@ -159,7 +159,7 @@ def _average(recipe: AnyRecipe, trainer: RunTrainer) -> list[str]:
     return names
 
 
-def _check_processes(recipe: AnyRecipe) -> None:
+def _check_processes(recipe: Recipe) -> None:
     launched, training = int(os.environ.get("WORLD_SIZE") or 1), recipe.training
     if training.world_size != launched:
         raise UserError(
@@ -180,19 +180,19 @@ def _check_processes(recipe: AnyRecipe) -> None:
             )
 
 
-def is_sharded(recipe: AnyRecipe) -> bool:
+def is_sharded(recipe: Recipe) -> bool:
     """Whether FSDP was asked for: by `training.fsdp`, or by the file given to `accelerate launch`."""
     return bool(recipe.training.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
-def _turn_off_push(recipe: AnyRecipe, *, told: bool) -> None:
+def _turn_off_push(recipe: Recipe, *, told: bool) -> None:
     """The Trainer's own push uploads the whole run folder, with recipe, logs and translations, at every checkpoint."""
     if recipe.training.push_to_hub and told:
         logger.warning("training.push_to_hub: only `reluformer train` publishes a run; use `reluformer publish`")
     recipe.training.push_to_hub = False
 
 
-def require_splits(recipe: AnyRecipe, has_split: Callable[[Any, str], bool]) -> None:
+def require_splits(recipe: Recipe, has_split: Callable[[Any, str], bool]) -> None:
     """Raises a `UserError` where the data lack a split that training or evaluation will read.
 
     Args:
@@ -208,7 +208,7 @@ def require_splits(recipe: AnyRecipe, has_split: Callable[[Any, str], bool]) -> 
         )
 
 
-def splits_to_read(recipe: AnyRecipe) -> list[str]:
+def splits_to_read(recipe: Recipe) -> list[str]:
     """The splits that training or evaluation reads, in the order of `SPLITS`."""
     wanted = {"train", *recipe.evaluation.splits}
     if recipe.training.eval_strategy != "no":
@@ -216,7 +216,7 @@ def splits_to_read(recipe: AnyRecipe) -> list[str]:
     return [split for split in SPLITS if split in wanted]
 
 
-def model_to_evaluate(recipe: AnyRecipe, trainer: RunTrainer, model_class: type[PreTrainedModel]) -> PreTrainedModel:
+def model_to_evaluate(recipe: Recipe, trainer: RunTrainer, model_class: type[PreTrainedModel]) -> PreTrainedModel:
     """The trained model for the main process, which evaluates alone: of shards it would wait for the other processes."""
     if is_sharded(recipe):
         model = load_whole(model_class, recipe.run_folder).to(recipe.training.device)

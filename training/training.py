@@ -10,11 +10,8 @@ import datasets
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.configuration.image_recipe import ImageRecipe
-from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe import Recipe
-from reluformer.configuration.recipe_parser import AnyRecipe
-from reluformer.configuration.scores import LANGUAGE_SCORES, SCORES
+from reluformer.configuration.scores import SCORES
 from reluformer.training.data.encoding import first_encoded_pairs
 from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus
 from reluformer.training.data.splits import has_split
@@ -27,7 +24,7 @@ from reluformer.training.translation import Translator
 
 
 def train(
-    recipe: AnyRecipe,
+    recipe: Recipe,
     *,
     overwrite: bool = False,
     command: str | None = None,
@@ -48,25 +45,13 @@ def train(
         UserError: a mistake in the recipe or its data, found as early as possible; a disk that cannot be written to.
         TrainingStopped: SIGTERM has ended the training after a checkpoint, at which the same call goes on.
     """
-    return run_recipe(recipe, _task_of(recipe), overwrite=overwrite, command=command, finish=finish)
+    return run_recipe(recipe, _TRANSLATION, overwrite=overwrite, command=command, finish=finish)
 
 
-def check(recipe: AnyRecipe) -> None:
+def check(recipe: Recipe) -> None:
     """Raises the `UserError` with which `train` refuses a recipe before it looks at processes, data and the run folder."""
     recipe.check()
-    _task_of(recipe).check(recipe)
-
-
-def _task_of(recipe: AnyRecipe) -> Task:
-    if isinstance(recipe, ImageRecipe):
-        from reluformer.training.image_training import IMAGE_CLASSIFICATION
-
-        return IMAGE_CLASSIFICATION
-    if isinstance(recipe, LanguageRecipe):
-        from reluformer.training.language_training import LANGUAGE_MODELING
-
-        return LANGUAGE_MODELING
-    return _TRANSLATION
+    _TRANSLATION.check(recipe)
 
 
 def _check_before_reading(recipe: Recipe) -> None:
@@ -136,14 +121,9 @@ def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, corpus: PreparedCorpus
 _TRANSLATION = Task(_check_before_reading, _prepare, _build, _trainer, _evaluate)
 
 
-def headline(recipe: AnyRecipe, split: str, scores: dict[str, Any]) -> str:
+def headline(recipe: Recipe, split: str, scores: dict[str, Any]) -> str:
     """The one score that the recipe is about: `exact match: 98.80 % on 1,000 held-out sentences (test)`."""
     held_out = "training" if split == "train" else "held-out"
-    if isinstance(recipe, ImageRecipe):
-        return f"accuracy: {scores['accuracy']:.2f} % on {scores['images']:,} {held_out} images ({split})"
-    if isinstance(recipe, LanguageRecipe):
-        score = LANGUAGE_SCORES[0]
-        return f"{score.label}: {score.value(scores)} on {scores['documents']:,} {held_out} documents ({split})"
     score = SCORES[recipe.evaluation.headline]
     count, unit = scores["sentences"], "sentences" if recipe.data.packing is None else "packed documents"
     if score.of_documents:

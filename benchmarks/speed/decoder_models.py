@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from reluformer.configuration.recipe_parser import load_recipe
+from benchmarks.studies.parser import layer
 from reluformer.training.decoder_conversion import convert_decoder_model
 
 RECIPE = "code_decoder_tiny"
@@ -27,9 +27,9 @@ QUICK_SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads":
 @functools.cache
 def shape(quick: bool = False) -> dict[str, int]:
     """The sizes of the recipe's model; tiny ones for a quick run."""
-    recipe = load_recipe(RECIPE)
+    recipe = layer(RECIPE)
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    sizes = {**{name: recipe.model[name] for name in names}, "vocab_size": recipe.tokenizer.vocab_size}
+    sizes = {**{name: recipe["model"][name] for name in names}, "vocab_size": recipe["tokenizer"]["vocab_size"]}
     return {**sizes, **QUICK_SHAPE} if quick else sizes
 
 

@@ -28,8 +28,8 @@ from transformers.utils import logging
 from benchmarks.measurement_file import begin, benchmark_parser
 from benchmarks.speed.end_to_end import inference_step, trained_parameters, training_step
 from benchmarks.speed.rivals import a_second, time_rivals
+from benchmarks.studies.parser import layer
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
-from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.run.records import write_json
 
 RELU, SOFTMAX, VIT = "ReLU", "softmax", "ViTForImageClassification"
@@ -119,8 +119,8 @@ def measure(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
 
 def vision_config(name: str, length: int, quick: bool = False) -> ReLUFormerVisionConfig:
     """The configuration of the recipe of this length, with the preset of the contender; a tiny one for a quick run."""
-    recipe = load_recipe(f"fashion_mnist_vit_L{length}")
-    fields = {**recipe.model, "num_labels": len(recipe.data.class_names), **(QUICK_SHAPE if quick else {})}
+    recipe = layer(f"fashion_mnist_vit_L{length}")
+    fields = {**recipe["model"], "num_labels": len(recipe["data"]["class_names"]), **(QUICK_SHAPE if quick else {})}
     return ReLUFormerVisionConfig.from_preset(**{**fields, "preset": PRESETS[name]})
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from benchmarks.studies.study import Analysis
 from benchmarks.studies.tasks import Task, analysis_folder, evaluated_split
+from benchmarks.studies.texts import documents as documents_of
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.data.splits import load_split
-from reluformer.training.data.text_sources import split_documents
 from reluformer.training.run.run_folder import RECIPE_FILE
 from reluformer.training.scoring.evaluation import read_translations
 
@@ -36,7 +36,9 @@ def analysis_commands(task: Task, wanted: Sequence[str]) -> list[list[str]]:
         names = [analysis.what for analysis in group]
         inputs = _sentences(task, lines or None, folder) if documents else _inputs(task, lines or None, folder)
         files = ["--model", str(task.run_folder), *inputs]
-        commands.append(["analyze", "--what", *names, *files, "--output", str(analysis_folder(task)), *options])
+        commands.append(
+            ["reluformer", "analyze", "--what", *names, *files, "--output", str(analysis_folder(task)), *options]
+        )
     return commands
 
 
@@ -68,10 +70,10 @@ def _sentences(task: Task, lines: int | None, folder: Path) -> list[str]:
 
 
 def _pictures(task: Task) -> list[str]:
-    data = load_recipe(task.run_folder / RECIPE_FILE).data
-    if data.test is None:
+    files = task.recipe()["data"].get("test")
+    if files is None:
         raise UserError(f"{task.run_folder}: its pictures are no IDX files; such a row has no analyses")
-    return ["--images", data.test.images, "--image_labels", data.test.labels]
+    return ["--images", files["images"], "--image_labels", files["labels"]]
 
 
 def _document_lines(task: Task, lines: int | None) -> Iterator[str]:
@@ -80,8 +82,8 @@ def _document_lines(task: Task, lines: int | None) -> Iterator[str]:
         raise UserError(
             f"{task.run_folder}: has evaluated no split whose text could be analysed; give evaluation.splits one"
         )
-    documents = split_documents(load_recipe(task.run_folder / RECIPE_FILE).data, split).read()
-    return islice((line for document in documents for line in (document.text or "").split("\n")), lines)
+    texts = (text for _, text in documents_of(task.recipe()["data"], split))
+    return islice((line for text in texts for line in text.split("\n")), lines)
 
 
 def _written(path: Path, lines: Iterable[str]) -> str:

@@ -32,13 +32,10 @@ from transformers import PreTrainedModel
 
 from benchmarks.markdown import table
 from benchmarks.measurement_file import begin, benchmark_parser
+from benchmarks.studies import pictures, texts
 from benchmarks.studies.parser import Row, load_rows, recipe_of
 from reluformer import ReLUFormerForCausalLM, ReLUFormerForConditionalGeneration, ReLUFormerForImageClassification
-from reluformer.configuration.image_recipe import ImageRecipe
-from reluformer.configuration.language_recipe import LanguageRecipe
-from reluformer.configuration.recipe_parser import AnyRecipe, load_recipe
-from reluformer.training.image_training import build_image_config
-from reluformer.training.language_training import build_language_config
+from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.run.model_building import build_config
 from reluformer.training.run.records import write_json
 
@@ -88,12 +85,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def try_size(size: Size, row: Row, seed: int) -> dict[str, Any]:
     """Two updates of a row's model on a made-up batch, what they lost, and the estimates."""
-    recipe = parsed(row, seed)
+    recipe = recipe_of(row, seed, Path("run"))
+    recipe["training"] |= {"use_cpu": True, "bf16": False}  # this machine's; autocast is ours
     model = model_of(recipe)
     length = size.length or math.prod(model.config.patch_grid)
     items = max(1, TRIED_TOKENS // length)
     batch = made_up(model, items, length)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.training.learning_rate, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe["training"]["learning_rate"], fused=True)
     kept = kept_bytes(model, batch)
     losses = [update(model, optimizer, batch) for _ in range(2)]
     model.set_attn_implementation("eager" if model.config.attention_activation != "softmax" else "sdpa")
@@ -131,24 +129,19 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def parsed(row: Row, seed: int) -> AnyRecipe:
+def model_of(recipe: Mapping[str, Any]) -> PreTrainedModel:
+    """New weights in the shape of the recipe, in training."""
+    task = recipe.get("task")
+    if task == "image_classification":
+        data = {"class_names": [str(number) for number in range(IMAGENET_CLASSES)]}
+        return ReLUFormerForImageClassification(pictures.build_config({**recipe, "data": data})).train()
+    if task == "language_modeling":
+        pieces = {"tokenizer": {"vocab_size": CODE_PIECES}}
+        return ReLUFormerForCausalLM(texts.build_config({**recipe, **pieces})).train()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
-        says = recipe_of(row, seed, Path(folder) / "run")
-        says["training"] = {**says["training"], "use_cpu": True, "bf16": False}  # this machine's; autocast is ours
-        path.write_text(yaml.safe_dump(says), encoding="utf-8")
-        return load_recipe(path)
-
-
-def model_of(recipe: AnyRecipe) -> PreTrainedModel:
-    """New weights in the shape of the recipe, in training."""
-    if isinstance(recipe, ImageRecipe):
-        names = [str(number) for number in range(IMAGENET_CLASSES)]
-        return ReLUFormerForImageClassification(build_image_config(recipe, names)).train()
-    if isinstance(recipe, LanguageRecipe):
-        recipe.tokenizer.vocab_size = CODE_PIECES
-        return ReLUFormerForCausalLM(build_language_config(recipe)).train()
-    return ReLUFormerForConditionalGeneration(build_config(recipe)).train()
+        path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+        return ReLUFormerForConditionalGeneration(build_config(load_recipe(path))).train()
 
 
 def made_up(model: PreTrainedModel, items: int, length: int) -> dict[str, Tensor]:
@@ -188,18 +181,18 @@ def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, batch: Mapp
     return float(loss.detach())
 
 
-def amounts(recipe: AnyRecipe, length: int) -> tuple[int, int, int]:
+def amounts(recipe: Mapping[str, Any], length: int) -> tuple[int, int, int]:
     """Items of an update, updates, and the most items that the recipe gives one device at a time."""
-    training = recipe.training
-    if isinstance(recipe, ImageRecipe):
-        an_update = 8 * training.per_device_train_batch_size * training.gradient_accumulation_steps  # for eight GPUs
-        updates = round(training.num_train_epochs * IMAGENET_PICTURES / an_update)
-        return an_update, updates, training.per_device_train_batch_size
-    if isinstance(recipe, LanguageRecipe):
-        on_a_device = training.per_device_train_batch_size
-        return on_a_device * training.gradient_accumulation_steps, training.max_steps, on_a_device
-    an_update = recipe.batching.tokens_per_batch // length
-    return an_update, training.max_steps, an_update
+    training, task = recipe["training"], recipe.get("task")
+    if task is None:
+        an_update = recipe["batching"]["tokens_per_batch"] // length
+        return an_update, training["max_steps"], an_update
+    on_a_device = training["per_device_train_batch_size"]
+    an_update = on_a_device * training.get("gradient_accumulation_steps", 1)
+    if task == "language_modeling":
+        return an_update, training["max_steps"], on_a_device
+    an_update *= 8  # for eight GPUs
+    return an_update, round(training["num_train_epochs"] * IMAGENET_PICTURES / an_update), on_a_device
 
 
 def paper_sizes_table(result: Mapping[str, Any]) -> str:

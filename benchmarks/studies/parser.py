@@ -103,9 +103,9 @@ def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
     parser.add_argument("--rows", type=dict[str, RowFamily])
     families: dict[str, RowFamily] = _parsed(parser, {"rows": _read_mapping(path)}, path).rows
     rows: dict[str, Row] = {}
-    layer = functools.cache(functools.partial(_layer, folder=folder))  # many rows stand on the same few files
+    read_layer = functools.cache(functools.partial(layer, folder=folder))  # many rows stand on the same few files
     for name, family in families.items():
-        for row in _expand(name, family, size, layer):
+        for row in _expand(name, family, size, read_layer):
             if row.name in rows:
                 raise UserError(f"{path}: {name} names the row {row.name}, which another one does already")
             start = family.starts_from.get(size)
@@ -235,9 +235,9 @@ def _located(value: Any, folder: Path) -> Any:
     return value.replace("{studies}", str(folder)) if isinstance(value, str) else value
 
 
-def _expand(name: str, family: RowFamily, size: str, layer: Callable[[str], dict[str, Any]]) -> Iterator[Row]:
+def _expand(name: str, family: RowFamily, size: str, read_layer: Callable[[str], dict[str, Any]]) -> Iterator[Row]:
     for values in _all_values(family, size):
-        yield _row(name, family, size, values, layer)
+        yield _row(name, family, size, values, read_layer)
 
 
 def _all_values(family: RowFamily, size: str) -> Iterator[dict[str, Any]]:
@@ -258,14 +258,14 @@ def _values(values: Any, size: str) -> list[Any]:
 
 
 def _row(
-    name: str, family: RowFamily, size: str, values: dict[str, Any], layer: Callable[[str], dict[str, Any]]
+    name: str, family: RowFamily, size: str, values: dict[str, Any], read_layer: Callable[[str], dict[str, Any]]
 ) -> Row:
     here = family.at.get(size, AtSize())
     command = tuple(_filled([*family.command, *here.command], values)) if family.command else ()
     recipe = None
     if not command:
         layers = family.layers if here.layers is None else here.layers
-        files = [layer(_filled(name_of_layer, {**values, "size": size})) for name_of_layer in layers]
+        files = [read_layer(_filled(name_of_layer, {**values, "size": size})) for name_of_layer in layers]
         recipe = merged(*files, *(_filled(fragment, values) for fragment in (family.recipe, here.recipe)))
     return Row(
         name=_filled(name, values),
@@ -294,7 +294,7 @@ def _filled(template: Any, values: Mapping[str, Any]) -> Any:
         raise UserError(f"{template!r}: no value for {error}; there are {', '.join(values) or 'none'}") from error
 
 
-def _layer(name: str, folder: Path) -> dict[str, Any]:
+def layer(name: str, folder: Path = STUDIES_FOLDER) -> dict[str, Any]:
     """A file of the studies' bases or a recipe of the package, with what it stands on."""
     candidates = (folder / BASES / f"{name}.yaml", RECIPES_FOLDER / f"{name}.yaml")
     for path in candidates:

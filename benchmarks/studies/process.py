@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
     "TOKENIZERS_PARALLELISM": "false",
 }
+RELUFORMER, TRAIN_ROW = "reluformer", "benchmarks.studies.training"
 BUSY = 75  # exit status: another process is running the same row
 # Imported once, in the server that all rows are forked from.
 _PRELOADED = ["reluformer.training.training", "reluformer.configuration.recipe_parser", "reluformer.hub_cards.card"]
@@ -32,10 +33,10 @@ _TAIL = 8192  # bytes of a log that are looked at
 
 
 def start(commands: Sequence[Sequence[str]], log: Path, lock: Path) -> multiprocessing.Process:
-    """Runs commands of `reluformer` one after the other in a new process, until one of them fails.
+    """Runs commands one after the other in a new process, until one of them fails.
 
     Args:
-        commands: arguments of `reluformer`.
+        commands: `RELUFORMER` or `TRAIN_ROW`, and the arguments.
         log: what the process prints is appended to it.
         lock: held while the process lives; where another process holds it, the new one ends with status `BUSY`.
     """
@@ -92,7 +93,7 @@ def _run(commands: list[list[str]], log: str, lock: str) -> None:
             sys.stdout = sys.stderr = stream
             settings = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
             for command in commands:
-                print(f"$ {settings} reluformer {shlex.join(command)}", flush=True)
+                print(f"$ {settings} {shlex.join(command)}", flush=True)
                 if status := _call(command):
                     sys.exit(status)
     except Timeout:
@@ -100,11 +101,13 @@ def _run(commands: list[list[str]], log: str, lock: str) -> None:
 
 
 def _call(command: list[str]) -> int:
-    from reluformer.__main__ import main
+    from benchmarks.studies.training import main as train_row
+    from reluformer.__main__ import main as reluformer
 
-    sys.argv = ["reluformer", *command]  # what records tell as the command
+    program, *arguments = command
+    sys.argv = command  # what records tell as the command
     try:
-        return main(command)
+        return {RELUFORMER: reluformer, TRAIN_ROW: train_row}[program](arguments)
     except Exception:  # told while the log is still open; multiprocessing would print it when it is not
         traceback.print_exc()
         return 1

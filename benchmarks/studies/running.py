@@ -206,7 +206,14 @@ def _begin(
 def _commands(task: Task, state: str) -> list[list[str]]:
     """What is left to do, in order."""
     if task.row.recipe is None:
-        measure = [*task.row.command, "--seed", str(task.seed), "--output", str(task.run_folder)]
+        measure = [
+            study_process.RELUFORMER,
+            *task.row.command,
+            "--seed",
+            str(task.seed),
+            "--output",
+            str(task.run_folder),
+        ]
         return [measure] if state == "missing" else []
     if state in ("missing", "begun"):
         if task.start is not None:
@@ -214,13 +221,22 @@ def _commands(task: Task, state: str) -> list[list[str]]:
         task.recipe_file.parent.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(task.recipe(), sort_keys=False, allow_unicode=True, width=120)
         task.recipe_file.write_text(text, encoding="utf-8")
-        return [["train", "--config", str(task.recipe_file)]]
+        return [_train(task)]
     if state == "trained":
-        run = ["evaluate", "--run", str(task.run_folder)]
+        if "task" in task.row.recipe:
+            return [_train(task)] if unevaluated_splits(task.run_folder) else []
+        run = [study_process.RELUFORMER, "evaluate", "--run", str(task.run_folder)]
         return [[*run, "--split", split] for split in unevaluated_splits(task.run_folder)]
     # A result of another machine has no model here to analyse.
     has_model = (task.run_folder / RECORD_FILE).is_file()
     return analysis_commands(task, missing_analyses(task)) if has_model else []
+
+
+def _train(task: Task) -> list[str]:
+    """Translation is trained by `reluformer train`; a task of another name, by a program of the studies."""
+    if "task" in task.row.recipe:
+        return [study_process.TRAIN_ROW, str(task.recipe_file)]
+    return [study_process.RELUFORMER, "train", "--config", str(task.recipe_file)]
 
 
 def _require_model(start: Task) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, set_seed
 
+from benchmarks.studies.texts import train_byte_tokenizer
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
 from reluformer.analysis.causal_maps import causal_attention, plot_causal_map
 from reluformer.analysis.collection import DECODER_SELF, TextBatch, observe
@@ -14,9 +15,8 @@ from reluformer.analysis.entropy_share import EntropyShares
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.training.byte_tokenizer import train_byte_tokenizer
 
-from ..training.tiny_texts import text
+from ..tiny_texts import text
 
 VOCABULARY, WIDTH, LAYERS, HEADS = 300, 16, 2, 4
 SHARED = {"vocab_size": VOCABULARY, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}

@@ -21,6 +21,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from benchmarks.studies.pictures import image_processor
 from reluformer import (
     ReLUFormerConfig,
     ReLUFormerDecoderConfig,
@@ -39,9 +40,8 @@ from reluformer.analysis.ppl_sparsity import PPLSparsity, SparsitySearch
 from reluformer.analysis.texts import make_batch
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.training.image_training import image_processor
 
-from ..training import tiny_pictures
+from .. import tiny_pictures
 from .small_models import FFN, SIZES, TOKENS, make_model
 
 VOCABULARY = 60
@@ -239,8 +239,8 @@ def classifier(tmp_path):
     torch.manual_seed(4)
     ReLUFormerForImageClassification(config).save_pretrained(tmp_path / "model")
     image_processor(config).save_pretrained(tmp_path / "model")
-    tiny_pictures.write_folders(tmp_path)
-    return tmp_path, tiny_pictures.write_splits(tmp_path)["test"]
+    tiny_pictures.write_folders(tmp_path / "test")
+    return tmp_path, tiny_pictures.write_idx(tmp_path)
 
 
 def test_the_command_reads_a_classifier_of_pictures(classifier, capsys):

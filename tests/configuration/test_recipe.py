@@ -10,8 +10,6 @@ import yaml
 from reluformer import ReLUFormerConfig
 from reluformer.commands.main import main
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.image_recipe import ImageRecipe
-from reluformer.configuration.language_recipe import LanguageRecipe
 from reluformer.configuration.recipe_checks import checkpoints_of
 from reluformer.configuration.recipe_parser import (
     RECIPES_FOLDER,
@@ -21,8 +19,6 @@ from reluformer.configuration.recipe_parser import (
     recipe_to_dict,
     save_recipe,
 )
-from reluformer.training.image_training import build_image_config
-from reluformer.training.language_training import build_language_config
 from reluformer.training.run.model_building import build_config
 
 SMALL = {
@@ -59,13 +55,12 @@ def test_every_recipe_of_the_package_is_parsed_and_names_a_model_that_exists(nam
     assert recipe.name == name
     assert recipe.description
     assert str(recipe.run_folder) == f"runs/{name}"
-    build = {ImageRecipe: build_image_config, LanguageRecipe: build_language_config}.get(type(recipe), build_config)
     if recipe.initialize_from is not None:  # a model that its user converts first, in the current directory
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UserError, match="initialize_from"):
             build_config(recipe)
         ReLUFormerConfig.from_preset("vanilla").save_pretrained(recipe.initialize_from)
-    build(recipe)
+    build_config(recipe)
     first_line = (RECIPES_FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
     assert first_line.startswith("# ")
     assert f"reluformer train --config configuration/recipes/{name}.yaml" in first_line

@@ -8,7 +8,6 @@ import faulthandler
 import json
 import multiprocessing
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -20,30 +19,23 @@ from sacrebleu import corpus_bleu
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import Seq2SeqTrainingArguments, TrainingArguments, default_data_collator, set_seed
+from transformers import Seq2SeqTrainingArguments, set_seed
 
 from reluformer import (
     ReLUFormerConfig,
     ReLUFormerForConditionalGeneration,
-    ReLUFormerForImageClassification,
-    ReLUFormerVisionConfig,
 )
-from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.image_trainer import ImageTrainer
 from reluformer.training.run.interruptions import end_worker, process_group
 from reluformer.training.scoring.validation import ValidationTranslation
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
-from reluformer.training.training import train as train_recipe
 from reluformer.training.translation import Translator
 
-from ..training import tiny_texts
 from ..training.tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer
 
 PAIRS, UPDATES, BATCHES_PER_UPDATE = 31, 20, 4
 SAVED_AT = 11  # within an epoch
-TEXT_UPDATES, TEXT_BATCHES_PER_UPDATE, TEXTS_SAVED_AT = 8, 2, 4  # in the second epoch
 LONGER_THAN_ANY_JOB = 240.0  # seconds; what hangs says where
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 # fields of the model, skip_logits, and whether the output layer is sharded by itself
@@ -96,38 +88,6 @@ def go_on(folder: Path, rank: int, world: int) -> None:
     torch.save(dict(trainer.model.named_parameters()), folder / f"parameters-go-on-{world}-{rank}.pt")
 
 
-def train_texts(folder: Path, rank: int, world: int) -> None:
-    """A recipe of language modelling: eight updates of two batches each, however many processes there are."""
-    _run_texts(folder, f"texts-{world}", world)
-
-
-def go_on_with_texts(folder: Path, rank: int, world: int) -> None:
-    """The second half of the updates, from the checkpoint of one process."""
-    _run_texts(folder, f"texts-go-on-{world}", world)
-
-
-def _interrupt_texts(folder: Path, rank: int, world: int) -> None:
-    """A copy of the run of one process as it was at its first checkpoint."""
-    kept = (
-        "recipe.yaml",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        f"checkpoint-{TEXTS_SAVED_AT}",
-    )
-    for name in kept:
-        source, target = (folder / run / name for run in ("texts-1", "texts-go-on-2"))
-        target.parent.mkdir(exist_ok=True)
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
-
-
-def _run_texts(folder: Path, name: str, world: int) -> None:
-    """162 contexts, three updates an epoch, of which the last has fewer rows: none may come twice."""
-    batches = ["--data.max_length", "12", "--training.per_device_train_batch_size", "36"]
-    batches += ["--training.gradient_accumulation_steps", str(TEXT_BATCHES_PER_UPDATE // world)]
-    place = ["--training.output_dir", str(folder / name)]
-    train_recipe(parse_recipe(["--config", str(folder / "tiny_text.yaml"), *batches, *place]))
-
-
 def evaluate(folder: Path, rank: int, world: int) -> None:
     """Translations during evaluation: with `predict_with_generate`, and by our scorer; of an odd number of pairs."""
     model = tiny_model(**NO_DROPOUT).eval()
@@ -155,33 +115,6 @@ def evaluate(folder: Path, rank: int, world: int) -> None:
     found["validation"] = [_validation_scores(rank, world, count) for count in (5, 1)]
     if rank == 0:
         _write(folder / f"evaluate-{world}.json", found)
-
-
-def evaluate_pictures(folder: Path, rank: int, world: int) -> None:
-    """13 pictures in batches of 4, of which two processes see three twice; by classes, and by truths of each class."""
-    set_seed(0)
-    pictures, classes = torch.randn(13, 1, 8, 8), torch.randint(4, (13,))
-    labels = {"single_label_classification": classes, "multi_label_classification": torch.eye(4)[classes]}
-    result = {}
-    for problem_type, given in labels.items():
-        set_seed(0)
-        config = ReLUFormerVisionConfig(
-            image_size=8, patch_size=4, num_channels=1, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=16, num_labels=4, problem_type=problem_type, attention_activation="relu",
-            attention_scaling="variance", regularization_weight=0.1,
-        )  # fmt: skip
-        rows = [{"pixel_values": picture, "labels": label} for picture, label in zip(pictures, given, strict=True)]
-        arguments = TrainingArguments(
-            str(folder / "pictures"), per_device_eval_batch_size=4, use_cpu=True, report_to="none", disable_tqdm=True
-        )
-        model = ReLUFormerForImageClassification(config)
-        torch.nn.init.normal_(model.classifier.weight)  # it begins as zeros
-        trainer = ImageTrainer(model, arguments, data_collator=default_data_collator, eval_dataset=rows)
-        metrics = trainer.evaluate()
-        names = ("eval_loss", "eval_cross_entropy", "eval_regularization", "eval_accuracy")
-        result[problem_type] = {name: metrics[name] for name in names}
-    if rank == 0:
-        _write(folder / f"pictures-{world}.json", result)
 
 
 def _validation_scores(rank: int, world: int, count: int) -> dict[str, float]:
@@ -336,10 +269,7 @@ def run(job: Callable[[Path, int, int], None], folder: Path, world: int) -> None
 
 
 def _write_inputs(folder: Path, rank: int, world: int) -> None:
-    """What the jobs read: models, and a recipe with its texts."""
-    model = {"attention_activation": "relu", "attention_gamma": 4.0, "regularization_weight": 0.1}
-    training = {"max_steps": TEXT_UPDATES, "save_steps": TEXTS_SAVED_AT, "logging_steps": 1}
-    tiny_texts.write_recipe(folder, model=model, averaging={"last_checkpoints": 0}, training=training)
+    """What the jobs read: models."""
     for name, fields in {**TENSOR_PARALLEL, **REFUSED_BY_TENSOR_PARALLELISM}.items():
         tiny_model(**NO_DROPOUT, **fields).save_pretrained(folder / name)
 
@@ -356,12 +286,8 @@ if __name__ == "__main__":
         train: (1, 2, 4),
         go_on: (1, 2),
         evaluate: (1, 2),
-        evaluate_pictures: (1, 2),
         shard: (2,),
         tensor_parallel: (2,),
-        train_texts: (1, 2),
-        _interrupt_texts: (1,),
-        go_on_with_texts: (2,),
     }.items():
         for world in worlds:
             run(job, target, world)

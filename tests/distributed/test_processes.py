@@ -6,7 +6,6 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from safetensors.torch import load_file
 
 from reluformer.training.data.token_batches import TokenBatchSampler
 
@@ -18,8 +17,6 @@ from .jobs import (
     SAVED_AT,
     SHARDED,
     TENSOR_PARALLEL,
-    TEXT_UPDATES,
-    TEXTS_SAVED_AT,
     UPDATES,
 )
 
@@ -67,29 +64,6 @@ def test_a_run_goes_on_in_another_number_of_processes(jobs, processes):
         assert max((found[name] - expected[name]).abs().max().item() for name in expected) < 2e-5
 
 
-@pytest.mark.parametrize("run", ["texts-2", "texts-go-on-2"])
-def test_a_language_model_is_the_same_in_two_processes_that_go_on_where_one_has_stopped(jobs, run):
-    expected, found = (read(jobs / name / "trainer_state.json")["log_history"] for name in ("texts-1", run))
-    compared = {"loss": TEXT_UPDATES, "cross_entropy": TEXT_UPDATES, "regularization": TEXT_UPDATES}
-    compared |= dict.fromkeys(("eval_loss", "eval_perplexity", "eval_bits_per_byte", "eval_regularization"), 2)
-    for name, count in compared.items():
-        values = [{entry["step"]: entry[name] for entry in log if name in entry} for log in (expected, found)]
-        assert len(values[0]) == count, name
-        assert values[1] == pytest.approx(values[0], rel=2e-5), name
-    losses = [entry for entry in expected if "loss" in entry]
-    assert losses[-1]["loss"] < losses[0]["loss"]
-    records = [read(jobs / name / "training_record.json") for name in ("texts-1", run)]
-    assert {record["target_tokens_per_update"] for record in records} == {58.5 * 11}, "an epoch ends with fewer rows"
-    assert 1 < losses[TEXTS_SAVED_AT - 1]["epoch"] < 2, "the order of the second epoch is another one"
-    assert [record["processes"] for record in records] == [1, 2]
-    resumed_from = str(jobs / run / f"checkpoint-{TEXTS_SAVED_AT}") if "go-on" in run else None
-    assert records[1].get("resumed_from") == resumed_from
-    tested = [read(jobs / name / "evaluation.test.json")["perplexity"] for name in ("texts-1", run)]
-    assert tested[1] == pytest.approx(tested[0], rel=2e-5)
-    weights = [load_file(jobs / name / "model.safetensors") for name in ("texts-1", run)]
-    assert max((weights[1][name] - weights[0][name]).abs().max().item() for name in weights[0]) < 2e-5
-
-
 @pytest.mark.parametrize("processes", [2, 4])
 def test_the_loss_of_an_evaluation_counts_each_pair_once(jobs, processes):
     one, several = (read(jobs / f"train-{world}.json")["evaluation"] for world in (1, processes))
@@ -104,12 +78,6 @@ def test_translations_of_an_evaluation_are_the_same_in_two_processes(jobs):
     assert two["bleu"] == one["bleu"] > 0
     assert two["validation"] == one["validation"]
     assert all(scores["exact_match"] > 0 for scores in one["validation"])
-
-
-@pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification"])
-def test_an_evaluation_counts_each_picture_once(jobs, problem_type):
-    one, two = (read(jobs / f"pictures-{world}.json")[problem_type] for world in (1, 2))
-    assert two == pytest.approx(one, rel=2e-5)
 
 
 @pytest.mark.parametrize("name", SHARDED)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -19,10 +20,8 @@ from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.configuration.zeros import ZerosConfig
 from reluformer.modeling_reluformer.feed_forward_reluformer import SparseActivation
-from reluformer.training.language_trainer import LanguageTrainer
+from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.zeros import ZerosCallback
-
-from .tiny_texts import write_recipe
 
 SCHEDULE = {
     "l1_weights": [0.01, 0.05],
@@ -205,15 +204,28 @@ def test_l1_makes_zeros(tmp_path):
 
 def test_a_recipe_has_the_schedule_and_goes_on_exactly(tmp_path, monkeypatch):
     zeros = {"l1_weights": [0.001, 0.01], "l1_steps": [2, 6], "threshold": 0.01, "stochastic_probability": 0.5}
-    sections = {"zeros": zeros, "model": {"hidden_act": "relu"}, "averaging": {"last_checkpoints": 0}}
-    recipe_file = write_recipe(tmp_path, **sections)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "activation_function": "relu"}
+    recipe = {
+        "name": "tiny",
+        "zeros": zeros,
+        "data": {"source_language": "de", "target_language": "en", "max_length": 64, "demo": {"train": 60}},
+        "tokenizer": {"vocab_size": 330},
+        "model": {**sizes, **heads, "max_position_embeddings": 64},
+        "batching": {"tokens_per_batch": 400},
+        "evaluation": {"splits": []},
+        "training": {"max_steps": 8, "logging_steps": 2, "save_steps": 2, "use_cpu": True, "report_to": "none"},
+    }
+    recipe["training"] |= {"output_dir": str(tmp_path / "run"), "save_strategy": "steps", "learning_rate": 0.01}
+    recipe_file = tmp_path / "tiny.yaml"
+    recipe_file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     folder = train(load_recipe(recipe_file))
     assert json.loads((folder / "config.json").read_text())["ffn_threshold"] == 0.01
     logs = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     assert logs[0]["ffn_l1"] > 0 and logs[0]["loss"] > logs[0]["cross_entropy"]
 
     options = ["--config", str(recipe_file), "--training.output_dir", str(tmp_path / "broken")]
-    original = LanguageTrainer.log
+    original = ReLUFormerTrainer.log
 
     def log_until_killed(self, logs, start_time=None):
         original(self, logs, start_time)
@@ -221,7 +233,7 @@ def test_a_recipe_has_the_schedule_and_goes_on_exactly(tmp_path, monkeypatch):
             raise KeyError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LanguageTrainer, "log", log_until_killed)
+        patch.setattr(ReLUFormerTrainer, "log", log_until_killed)
         with pytest.raises(KeyError, match="killed"):
             train(parse_recipe(options))
     with pytest.raises(UserError, match=r"zeros\.threshold"):  # another schedule would be another run

@@ -11,21 +11,21 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel, set_seed
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.configuration.recipe_parser import AnyRecipe
+from reluformer.configuration.recipe import Recipe
 from reluformer.modeling_reluformer.configuration_attention import AttentionConfig, require_attention_implementation
 from reluformer.training.run.initialization import changed_config, load_config, load_weights
 
 logger = logging.getLogger(__name__)
 
 
-def refuse_fields(recipe: AnyRecipe, names: Sequence[str], why: str) -> None:
+def refuse_fields(recipe: Recipe, names: Sequence[str], why: str) -> None:
     """Raises a `UserError` for fields of the model that a recipe cannot say; `why` follows after the name."""
     for name in names:
         if name in recipe.model:
             raise UserError(f"model.{name}: {why}")
 
 
-def checkpoint_config(recipe: AnyRecipe, kind: type[AttentionConfig]) -> AttentionConfig | None:
+def checkpoint_config(recipe: Recipe, kind: type[AttentionConfig]) -> AttentionConfig | None:
     """The configuration of `initialize_from`, None where the recipe starts anew.
 
     Raises:
@@ -75,7 +75,7 @@ def configured(
     return config
 
 
-def require_evaluation_attention(recipe: AnyRecipe, config: AttentionConfig) -> None:
+def require_evaluation_attention(recipe: Recipe, config: AttentionConfig) -> None:
     """Raises a `UserError` where the evaluation asks for an implementation that cannot compute the model's activation."""
     if recipe.evaluation.attn_implementation is not None:
         try:
@@ -93,7 +93,7 @@ def require_positions(max_length: int, config: AttentionConfig) -> None:
         )
 
 
-def model_to_train(recipe: AnyRecipe, config: AttentionConfig, model_class: type[PreTrainedModel]) -> PreTrainedModel:
+def model_to_train(recipe: Recipe, config: AttentionConfig, model_class: type[PreTrainedModel]) -> PreTrainedModel:
     """A new model with weights drawn from the recipe's seed, or with those of `initialize_from`."""
     set_seed(recipe.training.seed)
     if recipe.initialize_from is None:

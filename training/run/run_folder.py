@@ -14,7 +14,8 @@ from filelock import FileLock, Timeout
 from transformers.trainer_utils import get_last_checkpoint
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe_parser import AnyRecipe, recipe_to_dict
+from reluformer.configuration.recipe import Recipe
+from reluformer.configuration.recipe_parser import recipe_to_dict
 from reluformer.configuration.whole_files import write_whole
 from reluformer.training.run.checkpoints import checkpoint_folders, read_run_state, update_of
 
@@ -63,7 +64,7 @@ def only_training_in(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def checkpoint_to_resume(recipe: AnyRecipe, *, overwrite: bool = False) -> Path | None:
+def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | None:
     """The checkpoint to resume at: `training.resume_from_checkpoint`, or the last one in the run folder. None starts anew.
 
     Args:
@@ -102,20 +103,20 @@ def is_finished(folder: Path) -> bool:
     return (folder / CARD_FILE).is_file() or bool(json.loads(record.read_text(encoding="utf-8")).get("diverged"))
 
 
-def write_recipe(recipe: AnyRecipe) -> None:
+def write_recipe(recipe: Recipe) -> None:
     """Writes the resolved recipe into the run folder, which marks the folder as a run's."""
     text = yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
     write_whole(recipe.run_folder / RECIPE_FILE, WRITTEN_BY_A_RUN + text)
 
 
-def settings_of(recipe: AnyRecipe) -> dict[str, Any]:
+def settings_of(recipe: Recipe) -> dict[str, Any]:
     """The values that a checkpoint keeps, to be compared when it is resumed: key with its sections → value."""
     training = recipe.training
     settings = _flat(json.loads(json.dumps(recipe_to_dict(recipe), default=str)))
     return {**settings, "batches_per_update": training.world_size * training.gradient_accumulation_steps}
 
 
-def require_same_settings(recipe: AnyRecipe, checkpoint: Path) -> None:
+def require_same_settings(recipe: Recipe, checkpoint: Path) -> None:
     """Raises a `UserError` that names the first value that differs from those a checkpoint was trained with."""
     before, now = read_run_state(checkpoint).get("settings"), settings_of(recipe)
     if before is None:
@@ -156,7 +157,7 @@ def _visible_files(folder: Path) -> bool:
     return any(not path.name.startswith(".") for path in folder.glob("*"))
 
 
-def _remove_run(recipe: AnyRecipe) -> None:
+def _remove_run(recipe: Recipe) -> None:
     """Empties the folder of a run. The recipe, by which it is known as one, goes last."""
     folder = recipe.run_folder
     for key, path in [*recipe.inputs(), ("training.resume_from_checkpoint", recipe.training.resume_from_checkpoint)]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe_parser import AnyRecipe
+from reluformer.configuration.recipe import Recipe
 from reluformer.training.loading import load_tokenizer
 from reluformer.training.run.progress import say
 
 
 def run_tokenizer(
-    recipe: AnyRecipe, train: Callable[[], PreTrainedTokenizerBase], resume_from: Path | None
+    recipe: Recipe, train: Callable[[], PreTrainedTokenizerBase], resume_from: Path | None
 ) -> PreTrainedTokenizerBase:
     """The tokenizer, the same on every process; a new one is written into the run folder.
 

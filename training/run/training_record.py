@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from reluformer.configuration.recipe_parser import AnyRecipe
+from reluformer.configuration.recipe import Recipe
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.records import peak_memory, run_record, write_json
 from reluformer.training.run.run_folder import RECORD_FILE
@@ -13,7 +13,7 @@ from reluformer.training.trainer import RunTrainer
 
 
 def write_training_record(
-    recipe: AnyRecipe,
+    recipe: Recipe,
     trainer: RunTrainer,
     watch: DivergenceWatch,
     resume_from: Path | None,

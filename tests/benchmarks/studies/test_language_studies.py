@@ -1,24 +1,18 @@
 """The studies of language models: their rows, and what claims, pictures and texts make of perplexities and entropies."""
 
-import json
-
 import pytest
 import yaml
 from matplotlib.figure import Figure
 
 from benchmarks.studies import plots as study_plots
-from benchmarks.studies import running
-from benchmarks.studies.analysis_commands import analysis_commands
 from benchmarks.studies.claims import judge
 from benchmarks.studies.costs import corpus_of, study_costs
 from benchmarks.studies.outcomes import outcomes_of
-from benchmarks.studies.parser import ROWS_FILE, STUDIES_FOLDER, load_rows, load_study, table_of
+from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study, table_of
 from benchmarks.studies.perplexity import perplexity_statistics
 from benchmarks.studies.report import write_reproduction
-from benchmarks.studies.running import run_tasks, tasks_by_study
-from benchmarks.studies.tasks import Places, Task, read_result
-from reluformer.commands import main as cli
-from reluformer.configuration.errors import UserError
+from benchmarks.studies.running import tasks_by_study
+from benchmarks.studies.tasks import Places, Task
 from reluformer.training.run.records import write_json
 
 LANGUAGE = ("lm_activation", "lm_entropy", "lm_start", "lm_attention")
@@ -261,41 +255,3 @@ def test_a_language_model_is_estimated_by_one_of_its_size_on_another_corpus(stud
     study.write(rows=[{"row": "another", "label": "another"}])
     study.give("translation", 1, 2.0)
     assert str(study_costs("cpu", **places)["t0"].whole) == "not known", "its corpus is another one"
-
-
-@pytest.fixture
-def here(monkeypatch):
-    """Commands run in this process; the tests of processes are others."""
-
-    class Done:
-        exitcode = 0
-
-        def is_alive(self):
-            return False
-
-    def start(commands, log, lock):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        assert not any(cli.main(command) for command in commands)
-        return Done()
-
-    monkeypatch.setattr(running.study_process, "start", start)
-
-
-def test_a_row_is_trained_scored_and_analysed_on_its_test_documents(tmp_path, here):
-    row = load_rows("smoke").rows["lm_relu_attention_free_relu_lambda_0.01"]
-    task = Task(row, 1, Places.of("smoke", tmp_path / "runs", tmp_path / "results"))
-    assert run_tasks([task], size="smoke", say=lambda line: None) == []
-    result = read_result(task)
-    evaluation = json.loads((task.run_folder / "evaluation.test.json").read_text(encoding="utf-8"))
-    assert result["perplexity"]["score"] == pytest.approx(evaluation["perplexity"], rel=1e-6)
-    assert result["perplexity"]["per_byte"] == pytest.approx(evaluation["perplexity_per_byte"], rel=1e-6)
-    assert result["perplexity"]["tokens"] == evaluation["tokens"] and "bleu" not in result
-    heads = result["analyses"]["entropy-share"]["table"]
-    assert {row["layer"] for row in heads} == {"all", 1, 2} and {row["nan_count"] for row in heads} == {0}
-    assert result["analyses"]["ffn-sparsity"]["table"] and result["training_seconds"] > 0
-    text = (STUDIES_FOLDER / "smoke_corpus" / "test.en").read_text(encoding="utf-8")
-    written = (task.run_folder / "analysis" / "text-4000" / "text.txt").read_text(encoding="utf-8")
-    assert [line for line in written.splitlines() if line] == text.splitlines()
-    (task.run_folder / "documents.test.tsv").unlink()
-    with pytest.raises(UserError, match="has evaluated no split whose text could be analysed"):
-        analysis_commands(task, ["entropy-share"])

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from benchmarks.studies import __main__ as studies_program
 from benchmarks.studies import process as study_process
 from benchmarks.studies import running as studies
+from benchmarks.studies import training as row_training
 from benchmarks.studies.collection import training_seconds
 from benchmarks.studies.parser import ROWS_FILE, STUDIES_FOLDER, load_rows, load_study
 from benchmarks.studies.running import run_tasks, tasks_by_study
@@ -73,11 +74,11 @@ def started(monkeypatch):
     names = []
 
     def start(commands, log, lock):
-        names.append((log.name.split("-")[0], [command[0] for command in commands]))
+        names.append((log.name.split("-")[0], [command[1] for command in commands]))
         log.parent.mkdir(parents=True, exist_ok=True)
         for command in commands:
             try:
-                status = cli.main(command)
+                status = PROGRAMS[command[0]](command[1:])
             except Killed:
                 status = 1
             if status:
@@ -86,6 +87,9 @@ def started(monkeypatch):
 
     monkeypatch.setattr(studies.study_process, "start", start)
     return names
+
+
+PROGRAMS = {study_process.RELUFORMER: lambda rest: cli.main(rest), study_process.TRAIN_ROW: row_training.main}
 
 
 class Killed(Exception):
@@ -298,10 +302,12 @@ def test_a_row_that_diverges_is_a_result(folder, started):
 def test_a_process_of_its_own_writes_a_log_and_two_do_not_run_the_same_row(tmp_path):
     log, lock = tmp_path / "row.log", tmp_path / "row.lock"
     with study_process.FileLock(lock):
-        process = study_process.start([["--version"]], log, lock)
+        process = study_process.start([["reluformer", "--version"]], log, lock)
         process.join()
     assert process.exitcode == study_process.BUSY and not log.exists()
-    process = study_process.start([["--version"], ["train", "--config", "nowhere"]], log, lock)
+    process = study_process.start(
+        [["reluformer", "--version"], ["reluformer", "train", "--config", "nowhere"]], log, lock
+    )
     process.join()
     assert process.exitcode == 2
     text = log.read_text(encoding="utf-8")
@@ -317,7 +323,7 @@ def test_the_log_of_a_row_that_crashes_tells_where(tmp_path, monkeypatch):
     monkeypatch.setattr("reluformer.__main__.main", crash)
     log = tmp_path / "row.log"
     # forked, unlike a row, so that the child has the fault, too
-    arguments = ([["train"]], str(log), str(tmp_path / "row.lock"))
+    arguments = ([["reluformer", "train"]], str(log), str(tmp_path / "row.lock"))
     process = multiprocessing.get_context("fork").Process(target=study_process._run, args=arguments)
     process.start()
     process.join()

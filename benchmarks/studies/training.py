@@ -1,0 +1,154 @@
+"""One row on pictures or on language models, trained by Transformers' `Trainer`; translation rows are `reluformer train`'s.
+
+    python -m benchmarks.studies.training ROW.yaml
+
+The run folder ends with what a study reads: recipe, model, log, training record, and an evaluation of each split. What is there
+already is not done again: a training that was interrupted goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import Trainer, TrainingArguments, set_seed
+from transformers.trainer_utils import EvalLoopOutput
+
+from benchmarks.studies import pictures, texts
+from benchmarks.studies.collection import unevaluated_splits
+from reluformer.analysis.ppl_sparsity import perplexity
+from reluformer.commands.main import exit_status
+from reluformer.training.averaging import checkpoint_folders
+from reluformer.training.run.divergence import DivergenceWatch
+from reluformer.training.run.figures import FigureMeans
+from reluformer.training.run.records import run_record, write_json
+from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
+from reluformer.training.zeros import ZerosCallback
+
+TASKS = {"image_classification": pictures, "language_modeling": texts}
+
+
+class RowTrainer(Trainer):
+    """`Trainer` that logs what the model reports with its loss, and how fast it learns, evaluation not counted.
+
+    Args:
+        items: what is counted: "images" or "target_tokens".
+        others: as in `Trainer`.
+    """
+
+    def __init__(self, *args: Any, items: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.items, self.attention = items, FigureMeans()
+        self.evaluated = FigureMeans()
+        self.logged_update = 0
+        self.clocks = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        return time.perf_counter(), time.process_time()
+
+    def compute_loss(
+        self, model: torch.nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
+    ) -> Any:
+        """The model's own loss, in training without the logits where it can do without."""
+        labels, items = inputs["labels"], kwargs.get("num_items_in_batch")
+        if self.items == texts.ITEMS and not return_outputs:
+            inputs = {**inputs, "skip_logits": True}
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        shares = labels.is_floating_point()  # of each class: (batch, classes)
+        count = torch.tensor(len(labels)) if shares else labels.ne(-100).sum()
+        divisor = items / labels.shape[1] if shares and items is not None else items
+        figures = self.attention if model.training else self.evaluated
+        figures.add({**outputs, "loss": loss}, count.to(labels.device), divisor)
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], *args: Any) -> None:
+        """Adds the model's figures and the speed to each log of the training."""
+        if "loss" in logs:
+            means, items = self.attention.pop(lambda sums: sums)
+            means.pop("loss", None)
+            (wall, cpu), before = self._now(), self.clocks
+            self.clocks = wall, cpu
+            updates, self.logged_update = self.state.global_step - self.logged_update, self.state.global_step
+            logs |= means
+            logs |= {
+                f"{self.items}_per_update": items / updates,
+                f"{self.items}_per_second": items / (wall - before[0]),
+            }
+            logs["cpu_seconds"] = cpu - before[1]
+        super().log(logs, *args)
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        """Adds the exact means and, of texts, the perplexity."""
+        before = self._now()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        means, _ = self.evaluated.pop(lambda sums: sums)
+        if self.items == texts.ITEMS:
+            means["perplexity"] = perplexity(means.get("cross_entropy", means["loss"]))
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in means.items()})
+        self.clocks = tuple(
+            clock + now - then for clock, now, then in zip(self.clocks, self._now(), before, strict=True)
+        )
+        return output
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Trains and evaluates a row; the exit status is as that of `reluformer`."""
+    (recipe_file,) = sys.argv[1:] if arguments is None else arguments
+    return exit_status(partial(run_row, Path(recipe_file)))
+
+
+def run_row(recipe_file: Path) -> int:
+    """What is left to do of a row: see above."""
+    text = recipe_file.read_text(encoding="utf-8")
+    recipe = yaml.safe_load(text)
+    folder, task = Path(recipe["training"]["output_dir"]), TASKS[recipe["task"]]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RECIPE_FILE).write_text(text, encoding="utf-8")
+    if not (folder / RECORD_FILE).is_file():
+        train(recipe, folder)
+    for split in unevaluated_splits(folder):
+        device = TrainingArguments(**recipe["training"]).device
+        model = task.MODEL.from_pretrained(folder).eval().to(device)
+        measured = {"split": split, "dataset": split, **task.evaluate(recipe, split, model, folder)}
+        record = run_record(None, recipe["name"], recipe["training"]["seed"])
+        write_json(folder / f"evaluation.{split}.json", {**record, **measured})
+    return 0
+
+
+def train(recipe: Mapping[str, Any], folder: Path) -> None:
+    """Trains a row's model and writes the training record; a run whose loss is not finite leaves no model."""
+    arguments, task = TrainingArguments(logging_nan_inf_filter=False, **recipe["training"]), TASKS[recipe["task"]]
+    set_seed(arguments.seed)
+    trainer = RowTrainer(args=arguments, items=task.ITEMS, **task.prepare(recipe, folder))
+    watch = DivergenceWatch(trainer, recipe.get("on_divergence", "stop"))
+    trainer.add_callback(watch)
+    if recipe.get("zeros"):
+        trainer.add_callback(ZerosCallback(**recipe["zeros"]))
+    # the Trainer writes the state last: without it, a checkpoint was cut short
+    whole = [each for each in checkpoint_folders(folder) if (each / "trainer_state.json").is_file()]
+    trainer.train(resume_from_checkpoint=str(whole[-1]) if whole else None)
+    trainer.save_state()
+    if watch.divergence is None:
+        trainer.save_model()
+    record = {
+        **run_record(None, recipe["name"], arguments.seed),
+        "updates": trainer.state.global_step,
+        "epochs": trainer.state.epoch,
+        "parameters": trainer.model.num_parameters(),
+        "processes": arguments.world_size,
+        "diverged": watch.divergence,
+        "dead_modules": watch.dead_modules,
+        "exploded": watch.exploded,
+    }
+    write_json(folder / RECORD_FILE, record)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
