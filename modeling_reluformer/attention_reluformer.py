@@ -23,6 +23,7 @@ from .visibility_reluformer import Visibility, scale_of_rows, segments_that_retu
 
 try:  # a copy of these files on the Hub takes the fused paths from the installed package
     from reluformer.modeling_reluformer.fused.attention import attend
+    from reluformer.modeling_reluformer.fused.specification import Specification
 except ModuleNotFoundError as error:
     if error.name != "reluformer":
         raise
@@ -101,23 +102,29 @@ def fused_attention_forward(
         )
     # autocast leaves the result of a norm in float32: the products follow the values, as the library's attention does
     query, key = query.to(value.dtype), key.to(value.dtype)
-    settings = module.activation, scaling, visibility.causal, visibility.query_offset, dropout, statistics
+    offset = visibility.query_offset
+    specification = Specification(
+        row_scale=row_scale,
+        key_padding_mask=visibility.key_padding_mask,
+        offset=offset if isinstance(offset, Tensor) else None,
+        activation=module.activation,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        causal=visibility.causal,
+        query_offset=0 if isinstance(offset, Tensor) else offset,
+        dropout_p=dropout,
+        statistics=statistics,
+    )
     if visibility.query_segments is None:
-        found = attend(query, key, value, row_scale, visibility.key_padding_mask, None, None, *settings)
+        found = attend(query, key, value, specification)
     else:
-        found = _packed_attention(query, key, value, row_scale, visibility, settings)
+        found = _packed_attention(query, key, value, visibility, specification)
     output, *sums = found
     row_sum, row_sum_log = [*sums, None, None][:2]
     return _heads_last(AttentionResult(output, None, row_sum, row_sum_log))
 
 
 def _packed_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    row_scale: Tensor | None,
-    visibility: Visibility,
-    settings: tuple[Any, ...],
+    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, specification: Specification
 ) -> tuple[Tensor, ...]:
     """`attend` within the segments of `visibility`; shapes and results as there.
 
@@ -125,13 +132,16 @@ def _packed_attention(
     padding that the mask does not hide; nobody reads those rows.
     """
     batch = query.shape[0]
-    sequence_ends = _sequence_ends(visibility.query_segments, visibility.key_segments)
+    ends = _sequence_ends(visibility.query_segments, visibility.key_segments)
+    row_scale, mask = specification.row_scale, specification.key_padding_mask
     if row_scale is not None:
         row_scale = row_scale.transpose(0, 1).flatten(1).unsqueeze(0)
-    mask = visibility.key_padding_mask
     if mask is not None:
         mask = mask.expand(batch, -1).reshape(1, -1)
-    found = attend(*map(_in_one_row, (query, key, value)), row_scale, mask, *sequence_ends, *settings)
+    packed = replace(
+        specification, row_scale=row_scale, key_padding_mask=mask, cu_seqlens_q=ends[0], cu_seqlens_k=ends[1]
+    )
+    found = attend(*map(_in_one_row, (query, key, value)), packed)
     return tuple(item[0].unflatten(1, (batch, query.shape[2])).transpose(0, 1) for item in found)
 
 

@@ -18,6 +18,7 @@ from benchmarks.gpu.attention import FEATURES, HEAD_DIMS, TOKENS
 from benchmarks.gpu.campaign import Cell
 from benchmarks.gpu.models import kernel_times
 from reluformer.modeling_reluformer.fused import triton_launch
+from reluformer.modeling_reluformer.fused.specification import Specification
 from reluformer.modeling_reluformer.fused.triton_launch import Tiles, tile_sizes, triton_backward, triton_forward
 
 # products of matrices of each kernel, over those of the forward pass; which statistics change its code
@@ -93,12 +94,12 @@ def runner(
     scale = torch.rand(1, 1, tokens, device=device) * 0.01 + 0.01
     gain = torch.randn(1, heads, tokens, device=device)
     gains = (gain if statistics != "none" else None, gain if statistics == "sum+entropy" else None)
-    options = dict(activation="relu", scale=head_dim**-0.5, causal=False, query_offset=0, dropout_p=0.0, seed=0)  # noqa: C408
+    specification = Specification(row_scale=scale, scale=head_dim**-0.5, statistics=statistics)
     call = triton_forward if kernel == "forward" else partial(triton_backward, inputs.pop(), *gains)
 
     def run() -> None:
         triton_launch.tile_sizes = lambda name, *given: tiles if name == kernel else tile_sizes(name, *given)
-        call(*inputs[:3], scale, None, None, None, **options, statistics=statistics)
+        call(*inputs[:3], specification)
 
     return run
 

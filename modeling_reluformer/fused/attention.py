@@ -8,6 +8,7 @@ differentiable products instead.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,18 +16,8 @@ from torch import Tensor, nn
 
 from ..attention_activations import POINTWISE
 from ..visibility_reluformer import Visibility, count_in_sequences, scale_of_rows, wide
-from .blockwise import STATISTICS, scales_first
-from .checks import (
-    check_devices,
-    check_options,
-    check_packing,
-    check_row_scale,
-    check_shapes,
-    check_values,
-    refuse_dual,
-    refuse_other_names,
-)
-from .operator import compiled_operator, operator_for
+from .operator import compiled_operator, operator_for, refuse_dual
+from .specification import Specification, check_row_scale, refuse_other_names
 
 # Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so few
 # scores of all heads together.
@@ -100,74 +91,60 @@ def relu_attention(
     """
     if other_names:
         refuse_other_names(other_names)
-    check_options(activation, statistics, dropout_p)
-    check_values(scale, causal, query_offset)
-    inputs = query, key, value, row_scale, key_padding_mask
-    check_shapes(*inputs)
+    is_tensor = isinstance(query_offset, Tensor)
+    specification = Specification(
+        row_scale=row_scale,
+        key_padding_mask=key_padding_mask,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        offset=query_offset.to(query.device) if is_tensor else None,
+        activation=activation,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        causal=causal,
+        query_offset=0 if is_tensor else query_offset,
+        dropout_p=dropout_p,
+        statistics=statistics,
+    )
+    specification.check(query, key, value)
     check_row_scale(row_scale, scaling, gamma, alpha, query.shape[1])
-    check_devices(*inputs, gamma, cu_seqlens_q, cu_seqlens_k, query_offset)
-    check_packing(query, key, cu_seqlens_q, cu_seqlens_k)
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     if row_scale is None and scaling != "none":
-        visible_keys = _visible_keys(query, key, key_padding_mask, causal, query_offset, cu_seqlens_q, cu_seqlens_k)
-        row_scale = scale_of_rows(visible_keys.to(wide(query.dtype)).unsqueeze(1), scaling, gamma=gamma, alpha=alpha)
+        visible_keys = _visible_keys(query, key, specification).to(wide(query.dtype)).unsqueeze(1)
+        row_scale = scale_of_rows(visible_keys, scaling, gamma=gamma, alpha=alpha)
     elif row_scale is not None:
         row_scale = row_scale.to(wide(query.dtype))
-    tensors = query, key, value, row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k
-    found = attend(*tensors, activation, scale, causal, query_offset, dropout_p, statistics)
+    if row_scale is not specification.row_scale:
+        specification = replace(specification, row_scale=row_scale)
+    found = attend(query, key, value, specification)
     return found[0] if len(found) == 1 else found
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    row_scale: Tensor | None,
-    key_padding_mask: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    activation: str,
-    scale: float,
-    causal: bool,
-    query_offset: int | Tensor,
-    dropout_p: float,
-    statistics: str,
-) -> tuple[Tensor, ...]:
-    """`relu_attention` of arguments that are known to fit: the models check what they are given once for all layers.
+def attend(query: Tensor, key: Tensor, value: Tensor, specification: Specification) -> tuple[Tensor, ...]:
+    """`relu_attention` of what is known to fit: the models check what they are given once for all layers.
 
-    row_scale: in float32, or in float64 if the query is. Returns the output, then S and T where they are wanted.
+    Returns the output, then S and T where they are wanted.
     """
-    wanted = 1 + STATISTICS.index(statistics)
-    operator = compiled_operator(query, key, activation)
-    if operator is None and cu_seqlens_q is None and _is_small(query, key):
-        visible = causal, query_offset, key_padding_mask
-        return _plain(query, key, value, row_scale, visible, activation, scale, dropout_p, statistics)[:wanted]
+    wanted = 1 + specification.level
+    operator = compiled_operator(query, key, specification.activation)
+    if operator is None and specification.cu_seqlens_q is None and _is_small(query, key):
+        return _plain(query, key, value, specification)[:wanted]
     if operator is None:
-        refuse_dual(query, key, value, row_scale)
+        refuse_dual(query, key, value, specification.row_scale)
         operator = operator_for(query)
-    offset = query_offset.to(query.device) if isinstance(query_offset, Tensor) else None
-    # a number drawn from torch's generator: the same seed gives the same masks, also when a checkpoint recomputes
-    seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if dropout_p > 0 else None
-    tensors = query, key, value, row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k, offset, seed
-    options = activation, scale, causal, 0 if offset is not None else query_offset, dropout_p, statistics
-    return operator(*tensors, *options)[:wanted]
+    if specification.dropout_p > 0:
+        # drawn from torch's generator: the same seed gives the same masks, also when a checkpoint recomputes
+        seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu")
+        specification = replace(specification, seed=seed)
+    return operator(query, key, value, *specification.arguments())[:wanted]
 
 
-def _visible_keys(
-    query: Tensor,
-    key: Tensor,
-    key_padding_mask: Tensor | None,
-    causal: bool,
-    query_offset: int | Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-) -> Tensor:
+def _visible_keys(query: Tensor, key: Tensor, specification: Specification) -> Tensor:
     """n_i, (batch, queries), float32."""
     batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
-    if cu_seqlens_q is None:
-        return Visibility(key_padding_mask, causal, query_offset).count(batch, queries, keys, query.device)
-    visible = {"key_padding_mask": key_padding_mask, "causal": causal, "query_offset": query_offset}
-    return count_in_sequences(cu_seqlens_q, cu_seqlens_k, queries, keys, **visible)
+    mask, causal, offset = specification.key_padding_mask, specification.causal, specification.keys_before
+    if specification.cu_seqlens_q is None:
+        return Visibility(mask, causal, offset).count(batch, queries, keys, query.device)
+    ends = specification.cu_seqlens_q, specification.cu_seqlens_k
+    return count_in_sequences(*ends, queries, keys, key_padding_mask=mask, causal=causal, query_offset=offset)
 
 
 def _is_small(query: Tensor, key: Tensor) -> bool:
@@ -176,60 +153,27 @@ def _is_small(query: Tensor, key: Tensor) -> bool:
     return few or (query.device.type != "cuda" and batch * heads * queries * key.shape[2] <= PLAIN_SCORES)
 
 
-def _hide(weights: Tensor, causal: bool, query_offset: int | Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """Zeros where the key is not visible."""
-    if key_padding_mask is not None:
-        weights = weights.masked_fill(~key_padding_mask[:, None, None, :], 0.0)
-    if not causal:
-        return weights
-    if not isinstance(query_offset, Tensor):
-        # nothing to hide from one new token behind a cache
-        return weights if query_offset + 1 >= weights.shape[-1] else weights.tril(query_offset)
-    queries, keys = (torch.arange(length, device=weights.device) for length in weights.shape[-2:])
-    return weights.masked_fill(keys - queries.unsqueeze(1) > query_offset, 0.0)
-
-
 def _plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    row_scale: Tensor | None,
-    visible: tuple[bool, int | Tensor, Tensor | None],
-    activation: str,
-    scale: float,
-    dropout_p: float,
-    statistics: str,
+    query: Tensor, key: Tensor, value: Tensor, specification: Specification
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The whole problem at once, as autograd differentiates it."""
-    if visible[2] is not None:  # what padding holds, NaN for one, must not reach a product
-        hidden = ~visible[2][:, None, :, None]
-        key, value = key.masked_fill(hidden, 0.0), value.masked_fill(hidden, 0.0)
-    group = query.shape[1] // key.shape[1]
-    if group > 1:
-        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    weights = _hide(POINTWISE[activation].function(torch.matmul(query * scale, key.transpose(-1, -2))), *visible)
-    row_sum, row_sum_log = _plain_statistics(weights, row_scale, statistics)
-    if dropout_p > 0:
-        weights = nn.functional.dropout(weights, p=dropout_p)
-    scale_first = row_scale is not None and scales_first(query.dtype)
-    if scale_first:
-        weights = weights * row_scale.unsqueeze(-1).to(weights.dtype)
-    output = torch.matmul(weights, value)
-    if row_scale is not None and not scale_first:
-        output = output * row_scale.unsqueeze(-1).to(output.dtype)
-    return output, row_sum, row_sum_log
-
-
-def _plain_statistics(
-    weights: Tensor, row_scale: Tensor | None, statistics: str
-) -> tuple[Tensor | None, Tensor | None]:
-    if statistics == "none":
-        return None, None
-    weights = weights.to(wide(weights.dtype))
-    total = weights.sum(-1)
-    row_sum = total if row_scale is None else row_scale * total
-    if statistics == "sum":
-        return row_sum, None
-    # The clamped logarithm keeps the gradient of u·log u finite at u = 0.
-    row_sum_log = (weights * weights.clamp_min(torch.finfo(torch.float32).tiny).log()).sum(-1)
-    return row_sum, row_sum_log if row_scale is None else row_scale * row_sum_log + row_scale.log() * row_sum
+    """The whole problem at once, as autograd differentiates it: also forward, and more than once."""
+    mask = specification.key_padding_mask
+    if mask is not None:  # what padding holds, NaN for one, must not reach a product
+        key, value = (tensor.masked_fill(~mask[:, None, :, None], 0.0) for tensor in (key, value))
+    if (group := query.shape[1] // key.shape[1]) > 1:
+        key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
+    weights = POINTWISE[specification.activation].function(query * specification.scale @ key.mT)
+    visibility = Visibility(mask, specification.causal, specification.keys_before)
+    if (visible := visibility.dense(*weights.shape[2:], weights.device)) is not None:
+        weights = weights.masked_fill(~visible, 0.0)
+    if specification.row_scale is not None:
+        weights = weights * specification.row_scale.unsqueeze(-1).to(weights.dtype)
+    row_sum = row_sum_log = None
+    if specification.level:
+        exact = weights.to(wide(weights.dtype))
+        row_sum = exact.sum(-1)
+        # the clamped logarithm keeps the gradient of s·log s finite at s = 0
+        row_sum_log = (exact * exact.clamp_min(torch.finfo(torch.float32).tiny).log()).sum(-1)
+    if specification.dropout_p > 0:
+        weights = nn.functional.dropout(weights, p=specification.dropout_p)
+    return weights @ value, row_sum, row_sum_log

@@ -1,8 +1,9 @@
 """Point-wise attention in blocks of queries, in plain PyTorch: memory grows with the length, not its square; exact gradients.
 
-Any device and dtype: what neither the Triton kernels nor the compiled loop compute. A block of queries of all heads meets all
-the keys that it can see in one product, and the backward pass computes the scores again. With u_ij = h(x_ij), x_ij = c q_i·k_j,
-dropout D and the row scale r_i applied once per row, after the sums (before them for float16, whose range is small):
+Any device and dtype: what neither the Triton kernels nor the compiled loop compute. A block of queries of all heads is
+multiplied with all the keys that it can see, and the backward pass computes the scores again. With u_ij = h(x_ij),
+x_ij = c q_i·k_j, dropout D and the row scale r_i applied once per row, after the sums (before them for float16, whose range
+is small):
 
     O_i = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
 
@@ -16,7 +17,6 @@ taken by the caller.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,66 +26,66 @@ from torch import Tensor
 from ..attention_activations import POINTWISE
 from ..visibility_reluformer import wide
 from .dropout import dropout_mask
+from .specification import Specification
 
-STATISTICS = ("none", "sum", "sum+entropy")
 # Of the scores of a block, all heads together, unless 16 queries need more.
 BYTES_PER_BLOCK = 2**23
 SMALLEST_BLOCK = 16
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What both passes of one call have in common."""
-
-    activation: str
-    scale: float
-    causal: bool
-    query_offset: int
-    dropout_p: float
-    seed: int
-    statistics: str
-
-
 class _Block(NamedTuple):
     """Some queries of one sequence, and the keys that they see together.
 
-    first: how many queries of the sequence come before. sequence: its number among packed ones, else 0.
+    first: how many queries of the sequence come before. sequence: its number among packed ones, else 0. last_key: of the first
+    query, from the start of the sequence; None if not causal. hidden: padding among the keys, boolean (batch, 1, 1, keys).
+    scale: r, (batch, 1 or heads, rows, 1).
     """
 
     rows: slice
     keys: slice
     first: int
     sequence: int
+    last_key: int | None
+    hidden: Tensor | None
+    scale: Tensor | None
+
+    def heads(self, tensor: Tensor, group: int) -> Tensor:
+        """Keys or values, (batch, heads, keys, head_dim), repeated where heads share them.
+
+        What padding holds, NaN for one, must not reach a product.
+        """
+        tensor = tensor[:, :, self.keys]
+        if self.hidden is not None:
+            tensor = tensor.masked_fill(self.hidden.mT, 0.0)
+        return tensor.repeat_interleave(group, dim=1)
+
+    def hide(self, weights: Tensor) -> Tensor:
+        """Puts zeros, in place, where the key is not visible."""
+        if self.hidden is not None:
+            weights.masked_fill_(self.hidden, 0.0)
+        return weights if self.last_key is None else weights.tril_(self.last_key)
 
 
 def blockwise_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    row_scale: Tensor | None,
-    key_padding_mask: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    settings: Settings,
+    query: Tensor, key: Tensor, value: Tensor, specification: Specification
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Output (batch, heads, queries, head_dim), S and T (batch, heads, queries) or None; shapes as in `relu_attention`."""
     output = empty_like_heads(query, value.shape[-1])
-    statistics = [query.new_empty(query.shape[:3], dtype=wide(query.dtype)) for _ in range(2)]
+    statistics = [query.new_empty(query.shape[:3], dtype=wide(query.dtype)) for _ in range(specification.level)]
     group = query.shape[1] // key.shape[1]
-    for block in _blocks(query, key, cu_seqlens_q, cu_seqlens_k, settings):
-        keys, values = (_of_all_heads(tensor, key_padding_mask, block, group) for tensor in (key, value))
-        scale = _row_scale(row_scale, block)
-        weights, _ = _weights(query[:, :, block.rows] * settings.scale, keys, key_padding_mask, block, settings)
-        for statistic, found in zip(statistics, _statistics(weights, scale, settings), strict=False):
+    for block in _blocks(query, key, specification):
+        keys, values = (block.heads(tensor, group) for tensor in (key, value))
+        weights, _ = _weights(query[:, :, block.rows] * specification.scale, keys, block, specification)
+        for statistic, found in zip(statistics, _statistics(weights, block.scale), strict=False):
             statistic[:, :, block.rows] = found
-        if settings.dropout_p > 0:
-            weights = weights.mul_(_dropout(weights, key.shape[1], block, settings))
+        if specification.dropout_p > 0:
+            weights = weights.mul_(_dropout(weights, key.shape[1], block, specification))
+        scale = block.scale
         if scale is not None and scales_first(weights.dtype):
             weights, scale = weights.mul_(scale.to(weights.dtype)), None
         attended = weights @ values
         output[:, :, block.rows] = attended if scale is None else attended * scale.to(attended.dtype)
-    wanted = STATISTICS.index(settings.statistics)
-    return output, statistics[0] if wanted > 0 else None, statistics[1] if wanted > 1 else None
+    return tuple([output, *statistics, None, None][:3])
 
 
 def blockwise_backward(
@@ -95,32 +95,25 @@ def blockwise_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    row_scale: Tensor | None,
-    key_padding_mask: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    settings: Settings,
+    specification: Specification,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value. grad_sum: of S, grad_sum_log: of T, (batch, heads, queries) or None."""
     grad_query = empty_like_heads(query)
     # Sums over blocks of queries and over the heads that share keys, in float32 at least.
     key_sum, value_sum = (tensor.new_zeros(tensor.shape, dtype=wide(tensor.dtype)) for tensor in (key, value))
     group = query.shape[1] // key.shape[1]
-    for block in _blocks(query, key, cu_seqlens_q, cu_seqlens_k, settings):
-        keys, values = (_of_all_heads(tensor, key_padding_mask, block, group) for tensor in (key, value))
-        scale = _row_scale(row_scale, block)
-        scaled_query, incoming = query[:, :, block.rows] * settings.scale, grad_output[:, :, block.rows]
-        incoming = incoming if scale is None else incoming * scale.to(incoming.dtype)
-        weights, scores = _weights(scaled_query, keys, key_padding_mask, block, settings)
+    for block in _blocks(query, key, specification):
+        keys, values = (block.heads(tensor, group) for tensor in (key, value))
+        scaled_query, incoming = query[:, :, block.rows] * specification.scale, grad_output[:, :, block.rows]
+        incoming = incoming if block.scale is None else incoming * block.scale.to(incoming.dtype)
+        weights, scores = _weights(scaled_query, keys, block, specification)
         gradient, dropped = incoming @ values.mT, weights
-        if settings.dropout_p > 0:
-            mask = _dropout(weights, key.shape[1], block, settings)
+        if specification.dropout_p > 0:
+            mask = _dropout(weights, key.shape[1], block, specification)
             gradient, dropped = gradient.mul_(mask), weights * mask
-        _add_gains(gradient, weights, scale, grad_sum, grad_sum_log, block)
-        gradient = _hide(
-            _differentiate(settings.activation, gradient, weights, scores), key_padding_mask, block, settings
-        )
-        grad_query[:, :, block.rows] = (gradient @ keys).mul_(settings.scale)
+        _add_gains(gradient, weights, grad_sum, grad_sum_log, block)
+        gradient = block.hide(_differentiate(specification.activation, gradient, weights, scores))
+        grad_query[:, :, block.rows] = (gradient @ keys).mul_(specification.scale)
         for total, part in ((key_sum, gradient.mT @ scaled_query), (value_sum, dropped.mT @ incoming)):
             total[:, :, block.keys] += part.unflatten(1, (-1, group)).sum(2, dtype=total.dtype)
     return grad_query, empty_like_heads(key).copy_(key_sum), empty_like_heads(value).copy_(value_sum)
@@ -143,89 +136,65 @@ def empty_like_heads(tensor: Tensor, features: int | None = None) -> Tensor:
     return tensor.new_empty(batch, length, heads, own if features is None else features).transpose(1, 2)
 
 
-def _blocks(
-    query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, settings: Settings
-) -> Iterator[_Block]:
-    spans = [(0, query.shape[2], 0, key.shape[2])]
-    if cu_seqlens_q is not None:
-        edges = list(zip(cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), strict=True))
-        spans = [(q0, q1, k0, k1) for (q0, k0), (q1, k1) in pairwise(edges)]
-        ends = query.shape[2], key.shape[2]
-        # a compiled graph has not looked at them
-        if edges[0] != (0, 0) or edges[-1] != ends or any(q0 > q1 or k0 > k1 for q0, q1, k0, k1 in spans):
-            raise ValueError(f"cu_seqlens must rise from 0 to {ends}, the lengths of query and key; got {edges}.")
-    for sequence, (start, stop, first_key, end_key) in enumerate(spans):
+def _blocks(query: Tensor, key: Tensor, specification: Specification) -> Iterator[_Block]:
+    offset, mask, scale = int(specification.keys_before), specification.key_padding_mask, specification.row_scale
+    for sequence, (start, stop, first_key, end_key) in enumerate(_sequences(query, key, specification)):
         keys = end_key - first_key
         bytes_per_query = query.shape[0] * query.shape[1] * max(1, keys) * query.dtype.itemsize
         size = max(SMALLEST_BLOCK, BYTES_PER_BLOCK // bytes_per_query)
         for begin in range(start, stop, size):
-            end, seen = min(begin + size, stop), keys
-            if settings.causal:
-                seen = max(0, min(keys, end - start + settings.query_offset))
-            yield _Block(slice(begin, end), slice(first_key, first_key + seen), begin - start, sequence)
+            end, seen, last_key = min(begin + size, stop), keys, None
+            if specification.causal:
+                last_key = begin - start + offset
+                seen = max(0, min(keys, end - start + offset))
+            columns = slice(first_key, first_key + seen)
+            hidden = None if mask is None else ~mask[:, None, None, columns]
+            row_scale = None if scale is None else scale[:, :, begin:end].unsqueeze(-1)
+            yield _Block(slice(begin, end), columns, begin - start, sequence, last_key, hidden, row_scale)
 
 
-def _of_all_heads(tensor: Tensor, key_padding_mask: Tensor | None, block: _Block, group: int) -> Tensor:
-    """Keys or values of a block, (batch, heads, keys, head_dim), repeated where heads share them.
-
-    What padding holds, NaN for one, must not reach a product.
-    """
-    tensor = tensor[:, :, block.keys]
-    if key_padding_mask is not None:
-        tensor = tensor.masked_fill(~key_padding_mask[:, None, block.keys, None], 0.0)
-    return tensor.repeat_interleave(group, dim=1)
-
-
-def _row_scale(row_scale: Tensor | None, block: _Block) -> Tensor | None:
-    return None if row_scale is None else row_scale[:, :, block.rows].unsqueeze(-1)
+def _sequences(query: Tensor, key: Tensor, specification: Specification) -> list[tuple[int, int, int, int]]:
+    """First query and end, first key and end of each packed sequence."""
+    if specification.cu_seqlens_q is None:
+        return [(0, query.shape[2], 0, key.shape[2])]
+    edges = list(zip(specification.cu_seqlens_q.tolist(), specification.cu_seqlens_k.tolist(), strict=True))
+    sequences = [(q0, q1, k0, k1) for (q0, k0), (q1, k1) in pairwise(edges)]
+    ends = query.shape[2], key.shape[2]
+    # a compiled graph has not looked at them
+    if edges[0] != (0, 0) or edges[-1] != ends or any(q0 > q1 or k0 > k1 for q0, q1, k0, k1 in sequences):
+        raise ValueError(f"cu_seqlens must rise from 0 to {ends}, the lengths of query and key; got {edges}.")
+    return sequences
 
 
-def _weights(
-    scaled_query: Tensor, keys: Tensor, key_padding_mask: Tensor | None, block: _Block, settings: Settings
-) -> tuple[Tensor, Tensor]:
+def _weights(scaled_query: Tensor, keys: Tensor, block: _Block, specification: Specification) -> tuple[Tensor, Tensor]:
     """u and the scores, (batch, heads, rows, keys)."""
     scores = scaled_query @ keys.mT
-    weights = POINTWISE[settings.activation].function(scores)
-    weights = weights.clone() if weights is scores else weights  # they are written to
-    return _hide(weights, key_padding_mask, block, settings), scores
+    weights = POINTWISE[specification.activation].function(scores)
+    return block.hide(weights.clone() if weights is scores else weights), scores  # the weights are written to
 
 
-def _hide(weights: Tensor, key_padding_mask: Tensor | None, block: _Block, settings: Settings) -> Tensor:
-    """Puts zeros, in place, where the key is not visible."""
-    if key_padding_mask is not None:
-        weights.masked_fill_(~key_padding_mask[:, None, None, block.keys], 0.0)
-    return weights.tril_(block.first + settings.query_offset) if settings.causal else weights
-
-
-def _statistics(weights: Tensor, scale: Tensor | None, settings: Settings) -> Iterator[Tensor]:
-    """S, then T, as far as they are wanted."""
-    if settings.statistics == "none":
-        return
+def _statistics(weights: Tensor, scale: Tensor | None) -> Iterator[Tensor]:
+    """S, then T; what nobody asks for is not computed."""
     weights = weights.to(wide(weights.dtype))
     total = weights.sum(-1)
     scale = None if scale is None else scale.squeeze(-1)
     yield total if scale is None else total * scale
-    if settings.statistics == "sum+entropy":
-        total_log = _logarithm(weights).mul_(weights).sum(-1)
-        yield total_log if scale is None else scale * (total_log + scale.log() * total)
+    total_log = _logarithm(weights).mul_(weights).sum(-1)
+    yield total_log if scale is None else scale * (total_log + scale.log() * total)
 
 
 def _logarithm(weights: Tensor) -> Tensor:
-    """log u, finite at u = 0, where it meets a factor of zero or a closed gate."""
+    """log u, finite at u = 0, where it is multiplied by zero or by a closed gate."""
     return weights.clamp_min(torch.finfo(torch.float32).tiny).log_()
 
 
 def _add_gains(
-    gradient: Tensor,
-    weights: Tensor,
-    scale: Tensor | None,
-    grad_sum: Tensor | None,
-    grad_sum_log: Tensor | None,
-    block: _Block,
+    gradient: Tensor, weights: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, block: _Block
 ) -> None:
     """Adds r_i (rho_i + tau_i log u_ij) to the gradient of the weights, in place."""
     if grad_sum is None:
         return
+    scale = block.scale
     gain = grad_sum[:, :, block.rows].unsqueeze(-1)
     if grad_sum_log is not None:
         tau = grad_sum_log[:, :, block.rows].unsqueeze(-1)
@@ -242,12 +211,13 @@ def _differentiate(activation: str, gradient: Tensor, weights: Tensor, scores: T
     return gradient.mul_(POINTWISE[activation].derivative(scores))
 
 
-def _dropout(weights: Tensor, key_heads: int, block: _Block, settings: Settings) -> Tensor:
+def _dropout(weights: Tensor, key_heads: int, block: _Block, specification: Specification) -> Tensor:
     """D of a block, 0 or 1/(1-p): the same in both passes."""
+    seed = int(specification.seed)
     return dropout_mask(
         weights,
-        settings.dropout_p,
-        settings.seed,
+        specification.dropout_p,
+        seed,
         key_heads=key_heads,
         sequence=block.sequence,
         first_query=block.first,

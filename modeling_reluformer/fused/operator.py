@@ -13,19 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import once_differentiable
 
 from ..visibility_reluformer import wide
-from .blockwise import STATISTICS, Settings, blockwise_backward, blockwise_forward, empty_like_heads
+from .blockwise import blockwise_backward, blockwise_forward, empty_like_heads
+from .specification import SCHEMA, STATISTICS, TENSOR_COUNT, Specification
 
 # A Hub kernel is a package of another name. It must not replace these operators.
 NAMESPACE = (__package__ or "").partition(".")[0].replace("-", "_") or "reluformer"
-_TENSORS = (
-    "Tensor query, Tensor key, Tensor value, Tensor? row_scale, Tensor? key_padding_mask, Tensor? cu_seqlens_q, "
-    "Tensor? cu_seqlens_k, Tensor? offset, Tensor? seed"
-)
-_OPTIONS = "str activation, float scale, bool causal, SymInt query_offset, float dropout_p, str statistics"
-_TENSOR_COUNT = 9
+_SCHEMA = f"Tensor query, Tensor key, Tensor value, {SCHEMA}) -> (Tensor, Tensor, Tensor)"
+_TENSORS = 3 + TENSOR_COUNT
 
 # Finds the compiled operator for a call, given query, key and activation. The package sets it (`__init__`); a Hub kernel, which
 # has the Python files alone, does without.
@@ -33,54 +31,57 @@ find_compiled: Callable[[Tensor, Tensor, str], Any | None] | None = None
 
 
 def compiled_operator(query: Tensor, key: Tensor, activation: str) -> Any | None:
-    """What computes a call on a CPU faster than the blockwise loop, with the same tensors and options; None: nothing does."""
+    """What computes a call on a CPU faster than the blockwise loop, with the same arguments; None: nothing does."""
     return None if find_compiled is None else find_compiled(query, key, activation)
 
 
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    row_scale: Tensor | None,
-    key_padding_mask: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    offset: Tensor | None,
-    seed: Tensor | None,
-    *options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    tensors = (query, key, value, row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k)
-    settings = _settings(offset, seed, *options)
+def operator_for(query: Tensor) -> Any:
+    """What computes a call that no compiled attention takes."""
+    if query.device.type != "cuda" or torch.compiler.is_compiling():
+        return pointwise_attention
+    return _LaunchedAttention.apply if torch.is_grad_enabled() else _forward_cuda
+
+
+def refuse_dual(*tensors: Tensor | None) -> None:
+    """An operator with a backward pass of its own has no forward mode; torch would silently take its tangents as zero."""
+    if any(tensor is not None and unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise NotImplementedError(
+            "relu_attention was given a dual tensor; its operator has no forward-mode derivative. Use reverse mode "
+            "(backward(), torch.autograd.grad), or attn_implementation='eager'."
+        )
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     with torch.autocast(query.device.type, enabled=False):
-        return _filled(*blockwise_forward(*tensors, settings))
+        return _three(*blockwise_forward(query, key, value, Specification(*arguments)))
 
 
-def _forward_cuda(query: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_cuda(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     from .triton_launch import triton_forward  # imports Triton, which a CPU has no use for
 
-    *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
-    return _filled(*triton_forward(query, *tensors, **_keywords(offset, seed, *arguments[_TENSOR_COUNT - 1 :])))
+    return _three(*triton_forward(query, key, value, Specification(*arguments)))
 
 
 def forward_fake(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """What the operator returns, without numbers: torch.compile asks for it, also of the compiled operator."""
-    statistics = arguments[-1]
-    output = empty_like_heads(query, value.shape[-1])
-    statistic = query.new_empty(query.shape[:3], dtype=wide(query.dtype))
-    return _filled(
-        output,
-        None if statistics == "none" else statistic,
-        torch.empty_like(statistic) if statistics == "sum+entropy" else None,
-    )
+    level = Specification(*arguments).level
+    statistics = [query.new_empty(query.shape[:3], dtype=wide(query.dtype)) for _ in range(level)]
+    return _three(empty_like_heads(query, value.shape[-1]), *statistics)
+
+
+def _three(output: Tensor, *statistics: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """An operator has to return tensors, so those that were not asked for are empty."""
+    given = [item for item in statistics if item is not None]
+    missing = [output.new_empty(0, dtype=wide(output.dtype)) for _ in range(2 - len(given))]
+    return output, *given, *missing
 
 
 def _backward(
     grad_output: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, query: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
-    settings = _settings(offset, seed, *arguments[_TENSOR_COUNT - 1 :])
+    key, value, *rest = arguments
     with torch.autocast(query.device.type, enabled=False):
-        return blockwise_backward(grad_output, grad_sum, grad_sum_log, query, *tensors, settings)
+        return blockwise_backward(grad_output, grad_sum, grad_sum_log, query, key, value, Specification(*rest))
 
 
 def _backward_cuda(
@@ -88,9 +89,8 @@ def _backward_cuda(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from .triton_launch import triton_backward
 
-    *tensors, offset, seed = arguments[: _TENSOR_COUNT - 1]
-    keywords = _keywords(offset, seed, *arguments[_TENSOR_COUNT - 1 :])
-    return triton_backward(grad_output, grad_sum, grad_sum_log, query, *tensors, **keywords)
+    key, value, *rest = arguments
+    return triton_backward(grad_output, grad_sum, grad_sum_log, query, key, value, Specification(*rest))
 
 
 def backward_fake(
@@ -99,43 +99,8 @@ def backward_fake(
     return empty_like_heads(query), empty_like_heads(key), empty_like_heads(value)
 
 
-def _settings(offset: Tensor | None, seed: Tensor | None, *options: Any) -> Settings:
-    keywords = _keywords(offset, seed, *options)
-    keywords["query_offset"] = int(keywords["query_offset"])
-    return Settings(**keywords)
-
-
-def _keywords(
-    offset: Tensor | None,
-    seed: Tensor | None,
-    activation: str,
-    scale: float,
-    causal: bool,
-    query_offset: int,
-    dropout_p: float,
-    statistics: str,
-) -> dict[str, Any]:
-    return {
-        "activation": activation,
-        "scale": scale,
-        "causal": causal,
-        "query_offset": query_offset if offset is None else offset,
-        "dropout_p": dropout_p,
-        "seed": 0 if seed is None else int(seed),
-        "statistics": statistics,
-    }
-
-
-def _filled(output: Tensor, row_sum: Tensor | None, row_sum_log: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """An operator has to return tensors, so those that were not asked for are empty."""
-    missing = [
-        output.new_empty(0, dtype=wide(output.dtype)) if item is None else item for item in (row_sum, row_sum_log)
-    ]
-    return output, missing[0], missing[1]
-
-
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    tensors, ctx.options = inputs[:_TENSOR_COUNT], inputs[_TENSOR_COUNT:]
+    tensors, ctx.options = inputs[:_TENSORS], inputs[_TENSORS:]
     row_scale = tensors[3]
     ctx.scale_wants_gradient = row_scale is not None and row_scale.requires_grad
     ctx.save_for_backward(*tensors, *(output if ctx.scale_wants_gradient else ()))
@@ -146,8 +111,8 @@ def _differentiate(
 ) -> tuple:
     """Gradients of the inputs, by the backward operator or by `backward`. A gradient that is None is zero."""
     saved = ctx.saved_tensors  # read once: a checkpoint computes them again at every access
-    tensors, outputs = saved[:_TENSOR_COUNT], saved[_TENSOR_COUNT:]
-    row_scale, statistics = tensors[3], ctx.options[-1]
+    tensors, outputs = saved[:_TENSORS], saved[_TENSORS:]
+    *options, statistics = ctx.options
     if grad_output is None:
         grad_output = torch.zeros_like(tensors[0])
     grad_sum_log = grad_sum_log if statistics == "sum+entropy" else None
@@ -155,20 +120,30 @@ def _differentiate(
     if grad_sum is None and grad_sum_log is not None:
         grad_sum = torch.zeros_like(grad_sum_log)
     # S and T that nothing was derived from, as where they are only logged, cost the backward pass nothing
-    options = *ctx.options[:-1], STATISTICS[(grad_sum is not None) + (grad_sum_log is not None)]
-    gradients = (backward or _BACKWARD)(grad_output, grad_sum, grad_sum_log, *tensors, *options)
+    statistics = STATISTICS[(grad_sum is not None) + (grad_sum_log is not None)]
+    gradients = (backward or _BACKWARD)(grad_output, grad_sum, grad_sum_log, *tensors, *options, statistics)
     grad_scale = None
     if ctx.scale_wants_gradient:
-        output, row_sum, row_sum_log = outputs
-        total = (grad_output.to(row_scale.dtype) * output).sum(-1)
-        if grad_sum is not None:
-            total = total + grad_sum * row_sum
-        if grad_sum_log is not None:
-            total = total + grad_sum_log * (row_sum_log + row_sum)
-        grad_scale = total / row_scale
-        if row_scale.shape[1] == 1:
-            grad_scale = grad_scale.sum(1, keepdim=True)
-    return *gradients, grad_scale, *(None,) * (_TENSOR_COUNT - 4 + len(ctx.options))
+        grad_scale = _gradient_of_scale(tensors[3], grad_output, grad_sum, grad_sum_log, *outputs)
+    return *gradients, grad_scale, *(None,) * (_TENSORS - 4 + len(ctx.options))
+
+
+def _gradient_of_scale(
+    row_scale: Tensor,
+    grad_output: Tensor,
+    grad_sum: Tensor | None,
+    grad_sum_log: Tensor | None,
+    output: Tensor,
+    row_sum: Tensor,
+    row_sum_log: Tensor,
+) -> Tensor:
+    total = (grad_output.to(row_scale.dtype) * output).sum(-1)
+    if grad_sum is not None:
+        total = total + grad_sum * row_sum
+    if grad_sum_log is not None:
+        total = total + grad_sum_log * (row_sum_log + row_sum)
+    grad_scale = total / row_scale
+    return grad_scale.sum(1, keepdim=True) if row_scale.shape[1] == 1 else grad_scale
 
 
 def _define(name: str, schema: str, implementation: Any, on_cuda: Any, fake: Any) -> Any:
@@ -180,18 +155,12 @@ def _define(name: str, schema: str, implementation: Any, on_cuda: Any, fake: Any
 
 _BACKWARD = _define(
     "pointwise_attention_backward",
-    f"(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, {_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, {_SCHEMA}",
     _backward,
     _backward_cuda,
     backward_fake,
 )
-pointwise_attention = _define(
-    "pointwise_attention",
-    f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-    _forward,
-    _forward_cuda,
-    forward_fake,
-)
+pointwise_attention = _define("pointwise_attention", f"({_SCHEMA}", _forward, _forward_cuda, forward_fake)
 pointwise_attention.register_autograd(_differentiate, setup_context=_save)
 
 
@@ -211,10 +180,3 @@ class _LaunchedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         return _differentiate(ctx, *gradients, backward=_backward_cuda)
-
-
-def operator_for(query: Tensor) -> Any:
-    """What computes a call that no compiled attention takes."""
-    if query.device.type != "cuda" or torch.compiler.is_compiling():
-        return pointwise_attention
-    return _LaunchedAttention.apply if torch.is_grad_enabled() else _forward_cuda

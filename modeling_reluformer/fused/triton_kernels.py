@@ -145,11 +145,11 @@ def load_offset(query_offset):
     return offset.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold", "head_offset"])
+@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold"])
 def forward_kernel(
     query, key, value, row_scale, key_padding_mask, output, row_sum, row_sum_log, tiles, query_offset,
     query_strides, key_strides, value_strides, row_scale_strides, padding_stride, output_strides,
-    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse, head_offset,
+    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, MASK_WEIGHTS: tl.constexpr, FOLD_SCALE: tl.constexpr,
     STATISTICS: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -169,7 +169,7 @@ def forward_kernel(
     value = head_of(value, batch, head // group, value_strides)
     q = load_rows(query, first_query + start, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM, True)
     if DROPOUT:
-        row_key = dropout_key(seed, batch, head_offset + head, first_query + rows)[:, None]
+        row_key = dropout_key(seed, batch, head, first_query + rows)[:, None]
 
     o = tl.zeros([BLOCK_Q, DIM], dtype=tl.float32)
     s = tl.zeros([BLOCK_Q], dtype=tl.float32)
@@ -216,12 +216,12 @@ def forward_kernel(
         tl.store(row_sum_log + place, kappa * LN2 * t + tl.log(maximum(kappa, TINY)) * s, mask=inside)
 
 
-@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold", "head_offset"])
+@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold"])
 def query_gradient_kernel(
     grad_output, grad_sum, grad_sum_log, query, key, value, row_scale, key_padding_mask, grad_query, scaled_gradient,
     scaled_gain, scaled_log_gain, tiles, query_offset, grad_output_strides, query_strides, key_strides, value_strides,
     row_scale_strides, padding_stride, grad_query_strides,
-    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse, head_offset,
+    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -258,7 +258,7 @@ def query_gradient_kernel(
         store_rows(scaled_gradient, first_query + start, inside, grad_query_strides[2], scaled, BLOCK_Q, HEAD_DIM, DIM)
     if DROPOUT:  # 1/(1 - p) is applied to the sum
         gain, log_gain = gain / inverse, log_gain / inverse
-        row_key = dropout_key(seed, batch, head_offset + head, first_query + rows)[:, None]
+        row_key = dropout_key(seed, batch, head, first_query + rows)[:, None]
 
     dq = tl.zeros([BLOCK_Q, DIM], dtype=tl.float32)
     whole, end = visible_keys(start, queries, keys, offset, CAUSAL, BLOCK_Q, BLOCK_K)
@@ -292,11 +292,11 @@ def query_gradient_kernel(
     store_rows(grad_query, first_query + start, inside, grad_query_strides[2], dq, BLOCK_Q, HEAD_DIM, DIM)
 
 
-@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold", "head_offset"])
+@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold"])
 def key_value_gradient_kernel(
     scaled_gradient, scaled_gain, scaled_log_gain, query, key, value, key_padding_mask, grad_key, grad_value, tiles,
     query_offset, scaled_gradient_strides, query_strides, key_strides, value_strides, padding_stride, grad_key_strides,
-    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, head_offset,
+    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -348,7 +348,7 @@ def key_value_gradient_kernel(
                 u = tl.where(columns[:, None] <= rows[None, :] + offset, u, 0.0)
             score, weight = x, u
             if DROPOUT:
-                row_key = dropout_key(seed, batch, head_offset + head, first_query + rows)[None, :]
+                row_key = dropout_key(seed, batch, head, first_query + rows)[None, :]
                 keep = kept(row_key, start, threshold, BLOCK_Q, BLOCK_K)
                 score, weight = tl.where(keep, x, 0.0), tl.where(keep, u, 0.0)
                 du = tl.where(keep, du, 0.0)

@@ -4,10 +4,6 @@ It takes float16, bfloat16 and float32, sums in float32, and its memory grows wi
 scores and sums in a fixed order, without atomics, so it repeats to the bit. float32 products follow
 `torch.set_float32_matmul_precision`: IEEE float32 at "highest", else TF32.
 
-Tensor-parallel heads: dropout is drawn at (batch, head, query, key) of the seed, so give every rank the same seed and
-`head_offset`, the number of query heads on the ranks before it. The result is then that of one device. Each data-parallel
-rank needs a seed of its own.
-
 The tile sizes of `TILES` were chosen by what the compiler reports: they fit the shared memory of every GPU from Ampere on and
 spill few registers, if any. Those of `HOPPER` were measured.
 """
@@ -22,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..attention_activations import POINTWISE
+from .specification import Specification
 
 try:
     import triton
@@ -30,7 +27,6 @@ try:
 except ImportError:  # CPU, macOS, Windows: `_check` says how to install it
     triton = None
 
-STATISTICS = ("none", "sum", "sum+entropy")
 MAX_HEAD_DIM = 256
 
 
@@ -58,8 +54,6 @@ TILES = {
         4: {64: Tiles(32, 32, 4, 2), 128: Tiles(32, 32, 8, 2), 256: Tiles(16, 16, 8, 1)},
     },
 }
-
-
 # Of 16-bit elements where a program may have 227 KiB of shared memory: by a sweep on an H100, first without statistics and
 # dropout, then with any of them. `python -m benchmarks.gpu tune` repeats it.
 HOPPER = {
@@ -84,40 +78,14 @@ def _has_much_shared_memory(device: torch.device) -> bool:
 
 
 def triton_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    row_scale: Tensor | None,
-    key_padding_mask: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    *,
-    activation: str,
-    scale: float,
-    causal: bool,
-    query_offset: int | Tensor,
-    dropout_p: float,
-    seed: int,
-    statistics: str,
-    head_offset: int = 0,
+    query: Tensor, key: Tensor, value: Tensor, specification: Specification
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Output, S and T of `triton_kernels`.
+    """Output, S and T of `triton_kernels`; dropout is drawn to 1/65,536.
 
     Args:
         query: (batch, heads, queries, head_dim), any strides.
         key, value: (batch, key_heads, keys, head_dim); query head h uses key head h // (heads // key_heads).
-        row_scale: r_i > 0, (batch, 1 or heads, queries), float32; None: 1.
-        key_padding_mask: (batch, keys), True for real keys; None: all are.
-        cu_seqlens_q, cu_seqlens_k: (sequences + 1,), int32, ends of packed sequences, with batch 1; None: not packed.
-            Positions for `causal` then count from the start of each sequence.
-        activation: h, the name of a point-wise activation, see `attention_activations.POINTWISE`.
-        scale: c, by which q·k is multiplied.
-        causal: key j is visible to query i only if j <= i + query_offset.
-        query_offset: an int, or an integer tensor of one element on the device.
-        dropout_p: probability of dropping a weight, in [0, 1), to 1/65,536; S and T are those before it.
-        seed: 64 bits, of which the dropout is a function, with the place of each weight.
-        statistics: "none", "sum" (S) or "sum+entropy" (S and T).
-        head_offset: number of this tensor's first head among those of all tensor-parallel ranks.
+        specification: its row scale is float32.
 
     Returns:
         The output (batch, heads, queries, head_dim), laid out as (batch, queries, heads, head_dim); S and T
@@ -126,19 +94,19 @@ def triton_forward(
     Raises:
         ImportError: Triton is not installed.
         TypeError: dtypes that differ, or float64.
-        ValueError: a head_dim above 256, values of another width, an unknown name, or a dropout probability outside [0, 1).
+        ValueError: a head_dim above 256, or values of another width.
     """
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
-    settings = activation, scale, causal, dropout_p, statistics, head_offset
-    packed = cu_seqlens_q is not None
-    plan, arguments = _plan(query, key, value, row_scale, key_padding_mask, packed, query_offset, seed, settings)
+    plan, arguments = _plan(query, key, value, specification)
     tiles = tile_sizes("forward", query, plan.more)
-    output = _empty_like(query, zeros=packed)
+    packed = specification.cu_seqlens_q is not None
+    output = _new_heads(query, zeros=packed)
     row_sum, row_sum_log = (
-        _new_rows(query, zeros=packed) if wanted else None
-        for wanted in (statistics != "none", statistics == "sum+entropy")
+        _new_rows(query, zeros=packed) if specification.level >= level else None for level in (1, 2)
     )
-    table, tile_count = _tile_table(cu_seqlens_q, cu_seqlens_k, tiles.queries, query.shape[2])
+    table, tile_count = _tile_table(
+        specification.cu_seqlens_q, specification.cu_seqlens_k, tiles.queries, query.shape[2]
+    )
     _launch(
         forward_kernel,
         query.shape[0] * query.shape[1] * tile_count,
@@ -163,54 +131,34 @@ def triton_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    row_scale: Tensor | None,
-    key_padding_mask: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    *,
-    activation: str,
-    scale: float,
-    causal: bool,
-    query_offset: int | Tensor,
-    dropout_p: float,
-    seed: int,
-    statistics: str,
-    head_offset: int = 0,
+    specification: Specification,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, by the formulas of `triton_kernels`.
 
     Args:
         grad_output: dO, shape of the query, any strides (0 too).
-        grad_sum: dS, (batch, heads, queries), float32; None for statistics "none".
-        grad_sum_log: dT, as dS; None unless statistics is "sum+entropy".
-        The others: as given to `triton_forward`. The seed must be the same.
+        grad_sum, grad_sum_log: dS and dT, (batch, heads, queries), float32; None where the specification does not ask for them.
+        The others: as given to `triton_forward`, with the same seed.
 
     Returns:
         dq, dk and dv, with the shapes and dtypes of query, key and value, laid out as the output of `triton_forward`.
-
-    Raises:
-        As `triton_forward`; ValueError also for gradients that do not go with `statistics`.
     """
-    if (grad_sum is not None, grad_sum_log is not None) != (statistics != "none", statistics == "sum+entropy"):
-        raise ValueError(
-            f"statistics={statistics!r} needs grad_sum for the gradient of S and grad_sum_log for that of T, and neither"
-            f" otherwise; grad_sum is {_given(grad_sum)}, grad_sum_log {_given(grad_sum_log)}."
-        )
     query, key, value, grad_output = (
         _rows_contiguous(tensor) for tensor in (query, key, value, grad_output.to(query.dtype))
     )
-    settings = activation, scale, causal, dropout_p, statistics, head_offset
-    packed = cu_seqlens_q is not None
-    plan, arguments = _plan(query, key, value, row_scale, key_padding_mask, packed, query_offset, seed, settings)
-    grad_query, grad_key, grad_value = (_empty_like(tensor, zeros=packed) for tensor in (query, key, value))
+    plan, arguments = _plan(query, key, value, specification)
+    ends = specification.cu_seqlens_q, specification.cu_seqlens_k
+    packed = ends[0] is not None
+    grad_query, grad_key, grad_value = (_new_heads(tensor, zeros=packed) for tensor in (query, key, value))
     # what the second kernel leaves for the third, see there
-    scaled_gradient = None if row_scale is None and dropout_p == 0 else torch.empty_like(grad_query)
+    plain = specification.row_scale is None and specification.dropout_p == 0
+    scaled_gradient = None if plain else torch.empty_like(grad_query)
     scaled_gain, scaled_log_gain = (
         None if given is None else _new_rows(query, zeros=False) for given in (grad_sum, grad_sum_log)
     )
     scaled = {"scaled_gradient": scaled_gradient, "scaled_gain": scaled_gain, "scaled_log_gain": scaled_log_gain}
     tiles = tile_sizes("query_gradient", query, plan.more)
-    table, tile_count = _tile_table(cu_seqlens_q, cu_seqlens_k, tiles.queries, query.shape[2])
+    table, tile_count = _tile_table(*ends, tiles.queries, query.shape[2])
     _launch(
         query_gradient_kernel,
         query.shape[0] * query.shape[1] * tile_count,
@@ -231,7 +179,7 @@ def triton_backward(
     if scaled_gradient is None:
         scaled["scaled_gradient"] = scaled_gradient = grad_output
     tiles = tile_sizes("key_value_gradient", query, plan.more)
-    table, tile_count = _tile_table(cu_seqlens_k, cu_seqlens_q, tiles.keys, key.shape[2])
+    table, tile_count = _tile_table(*reversed(ends), tiles.keys, key.shape[2])
     _launch(
         key_value_gradient_kernel,
         key.shape[0] * key.shape[1] * tile_count,
@@ -250,57 +198,20 @@ def triton_backward(
     return grad_query, grad_key, grad_value
 
 
-def _check(
-    dtypes: set[torch.dtype], head_dim: int, value_dim: int, activation: str, dropout_p: float, statistics: str
-) -> None:
+def _check(dtypes: set[torch.dtype], head_dim: int, value_dim: int) -> None:
+    instead = "or use attn_implementation='eager'."
     if triton is None:
-        raise ImportError(
-            "Fused attention on CUDA tensors needs Triton: pip install triton (Linux), or attn_implementation='eager'."
-        )
+        raise ImportError(f"Fused attention on CUDA tensors needs Triton: pip install triton (Linux), {instead}")
     if len(dtypes) > 1 or not dtypes <= {torch.float16, torch.bfloat16, torch.float32}:
         raise TypeError(
             "Fused attention on CUDA tensors takes query, key and value of one dtype, float16, bfloat16 or float32, not"
-            f" {', '.join(sorted(map(str, dtypes)))}; cast them, or use attn_implementation='eager'."
+            f" {', '.join(sorted(map(str, dtypes)))}; cast them, {instead}"
         )
-    if not 1 <= head_dim <= MAX_HEAD_DIM:
+    if not 1 <= head_dim <= MAX_HEAD_DIM or value_dim != head_dim:
         raise ValueError(
-            f"Fused attention on CUDA tensors takes heads of 1 to {MAX_HEAD_DIM}, not {head_dim};"
-            " use more heads, or attn_implementation='eager'."
+            f"Fused attention on CUDA tensors takes heads of 1 to {MAX_HEAD_DIM}, of queries and values alike, not {head_dim} "
+            f"and {value_dim}; use more heads or pad them, {instead}"
         )
-    if value_dim != head_dim:
-        raise ValueError(
-            f"Fused attention on CUDA tensors takes values as wide as the queries, {head_dim}, not {value_dim}; pad them, "
-            "or use attn_implementation='eager'."
-        )
-    if activation not in POINTWISE:
-        raise ValueError(f"attention activation {activation!r} is unknown here; choose one of {', '.join(POINTWISE)}.")
-    if statistics not in STATISTICS:
-        raise ValueError(f"statistics={statistics!r} is unknown; choose one of {', '.join(STATISTICS)}.")
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p={dropout_p} is no probability in [0, 1).")
-
-
-def _plan(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    row_scale: Tensor | None,
-    key_padding_mask: Tensor | None,
-    packed: bool,
-    query_offset: int | Tensor,
-    seed: int,
-    settings: tuple[Any, ...],
-) -> tuple[_Plan, dict[str, Any]]:
-    """The plan of a call, and the tensors that the kernels are given; a kernel takes those that it names."""
-    if key_padding_mask is not None and key_padding_mask.stride(-1) != 1:
-        key_padding_mask = key_padding_mask.contiguous()
-    tensors = query, key, value, row_scale, key_padding_mask
-    forms = tuple(None if item is None else (item.shape, item.stride(), item.dtype) for item in tensors)
-    rest = packed, query_offset.dtype if isinstance(query_offset, Tensor) else int, query.device
-    plan = _plan_of(forms, rest, torch.backends.cuda.matmul.fp32_precision == "tf32", *settings)
-    given = {"query": query, "key": key, "value": value, "row_scale": row_scale, "key_padding_mask": key_padding_mask}
-    given |= {"query_offset": query_offset, "seed": (seed + 2**63) % 2**64 - 2**63}
-    return plan, given
 
 
 class _Plan(NamedTuple):
@@ -317,22 +228,36 @@ class _Plan(NamedTuple):
     compiled: dict[Any, Any]
 
 
+def _plan(query: Tensor, key: Tensor, value: Tensor, specification: Specification) -> tuple[_Plan, dict[str, Any]]:
+    """The plan of a call, and the tensors that the kernels are given; a kernel takes those that it names."""
+    mask, seed, offset = specification.key_padding_mask, specification.seed, specification.keys_before
+    if mask is not None and mask.stride(-1) != 1:
+        mask = mask.contiguous()
+    tensors = query, key, value, specification.row_scale, mask
+    forms = tuple(None if item is None else (item.shape, item.stride(), item.dtype) for item in tensors)
+    rest = specification.cu_seqlens_q is not None, getattr(offset, "dtype", int), query.device
+    options = specification.activation, specification.scale, specification.causal, specification.dropout_p
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    plan = _plan_of(forms, rest, tf32, specification.level, *options)
+    given = {"query": query, "key": key, "value": value, "row_scale": tensors[3], "key_padding_mask": mask}
+    return plan, given | {"query_offset": offset, "seed": 0 if seed is None else int(seed)}
+
+
 @functools.lru_cache(maxsize=512)
 def _plan_of(
     forms: tuple[Any, ...],
     rest: tuple[Any, ...],
     tf32: bool,
+    level: int,
     activation: str,
     scale: float,
     causal: bool,
     dropout_p: float,
-    statistics: str,
-    head_offset: int,
 ) -> _Plan:
     """forms: shape, strides and dtype of query, key, value, row scale and mask, or None. rest: what no argument says, and what
     is compiled depends on."""
     (shape, strides, dtype), (key_shape, key_strides, _), (value_shape, value_strides, _), row_scale, mask = forms
-    _check({item[2] for item in forms[:3]}, shape[-1], value_shape[-1], activation, dropout_p, statistics)
+    _check({item[2] for item in forms[:3]}, shape[-1], value_shape[-1])
     function = POINTWISE[activation]
     threshold = min(round(dropout_p * 2**16), 2**16 - 1)
     arguments = {
@@ -349,20 +274,19 @@ def _plan_of(
         "scale": float(scale),
         "threshold": threshold,
         "inverse": 1.0 / (1.0 - threshold / 2**16),
-        "head_offset": head_offset,
         "ACTIVATION": activation,
         "GATED": function.closed_at_zero,
         "MASK_WEIGHTS": not function.zero_at_zero,
         # float16 would overflow for scores that are 1/c times larger
         "FOLD_SCALE": function.homogeneous and scale > 0 and dtype != torch.float16,
-        "STATISTICS": STATISTICS.index(statistics),
+        "STATISTICS": level,
         "CAUSAL": causal,
         "DROPOUT": dropout_p > 0,
         "PRECISION": "tf32" if tf32 else "ieee",
         "HEAD_DIM": shape[-1],
         "DIM": max(16, triton.next_power_of_2(shape[-1])),
     }
-    return _Plan(arguments, dropout_p > 0 or statistics != "none", {})
+    return _Plan(arguments, dropout_p > 0 or level > 0, {})
 
 
 def _launch(kernel: Any, programs: int, sizes: Tiles, plan: _Plan, form: Any, /, **tensors: Any) -> None:
@@ -416,8 +340,8 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _empty_like(tensor: Tensor, zeros: bool) -> Tensor:
-    """Uninitialised, (batch, rows, heads, head_dim) in memory; zeros where packed sequences may leave rows untouched."""
+def _new_heads(tensor: Tensor, zeros: bool) -> Tensor:
+    """(batch, heads, rows, head_dim), a token's heads side by side; zeros where packed sequences may leave rows untouched."""
     batch, heads, rows, head_dim = tensor.shape
     create = torch.zeros if zeros else torch.empty
     return create(batch, rows, heads, head_dim, dtype=tensor.dtype, device=tensor.device).transpose(1, 2)
@@ -426,7 +350,3 @@ def _empty_like(tensor: Tensor, zeros: bool) -> Tensor:
 def _new_rows(query: Tensor, zeros: bool) -> Tensor:
     create = torch.zeros if zeros else torch.empty
     return create(query.shape[:3], dtype=torch.float32, device=query.device)
-
-
-def _given(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else "given"

@@ -31,11 +31,11 @@ def on_cpu(kernel, case):
 def in_the_interpreter(kernel, case):
     """Output, S, T and the gradients of query, key and value, by the Triton kernels."""
     launcher = importlib.import_module(f"{kernel.__name__}.fused.triton_launch")
-    tensors = (*case["inputs"], case["padding"], None, None)
-    options = {"activation": "relu", "scale": case["inputs"][0].shape[-1] ** -0.5, "causal": case["causal"]}
-    options |= {"query_offset": 0, "dropout_p": 0.0, "seed": 0, "statistics": STATISTICS}
-    results = launcher.triton_forward(*tensors, **options)
-    return [*results, *launcher.triton_backward(*case["gradients"], *tensors, **options)]
+    *tensors, row_scale = case["inputs"]
+    options = {"scale": tensors[0].shape[-1] ** -0.5, "causal": case["causal"], "statistics": STATISTICS}
+    specification = launcher.Specification(row_scale, case["padding"], **options)
+    results = launcher.triton_forward(*tensors, specification)
+    return [*results, *launcher.triton_backward(*case["gradients"], *tensors, specification)]
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ from reluformer.hub_cards import kernel_sources
 from reluformer.hub_cards.kernel import BACKENDS, VERSION, write_kernel
 from reluformer.modeling_reluformer.fused import operator
 from reluformer.modeling_reluformer.fused.compiled.library import python_loop
-from reluformer.modeling_reluformer.visibility_reluformer import Visibility
 
-from ..modeling_reluformer.fused.cases import random_inputs, reference, relative_error
+from ..modeling_reluformer.fused.cases import Inputs, random_inputs, reference, relative_error, visible_pairs
 from ..modeling_reluformer.fused.test_triton import SHARED_MEMORY
 
 REPO_ID = "somebody/relu-attention"
@@ -60,8 +59,10 @@ def case(queries: int, head_dim: int) -> dict:
 
 def expected(case: dict) -> list[torch.Tensor]:
     """By the float64 reference."""
-    inputs = type(random_inputs(1, 1, 1))(*case["inputs"]).leaves(torch.float64)
-    results = reference(inputs, Visibility(key_padding_mask=case["padding"], causal=True), "relu", "sum+entropy")
+    inputs = Inputs(*case["inputs"]).leaves(torch.float64)
+    length = inputs.query.shape[2]
+    seen = visible_pairs((1, length, length), causal=True, key_padding_mask=case["padding"])
+    results = reference(*inputs, seen=seen, activation="relu", statistics="sum+entropy")
     loss = sum((result * weight).sum() for result, weight in zip(results, case["gradients"], strict=True))
     return [*results, *torch.autograd.grad(loss, inputs)]
 

@@ -1,22 +1,23 @@
-"""Inputs of `relu_attention`, and the float64 reference's answer to them."""
+"""Inputs of `relu_attention`, the float64 reference's answer to them, and the paths that must give the same."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+import reluformer.modeling_reluformer.fused.attention as fused
+import reluformer.modeling_reluformer.fused.blockwise as blockwise
 from reluformer import relu_attention
 from reluformer.modeling_reluformer.attention_reference import reference_attention
-from reluformer.modeling_reluformer.visibility_reluformer import Visibility
+from reluformer.modeling_reluformer.fused.compiled.library import library, python_loop
 
-# Lengths around the tiles' borders, and the widths of heads that are in use.
-LENGTHS = (1, 15, 63, 64, 65, 127, 129, 257, 1025)
-WIDTHS = (32, 64, 80, 96, 128)
-# Rounding: float64 and float32 sums of up to 1,025 terms; the gradients add two more sums.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+NAMES = ("output", "S", "T", "query", "key", "value", "row_scale")
+# Rounding: sums of up to 1,025 terms; the gradients add two more sums.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 SCALE = 0.25  # a power of two, see `random_inputs`
 
 
@@ -28,14 +29,9 @@ class Inputs(NamedTuple):
 
     def leaves(self, dtype: torch.dtype | None = None) -> Inputs:
         """The same numbers as leaves of a graph; the row scale is never narrower than float32."""
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        dtypes = (dtype, dtype, dtype, None if dtype is None else wide)
-        return Inputs(
-            *(
-                tensor.detach().to(kind or tensor.dtype).requires_grad_()
-                for tensor, kind in zip(self, dtypes, strict=True)
-            )
-        )
+        wide = self.row_scale.dtype if dtype is None else torch.promote_types(dtype, torch.float32)
+        dtypes = (*(tensor.dtype if dtype is None else dtype for tensor in self[:3]), wide)
+        return Inputs(*(item.detach().to(kind).requires_grad_() for item, kind in zip(self, dtypes, strict=True)))
 
 
 def random_inputs(
@@ -49,58 +45,49 @@ def random_inputs(
 ) -> Inputs:
     """Row scales of ReLUFormer's size, so that outputs stay near 1 at any length.
 
-    In float32, queries and keys are multiples of 1/4: with a scale that is a power of two, scores are exact. The gradient of
-    T holds log u, and the rounding of a score of 1e-6 would change it by as much as the mistakes that these tests look for.
+    Queries and keys are multiples of 1/4: with a scale that is a power of two, scores are exact. The gradient of T holds log u,
+    and the rounding of a score of 1e-6 would change it by as much as the mistakes that these tests look for.
     """
     keys = queries if keys is None else keys
-    query = torch.randn(batch, heads, queries, head_dim, dtype=dtype)
-    key, value = (torch.randn(batch, key_heads or heads, keys, head_dim, dtype=dtype) for _ in range(2))
-    if dtype == torch.float32:
-        query, key = (query * 4).round() / 4, (key * 4).round() / 4
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    row_scale = (torch.rand(batch, heads, queries, dtype=wide) + 0.5) / max(1, keys) ** 0.5
-    return Inputs(query, key, value, row_scale)
+    query = torch.randn(batch, heads, queries, head_dim)
+    key, value = (torch.randn(batch, key_heads or heads, keys, head_dim) for _ in range(2))
+    query, key = ((tensor * 4).round() / 4 for tensor in (query, key))
+    row_scale = (torch.rand(batch, heads, queries) + 0.5) / max(1, keys) ** 0.5
+    wide = torch.promote_types(dtype, torch.float32)
+    return Inputs(query.to(dtype), key.to(dtype), value.to(dtype), row_scale.to(wide))
 
 
-def reference(
-    inputs: Inputs, visibility: Visibility, activation: str, statistics: str, scale: float | None = None
-) -> tuple[Tensor, ...]:
-    """Output, and the statistics asked for, in the dtype of the inputs, differentiable in all four."""
-    group = inputs.query.shape[1] // inputs.key.shape[1]
-    result = reference_attention(
-        inputs.query,
-        inputs.key.repeat_interleave(group, dim=1),
-        inputs.value.repeat_interleave(group, dim=1),
-        activation=activation,
-        mask=visibility.dense(inputs.query.shape[2], inputs.key.shape[2], inputs.query.device),
-        row_scale=inputs.row_scale,
-        scale=scale,
-        statistics=statistics,
-    )
-    return tuple(item for item in (result.output, result.row_sum, result.row_sum_log) if item is not None)
+class Path(NamedTuple):
+    name: str
+    dtype: torch.dtype
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.name.startswith("avx")
 
 
-def as_tuple(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def forced_path(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Only this path computes: plain products, blocks of a few queries, or the compiled loop with an instruction set."""
+    torch.manual_seed(0)
+    if name in ("plain", "blocks"):
+        monkeypatch.setattr(fused, "_is_small", lambda *call: name == "plain")
+        monkeypatch.setattr(blockwise, "BYTES_PER_BLOCK", 0)
+        monkeypatch.setattr(blockwise, "SMALLEST_BLOCK", 24)
+        with python_loop():
+            yield Path(name, torch.float64)
+        return
+    operators = library(large=True)
+    sets = [] if operators is None else operators.attention_instruction_sets()
+    if name not in sets or not operators.supports(torch.float32):
+        pytest.skip(f"the compiled attention cannot be built here, or the processor has no {name}")
+    for other in ("_is_small", "operator_for"):
+        monkeypatch.setattr(fused, other, None)
+    operators.choose_attention_instruction_set(name)
+    yield Path(name, torch.float32)
+    operators.choose_attention_instruction_set(sets[0])
 
 
-def gradients(results: tuple[Tensor, ...], leaves: Inputs, seed: int = 1) -> tuple[Tensor, ...]:
-    """Of a sum of all results, each weighted by the same random numbers whatever its dtype."""
-    generator = torch.Generator().manual_seed(seed)
-    loss = sum(
-        (item * torch.randn(item.shape, generator=generator, dtype=torch.float64).to(item.dtype)).sum()
-        for item in results
-    )
-    return torch.autograd.grad(loss, leaves)
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Root mean square of the difference, relative to that of what is expected."""
-    found, expected = found.detach().double(), expected.detach().double()
-    return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-def masks(batch: int, queries: int, keys: int):
+def masks(batch: int, queries: int, keys: int) -> Iterator[dict[str, Any]]:
     """Each kind of visibility, as `relu_attention` takes it."""
     left, right, holes = (torch.ones(batch, keys, dtype=torch.bool) for _ in range(3))
     left[-1, : keys // 2] = False
@@ -114,80 +101,79 @@ def masks(batch: int, queries: int, keys: int):
     yield {"key_padding_mask": torch.zeros_like(left)}
     yield {"causal": True, "query_offset": offset}
     yield {"causal": True, "query_offset": -2}
+    yield {"causal": True, "query_offset": 2**40}
     yield {"causal": True, "query_offset": torch.tensor(1), "key_padding_mask": left}
 
 
-def assert_equals_reference(inputs: Inputs, mask: dict, activation: str = "relu", statistics: str = "sum+entropy"):
-    found_leaves, expected_leaves = inputs.leaves(), inputs.leaves(torch.float64)
-    found = as_tuple(
-        relu_attention(
-            *found_leaves[:3],
-            row_scale=found_leaves[3],
-            activation=activation,
-            scale=SCALE,
-            statistics=statistics,
-            **mask,
+def visible_pairs(
+    shape: Sequence[int],
+    causal: bool = False,
+    query_offset: int | Tensor = 0,
+    key_padding_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    device: str = "cpu",
+) -> Tensor:
+    """The rule of visibility written out: shape (batch, queries, keys) → boolean (batch, 1, queries, keys)."""
+    batch, queries, keys = shape
+    row, column = torch.arange(queries, device=device), torch.arange(keys, device=device)
+    seen = torch.ones(batch, 1, queries, keys, dtype=torch.bool, device=device)
+    if cu_seqlens_q is not None:
+        of_row, of_column = (
+            torch.bucketize(place, ends[1:], right=True)
+            for place, ends in ((row, cu_seqlens_q), (column, cu_seqlens_k))
         )
-    )
-    visibility = Visibility(mask.get("key_padding_mask"), mask.get("causal", False), mask.get("query_offset", 0))
-    expected = reference(expected_leaves, visibility, activation, statistics, SCALE)
-    names = [*("output", "S", "T")[: len(found)], "query", "key", "value", "row_scale"]
-    results = (*found, *gradients(found, found_leaves))
-    wanted = (*expected, *gradients(expected, expected_leaves))
-    for name, one, other in zip(names, results, wanted, strict=True):
+        seen &= of_row[:, None] == of_column[None, :]
+        row, column = row - cu_seqlens_q[of_row], column - cu_seqlens_k[of_column]
+    if causal:
+        seen &= column[None, :] <= row[:, None] + query_offset
+    return seen if key_padding_mask is None else seen & key_padding_mask[:, None, None, :]
+
+
+def results(function: Callable[..., Any], leaves: Sequence[Tensor], seed: int = 1) -> tuple[Tensor, ...]:
+    """What a function returns, and the gradients of a sum of it, weighted by the same random numbers whatever its dtype."""
+    found = function(*leaves)
+    found = found if isinstance(found, tuple) else (found,)
+    generator = torch.Generator().manual_seed(seed)
+    noise = [torch.randn(item.shape, generator=generator, dtype=torch.float64) for item in found]
+    loss = sum((item * one.to(item.dtype)).sum() for item, one in zip(found, noise, strict=True))
+    return *(item.detach() for item in found), *torch.autograd.grad(loss, leaves)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference, relative to that of what is expected."""
+    found, expected = found.detach().double(), expected.detach().double()
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def reference(
+    query: Tensor, key: Tensor, value: Tensor, row_scale: Tensor, *, seen: Tensor, **options: Any
+) -> tuple[Tensor, ...]:
+    """Output, then the statistics asked for."""
+    result = reference_attention(query, key, value, mask=seen, row_scale=row_scale, **options)
+    return tuple(item for item in (result.output, result.row_sum, result.row_sum_log) if item is not None)
+
+
+def by_reference(inputs: Inputs, mask: dict[str, Any], **options: Any) -> tuple[Tensor, ...]:
+    """Its `results` in float64."""
+    seen = visible_pairs((inputs.query.shape[0], inputs.query.shape[2], inputs.key.shape[2]), **mask)
+    options = {"scale": SCALE, **options, "seen": seen}
+    return results(lambda *tensors: reference(*tensors, **options), inputs.leaves(torch.float64))
+
+
+def by_relu_attention(inputs: Inputs, mask: dict[str, Any], **options: Any) -> tuple[Tensor, ...]:
+    """Its `results` in the dtype of the inputs."""
+    options = {"scale": SCALE, **mask, **options}
+    return results(lambda *tensors: relu_attention(*tensors[:3], row_scale=tensors[3], **options), inputs.leaves())
+
+
+def assert_equals_reference(
+    inputs: Inputs, mask: dict[str, Any], activation: str = "relu", statistics: str = "sum+entropy"
+) -> None:
+    options = {"activation": activation, "statistics": statistics}
+    found, expected = by_relu_attention(inputs, mask, **options), by_reference(inputs, mask, **options)
+    names = NAMES[: len(found) - 4] + NAMES[3:]
+    for name, one, other in zip(names, found, expected, strict=True):
         assert one.shape == other.shape
         error = relative_error(one, other)
         assert error <= TOLERANCE[inputs.query.dtype], f"{name}: {error:.1e} with {mask}"
-
-
-def assert_a_value_that_is_not_finite_reaches_every_query_that_sees_it(queries: int, dtype: torch.dtype) -> None:
-    """Whatever its weight. Heads of 84 features: 64, 16 and 4 of them go different ways in the compiled loop."""
-    inputs = random_inputs(queries=queries, keys=40, head_dim=84, dtype=dtype)
-    for feature, value in ((0, torch.nan), (70, torch.inf), (82, torch.nan)):
-        inputs.value[0, 1, 3, feature] = value
-    expected = reference(inputs.leaves(torch.float64), Visibility(), "relu", "none")[0].isfinite()
-    assert int((~expected).sum()) == 3 * queries
-    found = relu_attention(*inputs[:3], row_scale=inputs.row_scale)
-    assert torch.equal(found.isfinite(), expected)
-    causal = relu_attention(*inputs[:3], row_scale=inputs.row_scale, causal=True, query_offset=3)
-    assert not causal[0, 1][:, [0, 70, 82]].isfinite().any()
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, row_scale: Tensor, **options) -> tuple[Tensor, ...]:
-    return relu_attention(query, key, value, row_scale=row_scale, statistics="sum+entropy", **options)
-
-
-def assert_compiles_without_a_break(inputs: Inputs, **options) -> None:
-    """To what it computes uncompiled, forward and backward, bit by bit."""
-    others = inputs.leaves()
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    expected, found = attend(*inputs, **options), compiled(*others, **options)
-    for one, other in zip((*expected, *gradients(expected, inputs)), (*found, *gradients(found, others)), strict=True):
-        assert torch.equal(one, other)
-
-
-def assert_checkpoint_draws_the_same_dropout(inputs: Inputs, reentrant: bool) -> None:
-    others = inputs.leaves()
-
-    def with_dropout(*tensors):
-        return attend(*tensors, dropout_p=0.5)
-
-    torch.manual_seed(7)
-    expected = with_dropout(*inputs)
-    torch.manual_seed(7)
-    found = checkpoint(with_dropout, *others, use_reentrant=reentrant)
-    sum(item.sum() for item in expected).backward()
-    sum(item.sum() for item in found).backward()
-    for one, other in zip(inputs, others, strict=True):
-        assert torch.equal(one.grad, other.grad)
-
-
-def assert_nothing_is_read_before_it_is_written(queries: int, keys: int, dtype: torch.dtype = torch.float64) -> None:
-    """With every mask, under the setting by which torch fills new memory with NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.utils.deterministic.fill_uninitialized_memory
-        for mask in masks(2, queries, keys):
-            assert_equals_reference(random_inputs(queries=queries, keys=keys, dtype=dtype), mask)
-    finally:
-        torch.use_deterministic_algorithms(False)

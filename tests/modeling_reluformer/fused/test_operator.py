@@ -1,82 +1,186 @@
-"""The operator of the blockwise loop in torch's machinery: compiler, checkpoints, other copies of the package."""
+"""The operators in torch's machinery: schema, compiler, export, checkpoints, autocast, derivatives, threads."""
+
+import functools
+import threading
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
-import reluformer.modeling_reluformer.fused.attention as fused
 from reluformer import relu_attention
-from reluformer.modeling_reluformer.fused.compiled.library import python_loop
+from reluformer.modeling_reluformer.fused.compiled import library, loop
 from reluformer.modeling_reluformer.fused.operator import pointwise_attention
+from reluformer.modeling_reluformer.fused.specification import SCHEMA, Specification
 
-from .cases import (
-    assert_checkpoint_draws_the_same_dropout,
-    assert_compiles_without_a_break,
-    attend,
-    random_inputs,
-)
+from .cases import SCALE, forced_path, random_inputs, results
 
 
-@pytest.fixture(autouse=True)
-def blocks(monkeypatch):
-    monkeypatch.setattr(fused, "_is_small", lambda *call: False)
-    with python_loop():
-        yield
+@pytest.fixture(params=["blocks", "avx2", "avx512"])
+def path(request, monkeypatch):
+    yield from forced_path(request.param, monkeypatch)
+
+
+def attend(query, key, value, row_scale, **options):
+    return relu_attention(query, key, value, row_scale=row_scale, statistics="sum+entropy", **options)
 
 
 @pytest.mark.parametrize("statistics", ["none", "sum", "sum+entropy"])
-def test_operator_keeps_torchs_rules(statistics):
+def test_it_keeps_torchs_rules(path, statistics):
     """Schema, fake tensors, autograd registration and strides, by torch's own check."""
     inputs = random_inputs(queries=20, keys=31, dtype=torch.float32).leaves()
-    mask = torch.rand(2, 31) < 0.7
-    options = ("relu", 0.25, True, 3, 0.0, statistics)
-    torch.library.opcheck(pointwise_attention, (*inputs, mask, None, None, None, None, *options))
-    offset, seed = torch.tensor(3), torch.tensor(5)
-    torch.library.opcheck(
-        pointwise_attention, (*inputs, mask, None, None, offset, seed, "relu", 0.25, True, 0, 0.2, statistics)
+    operator = torch.ops.reluformer_cpu.attention.default if path.is_compiled else pointwise_attention
+    common = {"key_padding_mask": torch.rand(2, 31) < 0.7, "scale": SCALE, "causal": True, "statistics": statistics}
+    tensors = {"offset": torch.tensor(3), "seed": torch.tensor(5), "dropout_p": 0.2}
+    for options in ({"query_offset": 3}, tensors):
+        specification = Specification(row_scale=inputs.row_scale, **common, **options)
+        torch.library.opcheck(operator, (*inputs[:3], *specification.arguments()))
+
+
+def test_python_and_cpp_take_the_same_arguments():
+    if library.library(large=True) is None:
+        pytest.skip("the compiled attention cannot be built here")
+    ours, theirs = (
+        [(argument.name, str(argument.type)) for argument in operator._schema.arguments]
+        for operator in (pointwise_attention._opoverload, torch.ops.reluformer_cpu.attention.default)
     )
+    assert ours == theirs and [name for name, _ in ours[3:]] == [part.split()[1] for part in SCHEMA.split(", ")]
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "query_offset": torch.tensor(2)}], ids=["full", "offset"])
-def test_compiles_without_a_break(options):
-    assert_compiles_without_a_break(random_inputs(queries=40).leaves(), **options)
+def test_compiles_without_a_break(path, options):
+    """To what it computes uncompiled, forward and backward, bit by bit."""
+    inputs = random_inputs(queries=40, dtype=path.dtype)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    found = (results(lambda *tensors, of=of: of(*tensors, **options), inputs.leaves()) for of in (attend, compiled))
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [{"causal": True}, pytest.param({"causal": True, "query_offset": torch.tensor(3)}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_counted_scales_compile_and_export(mask):
+    query, key, value = random_inputs(queries=24, keys=30, dtype=torch.float32)[:3]
+    padding = torch.rand(2, 30) < 0.7
+
+    class Attention(torch.nn.Module):
+        def forward(self, query, key, value, padding):
+            return relu_attention(query, key, value, gamma=8.0, key_padding_mask=padding, **mask)
+
+    expected = Attention()(query, key, value, padding)
+    compiled = torch.compile(Attention(), fullgraph=True, backend="aot_eager", dynamic=True)
+    torch.testing.assert_close(compiled(query, key, value, padding), expected)
+    length, keys = (torch.export.Dim(name, min=2, max=500) for name in ("length", "keys"))
+    shapes = {"query": {2: length}, "key": {2: keys}, "value": {2: keys}, "padding": {1: keys}}
+    exported = torch.export.export(Attention(), (query, key, value, padding), dynamic_shapes=shapes).module()
+    longer = [*(torch.cat([tensor, tensor], 2) for tensor in (query, key, value)), torch.cat([padding, padding], 1)]
+    torch.testing.assert_close(exported(*longer), Attention()(*longer))
+
+
+@pytest.mark.slow
+def test_packed_scales_compile():
+    query, key, value = random_inputs(batch=1, queries=24, dtype=torch.float32)[:3]
+    ends = torch.tensor([0, 7, 24], dtype=torch.int32)
+
+    def packed(query, key, value, ends):
+        return relu_attention(query, key, value, gamma=8.0, causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends)
+
+    compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(query, key, value, ends), packed(query, key, value, ends))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoint_draws_the_same_dropout(reentrant):
-    assert_checkpoint_draws_the_same_dropout(random_inputs(queries=40).leaves(), reentrant)
+def test_a_checkpoint_draws_the_same_dropout(path, reentrant):
+    gradients, inputs = [], random_inputs(queries=40, dtype=path.dtype)
+    dropping = functools.partial(attend, dropout_p=0.5)
+    for recompute in (False, True):
+        leaves = inputs.leaves()
+        torch.manual_seed(7)
+        found = checkpoint(dropping, *leaves, use_reentrant=reentrant) if recompute else dropping(*leaves)
+        sum(item.sum() for item in found).backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    assert all(map(torch.equal, *gradients))
 
 
-def test_second_derivatives_are_refused():
-    inputs = random_inputs(queries=20).leaves()
+def test_second_and_forward_mode_derivatives_are_refused(path):
+    inputs = random_inputs(queries=20, dtype=path.dtype).leaves()
     (first,) = torch.autograd.grad(attend(*inputs)[0].square().sum(), inputs.query, create_graph=True)
-    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+    with pytest.raises(RuntimeError, match=r"can be differentiated once|no autograd formula"):
         first.square().sum().backward()
+    query, key, value, row_scale = random_inputs(dtype=path.dtype)
+    with pytest.raises(NotImplementedError, match="was given a dual tensor"), forward_ad.dual_level():
+        relu_attention(query, key, value, row_scale=forward_ad.make_dual(row_scale, row_scale))
 
 
-def test_autocast_outside_does_not_change_the_products():
+def test_autocast_outside_does_not_change_the_products(path):
     inputs = random_inputs(queries=60, dtype=torch.float32)
     expected = attend(*inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = attend(*inputs)
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+        assert all(map(torch.equal, attend(*inputs), expected))
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_without_gradients(mode, threads, activation, dtype):
-    inputs = random_inputs(heads=4, queries=70, dtype=dtype)
-    options = {"activation": activation, "causal": True, "statistics": "sum" if activation == "relu" else "none"}
-    outside = relu_attention(*inputs[:3], row_scale=inputs.row_scale, **options)
-    before = torch.get_num_threads()
-    try:
+def test_without_gradients(path, mode):
+    inputs = random_inputs(heads=4, queries=70, dtype=path.dtype)
+    outside = attend(*inputs.leaves(), causal=True)
+    with mode():
+        inside = attend(*inputs, causal=True)
+    assert all(map(torch.equal, inside, outside)) and not inside[0].requires_grad
+
+
+def test_transforms_of_torch_func_take_the_python_loop():
+    query, key, value, row_scale = random_inputs(dtype=torch.float32)
+
+    def total(query):
+        return relu_attention(query, key, value, row_scale=row_scale, scale=SCALE).square().sum()
+
+    leaf = query.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(total(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(total)(query), expected)
+
+
+def test_python_threads_at_the_same_time(path):
+    before, inputs, wrong = torch.get_num_threads(), random_inputs(heads=8, queries=70, dtype=path.dtype), []
+    expected = attend(*inputs)
+
+    def call_with(threads: int) -> None:
         torch.set_num_threads(threads)
-        with mode():
-            inside = relu_attention(*inputs[:3], row_scale=inputs.row_scale, **options)
-    finally:
-        torch.set_num_threads(before)
-    for one, other in zip(
-        *(found if isinstance(found, tuple) else (found,) for found in (inside, outside)), strict=True
-    ):
-        assert torch.equal(one, other)
+        for _ in range(20):
+            if not all(torch.allclose(one, other) for one, other in zip(attend(*inputs), expected, strict=True)):
+                wrong.append(threads)
+
+    callers = [threading.Thread(target=call_with, args=(threads,)) for threads in (2, 3, 4, 2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    torch.set_num_threads(before)
+    assert wrong == []
+
+
+def test_what_the_compiled_loop_serves(monkeypatch):
+    for _ in forced_path("avx2", monkeypatch):
+        for served, dtype, activation in (
+            (True, torch.float32, "gelu"),
+            (False, torch.float64, "relu"),
+            (False, torch.float16, "relu"),
+            (False, torch.float32, "softmax"),
+        ):
+            tensor = torch.zeros(1, 1, 1, 1, dtype=dtype)
+            assert (loop.compiled_attention(tensor, tensor, activation) is not None) is served
+        with library.python_loop():
+            assert loop.compiled_attention(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), "relu") is None
+
+
+def test_only_a_large_call_builds(monkeypatch):
+    """Never one of a `generate` of ten tokens."""
+    asked = []
+    monkeypatch.setattr(library, "library", lambda large: asked.append(large))
+    short, long = (torch.empty(1, 8, length, 1).requires_grad_() for length in (100, 1024))
+    for tensor in (short, long):
+        loop.compiled_attention(tensor, tensor, "relu")
+    with torch.no_grad():
+        loop.compiled_attention(long, long, "relu")
+    assert asked == [False, True, False]

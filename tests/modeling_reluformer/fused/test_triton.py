@@ -11,7 +11,8 @@ import torch
 
 from reluformer.modeling_reluformer.attention_activations import POINTWISE
 from reluformer.modeling_reluformer.fused import triton_launch
-from reluformer.modeling_reluformer.fused.triton_launch import TILES, triton_backward, triton_forward
+from reluformer.modeling_reluformer.fused.specification import Specification
+from reluformer.modeling_reluformer.fused.triton_launch import triton_backward, triton_forward
 
 NUMERICS = Path(__file__).with_name("triton_numerics.py")
 SHARED_MEMORY = {80: 99 * 1024, 90: 227 * 1024}  # bytes a program may have; 99 KiB: the smallest since Ampere
@@ -20,11 +21,11 @@ WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
 import torch
+from reluformer.modeling_reluformer.fused.specification import Specification
 from reluformer.modeling_reluformer.fused.triton_launch import triton_forward
 query = torch.ones(1, 1, 2, 4)
 try:
-    triton_forward(query, query, query, None, None, None, None, activation="relu", scale=1.0, causal=False,
-                   query_offset=0, dropout_p=0.0, seed=0, statistics="none")
+    triton_forward(query, query, query, Specification())
 except ImportError as error:
     print(error)
 """
@@ -32,12 +33,7 @@ except ImportError as error:
 
 def arguments(queries=20, head_dim=32, dtype=torch.float32, heads=2):
     query, key, value = (torch.randn(1, queries, heads, head_dim).to(dtype).transpose(1, 2) for _ in range(3))
-    return query, key, value, torch.rand(1, heads, queries), None, None, None
-
-
-def options(**changed):
-    defaults = {"activation": "relu", "scale": 0.1, "causal": False, "query_offset": 0, "dropout_p": 0.0, "seed": 0}
-    return {**defaults, "statistics": "none", **changed}
+    return query, key, value, torch.rand(1, heads, queries)
 
 
 @pytest.mark.slow
@@ -70,31 +66,16 @@ def test_module_imports_without_triton_and_says_what_to_install():
     ("changed", "error", "message"),
     [
         ({"dtype": torch.float64}, TypeError, "float16, bfloat16 or float32, not torch.float64"),
-        ({"head_dim": 257}, ValueError, "heads of 1 to 256, not 257"),
-        ({"statistics": "all"}, ValueError, "statistics='all' is unknown"),
-        ({"activation": "softmax"}, ValueError, "'softmax' is unknown"),
-        ({"dropout_p": 1.0}, ValueError, r"dropout_p=1.0 is no probability in \[0, 1\)"),
+        ({"head_dim": 257}, ValueError, "heads of 1 to 256, .* not 257 and 257"),
+        ({"value_dim": 16}, ValueError, "of queries and values alike, not 32 and 16"),
     ],
 )
 def test_what_is_not_supported_is_refused(changed, error, message):
     pytest.importorskip("triton", reason="the CUDA kernels need Triton")
-    shape = {name: changed.pop(name) for name in ("dtype", "head_dim") if name in changed}
+    value_dim = changed.pop("value_dim", None)
+    query, key, value, row_scale = arguments(**changed)
     with pytest.raises(error, match=message):
-        triton_forward(*arguments(**shape), **options(**changed))
-
-
-def test_values_of_another_width_are_refused():
-    pytest.importorskip("triton", reason="the CUDA kernels need Triton")
-    query, key, value, *rest = arguments(head_dim=32)
-    with pytest.raises(ValueError, match="values as wide as the queries, 32, not 16"):
-        triton_forward(query, key, value[..., :16], *rest, **options())
-
-
-def test_gradients_must_go_with_the_statistics():
-    pytest.importorskip("triton", reason="the CUDA kernels need Triton")
-    inputs = arguments()
-    with pytest.raises(ValueError, match="grad_sum is given, grad_sum_log missing"):
-        triton_backward(inputs[0], inputs[3], None, *inputs, **options(statistics="sum+entropy"))
+        triton_forward(query, key, value[..., :value_dim], Specification(row_scale))
 
 
 class CompileOnly:
@@ -133,10 +114,10 @@ def compiled(monkeypatch, tmp_path):
         monkeypatch.setattr(triton_launch, "_has_much_shared_memory", lambda device: capability == 90)
         try:
             triton.runtime.driver.set_active(CompileOnly(capability))
-            triton_forward(*inputs, **options(**changed))
-            level = triton_launch.STATISTICS.index(changed.get("statistics", "none"))
-            gains = [inputs[3] if level >= 1 else None, inputs[3] if level == 2 else None]
-            triton_backward(inputs[0].sum((), keepdim=True).expand_as(inputs[0]), *gains, *inputs, **options(**changed))
+            specification = Specification(row_scale=inputs[3], scale=0.1, seed=torch.tensor(0), **changed)
+            triton_forward(*inputs[:3], specification)
+            gains = [inputs[3] if specification.level >= level else None for level in (1, 2)]
+            triton_backward(inputs[0].sum((), keepdim=True).expand_as(inputs[0]), *gains, *inputs[:3], specification)
         finally:
             triton.runtime.driver._active = None
         return kernels
@@ -188,13 +169,10 @@ def test_float32_products_follow_torch_s_setting(compiled):
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_kernels_compile_everywhere(compiled, dtype, head_dim, capability):
-    query, key, value, row_scale, _, _, _ = arguments(512, head_dim, dtype)
     ends = torch.tensor([0, 200, 512], dtype=torch.int32)
-    padding = torch.ones(1, 512, dtype=torch.bool)
-    offset = torch.tensor(3)
-    inputs = (query, key, value, row_scale, padding, ends, ends)
-    kernels = compiled(inputs, capability, statistics="sum+entropy", causal=True, query_offset=offset, dropout_p=0.1)
-    assert_compiled(kernels, capability)
+    changed = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "key_padding_mask": torch.ones(1, 512, dtype=torch.bool)}
+    changed |= {"statistics": "sum+entropy", "causal": True, "offset": torch.tensor(3), "dropout_p": 0.1}
+    assert_compiled(compiled(arguments(512, head_dim, dtype), capability, **changed), capability)
 
 
 @pytest.mark.slow
@@ -205,11 +183,5 @@ def test_every_activation_compiles(compiled, activation):
 
 @pytest.mark.slow
 def test_a_single_query_compiles(compiled):
-    query, key, value, row_scale, *_ = arguments(512, 64, torch.bfloat16)
-    kernels = compiled((query[:, :, :1], key, value, row_scale[:, :, :1], None, None, None), 90)
-    assert_compiled(kernels, 90)
-
-
-def test_tile_tables_cover_every_width():
-    for table in TILES.values():
-        assert {itemsize: set(widths) for itemsize, widths in table.items()} == {2: {64, 128, 256}, 4: {64, 128, 256}}
+    query, key, value, row_scale = arguments(512, 64, torch.bfloat16)
+    assert_compiled(compiled((query[:, :, :1], key, value, row_scale[:, :, :1]), 90), 90)

@@ -1,0 +1,426 @@
+"""Every path of `relu_attention` on a CPU against the float64 reference, forward and backward."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+import reluformer.modeling_reluformer.fused.attention as fused
+from reluformer import relu_attention
+from reluformer.modeling_reluformer.attention_activations import NON_NEGATIVE, POINTWISE
+from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.visibility_reluformer import Visibility, scale_of_rows
+
+from .cases import (
+    NAMES,
+    SCALE,
+    TOLERANCE,
+    Inputs,
+    assert_equals_reference,
+    by_reference,
+    by_relu_attention,
+    forced_path,
+    masks,
+    random_inputs,
+    reference,
+    relative_error,
+    results,
+    visible_pairs,
+)
+
+COMPILED = ["avx2", "avx512"]
+PATHS = ["plain", "blocks", *COMPILED]
+ALL = "sum+entropy"
+
+
+@pytest.fixture(params=PATHS)
+def path(request, monkeypatch):
+    yield from forced_path(request.param, monkeypatch)
+
+
+# The compiled loop takes up to 6 queries without copies of the keys; its tiles have 64 queries and 256 keys.
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(1, 1), (1, 20), (15, 15), (6, 300), (7, 300), (40, 9), (64, 256), (65, 257), (130, 530)]
+)
+def test_every_mask(path, queries, keys):
+    inputs = random_inputs(queries=queries, keys=keys, dtype=path.dtype)
+    for mask in masks(2, queries, keys):
+        assert_equals_reference(inputs, mask)
+
+
+@pytest.mark.parametrize("activation", POINTWISE)
+def test_every_activation(path, activation):
+    for queries, keys in ((5, 33), (33, 65), (70, 270)):
+        inputs = random_inputs(queries=queries, keys=keys, dtype=path.dtype)
+        for mask in masks(2, queries, keys):
+            assert_equals_reference(inputs, mask, activation, ALL if activation in NON_NEGATIVE else "none")
+
+
+@pytest.mark.parametrize("length", [1, 15, 63, 64, 65, 127, 129, 257, 1025])
+def test_every_length(path, length):
+    inputs = random_inputs(batch=1, heads=3, queries=length, head_dim=32, dtype=path.dtype)
+    for mask in ({}, {"causal": True}):
+        assert_equals_reference(inputs, mask)
+
+
+@pytest.mark.parametrize("width", [1, 5, 17, 32, 64, 80, 96, 128])
+def test_every_width(path, width):
+    for queries, values in ((65, width), (3, width), (40, width + 3)):
+        inputs = random_inputs(queries=queries, keys=70, head_dim=width, dtype=path.dtype)
+        wider = inputs._replace(value=torch.randn(2, 2, 70, values, dtype=path.dtype))
+        assert_equals_reference(wider, {"causal": True, "query_offset": 70 - queries})
+
+
+@pytest.mark.parametrize("statistics", ["none", "sum", "sum+entropy"])
+def test_grouped_keys_shared_row_scales_strides_and_statistics(path, statistics):
+    inputs = random_inputs(heads=6, key_heads=2, queries=50, keys=61, dtype=path.dtype)
+    # heads side by side in memory, as projections give them, and every second feature of a wider tensor
+    query = inputs.query.transpose(1, 2).contiguous().transpose(1, 2)
+    key = torch.stack([inputs.key, inputs.key], dim=-1).flatten(-2)[..., ::2]
+    strided = Inputs(query, key, inputs.value, inputs.row_scale[:, :1])
+    for mask in masks(2, 50, 61):
+        assert_equals_reference(strided, mask, statistics=statistics)
+    few = strided._replace(query=query[:, :, :2], row_scale=strided.row_scale[:, :, :2])
+    assert_equals_reference(few, {}, statistics=statistics)
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+def test_packed_sequences(path, activation):
+    query_lengths, key_lengths = (30, 0, 1, 290), (31, 4, 0, 296)
+    inputs = random_inputs(batch=1, queries=sum(query_lengths), keys=sum(key_lengths), dtype=path.dtype)
+    ends = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (query_lengths, key_lengths)]
+    hidden = torch.rand(1, sum(key_lengths)) < 0.7
+    for padding, (causal, offset) in product((None, hidden), ((False, 0), (True, 0), (True, 2), (True, -2))):
+        packed = {"cu_seqlens_q": ends[0], "cu_seqlens_k": ends[1], "causal": causal, "query_offset": offset}
+        assert_equals_reference(inputs, packed | ({} if padding is None else {"key_padding_mask": padding}), activation)
+
+
+def expected_scale(seen, gamma=None, scaling="variance", alpha=1.0):
+    """Eq. 6 and the scaling by length, (batch, 1 or heads, queries)."""
+    count = seen.sum(-1).clamp_min(1).double()
+    if scaling != "variance":
+        return count ** (-alpha if scaling == "length" else 0.0)
+    return 1 / (torch.as_tensor(gamma, dtype=torch.float64).view(-1, 1) * (count / 2).sqrt())
+
+
+def assert_scaled(inputs, mask, scaling):
+    """Output, S, T and the gradients, of gamma too where it is a tensor."""
+    seen = visible_pairs((inputs.query.shape[0], inputs.query.shape[2], inputs.key.shape[2]), **mask)
+    gammas = [scaling["gamma"].to(inputs.query.dtype)] if isinstance(scaling.get("gamma"), torch.Tensor) else []
+    exact = [tensor.double().detach().requires_grad_() for tensor in (*inputs[:3], *gammas)]
+    leaves = [*inputs.leaves()[:3], *(gamma.clone().requires_grad_() for gamma in gammas)]
+
+    def with_gamma(gamma):
+        return scaling | ({"gamma": gamma[0]} if gamma else {})
+
+    def found(query, key, value, *gamma):
+        return relu_attention(query, key, value, **with_gamma(gamma), **mask, scale=SCALE, statistics=ALL)
+
+    def wanted(query, key, value, *gamma):
+        row_scale = expected_scale(seen, **with_gamma(gamma))
+        return reference(query, key, value, row_scale, seen=seen, activation="relu", scale=SCALE, statistics=ALL)
+
+    for one, other in zip(results(found, leaves), results(wanted, exact), strict=True):
+        assert one.shape == other.shape
+        assert relative_error(one, other) < TOLERANCE[inputs.query.dtype], (mask, scaling)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_row_scales_follow_the_keys_that_are_seen(path, packed):
+    inputs = random_inputs(batch=1 if packed else 2, heads=4, key_heads=2, queries=19, keys=33, dtype=path.dtype)
+    every_mask = list(masks(2, 19, 33))
+    if packed:
+        ends = {"cu_seqlens_q": torch.tensor([0, 9, 9, 19]), "cu_seqlens_k": torch.tensor([0, 15, 19, 33])}
+        real = {"key_padding_mask": torch.rand(1, 33) < 0.6}
+        every_mask = [ends, ends | real, ends | real | {"causal": True, "query_offset": 2}, ends | {"causal": True}]
+    scalings = [{"gamma": 3.0}, {"gamma": torch.tensor([0.5, 2.0, 3.0, 8.0])}, {"scaling": "none"}]
+    scalings += [{"scaling": "length", "alpha": 0.5}, {"scaling": "length"}]
+    for mask, scaling in product(every_mask, scalings):
+        assert_scaled(inputs, mask, scaling)
+
+
+def test_the_models_count_is_the_same():
+    """The visibility of packed segments, which the model uses, and the sequences of `relu_attention`."""
+    segments, ends = torch.tensor([[1] * 7 + [2] * 5]), torch.tensor([0, 7, 12], dtype=torch.int32)
+    query, key, value, _ = random_inputs(batch=1, queries=12)
+    for causal, mask in product((False, True), (None, torch.rand(1, 12) < 0.7)):
+        visibility = Visibility(mask, causal, query_segments=segments, key_segments=segments)
+        count = visibility.count(1, 12, 12, query.device).double().unsqueeze(1)
+        row_scale = scale_of_rows(count, "variance", gamma=8.0)
+        packed = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "causal": causal, "key_padding_mask": mask}
+        given = relu_attention(query, key, value, row_scale=row_scale, **packed)
+        assert torch.equal(relu_attention(query, key, value, gamma=8.0, **packed), given)
+
+
+@pytest.mark.parametrize("queries", [3, 40])
+def test_dead_rows_are_zero_with_zero_gradients(path, queries):
+    inputs = random_inputs(queries=queries, keys=40, dtype=path.dtype)
+    query = inputs.query.abs() + 0.1
+    query[:, :, 2:] *= -1  # their scores are all negative
+    found = by_relu_attention(inputs._replace(query=query, key=inputs.key.abs() + 0.1), {}, statistics=ALL)
+    assert all(item.isfinite().all() for item in found)
+    assert all((item[:, :, 2:] == 0).all() for item in found[:4])
+    assert all((item[:, :, :2] != 0).any() for item in found[:4])
+
+
+@pytest.mark.parametrize("queries", [8, 40])
+@pytest.mark.parametrize("where", ["query", "key"])
+def test_nan_and_infinity_stay_where_they_are_seen(path, where, queries):
+    inputs = random_inputs(queries=queries, keys=40, dtype=path.dtype)
+    getattr(inputs, where)[0, 0, 7, 0] = math.nan
+    for item in by_relu_attention(inputs, {"causal": True}, statistics=ALL)[:3]:
+        assert item[0, 0, 7].isnan().all() and item[1].isfinite().all()
+        assert item[0, 0, :7].isfinite().all() and (where == "query" or item[0, 0, 7:].isnan().all())
+    infinite = random_inputs(queries=queries, keys=40, dtype=path.dtype)
+    infinite.query[0, 0, 2], infinite.key[0, 0] = torch.inf, infinite.key[0, 0].abs() + 0.5
+    output, row_sum, row_sum_log, grad_query, *_ = by_relu_attention(infinite, {}, statistics=ALL)
+    assert row_sum[0, 0, 2] == torch.inf and not row_sum_log[0, 0, 2].isfinite()
+    assert not output[0, 0, 2].isfinite().any() and not grad_query[0, 0, 2].isfinite().any()
+    assert output[1].isfinite().all() and grad_query[1].isfinite().all()
+
+
+@pytest.mark.parametrize("queries", [6, 7, 40])
+def test_a_value_that_is_not_finite_reaches_every_query_that_sees_it(path, queries):
+    """Whatever its weight. Heads of 84 features: 64, 16 and 4 of them go different ways in the compiled loop."""
+    inputs = random_inputs(queries=queries, keys=40, head_dim=84, dtype=path.dtype)
+    for feature, value in ((0, torch.nan), (70, torch.inf), (82, torch.nan)):
+        inputs.value[0, 1, 3, feature] = value
+    expected = torch.ones_like(inputs.query, dtype=torch.bool)
+    expected[0, 1][:, [0, 70, 82]] = False
+    assert torch.equal(by_relu_attention(inputs, {})[0].isfinite(), expected)
+    causal = by_relu_attention(inputs, {"causal": True, "query_offset": 3})[0]
+    assert not causal[0, 1][:, [0, 70, 82]].isfinite().any()
+
+
+@pytest.mark.parametrize("queries", [3, 40])
+def test_padding_may_hold_anything(path, queries):
+    """Neither weights nor gradients see what stands where no key is real."""
+    inputs = random_inputs(queries=queries, keys=40, dtype=path.dtype)
+    real = torch.rand(2, 40) < 0.6
+    found = []
+    for filling in (0.0, torch.nan, torch.inf):
+        key, value = (item.masked_fill(~real[:, None, :, None], filling) for item in inputs[1:3])
+        rubbish = inputs._replace(key=key, value=value)
+        found.append(by_relu_attention(rubbish, {"key_padding_mask": real}, activation="sigmoid", statistics=ALL))
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+def test_nothing_is_read_before_it_is_written(path):
+    """Under the setting by which torch fills new memory with NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        inputs = random_inputs(queries=50, keys=300, dtype=path.dtype)
+        for mask in masks(2, 50, 300):
+            assert_equals_reference(inputs, mask)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (40, 0), (0, 0)])
+def test_empty_sequences(path, queries, keys):
+    inputs = random_inputs(queries=queries, keys=keys, dtype=path.dtype)
+    for mask in ({}, {"causal": True}, {"key_padding_mask": torch.ones(2, keys, dtype=torch.bool)}):
+        found = by_relu_attention(inputs, mask, statistics=ALL)
+        assert [item.shape for item in found[:3]] == [(2, 2, queries, 8), (2, 2, queries), (2, 2, queries)]
+        assert all((item == 0).all() for item in found)
+    ends = [torch.tensor([0, length]) for length in (queries, keys)]
+    one = relu_attention(*(item[:1] for item in inputs[:3]), gamma=8.0, cu_seqlens_q=ends[0], cu_seqlens_k=ends[1])
+    assert (one == 0).all()
+
+
+def test_a_gradient_of_stride_zero(path):
+    inputs, gradients = random_inputs(queries=40, dtype=path.dtype), []
+    for factor in (1.0, torch.ones_like(inputs.query)):
+        leaves = inputs.leaves()
+        output = relu_attention(*leaves[:3], row_scale=leaves[3])
+        gradients.append(torch.autograd.grad((output * factor).sum(), leaves))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradcheck_away_from_the_kink(monkeypatch):
+    monkeypatch.setattr(fused, "_is_small", lambda *call: False)
+    torch.manual_seed(3)
+    inputs = random_inputs(1, 2, 18, 9, 4)
+    inputs = inputs._replace(query=inputs.query + 0.01 * torch.rand_like(inputs.query)).leaves()
+    assert ((inputs.query / 2) @ inputs.key.mT).abs().min() > 1e-4  # finite differences must not cross 0
+
+    def function(query, key, value, row_scale):
+        options = {"row_scale": row_scale, "causal": True, "query_offset": -9, "statistics": ALL}
+        return relu_attention(query, key, value, **options)
+
+    assert torch.autograd.gradcheck(function, tuple(inputs), eps=1e-6)
+
+
+@pytest.mark.parametrize("name", ["plain", "blocks", "avx512"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_errs_no_more_than_the_plain_computation(name, dtype, monkeypatch):
+    if (name, dtype) == ("avx512", torch.float16):
+        return  # the compiled loop leaves float16 to the others
+    for _ in forced_path(name, monkeypatch):
+        for queries, mask in product((3, 257), ({}, {"causal": True})):
+            inputs = random_inputs(batch=1, queries=queries, keys=257, head_dim=64, dtype=dtype)
+            options = {"activation": "relu", "statistics": ALL, "scale": SCALE}
+            seen = visible_pairs((1, queries, 257), **mask)
+            usual = results(lambda *tensors: reference(*tensors, seen=seen, **options), inputs.leaves())  # noqa: B023
+            truth, found = (of(inputs, mask, **options) for of in (by_reference, by_relu_attention))
+            for name_of, exact, rival, ours in zip(NAMES, truth, usual, found, strict=True):
+                error = relative_error(ours, exact)
+                assert error <= max(3 * relative_error(rival, exact), 1e-6) and error < 0.01, f"{name_of}: {error:.1e}"
+
+
+@pytest.mark.parametrize("length", [60, 4096])
+def test_float16_holds_sums_that_the_row_scale_makes_small(length):
+    """Each sum over the keys is beyond float16's 65,504 and each output within it: the scale must come before the sum."""
+    query = torch.full((1, 1, length, 8), 8.0)
+    value = torch.full_like(query, 10.0)
+    row_scale = torch.full((1, 1, length), 1 / (8 * (length / 2) ** 0.5))
+    whole = relu_attention(query, query, value, row_scale=row_scale)
+    leaves = [tensor.half().requires_grad_() for tensor in (query, query, value)]
+    half = relu_attention(*leaves, row_scale=row_scale)
+    assert (whole / row_scale.unsqueeze(-1)).min() > 65504 > whole.max()
+    torch.testing.assert_close(half.float(), whole, rtol=2**-10 * 1.01, atol=0)  # weights and sum: 2**-11 each
+    assert all(item.isfinite().all() for item in torch.autograd.grad(half.sum() / length, leaves))
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("activation", POINTWISE)
+def test_compiled_activations_and_derivatives_over_the_whole_range(name, activation, monkeypatch):
+    """One key and one value of 1 for each query: the output is h(x), and the gradient of the query h'(x)."""
+    scores = torch.cat([torch.linspace(-105, 105, 4001), torch.linspace(-1e-3, 1e-3, 101), torch.logspace(-38, 3, 200)])
+    one, exact = torch.ones(1, 1, 1, 1), scores.double().requires_grad_()
+    options = {"scaling": "none", "activation": activation, "scale": 1.0}
+    for _ in forced_path(name, monkeypatch):
+        found = scores.view(1, 1, -1, 1).clone().requires_grad_()
+        output = relu_attention(found, one, one, **options)
+        (slope,) = torch.autograd.grad(output.sum(), found)
+    wanted = POINTWISE[activation].function(exact)
+    if activation == "gelu":  # torch's float64 loses the left tail, 1 + erf(x / √2), from x = -8 on
+        wanted = 0.5 * exact * torch.special.erfc(-exact * 0.5**0.5)
+    (wanted_slope,) = torch.autograd.grad(wanted.sum(), exact)
+    for kind, ours, other in (("h", output, wanted), ("h'", slope, wanted_slope)):
+        error = (ours.detach().flatten().double() - other.detach()).abs()
+        # float32 holds 2^-24 of a number, exponents up to 87 included, and nothing below its smallest normal number; the
+        # derivative of the sigmoid is u (1 - u), of which 1 - u holds 2^-24.
+        least = 2**-23 if (activation, kind) == ("sigmoid", "h'") else 1e-37
+        assert (error <= 2**-17 * other.detach().abs() + least).all(), (kind, float(error.max()))
+
+
+def test_dropout_is_one_mask_in_both_passes_after_the_statistics(path):
+    """Keys that all score alike: the output is the mask times the values, and the gradient of the values its transpose."""
+    p, length = 0.3, 96
+    query = torch.ones(1, 2, length, 4, dtype=path.dtype)
+    value = torch.eye(length, dtype=path.dtype).expand(1, 2, -1, -1).clone().requires_grad_()
+
+    def draw(seed):
+        torch.manual_seed(seed)
+        return relu_attention(query, query, value, scaling="none", scale=0.25, dropout_p=p, statistics="sum")
+
+    output, row_sum = draw(5)
+    assert (row_sum == length).all()
+    (gradient,) = torch.autograd.grad(output, value, torch.eye(length, dtype=path.dtype).expand_as(output))
+    torch.testing.assert_close(gradient, output.detach().mT)
+    output = output.detach()
+    torch.testing.assert_close(output.float().unique(), torch.tensor([0.0, 1 / (1 - p)]))
+    kept = (output > 0).double()
+    assert abs(kept.mean() - (1 - p)) < 4 * (p * (1 - p) / output.numel()) ** 0.5
+    assert not torch.equal(output[0, 0], output[0, 1])
+    assert torch.equal(draw(5)[0], output) and not torch.equal(draw(6)[0], output)
+    kept = kept - (1 - p)
+    for neighbours in (kept[:, :, 1:] * kept[:, :, :-1], kept[..., 1:] * kept[..., :-1]):
+        assert abs(neighbours.mean()) < 4 * p * (1 - p) / neighbours.numel() ** 0.5
+    for axis in (-1, -2):  # no row and no column is kept more often than chance has it
+        assert kept.mean(axis).abs().max() < 5 * (p * (1 - p) / length) ** 0.5
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("queries", [4, 96, 300])
+def test_dropout_is_the_mask_of_the_python_loop(name, dtype, queries, monkeypatch):
+    inputs = random_inputs(heads=4, key_heads=2, queries=queries, keys=300, dtype=dtype)
+    keys = torch.tensor([0, 100, 300]).int()
+    packed = {"cu_seqlens_q": keys * queries // 300, "cu_seqlens_k": keys}
+
+    def both():
+        for options in ({}, packed):
+            torch.manual_seed(3)
+            part = Inputs(*(tensor[: 1 if options else 2] for tensor in inputs))
+            yield from by_relu_attention(part, options, statistics=ALL, dropout_p=0.3)
+
+    for _ in forced_path(name, monkeypatch):
+        if not library(large=False).supports(dtype):
+            pytest.skip(f"this processor has no products of {dtype}")
+        ours = list(both())
+    monkeypatch.undo()
+    for _ in forced_path("blocks", monkeypatch):
+        python = list(both())
+    for one, other in zip(ours, python, strict=True):
+        assert relative_error(one, other) < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("heads", [4, 1])
+def test_threads_change_rounding_at_most_and_stay_as_they_were(path, heads):
+    """With fewer heads than threads, the compiled sums over the queries are cut into ranges."""
+    inputs = random_inputs(batch=1, heads=heads, queries=330, dtype=path.dtype)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            found.append(by_relu_attention(inputs, {}, statistics=ALL, dropout_p=0.1))
+            torch.manual_seed(0)
+            assert all(map(torch.equal, found[-1], by_relu_attention(inputs, {}, statistics=ALL, dropout_p=0.1)))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            assert torch.equal(one, two) if path.is_compiled and heads == 4 else relative_error(two, one) < 1e-6
+
+
+ROW_SCALE = torch.ones(1, 2, 5)
+ENDS = torch.tensor([0, 5], dtype=torch.int32)
+REFUSED = [
+    ("'softmax' needs whole rows of scores", {"activation": "softmax"}),
+    ("statistics='all' is unknown; choose one of none, sum, sum\\+entropy", {"statistics": "all"}),
+    ("statistics='sum' needs weights that are never negative", {"activation": "gelu", "statistics": "sum"}),
+    ("dropout_p=1.0 must be a number that lies in", {"dropout_p": 1.0}),
+    ("causal=None must be True or False", {"causal": None}),
+    ("query .* do not fit: expected", {"key": torch.ones(1, 2, 3, 4)}),
+    ("query .* do not fit: expected", {"query": torch.ones(1, 3, 5, 4)}),
+    ("must share one floating dtype; got .*float64", {"key": torch.ones(1, 2, 7, 4).double()}),
+    ("value must be a tensor", {"value": torch.ones(2, 7, 4)}),
+    ("row_scale must be a tensor .* got a tensor torch.float32 \\(1, 2, 4\\)", {"row_scale": ROW_SCALE[..., :4]}),
+    ("row_scale must be a tensor .* got 2.0", {"row_scale": 2.0}),
+    ("key_padding_mask must be boolean .* got a tensor torch.float32", {"key_padding_mask": torch.ones(1, 7)}),
+    ("given together", {"cu_seqlens_q": ENDS}),
+    ("rise from 0 to 7", {"cu_seqlens_q": ENDS, "cu_seqlens_k": ENDS}),
+    ("cu_seqlens_q must be an int32 or int64", {"cu_seqlens_q": ENDS.float(), "cu_seqlens_k": ENDS.float()}),
+    ("no scale for its rows; give gamma .* or a row_scale", {"row_scale": None}),
+    ("row_scale was given together with gamma=8.0", {"gamma": 8.0}),
+    ("row_scale was given together with .* scaling='length'", {"scaling": "length"}),
+    ("scaling='var' is unknown", {"row_scale": None, "scaling": "var", "gamma": 8.0}),
+    ("gamma belongs to scaling='variance'", {"row_scale": None, "scaling": "length", "gamma": 8.0}),
+    ("alpha belongs to scaling='length'", {"row_scale": None, "gamma": 8.0, "alpha": 1.0}),
+    ("gamma=0 must be a finite number above 0", {"row_scale": None, "gamma": 0}),
+    ("gamma must be a number, or .* \\(3,\\)", {"row_scale": None, "gamma": torch.ones(3)}),
+    ("alpha=2.5 must be a number from 0 to 2", {"row_scale": None, "scaling": "length", "alpha": 2.5}),
+]
+
+
+@pytest.mark.parametrize(("words", "changed"), REFUSED, ids=[words[:40] for words, _ in REFUSED])
+def test_what_does_not_fit_is_refused(words, changed):
+    tensors = {"query": torch.ones(1, 2, 5, 4), "key": torch.ones(1, 2, 7, 4), "value": torch.ones(1, 2, 7, 4)}
+    with pytest.raises(ValueError, match=words):
+        relu_attention(**{**tensors, "row_scale": ROW_SCALE, **changed})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("is_causal", "; give causal=True"), ("attn_mask", "key_padding_mask.*ReLUAttention"), ("foo", "\\.$")],
+)
+def test_arguments_of_other_functions_are_refused_with_the_name_here(name, words):
+    with pytest.raises(TypeError, match=f"relu_attention has no argument '{name}'.*{words}"):
+        relu_attention(*random_inputs(1, 2, 5, 7, 4)[:3], gamma=1.0, **{name: True})
