@@ -22,11 +22,8 @@ from reluformer import (
 )
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.whole_files import holds_one, require_own, whole_folder
-from reluformer.modeling_reluformer.configuration_attention import (
-    NORMALIZED_ACTIVATIONS,
-    POINTWISE_ACTIVATIONS,
-    AttentionConfig,
-)
+from reluformer.modeling_reluformer.attention_reluformer import NORMALIZED, POINTWISE
+from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.training.decoder_conversion import DECODER_SOURCES, convert_decoder_model, load_decoder
 from reluformer.training.foreign_weights import config_of_preset, load_foreign, require_all_weights
 from reluformer.training.loading import IMAGE_PROCESSOR_FILE, TOKENIZER_FILES, load_model_config
@@ -181,14 +178,14 @@ def _convert_model(
 def _attention_changes(attention: str, kind: type[AttentionConfig]) -> dict[str, Any]:
     if attention in kind.presets:
         return {"preset": attention}
-    if attention in (*POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS):
+    if attention in (*POINTWISE, *NORMALIZED):
         return {"attention_activation": attention}
     raise UserError(f"attention: {attention!r} is unknown; choose one of {', '.join(attentions_of(kind))}")
 
 
 def attentions_of(kind: type[AttentionConfig]) -> tuple[str, ...]:
     """What `attention` may name for a model with such a configuration."""
-    return tuple(dict.fromkeys((*kind.presets, *POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS)))
+    return tuple(dict.fromkeys((*kind.presets, *POINTWISE, *NORMALIZED)))
 
 
 def _load_marian(source: str | Path, config: MarianConfig) -> MarianMTModel:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.modeling_reluformer.configuration_attention import AttentionConfig
+from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.training.loading import require_safetensors
 
 ForeignModel = TypeVar("ForeignModel", bound=PreTrainedModel)
