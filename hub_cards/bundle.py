@@ -171,7 +171,7 @@ def _check_generation_config(folder: Path) -> None:
 
 def _check_nothing_private(path: Path) -> None:
     for name, value in _texts(json.loads(path.read_text(encoding="utf-8"))):
-        if is_secret(name, value) or without_secrets(value) != value:
+        if is_secret(name) or without_secrets(value) != value:
             raise UserError(
                 f"{path}: its field {name!r} holds what looks like a secret, which would be published; remove it"
             )

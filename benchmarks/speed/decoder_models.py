@@ -14,7 +14,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.studies.parser import layer
-from reluformer.training.decoder_conversion import convert_decoder_model
+from reluformer.training.foreign_models import convert_model
 
 RECIPE = "code_decoder_tiny"
 RELU, UNREGULARIZED, SOFTMAX = "ReLU", "ReLU, λ = 0", "softmax"
@@ -66,4 +66,4 @@ def _library_model(library: str, sizes: dict[str, int]) -> PreTrainedModel:
 
 def _converted(foreign: PreTrainedModel, changes: dict[str, Any]) -> PreTrainedModel:
     """A copy: what is converted may share memory, and each contender is trained by itself."""
-    return convert_decoder_model(copy.deepcopy(foreign), changes)[0]
+    return convert_model(copy.deepcopy(foreign), changes)[0]

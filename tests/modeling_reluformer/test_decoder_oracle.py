@@ -6,12 +6,7 @@ from torch import nn
 
 import reluformer  # noqa: F401  (makes attn_implementation="reluformer" known)
 from reluformer import ReLUFormerForCausalLM, use_relu_attention
-from reluformer.training.decoder_conversion import (
-    DECODER_SOURCES,
-    convert_decoder_model,
-    gpt2_config,
-    gpt2_weights,
-)
+from reluformer.training.foreign_models import FOREIGN_MODELS, convert_model, gpt2_config, gpt2_weights
 from reluformer.training.run.initialization import model_with_weights
 
 from .decoder_cases import gpt2_model, llama_model, token_ids
@@ -48,9 +43,9 @@ def without_norms(gpt2):
 
 
 def converted(foreign, changes=None) -> ReLUFormerForCausalLM:
-    """As `convert_decoder_model`, also of a GPT-2 whose norms have been taken out, which its configuration cannot say."""
+    """As `convert_model`, also of a GPT-2 whose norms have been taken out, which its configuration cannot say."""
     if foreign.config.model_type == "llama" or not isinstance(foreign.transformer.h[0].ln_1, nn.Identity):
-        model, new = convert_decoder_model(foreign, changes)
+        model, new = convert_model(foreign, changes)
     else:
         config = gpt2_config(foreign.config)
         fields = {**config.to_dict(), "normalization": "none", "attention_scaling": None, **(changes or {})}
@@ -74,7 +69,7 @@ def pair_of_models(name: str, attention: str = "softmax"):
 
 
 def their_gradients(foreign) -> dict[str, torch.Tensor]:
-    source = DECODER_SOURCES[foreign.config.model_type]
+    source = FOREIGN_MODELS[foreign.config.model_type]
     gradients = {name: parameter.grad for name, parameter in foreign.named_parameters()}
     return source.weights(gradients)
 

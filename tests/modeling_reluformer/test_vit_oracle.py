@@ -5,7 +5,7 @@ import torch
 
 import reluformer  # noqa: F401  (makes attn_implementation="reluformer" known)
 from reluformer import use_relu_attention
-from reluformer.training.vit_conversion import convert_vit_model
+from reluformer.training.foreign_models import convert_model, vit_weights
 
 from .vision_cases import classes, pictures, vit_model
 
@@ -25,7 +25,7 @@ def pair_of_models(scaling: str, **fields):
     changes = None
     if settings is not None:
         changes = {f"attention_{name}": value for name, value in settings.items()} | {"regularization_weight": 0.0}
-    model, new = convert_vit_model(vit, changes)
+    model, new = convert_model(vit, changes)
     assert new == []
     if settings is not None:
         use_relu_attention(vit, **settings)
@@ -51,8 +51,6 @@ def test_logits_loss_and_gradients_are_those_of_vit(scaling, shape):
 
 
 def _in_their_order(vit, model):
-    from reluformer.training.vit_conversion import vit_weights
-
     ours = dict(model.named_parameters())
     return [ours[name] for name in vit_weights(dict(vit.named_parameters()))]
 
@@ -79,7 +77,7 @@ def test_positions_are_interpolated_as_vit_does():
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
     assert found.logits.isfinite().all()
     oblong = vit_model(image_size=(8, 12))  # of 2 × 3 patches, which the library cannot interpolate
-    embeddings = convert_vit_model(oblong, None)[0].model.embeddings
+    embeddings = convert_model(oblong, None)[0].model.embeddings
     torch.testing.assert_close(embeddings._interpolated(8, 12), embeddings.position_embeddings)
 
 

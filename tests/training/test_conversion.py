@@ -15,7 +15,8 @@ from transformers.generation import utils as generation_utils
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.training.conversion import attentions_of, convert, convert_marian_model, marian_config
+from reluformer.training.conversion import attentions_of, convert
+from reluformer.training.foreign_models import convert_model, converted_config, marian_config
 
 from ..conftest import skip_beams_of_two_vocabularies
 from .tiny_marian import VOCABULARY, marian_model, save_marian, train_sentencepiece
@@ -198,7 +199,7 @@ def test_what_cannot_be_represented_is_refused(tmp_path):
     odd = marian_model().config
     odd.decoder_vocab_size = VOCABULARY + 1
     with pytest.raises(UserError, match="decoder_vocab_size=51 differs"):
-        marian_config(odd)
+        converted_config(odd)
     MarianForCausalLM(MarianConfig(**{**marian_model().config.to_dict(), "is_decoder": True})).save_pretrained(
         tmp_path / "decoder"
     )
@@ -206,7 +207,7 @@ def test_what_cannot_be_represented_is_refused(tmp_path):
     trained = marian_model()
     trained.model.decoder.embed_positions.weight.data[3] += 1e-3
     with pytest.raises(UserError, match="decoder's position table"):
-        convert_marian_model(trained)
+        convert_model(trained)
     convert(tmp_path / "marian", tmp_path / "ours")
     assert "ReLUFormer already" in refusal(tmp_path / "ours")
     (tmp_path / "bert").mkdir()
@@ -240,14 +241,13 @@ def test_a_folder_is_replaced_only_when_asked(tmp_path):
     assert (tmp_path / "papers" / "thesis.tex").is_file()
 
 
-@pytest.mark.parametrize("other", ["notes.txt", "checkpoint-10/model.safetensors", "utils.py", "recipe.yaml"])
+@pytest.mark.parametrize("other", ["notes.txt", "checkpoint-10/model.safetensors", "recipe.yaml"])
 def test_files_beside_a_model_are_never_removed(tmp_path, other):
     save_marian(tmp_path / "marian")
     target = convert(tmp_path / "marian", tmp_path / "target").folder
     (target / other).parent.mkdir(exist_ok=True)
     (target / other).write_text("years of work", encoding="utf-8")
-    named = "checkpoint-10/" if "/" in other else other
-    with pytest.raises(UserError, match=f"holds {named}, which the program has not written"):
+    with pytest.raises(UserError, match=f"holds {other.partition('/')[0]}, which the program did not write"):
         convert(tmp_path / "marian", target, attention="relu", overwrite=True)
     assert (target / other).read_text(encoding="utf-8") == "years of work"
     assert (target / "model.safetensors").is_file()

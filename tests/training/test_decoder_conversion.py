@@ -19,7 +19,7 @@ from reluformer import ReLUFormerForCausalLM
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.training.conversion import convert
-from reluformer.training.decoder_conversion import DECODER_SOURCES, gpt2_config, llama_config
+from reluformer.training.foreign_models import FOREIGN_MODELS, gpt2_config, llama_config
 
 from ..modeling_reluformer.decoder_cases import VOCABULARY, gpt2_model, llama_model, token_ids
 
@@ -60,7 +60,7 @@ def test_the_converted_model_computes_the_same(foreign, tmp_path, capsys):
     assert tokenizers[0].apply_chat_template([{"role": "user", "content": "(0)"}], tokenize=False) == "(0)"
     # every weight is there, and none was changed
     saved = load_file(tmp_path / "ours" / "model.safetensors")
-    for name, tensor in DECODER_SOURCES[foreign.config.model_type].weights(foreign.state_dict()).items():
+    for name, tensor in FOREIGN_MODELS[foreign.config.model_type].weights(foreign.state_dict()).items():
         if name != "lm_head.weight" or not model.config.tie_word_embeddings:
             torch.testing.assert_close(saved.pop(name), tensor, rtol=0, atol=0)
     assert saved == {}

@@ -10,7 +10,7 @@ from reluformer import ReLUFormerForImageClassification
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.training.conversion import convert
-from reluformer.training.vit_conversion import vit_weights
+from reluformer.training.foreign_models import vit_weights
 
 NAMES = {0: "boot", 1: "shirt", 2: "bag"}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -67,5 +67,5 @@ def test_what_cannot_be_taken_over_is_refused(vit, tmp_path):
     assert "no classifier" in convert(tmp_path / "vit", tmp_path / "c").notes[0]
     weights.pop(next(name for name in weights if "position_embeddings" in name))
     save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(UserError, match="the weights lack"):
+    with pytest.raises(UserError, match="keys in the weights of a ViT model"):
         convert(tmp_path / "vit", tmp_path / "d")

@@ -21,7 +21,7 @@ from reluformer import (
     ReLUFormerVisionConfig,
 )
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
+from reluformer.modeling_reluformer.configuration_attention import AttentionConfig
 from reluformer.training.loading import load_model_config, misfit, require_safetensors
 
 Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerForImageClassification
@@ -31,52 +31,20 @@ _MODELS = {
     ReLUFormerVisionConfig: ReLUFormerForImageClassification,
 }
 # The weights were made for these: what they say cannot change without them.
-FIXED_BY_THE_WEIGHTS = {
-    ReLUFormerConfig: (
-        "vocab_size",
-        "decoder_vocab_size",
-        "d_model",
-        "encoder_layers",
-        "encoder_attention_heads",
-        "encoder_ffn_dim",
-        "decoder_layers",
-        "decoder_attention_heads",
-        "decoder_ffn_dim",
-        "share_encoder_decoder_embeddings",
-        "tie_word_embeddings",
-    ),
-    ReLUFormerDecoderConfig: (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "intermediate_size",
-        "normalization",
-        "final_norm",
-        "norm_type",
-        "position_embedding",
-        "ffn_type",
-        "query_key_bias",
-        "value_bias",
-        "output_bias",
-        "ffn_bias",
-        "tie_word_embeddings",
-    ),
-    ReLUFormerVisionConfig: (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-        "image_size",
-        "patch_size",
-        "num_channels",
-        "qkv_bias",
-        "pooling",
-        "pooler_act",
-        "num_labels",
-    ),
+_FIXED_BY_THE_WEIGHTS = (
+    *("vocab_size", "decoder_vocab_size", "d_model", "hidden_size", "intermediate_size", "head_dim", "num_labels"),
+    *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
+    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "ffn_type", "ffn_bias"),
+    *("share_encoder_decoder_embeddings", "tie_word_embeddings", "position_embedding", "normalization"),
+    *("final_norm", "norm_type", "query_key_bias", "value_bias", "output_bias", "qkv_bias"),
+    *("image_size", "patch_size", "num_channels", "pooling", "pooler_act"),
+)
+# What can be converted to each kind, by the type of the model.
+_CONVERTIBLE = {
+    ReLUFormerConfig: {"marian": "Marian"},
+    ReLUFormerDecoderConfig: {"gpt2": "GPT-2", "llama": "Llama"},
+    ReLUFormerVisionConfig: {"vit": "ViT"},
 }
 
 
@@ -87,12 +55,7 @@ def load_config(path_or_hub_id: str | Path, kind: type[AttentionConfig] = ReLUFo
         UserError: nothing there, or another kind of model; for one that can be converted it names `reluformer convert`.
     """
     config: Any = load_model_config(path_or_hub_id)
-    convertible = {
-        ReLUFormerConfig: {"marian": "Marian"},
-        ReLUFormerDecoderConfig: {"gpt2": "GPT-2", "llama": "Llama"},
-        ReLUFormerVisionConfig: {"vit": "ViT"},
-    }[kind]
-    if (found := convertible.get(config.model_type)) is not None:
+    if (found := _CONVERTIBLE[kind].get(config.model_type)) is not None:
         raise UserError(
             f"{path_or_hub_id}: is a {found} checkpoint; run `reluformer convert --from {path_or_hub_id} --to FOLDER` "
             "first"
@@ -118,8 +81,8 @@ def changed_config(config: AttentionConfig, changes: Mapping[str, Any]) -> Atten
     """
     changes, kind = dict(changes), type(config)
     preset = changes.pop("preset", None)
-    for name in FIXED_BY_THE_WEIGHTS[kind]:
-        if name in changes and changes[name] != getattr(config, name):
+    for name in _FIXED_BY_THE_WEIGHTS:
+        if name in changes and hasattr(config, name) and changes[name] != getattr(config, name):
             raise UserError(f"{name}: {changes[name]!r} does not fit the weights, made for {getattr(config, name)!r}")
     kept = {field.name: getattr(config, field.name) for field in dataclasses.fields(kind)}
     follows = set()

@@ -179,8 +179,10 @@ def test_an_activation_brings_its_own_scaling_and_regularisation():
 
 
 def test_marian_and_the_swapped_model_have_the_same_number_of_parameters():
-    from reluformer.training.conversion import convert_marian_model
+    from reluformer.training.foreign_models import convert_model
 
     marian = marian_model()
     tables = 2 * marian.model.encoder.embed_positions.weight.numel()
-    assert convert_marian_model(marian, attention="relu").num_parameters() == marian.num_parameters() - tables
+    assert (
+        convert_model(marian, {"attention_activation": "relu"})[0].num_parameters() == marian.num_parameters() - tables
+    )

@@ -52,21 +52,17 @@ ROOT = Path(__file__).parents[3]
             """x --j '{"path": "/home/me/y", "token": "…", "n": 1}'""",
             """x --j '{"path": "…/y", "token": "…", "n": 1}'""",
         ),
-        ("x --j '{broken'", "x --j …", None),
         ("x --api_key abc123= --b c=d", "x --api_key … --b c=d", None),
         ("x --hub_token c2VjcmV0==", "x --hub_token …", None),
         ("x --training 'hub_token: S'", "x --training 'hub_token: …'", None),
-        ("""x --training ' {"hub_token": "S"}'""", """x --training '{"hub_token": "…"}'""", None),
+        ("""x --training ' {"hub_token": "S"}'""", """x --training ' {"hub_token": "…"}'""", None),
         ("x -H 'X-API-Key: S'", "x -H 'X-API-Key: …'", None),
-        ("x -H 'Authorization: Basic S'", "x -H 'Authorization: Basic …'", None),
+        ("x -H 'Authorization: Basic S'", "x -H 'Authorization: …'", None),
         ("x -H 'Accept: Bearer S'", "x -H 'Accept: Bearer …'", None),
         ("""x --n 'see {"token": "S"} there'""", """x --n 'see {"token": "…"} there'""", None),
         ("x auth=S pass=S --pass 1", "x auth=… pass=… --pass …", None),
         ("x --o 'a=1 and pass=S'", "x --o 'a=1 and pass=…'", None),
-        ("x u:S/e@c@host:/x", "x …@host:/x", "x …@host:…/x"),
         ("x alice@host:/data/x a@b.org", None, "x …@host:…/x a@b.org"),
-        ("x -u me:S -ume:S --user=me:S -u a", "x -u … -u… --user=… -u a", None),
-        ("x --t 'curl -u me:S'", "x --t 'curl -u …'", None),
         ("x glpat-abcdEFGH12345678abcd xoxb-123456789012-abcdEFGH eyJhbGciOiJ9.eyJzdWIiOiJ9.c2ln-_c", "x … … …", None),
         ("x sk-abcdEFGH12345678abcd sk-learn-and-its-other-parts", "x … sk-learn-and-its-other-parts", None),
         (
@@ -86,49 +82,22 @@ def test_a_command(command, recorded, published):
 
 
 # Of this program and of Transformers: each holds one of the words, and none is a secret.
-NO_SECRETS = {
-    "--batching.tokens_per_batch": "2048",
-    "--evaluation.batch_tokens": "4096",
-    "--training.average_tokens_across_devices": "true",
-    "--training.include_num_input_tokens_seen": "non_padding",
-    "--training.include_tokens_per_second": "true",
-    "bos_token_id": "0",
-    "decoder_start_token_id": "0",
-    "eos_token_id": "0",
-    "forced_bos_token_id": "null",
-    "forced_eos_token_id": "0",
-    "pad_token_id": "3",
-}
-SECRETS = {"--training.hub_token"}
+NO_SECRETS = [
+    *("batching.tokens_per_batch", "evaluation.batch_tokens", "training.average_tokens_across_devices", "pad_token_id"),
+    *("decoder_start_token_id", "pad_token", "max_source_tokens", "key_padding_mask", "second_passes", "tokenizer"),
+]
+SECRETS = ["token", "hub_token", "AWS_SECRET_ACCESS_KEY", "apiKey", "db-password", "myPasswords", "Authorization"]
 
 
-def test_every_option_and_field_whose_name_holds_token_key_or_password_is_known():
+@pytest.mark.parametrize("name", [*NO_SECRETS, *SECRETS])
+def test_a_name_says_whether_its_value_is_a_secret(name):
+    assert is_secret(name) == (name in SECRETS)
+
+
+def test_of_all_options_one_is_a_secret():
     options = [name for action in recipe_parser()._actions for name in action.option_strings]
     options += [field.name for field in dataclasses.fields(ReLUFormerConfig)]
-    named = {name for name in options if is_secret(name, "a word")}
-    assert SECRETS < named <= NO_SECRETS.keys() | SECRETS
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *NO_SECRETS.items(),
-        ("max_source_tokens", "99"),
-        ("key_padding_mask", "a"),
-        ("pass", "forward"),
-        ("second_pass", 3),
-        ("tokenizer", "a"),
-    ],
-)
-def test_no_secrets(name, value):
-    assert not is_secret(name, value)
-
-
-@pytest.mark.parametrize(
-    "name", ["token", "hub_token", "AWS_SECRET_ACCESS_KEY", "apiKey", "db-password", "tokens", "key.file"]
-)
-def test_secrets(name):
-    assert is_secret(name, "a word")
+    assert {name for name in options if is_secret(name)} == {"--training.hub_token"}
 
 
 @pytest.mark.parametrize(
