@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import TextBatch
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.compressed import content_lines
+from reluformer.training.data.readers import is_unicode, text_lines
 
 # Where neither the user nor the model says less: the weights of a context of 4,096 tokens are 64 MB for each head and layer.
 MOST_TOKENS = 1_024
@@ -47,10 +47,9 @@ def read_causal_text(
     length = min(positions, MOST_TOKENS) if context is None else context
     if length > positions or length < 2:
         raise UserError(f"--context: {length} tokens; give 2 to {positions}, the positions of the model")
-    try:
-        text = b"".join(content_lines(Path(path).expanduser())).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"--text: {str(path)!r} is not UTF-8; give a text") from error
+    text = "".join(text_lines(Path(path).expanduser()))
+    if not is_unicode(text):
+        raise UserError(f"--text: {str(path)!r} is not UTF-8; give a text")
     if not text:
         raise UserError(f"--text: {str(path)!r} is empty; give a text")
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]

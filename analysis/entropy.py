@@ -14,7 +14,7 @@ from reluformer.analysis.drawing import NAMES, finish, label_layers, modules_of,
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
 from reluformer.analysis.head_sums import ALL, HeadSums, Place
 from reluformer.configuration.errors import UserError
-from reluformer.modeling_reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN
+from reluformer.modeling_reluformer.loss_reluformer import DEFAULT_ENTROPY_MARGIN
 
 DEFINITIONS = {
     "rows": "query rows of real tokens; one query of each head is one row",

@@ -8,7 +8,7 @@ from typing import Any
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training.data.splits import has_split, load_split
+from reluformer.training.data.corpus import has_split, load_split
 from reluformer.training.run.run_folder import RECIPE_FILE
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import IGNORED_LABEL, Batch
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.corpora import CorpusReport, read_parallel_files
+from reluformer.training.data.corpus import CorpusReport, read_parallel_files
 from reluformer.training.data.documents import PackedDocuments, PackingReport, pack_documents
 from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.moses import MosesStep

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from reluformer.commands.parsing import Parser
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.plain_text import without_packing
+from reluformer.training.data.readers import without_compression
 
 if TYPE_CHECKING:
     import datasets
@@ -99,7 +99,7 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"--output: {output!r} exists already; give another file, or remove it")
 
     from reluformer.configuration.whole_files import write_whole
-    from reluformer.training.data.corpora import read_parallel_files
+    from reluformer.training.data.corpus import read_parallel_files
 
     files = {"train": [options.source, options.target], "validation": options.validation, "test": options.test}
     files = {split: given for split, given in files.items() if given}
@@ -114,7 +114,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _language(option: str, path: str) -> str:
-    suffix = without_packing(Path(path)).suffix.removeprefix(".")
+    suffix = without_compression(Path(path)).suffix.removeprefix(".")
     if not re.fullmatch("[a-z]{2,3}", suffix) or suffix == "txt":
         raise UserError(f"{option}: {path!r} does not end in a language; name it as train.de or train.de.gz")
     return suffix

@@ -103,8 +103,8 @@ def _draw_attention(run: FinishedRun, path: Path) -> None:
     """Of the longest readable pair among the first ones, else of the first that the model has positions for; nothing where all
     are too long."""
     from reluformer.analysis.attention_maps import plot_attention_map
+    from reluformer.training.data.corpus import load_split
     from reluformer.training.data.encoding import first_encoded_pairs
-    from reluformer.training.data.splits import load_split
 
     data, splits, positions = run.recipe.data, run.recipe.evaluation.splits, run.model.config.max_position_embeddings
     pairs, _ = load_split(data, splits[0] if splits else "train")

@@ -23,12 +23,12 @@ from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_text import RECIPE_KINDS, read_recipe_text, section_types
 from reluformer.configuration.whole_files import write_whole
-from reluformer.modeling_reluformer.configuration_attention import (
-    NORMALIZED_ACTIVATIONS,
+from reluformer.modeling_reluformer.attention_reluformer import NORMALIZED
+from reluformer.modeling_reluformer.configuration_reluformer import (
     AttentionConfig,
+    ReLUFormerConfig,
     valid_attention_implementations,
 )
-from reluformer.modeling_reluformer.configuration_reluformer import ReLUFormerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _laid_over(below: dict[str, Any], layer: dict[str, Any], kind: type[AnyRecip
     if kind is Recipe and layer.get("preset") == "softmax":
         layer = {**layer, "preset": "vanilla"}
     activation = _MODELS[kind].presets.get(layer.get("preset"), {}).get("attention_activation")
-    if activation in NORMALIZED_ACTIVATIONS:
+    if activation in NORMALIZED:
         left_out = [name for name in _OF_POINTWISE_ATTENTION if name in below and name not in layer]
         if below.get("attn_implementation") not in (None, *valid_attention_implementations(activation)):
             left_out += [] if "attn_implementation" in layer else ["attn_implementation"]

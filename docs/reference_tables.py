@@ -21,14 +21,8 @@ from reluformer.analysis.figure import figure_class
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.recipe_checks import _REPLACED_ARGUMENTS
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, recipe_layers, recipe_names
-from reluformer.modeling_reluformer.configuration_attention import (
-    ATTENTION_SCALINGS,
-    NON_NEGATIVE_ACTIVATIONS,
-    NORMALIZED_ACTIVATIONS,
-    POINTWISE_ACTIVATIONS,
-    valid_attention_implementations,
-)
-from reluformer.modeling_reluformer.configuration_reluformer import PRESETS
+from reluformer.modeling_reluformer.attention_reluformer import ATTENTION_SCALINGS, NON_NEGATIVE, NORMALIZED, POINTWISE
+from reluformer.modeling_reluformer.configuration_reluformer import PRESETS, valid_attention_implementations
 
 DOCS = Path(__file__).resolve().parent
 sys.path.append(str(DOCS.parent))  # benchmarks/ is not installed
@@ -46,10 +40,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def activations() -> str:
     """Which scalings, implementations and regulariser go with each activation."""
     rows = []
-    for name in (*POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS):
-        pointwise = name in POINTWISE_ACTIVATIONS
+    for name in (*POINTWISE, *NORMALIZED):
+        pointwise = name in POINTWISE
         scalings = _codes(ATTENTION_SCALINGS) if pointwise else "`none`"
-        regulariser = "yes" if name in NON_NEGATIVE_ACTIVATIONS else "no"
+        regulariser = "yes" if name in NON_NEGATIVE else "no"
         kind = "point-wise" if pointwise else "normalised"
         rows.append([f"`{name}`", kind, scalings, regulariser, _codes(valid_attention_implementations(name))])
     header = (

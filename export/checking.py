@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reluformer.export.running import OnnxTranslationModel
-from reluformer.modeling_reluformer.configuration_attention import CACHE_NAME
+from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
 
 # Lengths of the sources of a batch, so that there is padding, and how many targets each has; the steps in which they are given.
 _BATCHES, _STEPS = (((7, 1, 4), 1), ((7, 1, 4), 3), ((1,), 1)), (3, 1, 1, 2)

@@ -18,7 +18,7 @@ from reluformer.export.checking import Difference, difference
 from reluformer.export.graphs import LARGEST_FILE, write_graphs
 from reluformer.export.names import GRAPHS
 from reluformer.export.running import OnnxTranslationModel
-from reluformer.modeling_reluformer.attention_activations import POINTWISE
+from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.training.loading import TOKENIZER_FILES, load_model_and_tokenizer
 
 # What torch.onnx writes without converting from one to another.

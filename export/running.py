@@ -24,17 +24,15 @@ import reluformer  # noqa: F401  (registers the model's configuration)
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.export.caches import filled, pairs_of
 from reluformer.export.names import GRAPHS, cache_names
-from reluformer.modeling_reluformer.attention_reluformer import attention_visibility
-from reluformer.modeling_reluformer.base_reluformer import checked_keywords
-from reluformer.modeling_reluformer.configuration_attention import CACHE_NAME
-from reluformer.modeling_reluformer.generation_reluformer import SharedSources
-from reluformer.modeling_reluformer.stacks_reluformer import require_same_batch
-from reluformer.modeling_reluformer.tokens_reluformer import (
+from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
+from reluformer.modeling_reluformer.layers_reluformer import (
+    attention_visibility,
+    checked_keywords,
     require_known_ids,
     require_positions,
     require_token_ids,
-    require_tokens,
 )
+from reluformer.modeling_reluformer.modeling_reluformer import SharedSources, require_same_batch
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
@@ -249,7 +247,6 @@ def _token_ids(input_ids: Tensor | None, name: str, vocab_size: int) -> Tensor:
     if input_ids is None:
         raise ValueError(f"Give {name}input_ids: an exported graph takes nothing in their place.")
     require_token_ids(input_ids, name)
-    require_tokens(input_ids.shape, name)
     require_known_ids(input_ids, vocab_size, name)
     return input_ids.long()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reluformer import ReLUFormerConfig
-from reluformer.modeling_reluformer.attention_activations import ACTIVATIONS
+from reluformer.modeling_reluformer.attention_reluformer import ACTIVATIONS
 
 
 def attention_formula(config: ReLUFormerConfig) -> str:

@@ -21,7 +21,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.whole_files import holds_one, require_own, whole_folder, write_whole
 from reluformer.hub_cards.kernel_sources import ENTRY, kernel_sources
-from reluformer.modeling_reluformer.attention_activations import POINTWISE
+from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.modeling_reluformer.fused.triton_launch import MAX_HEAD_DIM
 
 FUNCTION = "relu_attention"

@@ -1,402 +1,358 @@
-"""The switch: how attention is computed. It holds the names, the masks that each of them needs, and one call for all.
+"""What attention computes: its activations, the keys that a query can see with the row scale that follows, and the reference.
 
-`ALL_ATTENTION_FUNCTIONS` is an instance of its own: it adds `eager` and `fused` for this model alone and leaves the
-library's global registry as it is. Which names a model may use depends on its activation: see
-`valid_attention_implementations`.
+Needs torch alone, and imports nothing of this package. For query i, with c = 1/sqrt(head_dim), the activation h and the row
+scale r_i:
+
+    weight_ij = r_i · h(c · q_i·k_j)  for visible j, else 0            point-wise (Eq. 6 with its r_i)
+    weight_i  = h(c · q_i·k_·)        over the visible j               softmax, sparsemax, entmax15
+    S_i = sum_j weight_ij      T_i = sum_j weight_ij log weight_ij     so that the row entropy is H_i = log S_i - T_i / S_i
+
+    visible(b, i, j) = key_padding_mask[b, j]  and  (j <= i + query_offset, if causal)  and  (same segment, if packed)
+    r_i = 1 / (gamma sqrt(n_i / 2))   variance (Eq. 6)        r_i = n_i^-alpha   length        r_i = 1   none
+
+n_i, the number of keys that query i can see, follows from one rule for padding on either side, causality, caches that grow or
+are static, and packed sequences.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.utils import is_torchdynamo_compiling, logging
 
-from .attention_reference import AttentionResult, reference_attention
-from .regularization_reluformer import DEFAULT_ENTROPY_MARGIN
-from .visibility_reluformer import Visibility, scale_of_rows, segments_that_return, wide
-
-try:  # a copy of these files on the Hub takes the fused paths from the installed package
-    from reluformer.modeling_reluformer.fused.attention import attend
-    from reluformer.modeling_reluformer.fused.specification import Specification
-except ModuleNotFoundError as error:
-    if error.name != "reluformer":
-        raise
-    attend = None
-
-OWN_IMPLEMENTATIONS = ("eager", "fused")
-logger = logging.get_logger(__name__)
+ATTENTION_SCALINGS = ("variance", "length", "none")
+# The paper gives no value. In the study `gamma`, 8 and 16 are the best on sentences of about 15 tokens.
+DEFAULT_GAMMA = 8.0
+DEFAULT_ALPHA = 1.0
+LARGEST_ALPHA = 2  # the text of arXiv 2309.08586 says 1; the axes of its figures seem to run further
 
 
-def default_implementation(preferred: str) -> str:
-    """`preferred`; without the package, "eager" in place of "fused", and a line says so once."""
-    if preferred != "fused" or attend is not None:
-        return preferred
-    logger.info_once(
-        "The package reluformer is not installed: attention is computed with attn_implementation='eager', which keeps all its "
-        "weights in memory. The package brings 'fused'."
-    )
-    return "eager"
+# Activations
 
 
-def eager_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    visibility: Visibility,
-    row_scale: Tensor | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    statistics: str = "none",
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The reference, for every activation. Returns the output (batch, queries, heads, head_dim), the weights, S and T."""
-    result = reference_attention(
-        query,
-        key,
-        value,
-        activation=module.activation,
-        mask=visibility.dense(query.shape[2], key.shape[2], query.device),
-        row_scale=row_scale,
-        scale=scaling,
-        dropout_p=dropout,
-        statistics=statistics,
-    )
-    return _heads_last(result)
+class Pointwise(NamedTuple):
+    """An activation h that turns each score into a weight of its own.
 
-
-def fused_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    visibility: Visibility,
-    row_scale: Tensor | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    statistics: str = "none",
-    **kwargs: Any,
-) -> tuple[Tensor, None, Tensor | None, Tensor | None]:
-    """`relu_attention`: point-wise activations without a queries × keys tensor. As `eager_attention_forward`, without weights.
-
-    Raises:
-        ValueError: a whole mask was given, or packed sequences are not numbered in the order in which they stand.
-        ImportError: the package is not installed.
+    title: its name in a text. latex: h(x_ij).
+    function: h; it may return its argument. derivative: h', of the scores.
+    never_negative: its weights can be read as an unnormalised distribution. S, H and L_reg (Eq. 7) need that.
+    zero_at_zero: h(0) = 0. The weight of a key of zeros needs no mask.
+    closed_at_zero: h(0) = h'(0) = 0. Such a key has no gradient either.
+    homogeneous: h(c x) = c h(x) for c > 0. The scale of the scores may be applied after the sum over the keys.
     """
-    if attend is None:
-        raise ImportError("attn_implementation='fused' needs the package reluformer: install it, or use 'eager'.")
-    if visibility.given_mask is not None:
-        raise ValueError(
-            "attn_implementation='fused' keeps no queries × keys tensor and takes no four-dimensional mask; give "
-            "(batch, keys) with 1 for real tokens, or use attn_implementation='eager'."
-        )
-    # autocast leaves the result of a norm in float32: the products follow the values, as the library's attention does
-    query, key = query.to(value.dtype), key.to(value.dtype)
-    offset = visibility.query_offset
-    specification = Specification(
-        row_scale=row_scale,
-        key_padding_mask=visibility.key_padding_mask,
-        offset=offset if isinstance(offset, Tensor) else None,
-        activation=module.activation,
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        causal=visibility.causal,
-        query_offset=0 if isinstance(offset, Tensor) else offset,
-        dropout_p=dropout,
-        statistics=statistics,
-    )
-    if visibility.query_segments is None:
-        found = attend(query, key, value, specification)
-    else:
-        found = _packed_attention(query, key, value, visibility, specification)
-    output, *sums = found
-    row_sum, row_sum_log = [*sums, None, None][:2]
-    return _heads_last(AttentionResult(output, None, row_sum, row_sum_log))
+
+    title: str
+    latex: str
+    function: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
+    never_negative: bool = True
+    zero_at_zero: bool = True
+    closed_at_zero: bool = False
+    homogeneous: bool = False
 
 
-def _packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, specification: Specification
-) -> tuple[Tensor, ...]:
-    """`attend` within the segments of `visibility`; shapes and results as there.
+class Normalized(NamedTuple):
+    """An activation that makes the weights of a row sum to one, so that its keys compete. See `Pointwise`."""
 
-    It takes packed sequences as one row, with the places where each of them starts. Padding, which is segment 0, sees the
-    padding that the mask does not hide; nobody reads those rows.
-    """
-    batch = query.shape[0]
-    ends = _sequence_ends(visibility.query_segments, visibility.key_segments)
-    row_scale, mask = specification.row_scale, specification.key_padding_mask
-    if row_scale is not None:
-        row_scale = row_scale.transpose(0, 1).flatten(1).unsqueeze(0)
-    if mask is not None:
-        mask = mask.expand(batch, -1).reshape(1, -1)
-    packed = replace(
-        specification, row_scale=row_scale, key_padding_mask=mask, cu_seqlens_q=ends[0], cu_seqlens_k=ends[1]
-    )
-    found = attend(*map(_in_one_row, (query, key, value)), packed)
-    return tuple(item[0].unflatten(1, (batch, query.shape[2])).transpose(0, 1) for item in found)
+    title: str
+    latex: str
 
 
-def _sequence_ends(query_segments: Tensor, key_segments: Tensor) -> tuple[Tensor, Tensor]:
-    """Segment numbers (batch, queries) and (batch, keys) → `cu_seqlens` of both, int32, over the rows laid end to end.
-
-    Every number that either side of a row has is a sequence, empty on the side that lacks it.
-
-    Raises:
-        ValueError: the numbers of a row do not rise (0, padding, may stand at either end).
-    """
-    count = int(torch.maximum(query_segments.max(), key_segments.max())) + 1
-    padded_first = bool((query_segments[:, 0] == 0).any() | (key_segments[:, 0] == 0).any())
-    lengths = []
-    for name, segments in (("query", query_segments), ("key", key_segments)):
-        order = segments if padded_first else torch.where(segments == 0, count, segments)
-        if (order.diff(dim=1) < 0).any():
-            raise ValueError(
-                f"Packed sequences must be numbered in the order in which they stand, padding (0) at one end of all rows; "
-                f"the {name} segments are {segments.tolist()}."
-            )
-        order = order if padded_first else order - 1
-        lengths.append(torch.stack([torch.bincount(row, minlength=count) for row in order.long()]).flatten())
-    starts = (torch.nn.functional.pad(length.cumsum(0), (1, 0)).int() for length in lengths)
-    return tuple(starts)
+def _gelu_derivative(scores: Tensor) -> Tensor:
+    normal = 0.5 * (1 + torch.erf(scores * math.sqrt(0.5)))
+    return normal + scores * torch.exp(-0.5 * scores.square()) / math.sqrt(2 * math.pi)
 
 
-def _in_one_row(tensor: Tensor) -> Tensor:
-    """(batch, heads, length, features) → (1, heads, batch · length, features)."""
-    return tensor.transpose(0, 1).flatten(1, 2).unsqueeze(0)
+def _sigmoid_derivative(scores: Tensor) -> Tensor:
+    sigmoid = torch.sigmoid(scores)
+    return sigmoid * (1 - sigmoid)
 
 
-ALL_ATTENTION_FUNCTIONS = AttentionInterface()
-ALL_ATTENTION_FUNCTIONS["eager"] = eager_attention_forward
-ALL_ATTENTION_FUNCTIONS["fused"] = fused_attention_forward
+# Messages list the names in this order. A new activation needs its code in both functions of `fused.triton_pointwise`, too.
+POINTWISE: dict[str, Pointwise] = {
+    "relu": Pointwise(
+        "ReLU", r"\mathrm{ReLU}(x_{ij})", torch.relu, lambda scores: scores > 0, closed_at_zero=True, homogeneous=True
+    ),
+    "relu2": Pointwise(
+        "ReLU²",
+        r"\mathrm{ReLU}(x_{ij})^2",
+        lambda scores: torch.relu(scores).square(),
+        lambda scores: 2 * torch.relu(scores),
+        closed_at_zero=True,
+    ),
+    "relu6": Pointwise(
+        "ReLU6",
+        r"\mathrm{ReLU6}(x_{ij})",
+        nn.functional.relu6,
+        lambda scores: (scores > 0).logical_and_(scores < 6),
+        closed_at_zero=True,
+    ),
+    "gelu": Pointwise("GELU", r"\mathrm{GELU}(x_{ij})", nn.functional.gelu, _gelu_derivative, never_negative=False),
+    "softplus": Pointwise(
+        "softplus", r"\mathrm{softplus}(x_{ij})", nn.functional.softplus, torch.sigmoid, zero_at_zero=False
+    ),
+    "identity": Pointwise(
+        "identity", r"x_{ij}", lambda scores: scores, torch.ones_like, never_negative=False, homogeneous=True
+    ),
+    "sigmoid": Pointwise("sigmoid", r"\sigma(x_{ij})", torch.sigmoid, _sigmoid_derivative, zero_at_zero=False),
+}
+NORMALIZED: dict[str, Normalized] = {
+    "softmax": Normalized("softmax", r"\mathrm{softmax}_j(x_{ij})"),
+    "sparsemax": Normalized("sparsemax", r"\mathrm{sparsemax}_j(x_{ij})"),
+    "entmax15": Normalized("1.5-entmax", r"1.5\text{-}\mathrm{entmax}_j(x_{ij})"),
+}
+ACTIVATIONS: dict[str, Pointwise | Normalized] = {**POINTWISE, **NORMALIZED}
+NON_NEGATIVE = tuple(name for name, activation in POINTWISE.items() if activation.never_negative)
 
 
-def _heads_last(result: AttentionResult) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    return result.output.transpose(1, 2), result.weights, result.row_sum, result.row_sum_log
-
-
-def attention_visibility(
-    attention_mask: Tensor | None,
-    *,
-    batch: int,
-    queries: int,
-    keys: int,
-    causal: bool = False,
-    query_offset: int | Tensor = 0,
-    query_segments: Tensor | None = None,
-    key_segments: Tensor | None = None,
-) -> Visibility:
-    """Reads a mask as users give it.
-
-    Args:
-        attention_mask: None, (batch, keys) with 1 for real tokens, or a whole boolean (batch, 1, queries, keys).
-            A causal (batch, seen) mask may be shorter than a static cache; keys that were not written yet are not visible.
-
-    Raises:
-        ValueError: a mask of another shape; a four-dimensional mask that is not boolean or comes with segments; a mask with
-            values other than 0 and 1; segments that do not fit queries and keys, as with a cache.
-    """
-    _check_segments(query_segments, key_segments, (batch, queries), (batch, keys))
-    if attention_mask is None:
-        return Visibility(None, causal, query_offset, query_segments, key_segments)
-    if attention_mask.ndim == 4:
-        if attention_mask.dtype != torch.bool:
-            raise ValueError(
-                f"A four-dimensional attention mask must be boolean, True where the key is visible; got {attention_mask.dtype}. "
-                "Additive masks do not work with point-wise activations."
-            )
-        if attention_mask.shape[0] not in (1, batch) or attention_mask.shape[1:] != (1, queries, keys):
-            raise _wrong_shape(attention_mask, batch, queries, keys)
-        if query_segments is not None:
-            raise ValueError(
-                f"A four-dimensional attention mask {tuple(attention_mask.shape)} and segment ids were given; the mask says "
-                "all about what each query sees. Give one of them, or segment ids with a (batch, keys) mask."
-            )
-        return Visibility(given_mask=attention_mask)
-    seen = attention_mask.shape[1] if attention_mask.ndim == 2 and attention_mask.shape[0] == batch else None
-    if seen is None or seen > keys or (seen < keys and not causal):
-        raise _wrong_shape(attention_mask, batch, queries, keys)
-    _check_values(attention_mask)
-    mask = attention_mask.bool()
-    if mask.shape[1] < keys:
-        mask = nn.functional.pad(mask, (0, keys - mask.shape[1]), value=False)
-    return Visibility(mask, causal, query_offset, query_segments, key_segments)
-
-
-def _check_segments(
-    query_segments: Tensor | None, key_segments: Tensor | None, queries: tuple[int, int], keys: tuple[int, int]
-) -> None:
-    for name, segments, shape in (("queries", query_segments, queries), ("keys", key_segments, keys)):
-        if segments is None:
-            continue
-        if segments.shape != shape:
-            raise ValueError(
-                f"The segment ids of the {name} must have the shape (batch, {name}) = {shape}; got {tuple(segments.shape)}. "
-                "Packed sequences do not go with a cache that holds earlier tokens: pass them whole."
-            )
-        integers = segments.dtype in (torch.int64, torch.int32)
-        looked_at = integers and segments.device.type == "cpu" and not is_torchdynamo_compiling()
-        if not integers or (looked_at and bool((segments < 0).any())):
-            found = f"the lowest is {int(segments.min())}" if integers else f"got {segments.dtype}"
-            raise ValueError(
-                f"The segment ids of the {name} must be integers (int64 or int32), the numbers of packed sequences from 1, and 0 "
-                f"for padding; {found}."
-            )
-        if looked_at and (wrong := segments_that_return(segments)).any():
-            raise ValueError(
-                f"The segment ids of the {name} must have equal numbers side by side, one run for each packed sequence; got "
-                f"{segments[wrong][0].tolist()}. Number every sequence of a row by itself."
-            )
-
-
-def _wrong_shape(mask: Tensor, batch: int, queries: int, keys: int) -> ValueError:
-    return ValueError(
-        f"An attention mask must have the shape (batch, keys) = ({batch}, {keys}) or (batch, 1, queries, keys) = "
-        f"({batch}, 1, {queries}, {keys}); got {tuple(mask.shape)}."
-    )
-
-
-def _check_values(mask: Tensor) -> None:
-    """Refuses additive masks, which are 0 where the key is visible and would be read the wrong way round.
-
-    Most additive masks are floating-point. Masks of integers, which tokenizers give, are checked only on a CPU: the check
-    would have to wait for another device.
-    """
-    if mask.dtype == torch.bool or is_torchdynamo_compiling():
-        return
-    if not mask.is_floating_point() and mask.device.type != "cpu":
-        return
-    if not ((mask == 0) | (mask == 1)).all():
-        raise ValueError(
-            "A two-dimensional attention mask holds 1 for real tokens and 0 for padding; this one has other values. "
-            "Additive masks do not work with point-wise activations."
-        )
-
-
-def library_mask(
-    config: Any,
-    visibility: Visibility,
-    inputs_embeds: Tensor,
-    *,
-    attention_mask: Tensor | None,
-    encoder_hidden_states: Tensor | None = None,
-    cache: Any = None,
-) -> Tensor | None:
-    """The mask that the library's own functions (`sdpa`, `flash_attention_*`) take; None for this package's own."""
-    if config._attn_implementation in OWN_IMPLEMENTATIONS:
-        return None
-    if visibility.given_mask is not None:
-        return visibility.given_mask
-    if visibility.query_segments is not None:
-        if config._attn_implementation != "sdpa":
-            raise ValueError(
-                f"Packed sequences need attn_implementation 'sdpa', 'eager' or 'fused', not {config._attn_implementation!r}."
-            )
-        return visibility.dense(
-            visibility.query_segments.shape[1], visibility.key_segments.shape[1], inputs_embeds.device
-        )
-    if visibility.causal:
-        return create_causal_mask(config, inputs_embeds, attention_mask, cache)
-    return create_bidirectional_mask(
-        config=config,
-        inputs_embeds=inputs_embeds,
-        attention_mask=attention_mask,
-        encoder_hidden_states=encoder_hidden_states,
-    )
+# The keys that a query can see, without a queries × keys tensor
 
 
 @dataclass(frozen=True)
-class AttentionContext:
-    """What all attention modules of one kind (encoder self, decoder self, cross) share in one forward pass.
+class Visibility:
+    """What every attention function needs to know for its mask, in compact form.
 
-    attend: the attention function, by the switch. visibility: which keys each query sees. mask: the same for the library's own
-    functions.
-    visible_keys: n_i, (batch, queries). row_scale: r_i of Eq. 6 (or of the length scaling), (batch, 1, queries), float32 or
-    float64, without gamma where that is learned, which differs from layer to layer; None for 1.
-    row_weight: (batch, queries), see `row_weights`; None where no figures are wanted.
-    statistics: "none" | "sum" | "sum+entropy".
-    rotation: cosines and sines of rotary positions, (batch or 1, queries, head_dim) each; None where there are none.
-    entropy_margin: of Eq. 7.
+    key_padding_mask: boolean (batch, keys), True for real tokens; None: all are real.
+    causal: whether key j is visible to query i only if j <= i + query_offset.
+    query_offset: number of keys before the first query (the length of the cache): int, or a tensor for a static cache.
+    query_segments, key_segments: (batch, queries) and (batch, keys), sequence numbers from 1 of packed sequences.
+    given_mask: boolean (batch, 1, queries, keys), a whole mask given by the caller; replaces all of the above.
     """
 
-    attend: Callable[..., Any]
-    visibility: Visibility
-    mask: Tensor | None
-    visible_keys: Tensor
-    row_scale: Tensor | None
-    row_weight: Tensor | None = None
-    statistics: str = "none"
-    rotation: tuple[Tensor, Tensor] | None = None
-    entropy_margin: float = DEFAULT_ENTROPY_MARGIN
+    key_padding_mask: Tensor | None = None
+    causal: bool = False
+    query_offset: int | Tensor = 0
+    query_segments: Tensor | None = None
+    key_segments: Tensor | None = None
+    given_mask: Tensor | None = None
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> AttentionContext:
-        """A copy on another device: a model spread over devices by `device_map` moves its inputs by this name."""
+    def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
+        """The mask as booleans that broadcast to (batch, heads, queries, keys); None where every key is visible."""
+        if self.given_mask is not None:
+            return self.given_mask
+        masks = []
+        if self.key_padding_mask is not None:
+            masks.append(self.key_padding_mask[:, None, None, :])
+        if self.causal and not self._hides_nothing(keys):
+            last_key = torch.arange(queries, device=device) + self.query_offset
+            masks.append(torch.arange(keys, device=device) <= last_key[None, None, :, None])
+        if self.query_segments is not None:
+            masks.append((self.query_segments[:, :, None] == self.key_segments[:, None, :]).unsqueeze(1))
+        return functools.reduce(torch.logical_and, masks) if masks else None
 
-        def move(item: Any) -> Any:
-            if isinstance(item, Tensor):
-                return item.to(device, non_blocking=non_blocking)
-            if isinstance(item, tuple):
-                return tuple(map(move, item))
-            if isinstance(item, Visibility):
-                return replace(item, **{field.name: move(getattr(item, field.name)) for field in fields(item)})
-            return item
+    def count(self, batch: int, queries: int, keys: int, device: torch.device) -> Tensor:
+        """n_i, the number of visible keys of each query, (batch, queries), float32, at least 1 (a row may see nothing)."""
+        if self.given_mask is not None:
+            counts = self.given_mask[:, 0].sum(-1)
+        elif self.query_segments is not None:
+            counts = self._seen_in_causal_segments() if self.causal else self._segment_lengths()
+        elif self.causal and not self._hides_nothing(keys):
+            offset = within(self.query_offset, -queries, keys)
+            last = (torch.arange(queries, device=device) + offset).clamp(0, keys - 1).unsqueeze(0)
+            if self.key_padding_mask is None:
+                counts = last + 1
+            else:
+                counts = self.key_padding_mask.cumsum(-1).gather(1, last.expand(batch, -1))
+        elif self.key_padding_mask is not None:
+            counts = self.key_padding_mask.sum(-1, keepdim=True)
+        else:
+            return torch.full((batch, queries), max(keys, 1), dtype=torch.float32, device=device)
+        return counts.expand(batch, queries).clamp_min(1).float()
 
-        return replace(self, **{field.name: move(getattr(self, field.name)) for field in fields(self)})
+    def _hides_nothing(self, keys: int) -> bool:
+        """Whether causality hides no key from any query: the usual case of one new token behind a growing cache."""
+        return keys == 0 or (isinstance(self.query_offset, int) and self.query_offset + 1 >= keys)
+
+    def _seen_in_causal_segments(self) -> Tensor:
+        """Number of real keys from the start of each query's segment up to the query, (batch, queries)."""
+        positions = positions_from_segments(self.query_segments)
+        if self.key_padding_mask is None:
+            return positions + 1
+        seen = self.key_padding_mask.cumsum(-1)
+        starts = torch.arange(seen.shape[1], device=seen.device) - positions
+        return seen - (seen - self.key_padding_mask.long()).gather(1, starts)
+
+    def _segment_lengths(self) -> Tensor:
+        """Number of real keys in the segment of each query, (batch, queries)."""
+        segments = self.key_segments
+        if self.key_padding_mask is not None:
+            segments = segments.masked_fill(~self.key_padding_mask, -1)  # of no query
+        in_order = segments.sort(dim=-1).values
+        wanted = self.query_segments.contiguous()
+        return torch.searchsorted(in_order, wanted, right=True) - torch.searchsorted(in_order, wanted)
 
 
-def attention_context(
-    config: Any,
-    inputs_embeds: Tensor,
-    attention_mask: Tensor | None,
+def within(offset: int | Tensor, low: int, high: int) -> int | Tensor:
+    """The offset, where it makes no difference nearer to 0, so that no sum with it overflows."""
+    return offset.long().clamp(low, high) if isinstance(offset, Tensor) else max(low, min(offset, high))
+
+
+def positions_from_padding(key_padding_mask: Tensor, queries: int, seen: int | Tensor | None = None) -> Tensor:
+    """Position of each of `queries` tokens behind `seen` others among the real tokens of its row, from 0, (batch, queries).
+
+    Padding on the left then shifts nothing; padding itself gets the position of the last real token before it, or 0. Without
+    `seen`, the tokens are the last of the mask, which is wider than that with a static cache.
+    """
+    positions = (key_padding_mask.bool().cumsum(-1) - 1).clamp_min(0)
+    if seen is None or (isinstance(seen, int) and seen + queries == positions.shape[1]):
+        return positions[:, -queries:]
+    columns = torch.arange(queries, device=positions.device) + seen
+    return positions.index_select(1, columns.clamp_max(positions.shape[1] - 1))
+
+
+def segments_from_positions(position_ids: Tensor) -> Tensor:
+    """Number of each token's packed sequence, from 1, (batch, queries): one begins where a position does not follow the last."""
+    first = torch.ones_like(position_ids[:, :1])
+    return torch.cat([first, (position_ids.diff(dim=1) != 1).to(first.dtype)], dim=1).cumsum(1)
+
+
+def positions_from_segments(segments: Tensor) -> Tensor:
+    """Position of each token in its packed sequence, from 0; equal numbers must stand side by side. (batch, queries)."""
+    index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+    starts = torch.ones_like(segments, dtype=torch.bool)
+    starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return index - torch.where(starts, index, 0).cummax(dim=1).values
+
+
+def scale_of_rows(
+    visible_keys: Tensor, scaling: str, *, gamma: float | Tensor | None = None, alpha: float | None = None
+) -> Tensor | None:
+    """r_i, in the shape and dtype of `visible_keys`; None for 1.
+
+    Args:
+        visible_keys: n_i, (batch, 1 or heads, queries), at least 1.
+        scaling: one of `ATTENTION_SCALINGS`.
+        gamma: of "variance"; None: the caller divides by it. A tensor (heads,) gives one to each head.
+        alpha: of "length"; default 1.
+    """
+    if scaling == "none":
+        return None
+    if scaling == "length":
+        return visible_keys.pow(-(DEFAULT_ALPHA if alpha is None else alpha))
+    scale = (visible_keys / 2).rsqrt_()
+    if gamma is None:
+        return scale
+    return scale / gamma.to(scale.dtype).view(-1, 1) if isinstance(gamma, Tensor) else scale.div_(gamma)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of row scales and statistics: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# The reference: any floating dtype, every activation, returns the weights. The oracle of the fast paths.
+
+
+class AttentionResult(NamedTuple):
+    """What an attention function of this package returns. A field that was not asked for is None.
+
+    output: (batch, heads, queries, head_dim), in the value's dtype.
+    weights: (batch, heads, queries, keys), before dropout.
+    row_sum: S, (batch, heads, queries), float32 (float64 for float64 inputs).
+    row_sum_log: T, as S.
+    """
+
+    output: Tensor
+    weights: Tensor | None = None
+    row_sum: Tensor | None = None
+    row_sum_log: Tensor | None = None
+
+
+def reference_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     *,
-    keys: int,
-    causal: bool = False,
-    query_offset: int | Tensor = 0,
-    query_segments: Tensor | None = None,
-    key_segments: Tensor | None = None,
-    encoder_hidden_states: Tensor | None = None,
-    cache: Any = None,
-    row_weight: Tensor | None = None,
+    activation: str,
+    mask: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
     statistics: str = "none",
-    rotation: tuple[Tensor, Tensor] | None = None,
-) -> AttentionContext:
-    """Masks, visible-key counts and row scales, once for all layers of a stack. `keys` is the length of the key tensors."""
-    batch, queries = inputs_embeds.shape[:2]
-    visibility = attention_visibility(
-        attention_mask,
-        batch=batch,
-        queries=queries,
-        keys=keys,
-        causal=causal,
-        query_offset=query_offset,
-        query_segments=query_segments,
-        key_segments=key_segments,
-    )
-    mask = library_mask(
-        config,
-        visibility,
-        inputs_embeds,
-        attention_mask=attention_mask,
-        encoder_hidden_states=encoder_hidden_states,
-        cache=cache,
-    )
-    visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
-    row_scale = scale_of_rows(
-        visible_keys.unsqueeze(1),
-        config.attention_scaling,
-        gamma=None if config.attention_gamma_learnable else config.attention_gamma,
-        alpha=config.attention_alpha,
-    )
-    # looked up here, once: reading a configuration takes a layer that decodes one token longer than its attention
-    interface = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention_forward)
-    return AttentionContext(
-        interface, visibility, mask, visible_keys, row_scale, row_weight, statistics, rotation, config.entropy_margin
-    )
+) -> AttentionResult:
+    """Attention with all its weights in memory, which grows with queries × keys.
+
+    Args:
+        query: (batch, heads, queries, head_dim). key, value: (batch, key_heads, keys, head_dim); neighbouring query heads share a
+            head of keys.
+        activation: a name of `ACTIVATIONS`.
+        mask: boolean, broadcastable to (batch, heads, queries, keys), True where the key is visible.
+        row_scale: r_i, broadcastable to (batch, heads, queries); point-wise activations only.
+        scale: c; default 1/sqrt(head_dim).
+        dropout_p: applied to the weights; the statistics and the returned weights are those before it.
+        statistics: "none", "sum" (S) or "sum+entropy" (S and T).
+
+    Raises:
+        ValueError: unknown activation, or a row scale for an activation whose rows sum to one.
+        ImportError: sparsemax or entmax15 without the package `entmax`.
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if (group := query.shape[1] // key.shape[1]) > 1:
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    scores = torch.matmul(query * scale, key.transpose(-1, -2))
+    if activation in POINTWISE:
+        weights = POINTWISE[activation].function(scores)
+        if mask is not None:
+            # `where`, not an additive mask: gelu(-inf) and identity(-inf) are not zero
+            weights = torch.where(mask, weights, weights.new_zeros(()))
+        if row_scale is not None:
+            weights = weights * row_scale.unsqueeze(-1).to(weights.dtype)
+    else:
+        if row_scale is not None:
+            raise ValueError(
+                f"row_scale was given for {activation!r}, whose rows sum to one; it is for {', '.join(POINTWISE)}."
+            )
+        weights = _normalized_weights(scores, activation, mask)
+    row_sum, row_sum_log = _row_statistics(weights, statistics)
+    dropped = nn.functional.dropout(weights, p=dropout_p) if dropout_p > 0 else weights
+    return AttentionResult(torch.matmul(dropped.to(value.dtype), value), weights, row_sum, row_sum_log)
+
+
+def _normalized_weights(scores: Tensor, activation: str, mask: Tensor | None) -> Tensor:
+    if activation not in NORMALIZED:
+        raise ValueError(f"attention activation {activation!r} is unknown; choose one of {', '.join(ACTIVATIONS)}.")
+    if activation == "softmax":
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        weights = torch.softmax(scores, dim=-1)
+    else:
+        # Both search a threshold by sums of scores and of their squares. Half precision is too coarse for that, and so are
+        # sums with the huge negative numbers of a mask. A score 2 below the highest gets no weight from either, so 4 below
+        # hides a key exactly.
+        exact = scores.to(wide(scores.dtype))
+        if mask is not None:
+            highest = exact.masked_fill(~mask, torch.finfo(exact.dtype).min).amax(dim=-1, keepdim=True)
+            exact = torch.where(mask, exact, highest - 4)
+        weights = _entmax(activation)(exact, dim=-1).to(scores.dtype)
+    # A row that sees nothing gives zeros, as with every point-wise activation, not the mean over its padding.
+    return weights if mask is None else torch.where(mask, weights, weights.new_zeros(()))
+
+
+def _entmax(activation: str) -> Callable[..., Tensor]:
+    try:
+        entmax = importlib.import_module("entmax")  # an optional extra
+    except ImportError as error:
+        raise ImportError(
+            f"attention activation {activation!r} needs the package entmax: pip install entmax."
+        ) from error
+    return getattr(entmax, activation)
+
+
+def _row_statistics(weights: Tensor, statistics: str) -> tuple[Tensor | None, Tensor | None]:
+    if statistics == "none":
+        return None, None
+    if statistics not in ("sum", "sum+entropy"):
+        raise ValueError(f"statistics={statistics!r} is unknown; choose one of none, sum, sum+entropy.")
+    weights = weights.to(wide(weights.dtype))
+    row_sum = weights.sum(-1)
+    if statistics == "sum":
+        return row_sum, None
+    # s·log s with a clamped logarithm: xlogy and friends have NaN gradients at 0
+    logarithm = torch.log(weights.clamp_min(torch.finfo(torch.float32).tiny))
+    return row_sum, (weights * logarithm).sum(-1)

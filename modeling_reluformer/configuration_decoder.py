@@ -7,8 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from .configuration_attention import CACHE_NAME, LOSS_FIGURES
-from .configuration_feed_forward import FeedForwardConfig
+from .configuration_reluformer import CACHE_NAME, LOSS_PARTS, FeedForwardConfig
 
 NORMALIZATIONS = ("pre", "none")
 NORM_TYPES = ("layer_norm", "rms_norm")
@@ -102,7 +101,7 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     more_arguments: ClassVar[tuple[str, ...]] = ("rope_theta", "rope_scaling")
     attribute_map = {"initializer_range": "init_std", "activation_function": "hidden_act"}
-    keys_to_ignore_at_inference = [CACHE_NAME, *LOSS_FIGURES]
+    keys_to_ignore_at_inference = [CACHE_NAME, *LOSS_PARTS]
 
     vocab_size: int = 32000
     max_position_embeddings: int = 1024
@@ -202,9 +201,7 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
 
     def _check_numbers(self) -> None:
         self.require_rates("embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-        for name in ("init_std", "norm_eps"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)} must be a finite number above 0.")
+        self.require_positive("init_std", "norm_eps")
 
 
 ReLUFormerDecoderConfig.register_for_auto_class()

@@ -1,29 +1,300 @@
-"""Configuration of ReLUFormer: what is computed. How it is computed (`attn_implementation`) is never saved."""
+"""Configuration: what is computed. How it is computed (`attn_implementation`) is never saved.
 
-from typing import Any
+`AttentionConfig` and `FeedForwardConfig` hold what every model has; `ReLUFormerConfig` is the translation model's.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, ClassVar, NoReturn
 
 from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import logging
 
-# The names beside `AttentionConfig` were in this module before there was another model.
-from .configuration_attention import (  # noqa: F401
-    ATTENTION_OUTPUT_NORMS,
+from .attention_reluformer import (
     ATTENTION_SCALINGS,
-    CACHE_NAME,
-    DEFAULT_ENTROPY_MARGIN,
+    DEFAULT_ALPHA,
     DEFAULT_GAMMA,
-    DEFAULT_REGULARIZATION_WEIGHT,
-    LOSS_FIGURES,
-    NON_NEGATIVE_ACTIVATIONS,
-    NORMALIZED_ACTIVATIONS,
-    POINTWISE_ACTIVATIONS,
-    AttentionConfig,
-    require_attention_implementation,
-    valid_attention_implementations,
+    LARGEST_ALPHA,
+    NON_NEGATIVE,
+    NORMALIZED,
+    POINTWISE,
 )
-from .configuration_feed_forward import FeedForwardConfig
+from .loss_reluformer import DEFAULT_ENTROPY_MARGIN
 
+logger = logging.get_logger(__name__)
+
+ATTENTION_OUTPUT_NORMS = ("none", "layer_norm", "gated_rms")
 FFN_OUTPUT_NORMS = ("none", "layer_norm")
+DEFAULT_REGULARIZATION_WEIGHT = 0.01  # the paper gives no value
+
+# From this likeness on, which goes from 0 to 1, one name is taken for a slip of the other. Below it are names that Transformers
+# gives to any configuration, such as `sep_token_id` beside `pad_token_id`.
+NEAR_NAMES = 0.85
+
+# What the installed Transformers calls the cache, as an argument and in outputs: `past_key_values` until 5.23, `cache` from 5.24.
+CACHE_NAME = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
+
+# What a pass with labels returns beside loss and logits; predictions of the Trainer leave it out (`keys_to_ignore_at_inference`).
+LOSS_PARTS = (
+    "cross_entropy",
+    "regularization",
+    "attention_sum",
+    "attention_entropy",
+    "dead_row_fraction",
+    "ffn_l1",
+)
+
+
+def valid_attention_implementations(attention_activation: str) -> tuple[str, ...]:
+    """The values of `attn_implementation` that compute `attention_activation`, the default first."""
+    if attention_activation == "softmax":
+        return ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+    return ("eager",) if attention_activation in NORMALIZED else ("fused", "eager")
+
+
+def require_attention_implementation(attention_activation: str, attn_implementation: str) -> None:
+    """Raises a `ValueError` with the valid choices where the implementation cannot compute the activation."""
+    valid = valid_attention_implementations(attention_activation)
+    if attn_implementation not in valid:
+        raise ValueError(
+            f'Specified `attn_implementation="{attn_implementation}"` is not supported by '
+            f"attention_activation={attention_activation!r}; choose one of {', '.join(valid)}."
+        )
+
+
+@strict
+class AttentionConfig(PreTrainedConfig):
+    r"""
+    The fields of attention and of its regulariser, which mean the same in every configuration of this package.
+
+    Args:
+        attention_activation (`str`, defaults to `"relu"`):
+            What turns a score `q·k/sqrt(head_dim)` into a weight: a point-wise activation, one of `POINTWISE`, or `softmax`,
+            `sparsemax`, `entmax15`, whose rows sum to one (the last two need the package `entmax`).
+        attention_scaling (`str`, *optional*):
+            Row scale of point-wise weights over the `n_i` keys that query `i` can see: `variance` is
+            `1 / (gamma * sqrt(n_i / 2))` (Eq. 6), `length` is `n_i ** -alpha` (arXiv 2309.08586), `none` is 1.
+            Default: `variance` for point-wise activations, `none` for the others, which allow nothing else.
+        attention_gamma (`float`, defaults to 8.0): `gamma` of the variance scaling.
+        attention_gamma_learnable (`bool`, defaults to `False`): one trained `gamma` per head, starting at `attention_gamma`.
+        attention_alpha (`float`, defaults to 1.0): `alpha` of the length scaling, in [0, 2].
+        attention_output_norm (`str`, defaults to `"none"`):
+            Norm over the merged heads, before the output projection: `none`, `layer_norm`, or `gated_rms`, ReLA's
+            `RMSNorm(z) * g * sigmoid(w * z)` (arXiv 2104.07012).
+        attention_qk_norm (`bool`, defaults to `False`): LayerNorm over each head's queries and keys.
+        attention_gate (`bool`, defaults to `False`):
+            Multiply the merged heads by a projection of the layer's input, before the output projection.
+        regularization_weight (`float`, *optional*):
+            `lambda`, the weight of `L_reg` (Eq. 7). Default: 0.01 for `relu` with variance scaling, else 0.
+        entropy_margin (`float`, defaults to 0.7): `C_i = entropy_margin * log(n_i)` in Eq. 7.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    # What `attention_scaling=None` stands for with a point-wise activation.
+    pointwise_scaling: ClassVar[str] = "variance"
+    # What the constructor takes beside its fields.
+    more_arguments: ClassVar[tuple[str, ...]] = ()
+
+    attention_activation: str = "relu"
+    attention_scaling: str | None = None
+    attention_gamma: float | int = DEFAULT_GAMMA
+    attention_gamma_learnable: bool = False
+    attention_alpha: float | int = DEFAULT_ALPHA
+    attention_output_norm: str = "none"
+    attention_qk_norm: bool = False
+    attention_gate: bool = False
+    regularization_weight: float | int | None = None
+    entropy_margin: float | int = DEFAULT_ENTROPY_MARGIN
+
+    @classmethod
+    def from_preset(cls, preset: str, **config_fields: Any) -> "AttentionConfig":
+        """The configuration of a system of the papers.
+
+        Args:
+            preset: the system's name, one of `presets`.
+            config_fields: fields that replace the preset's. Unknown names are refused.
+
+        Raises:
+            ValueError: unknown preset or field, or a bad value.
+        """
+        if preset not in cls.presets:
+            raise ValueError(f"preset={preset!r} is unknown; choose one of {', '.join(cls.presets)}.")
+        known = cls._known_names()
+        for name in config_fields.keys() - known:
+            cls._refuse(name, difflib.get_close_matches(name, known, n=3))
+        replaced = {cls.attribute_map.get(name, name) for name in config_fields}
+        kept = {name: value for name, value in cls.presets[preset].items() if name not in replaced}
+        return cls(**kept, **config_fields)
+
+    @classmethod
+    def _known_names(cls) -> set[str]:
+        return {field.name for field in fields(cls)} | set(cls.attribute_map) | set(cls.more_arguments)
+
+    @classmethod
+    def _refuse(cls, name: str, near: list[str]) -> NoReturn:
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
+        raise ValueError(f"{name!r} is not a field of {cls.__name__}{hint}")
+
+    def take_other_names(self, given: dict[str, Any]) -> None:
+        """Moves what is given under another name of a field (see `attribute_map`) to the field, where the checks find it.
+
+        Raises:
+            ValueError: the field is given as well, with another value; or a name is nearly a field's. In a saved configuration
+                such a name passes: another version may have written it.
+        """
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in self.attribute_map.keys() & given.keys():
+            value, field = given.pop(name), self.attribute_map[name]
+            if (own := getattr(self, field)) not in (value, defaults[field]):
+                raise ValueError(f"{name}={value!r} is another name of {field}, which is {own!r}; give one of the two.")
+            setattr(self, field, value)
+        if self.transformers_version is not None:  # a saved configuration names the version that wrote it
+            return
+        known = self._known_names()
+        for name in given.keys() - known:
+            short = [f"attention_{name}"] if f"attention_{name}" in known else []
+            if near := short or difflib.get_close_matches(name, known, n=3, cutoff=NEAR_NAMES):
+                self._refuse(name, near)
+
+    def resolve_attention(self) -> None:
+        """Puts in the defaults that depend on other fields, and checks all fields of attention.
+
+        Raises:
+            ValueError: a bad value, or two that exclude each other; with the valid choices.
+        """
+        self.require_choice("attention_activation", (*POINTWISE, *NORMALIZED))
+        if self.attention_scaling is None:
+            self.attention_scaling = self.pointwise_scaling if self.attention_activation in POINTWISE else "none"
+        if self.regularization_weight is None:
+            by_the_paper = self.attention_activation == "relu" and self.attention_scaling == "variance"
+            self.regularization_weight = DEFAULT_REGULARIZATION_WEIGHT if by_the_paper else 0.0
+        self.require_choice("attention_scaling", ATTENTION_SCALINGS)
+        self.require_choice("attention_output_norm", ATTENTION_OUTPUT_NORMS)
+        self._check_combinations()
+        self.require_range("attention_alpha", 0, LARGEST_ALPHA)
+        self.require_range("entropy_margin", 0, 1)
+        self.require_positive("attention_gamma")
+        self.require_not_negative("regularization_weight")
+
+    def _check_combinations(self) -> None:
+        activation = self.attention_activation
+        if activation in NORMALIZED and self.attention_scaling != "none":
+            raise ValueError(
+                f"attention_scaling={self.attention_scaling!r} is for point-wise activations; rows of {activation!r} sum to "
+                f"one already. Use 'none', or one of the activations {', '.join(POINTWISE)}."
+            )
+        if self.attention_gamma_learnable and self.attention_scaling != "variance":
+            raise ValueError(
+                "attention_gamma_learnable=True needs attention_scaling='variance', where gamma is; "
+                f"it is {self.attention_scaling!r}."
+            )
+        if self.regularization_weight != 0 and activation not in NON_NEGATIVE:
+            raise ValueError(
+                f"regularization_weight={self.regularization_weight} needs point-wise weights that are never negative "
+                f"({', '.join(NON_NEGATIVE)}), since it takes their logarithm; attention_activation is {activation!r}. Use 0."
+            )
+        if self.attention_alpha != DEFAULT_ALPHA and self.attention_scaling != "length":
+            logger.warning_once(
+                f"attention_alpha={self.attention_alpha} has no effect: it belongs to attention_scaling='length', and "
+                f"attention_scaling is {self.attention_scaling!r}."
+            )
+
+    def require_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
+        """Raises a `ValueError` unless the field is one of the choices."""
+        value = getattr(self, name)
+        if value not in choices:
+            raise ValueError(f"{name}={value!r} is not supported; choose one of {', '.join(map(str, choices))}.")
+
+    def require_range(self, name: str, least: float, most: float) -> None:
+        """Raises a `ValueError` unless the field lies in [least, most]."""
+        if not least <= getattr(self, name) <= most:
+            raise ValueError(f"{name}={getattr(self, name)} must lie in [{least}, {most}].")
+
+    def require_rates(self, *names: str) -> None:
+        """Raises a `ValueError` unless the fields lie in [0, 1), as rates of dropout do."""
+        for name in names:
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1).")
+
+    def require_positive(self, *names: str) -> None:
+        """Raises a `ValueError` unless the fields are finite and above 0."""
+        for name in names:
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}={getattr(self, name)} must be a finite number above 0.")
+
+    def require_not_negative(self, *names: str) -> None:
+        """Raises a `ValueError` unless the fields are finite and at least 0."""
+        for name in names:
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}={getattr(self, name)} must be a finite number of at least 0.")
+
+    def require_at_least_one(self, *names: str) -> None:
+        """Raises a `ValueError` unless the fields are at least 1."""
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+
+
+@strict
+class FeedForwardConfig(AttentionConfig):
+    r"""
+    The fields of an FFN's zeros, which mean the same in every configuration of this package. At their defaults an FFN is
+    computed as without them. An FFN's activations are what its last projection multiplies; with a gate, these fields are about
+    the activation of the gate, and `ffn_l1_weight` about the product.
+
+    Args:
+        ffn_top_k (`int`, *optional*):
+            Keep the `k` activations of each token that are largest in magnitude, and set the others to 0.
+        activation_sparsity_pattern (`float` or list of `float`, *optional*):
+            Statistical top-k, by the field's name in Gemma 3n: before the activation, each score becomes
+            `relu(score - (mean + std * q))` over the scores of the token, where `q` is the normal quantile of this share, about
+            which becomes 0. One number for all layers, or one for each (of encoder, then decoder); 0 leaves a layer as it is.
+        ffn_threshold (`float`, defaults to 0.0):
+            Set activations to 0 whose magnitude is below it; with a ReLU that is FATReLU.
+        ffn_l1_weight (`float`, defaults to 0.0):
+            Weight, in the model's own loss, of the mean over FFNs and tokens of `‖a‖₁`, the sum of the activations' magnitudes.
+    """
+
+    ffn_top_k: int | None = None
+    activation_sparsity_pattern: float | int | list[float | int] | None = None
+    ffn_threshold: float | int = 0.0
+    ffn_l1_weight: float | int = 0.0
+
+    def sparsity_of_layer(self, layer: int) -> float:
+        """The share of `activation_sparsity_pattern` of one layer, from 0; 0 without it."""
+        pattern = self.activation_sparsity_pattern
+        return float(pattern[layer] if isinstance(pattern, list) else pattern or 0.0)
+
+    def check_feed_forward(self, activation: str, layers: int, *widths: int) -> None:
+        """Checks all fields of an FFN's zeros.
+
+        Args:
+            activation: of the FFN. layers: how many FFNs there are. widths: of the FFNs.
+
+        Raises:
+            ValueError: a value out of range, or a softmax FFN, which has no zeros.
+        """
+        pattern = self.activation_sparsity_pattern
+        if self.ffn_top_k is not None and not 1 <= self.ffn_top_k <= min(widths):
+            raise ValueError(f"ffn_top_k={self.ffn_top_k} must be from 1 to {min(widths)}, the width of the FFN.")
+        self.require_not_negative("ffn_threshold", "ffn_l1_weight")
+        if isinstance(pattern, list) and len(pattern) != layers:
+            raise ValueError(
+                f"activation_sparsity_pattern has {len(pattern)} numbers; give one number, or {layers}, one for each layer."
+            )
+        if not all(0 <= share < 1 for share in (pattern if isinstance(pattern, list) else [pattern or 0])):
+            raise ValueError(f"activation_sparsity_pattern={pattern} must hold shares of at least 0 and below 1.")
+        for name in ("ffn_top_k", "activation_sparsity_pattern", "ffn_threshold", "ffn_l1_weight"):
+            if activation == "softmax" and getattr(self, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is for point-wise activations of the FFN; it is 'softmax', whose weights "
+                    "are never 0 and sum to 1."
+                )
+
 
 PRESETS: dict[str, dict[str, Any]] = {
     "reluformer": {"attention_activation": "relu", "attention_scaling": "variance"},
@@ -43,34 +314,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "regularization_weight": 0.0,
     },
 }
-
-
-def require_tensor_parallel(config: "ReLUFormerConfig", processes: int) -> None:
-    """Raises a `ValueError` where whole heads and FFN columns, dealt out to `processes`, would not compute the same model."""
-    whole_only = {
-        "attention_output_norm": (config.attention_output_norm != "none", "normalises over the heads of all processes"),
-        "attention_gamma_learnable": (
-            config.attention_gamma_learnable,
-            "holds one gamma for each head of all processes",
-        ),
-        "activation_function": (
-            config.activation_function == "softmax",
-            "normalises over the columns of all processes",
-        ),
-        "ffn_top_k": (config.ffn_top_k is not None, "looks at the columns of all processes"),
-        "activation_sparsity_pattern": (
-            bool(config.activation_sparsity_pattern),
-            "looks at the columns of all processes",
-        ),
-    }
-    for name, (is_set, reason) in whole_only.items():
-        if is_set:
-            raise ValueError(f"{name}={getattr(config, name)!r} {reason}: not with tensor parallelism. Use tp_size=1.")
-    for name in ("encoder_attention_heads", "decoder_attention_heads"):
-        if getattr(config, name) % processes:
-            raise ValueError(
-                f"{name}={getattr(config, name)} must be a multiple of tp_size={processes}: heads stay whole."
-            )
 
 
 @strict
@@ -107,7 +350,7 @@ class ReLUFormerConfig(FeedForwardConfig):
 
     model_type = "reluformer"
     presets = PRESETS
-    keys_to_ignore_at_inference = [CACHE_NAME, *LOSS_FIGURES]
+    keys_to_ignore_at_inference = [CACHE_NAME, *LOSS_PARTS]
     attribute_map = {
         "num_attention_heads": "encoder_attention_heads",
         "hidden_size": "d_model",
@@ -153,43 +396,22 @@ class ReLUFormerConfig(FeedForwardConfig):
             raise ValueError("is_encoder_decoder=False is not supported: ReLUFormer always has both. Leave it at True.")
         self.decoder_vocab_size = self.decoder_vocab_size or self.vocab_size
         self.resolve_attention()
-        self._check_heads()
-        self._check_ffn()
-        self._check_numbers()
+        self.require_choice("ffn_output_norm", FFN_OUTPUT_NORMS)
+        self.require_choice("activation_function", (*ACT2FN.keys(), "softmax"))
+        self.require_rates("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+        self.require_positive("ffn_temperature")
+        self.require_at_least_one("vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings")
+        self.require_at_least_one("encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
+        self._check_sizes()
         widths = (self.encoder_ffn_dim, self.decoder_ffn_dim)
         self.check_feed_forward(self.activation_function, self.encoder_layers + self.decoder_layers, *widths)
         super().__post_init__(**kwargs)
-        # after the library, whose older versions add the embedding to the plan
-        self.base_model_tp_plan = self._tensor_parallel_plan()
 
-    def _tensor_parallel_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts the model: whole heads of attention, columns of the FFN, rows of the embeddings.
-
-        The output layer, which may share its matrix with an embedding, is in the plan of the class that has it.
-        """
-        attention = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "out_proj": "rowwise"}
-        if self.attention_gate:
-            attention["gate_proj"] = "colwise"
-        if self.attention_qk_norm:
-            attention |= dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
-        attentions = ("encoder.layers.*.self_attn", "decoder.layers.*.self_attn", "decoder.layers.*.encoder_attn")
-        plan = {f"{module}.{name}": style for module in attentions for name, style in attention.items()}
-        for stack in ("encoder", "decoder"):
-            plan |= {f"{stack}.layers.*.fc1": "colwise", f"{stack}.layers.*.fc2": "rowwise"}
-            plan[f"{stack}.embed_tokens"] = "embedding_rowwise"
-        if self.share_encoder_decoder_embeddings:
-            plan["shared"] = "embedding_rowwise"
-        return plan
-
-    def _check_heads(self) -> None:
+    def _check_sizes(self) -> None:
         for part in ("encoder", "decoder"):
             heads = getattr(self, f"{part}_attention_heads")
             if heads < 1 or self.d_model % heads != 0:
                 raise ValueError(f"d_model={self.d_model} must be a multiple of {part}_attention_heads={heads}.")
-
-    def _check_ffn(self) -> None:
-        self.require_choice("ffn_output_norm", FFN_OUTPUT_NORMS)
-        self.require_choice("activation_function", (*ACT2FN.keys(), "softmax"))
         if self.ffn_temperature != 1 and self.activation_function != "softmax":
             raise ValueError(
                 f"ffn_temperature={self.ffn_temperature} is for activation_function='softmax'; "
@@ -200,13 +422,6 @@ class ReLUFormerConfig(FeedForwardConfig):
                 f"decoder_vocab_size={self.decoder_vocab_size} differs from vocab_size={self.vocab_size}: "
                 "set share_encoder_decoder_embeddings=False for two vocabularies."
             )
-
-    def _check_numbers(self) -> None:
-        self.require_rates("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-        if not 0 < self.ffn_temperature < float("inf"):
-            raise ValueError(f"ffn_temperature={self.ffn_temperature} must be a finite number above 0.")
-        self.require_at_least_one("vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings")
-        self.require_at_least_one("encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
 
 
 ReLUFormerConfig.register_for_auto_class()  # `save_pretrained` writes the code beside the configuration

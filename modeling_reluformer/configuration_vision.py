@@ -7,8 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
-from .configuration_attention import LOSS_FIGURES
-from .configuration_feed_forward import FeedForwardConfig
+from .configuration_reluformer import LOSS_PARTS, FeedForwardConfig
 
 logger = logging.get_logger(__name__)
 
@@ -83,7 +82,7 @@ class ReLUFormerVisionConfig(FeedForwardConfig):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     pointwise_scaling: ClassVar[str] = "length"
     more_arguments: ClassVar[tuple[str, ...]] = ("num_labels",)
-    keys_to_ignore_at_inference = list(LOSS_FIGURES)
+    keys_to_ignore_at_inference = list(LOSS_PARTS)
     attribute_map = {"attention_dropout": "attention_probs_dropout_prob", "activation_function": "hidden_act"}
 
     hidden_size: int = 768
@@ -132,9 +131,7 @@ class ReLUFormerVisionConfig(FeedForwardConfig):
         self.require_at_least_one("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         self.require_at_least_one("num_channels")
         self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
-        for name in ("initializer_range", "layer_norm_eps"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)} must be a finite number above 0.")
+        self.require_positive("initializer_range", "layer_norm_eps")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}."

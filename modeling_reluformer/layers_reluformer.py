@@ -1,122 +1,902 @@
-"""Layers of ReLUFormer for translation: positions, encoder and decoder layer (post-LN, Vaswani et al.).
+"""What every model of this package is made of: attention by the chosen implementation, feed-forward networks, tokens, base class.
 
 Parameter names are Marian's.
 """
 
-from __future__ import annotations
-
-from typing import Any
+import difflib
+import functools
+import inspect
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import NormalDist
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
+from torch.compiler import is_compiling
+from transformers import AttentionInterface, Cache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.utils import TransformersKwargs, logging
 
-from .attention_reluformer import AttentionContext
-from .configuration_reluformer import ReLUFormerConfig
-from .feed_forward_reluformer import FeedForward, activation_norms, feed_forward_activation
-from .multihead_reluformer import ReLUFormerAttention
-from .outputs_reluformer import LayerOutput
+from .attention_reluformer import (
+    NON_NEGATIVE,
+    NORMALIZED,
+    Visibility,
+    positions_from_padding,
+    positions_from_segments,
+    reference_attention,
+    scale_of_rows,
+    wide,
+)
+from .configuration_reluformer import (
+    CACHE_NAME,
+    AttentionConfig,
+    FeedForwardConfig,
+    require_attention_implementation,
+    valid_attention_implementations,
+)
+from .loss_reluformer import DEFAULT_ENTROPY_MARGIN, cross_entropy_sum, module_sums
+
+try:  # a copy of these files on the Hub takes the fused paths from the installed package
+    from reluformer.modeling_reluformer.fused.model_attention import fused_attention_forward
+    from reluformer.modeling_reluformer.fused.vocabulary_loss import vocabulary_loss
+except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("reluformer"):
+        raise
+    fused_attention_forward = vocabulary_loss = None
+
+logger = logging.get_logger(__name__)
+
+# How attention is computed: these two by this package, all else by the library.
+OWN_IMPLEMENTATIONS = ("eager", "fused")
 
 
-class SinusoidalPositions(nn.Module):
-    """Table of sinusoidal positions, sines in the first half of the features and cosines in the second."""
+def default_implementation(attention_activation: str) -> str:
+    """The first of `valid_attention_implementations`; without the package "eager" for "fused", and a line says so once."""
+    preferred = valid_attention_implementations(attention_activation)[0]
+    if preferred != "fused" or fused_attention_forward is not None:
+        return preferred
+    logger.info_once(
+        "The package reluformer is not installed: attention is computed with attn_implementation='eager', which keeps all its "
+        "weights in memory. The package brings 'fused'."
+    )
+    return "eager"
 
-    def __init__(self, positions: int, features: int) -> None:
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    visibility: Visibility,
+    row_scale: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    statistics: str = "none",
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The reference, for every activation. Returns the output (batch, queries, heads, head_dim), the weights, S and T."""
+    result = reference_attention(
+        query,
+        key,
+        value,
+        activation=module.activation,
+        mask=visibility.dense(query.shape[2], key.shape[2], query.device),
+        row_scale=row_scale,
+        scale=scaling,
+        dropout_p=dropout,
+        statistics=statistics,
+    )
+    return result.output.transpose(1, 2), *result[1:]
+
+
+# An instance of its own: the library's global registry stays as it is.
+ALL_ATTENTION_FUNCTIONS = AttentionInterface()
+ALL_ATTENTION_FUNCTIONS["eager"] = eager_attention_forward
+if fused_attention_forward is not None:
+    ALL_ATTENTION_FUNCTIONS["fused"] = fused_attention_forward
+
+
+def attention_visibility(
+    attention_mask: Tensor | None,
+    *,
+    batch: int,
+    queries: int,
+    keys: int,
+    causal: bool = False,
+    query_offset: int | Tensor = 0,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+) -> Visibility:
+    """Reads a mask as users give it.
+
+    Args:
+        attention_mask: None, (batch, keys) with 1 for real tokens, or a whole boolean (batch, 1, queries, keys).
+            A causal (batch, seen) mask may be shorter than a static cache; keys that were not written yet are not visible.
+
+    Raises:
+        ValueError: a mask of another shape; a four-dimensional mask that is not boolean or comes with segments; a mask with
+            values other than 0 and 1; segments that do not fit queries and keys, as with a cache.
+    """
+    for name, segments, length in (("queries", query_segments, queries), ("keys", key_segments, keys)):
+        if segments is not None and segments.shape != (batch, length):
+            raise ValueError(
+                f"The segment ids of the {name} must have the shape (batch, {name}) = {(batch, length)}; got "
+                f"{tuple(segments.shape)}. Packed sequences do not go with a cache that holds earlier tokens: pass them whole."
+            )
+    if attention_mask is None:
+        return Visibility(None, causal, query_offset, query_segments, key_segments)
+    if attention_mask.ndim == 4:
+        return _given_visibility(attention_mask, (batch, queries, keys), packed=query_segments is not None)
+    seen = attention_mask.shape[1] if attention_mask.ndim == 2 and attention_mask.shape[0] == batch else None
+    if seen is None or seen > keys or (seen < keys and not causal):
+        raise _wrong_shape(attention_mask, batch, queries, keys)
+    _refuse_additive(attention_mask)
+    mask = attention_mask.bool()
+    if seen < keys:
+        mask = nn.functional.pad(mask, (0, keys - seen), value=False)
+    return Visibility(mask, causal, query_offset, query_segments, key_segments)
+
+
+def _given_visibility(mask: Tensor, sizes: tuple[int, int, int], packed: bool) -> Visibility:
+    batch, queries, keys = sizes
+    if mask.dtype != torch.bool:
+        raise ValueError(
+            f"A four-dimensional attention mask must be boolean, True where the key is visible; got {mask.dtype}. "
+            "Additive masks do not work with point-wise activations."
+        )
+    if mask.shape[0] not in (1, batch) or mask.shape[1:] != (1, queries, keys):
+        raise _wrong_shape(mask, batch, queries, keys)
+    if packed:
+        raise ValueError(
+            f"A four-dimensional attention mask {tuple(mask.shape)} and segment ids were given; the mask says all about what "
+            "each query sees. Give one of them, or segment ids with a (batch, keys) mask."
+        )
+    return Visibility(given_mask=mask)
+
+
+def _wrong_shape(mask: Tensor, batch: int, queries: int, keys: int) -> ValueError:
+    return ValueError(
+        f"An attention mask must have the shape (batch, keys) = ({batch}, {keys}) or (batch, 1, queries, keys) = "
+        f"({batch}, 1, {queries}, {keys}); got {tuple(mask.shape)}."
+    )
+
+
+def _refuse_additive(mask: Tensor) -> None:
+    """Additive masks are 0 where the key is visible and would be read the wrong way round.
+
+    Most of them are floating-point. Masks of integers, which tokenizers give, are checked only on a CPU: the check would have
+    to wait for another device.
+    """
+    if mask.dtype == torch.bool or is_compiling() or not (mask.is_floating_point() or mask.device.type == "cpu"):
+        return
+    if not ((mask == 0) | (mask == 1)).all():
+        raise ValueError(
+            "A two-dimensional attention mask holds 1 for real tokens and 0 for padding; this one has other values. "
+            "Additive masks do not work with point-wise activations."
+        )
+
+
+def library_mask(
+    config: Any,
+    visibility: Visibility,
+    inputs_embeds: Tensor,
+    *,
+    attention_mask: Tensor | None,
+    encoder_hidden_states: Tensor | None = None,
+    cache: Any = None,
+) -> Tensor | None:
+    """The mask that the library's own functions (`sdpa`, `flash_attention_*`) take; None for this package's own."""
+    if config._attn_implementation in OWN_IMPLEMENTATIONS:
+        return None
+    if visibility.given_mask is not None:
+        return visibility.given_mask
+    if visibility.query_segments is not None:
+        if config._attn_implementation != "sdpa":
+            raise ValueError(
+                f"Packed sequences need attn_implementation 'sdpa', 'eager' or 'fused', not {config._attn_implementation!r}."
+            )
+        return visibility.dense(
+            visibility.query_segments.shape[1], visibility.key_segments.shape[1], inputs_embeds.device
+        )
+    if visibility.causal:
+        return create_causal_mask(config, inputs_embeds, attention_mask, cache)
+    return create_bidirectional_mask(
+        config=config,
+        inputs_embeds=inputs_embeds,
+        attention_mask=attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+    )
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    """What all attention modules of one kind (encoder self, decoder self, cross) share in one forward pass.
+
+    attend: the attention function of the implementation. visibility: which keys each query sees. mask: the same for the
+    library's own functions.
+    visible_keys: n_i, (batch, queries). row_scale: r_i of Eq. 6 (or of the length scaling), (batch, 1, queries), float32 or
+    float64, without gamma where that is learned, which differs from layer to layer; None for 1.
+    row_weight: (batch, queries), see `row_weights`; None where no statistics are wanted.
+    statistics: "none" | "sum" | "sum+entropy".
+    rotation: cosines and sines of rotary positions, (batch or 1, queries, head_dim) each; None where there are none.
+    entropy_margin: of Eq. 7.
+    """
+
+    attend: Callable[..., Any]
+    visibility: Visibility
+    mask: Tensor | None
+    visible_keys: Tensor
+    row_scale: Tensor | None
+    row_weight: Tensor | None = None
+    statistics: str = "none"
+    rotation: tuple[Tensor, Tensor] | None = None
+    entropy_margin: float = DEFAULT_ENTROPY_MARGIN
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "AttentionContext":
+        """A copy on another device: a model spread over devices by `device_map` moves its inputs by this name."""
+
+        def move(item: Any) -> Any:
+            if isinstance(item, Tensor):
+                return item.to(device, non_blocking=non_blocking)
+            if isinstance(item, tuple):
+                return tuple(map(move, item))
+            if isinstance(item, Visibility):
+                return replace(item, **{field.name: move(getattr(item, field.name)) for field in fields(item)})
+            return item
+
+        return replace(self, **{field.name: move(getattr(self, field.name)) for field in fields(self)})
+
+
+def attention_context(
+    config: Any,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    keys: int,
+    causal: bool = False,
+    query_offset: int | Tensor = 0,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+    encoder_hidden_states: Tensor | None = None,
+    cache: Any = None,
+    row_weight: Tensor | None = None,
+    statistics: str = "none",
+    rotation: tuple[Tensor, Tensor] | None = None,
+) -> AttentionContext:
+    """Masks, visible-key counts and row scales, once for all layers of a stack. `keys` is the length of the key tensors."""
+    batch, queries = inputs_embeds.shape[:2]
+    visibility = attention_visibility(
+        attention_mask,
+        batch=batch,
+        queries=queries,
+        keys=keys,
+        causal=causal,
+        query_offset=query_offset,
+        query_segments=query_segments,
+        key_segments=key_segments,
+    )
+    mask = library_mask(
+        config,
+        visibility,
+        inputs_embeds,
+        attention_mask=attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+        cache=cache,
+    )
+    visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
+    row_scale = scale_of_rows(
+        visible_keys.unsqueeze(1),
+        config.attention_scaling,
+        gamma=None if config.attention_gamma_learnable else config.attention_gamma,
+        alpha=config.attention_alpha,
+    )
+    # looked up here, once: reading a configuration takes a layer that decodes one token longer than its attention
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention_forward)
+    return AttentionContext(
+        attend, visibility, mask, visible_keys, row_scale, row_weight, statistics, rotation, config.entropy_margin
+    )
+
+
+class GatedRMSNorm(nn.Module):
+    """ReLA's norm, `RMSNorm(z) * g * sigmoid(w * z)` (arXiv 2104.07012), over the last dimension."""
+
+    def __init__(self, features: int, eps: float = 1e-6) -> None:
         super().__init__()
-        self.weight = nn.Buffer(torch.empty(positions, features), persistent=False)
-        self.weight.copy_(self.table())
+        self.weight = nn.Parameter(torch.ones(features))
+        self.gate = nn.Parameter(torch.ones(features))
+        self.eps = eps
 
-    def table(self) -> Tensor:
-        """The table in float64, computed anew. A buffer that is not saved has lost its values after loading."""
-        positions, features = self.weight.shape
-        rates = 10000.0 ** (-torch.arange(0, features, 2, dtype=torch.float64, device="cpu") / features)
-        angles = torch.arange(positions, dtype=torch.float64, device="cpu").unsqueeze(1) * rates
-        return torch.cat([angles.sin(), angles.cos()[:, : features // 2]], dim=1)
-
-    def forward(self, position_ids: Tensor) -> Tensor:
-        """(batch or 1, length) → (batch or 1, length, features)."""
-        return nn.functional.embedding(position_ids, self.weight)
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        normed = nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight.to(hidden_states.dtype), self.eps)
+        return normed * torch.sigmoid(self.gate * hidden_states)
 
 
-class ReLUFormerLayer(FeedForward, GradientCheckpointingLayer):
-    """What encoder and decoder layers share: the feed-forward network, and dropout, residual and norm around each block."""
+def rotated(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotary positions (arXiv 2104.09864) of queries or keys (batch, heads, length, head_dim), halves paired as in Llama.
 
-    def __init__(self, config: ReLUFormerConfig, ffn_dim: int, ffn_layer: int) -> None:
-        super().__init__()
-        self.dropout = config.dropout
-        self.activation_dropout = config.activation_dropout
-        self.ffn_temperature = config.ffn_temperature
-        self.activation_fn = None
-        if config.activation_function != "softmax":
-            self.activation_fn = feed_forward_activation(config, config.activation_function, ffn_layer)
-        self.fc1 = nn.Linear(config.d_model, ffn_dim)
-        self.fc2 = nn.Linear(ffn_dim, config.d_model)
-        self.ffn_layer_norm = nn.LayerNorm(config.d_model) if config.ffn_output_norm == "layer_norm" else None
-        self.final_layer_norm = nn.LayerNorm(config.d_model)
+    cosines, sines: (batch or 1, length, head_dim).
+    """
+    first, second = states.chunk(2, dim=-1)
+    return states * cosines.unsqueeze(1) + torch.cat([-second, first], dim=-1) * sines.unsqueeze(1)
 
-    def add_and_norm(self, residual: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
-        return norm(residual + nn.functional.dropout(update, p=self.dropout, training=self.training))
 
-    def feed_forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Eq. 1 with any activation; with softmax it is the key-value memory of Eq. 2, and with a norm, Table 1's third row.
+class ReLUFormerAttention(nn.Module):
+    """Multi-head attention with the activation of the configuration (Eq. 6); self-attention or cross-attention."""
 
-        Returns:
-            (batch, length, d_model), and with `row_weight` the `activation_norms`.
+    def __init__(
+        self,
+        config: AttentionConfig,
+        heads: int,
+        layer_idx: int | None = None,
+        is_decoder: bool = False,
+        is_causal: bool = False,
+        qkv_bias: bool = True,
+        *,
+        value_bias: bool | None = None,
+        output_bias: bool = True,
+        key_heads: int | None = None,
+        head_dim: int | None = None,
+    ) -> None:
+        """value_bias: default as qkv_bias. key_heads: default as heads, which must be a multiple (grouped keys). head_dim:
+        default hidden_size / heads.
         """
-        scores = self.fc1(hidden_states)
-        if self.activation_fn is None:
-            scores = torch.softmax(scores / self.ffn_temperature, dim=-1)
-        else:
-            scores = self.activation_fn(scores)
-        norms = None if row_weight is None else activation_norms(scores, row_weight)
-        scores = nn.functional.dropout(scores, p=self.activation_dropout, training=self.training)
-        update = self.fc2(scores)
-        return update if self.ffn_layer_norm is None else self.ffn_layer_norm(update), norms
+        super().__init__()
+        self.config = config
+        # Reading a configuration in every step of decoding takes longer than the attention of one token.
+        self.activation = config.attention_activation
+        self.dropout = config.attention_dropout
+        self.num_heads = heads
+        features = config.hidden_size
+        self.head_dim = features // heads if head_dim is None else head_dim
+        self.scaling = self.head_dim**-0.5
+        self.layer_idx = layer_idx
+        self.is_decoder = is_decoder
+        self.is_causal = is_causal
 
-
-class ReLUFormerEncoderLayer(ReLUFormerLayer):
-    def __init__(self, config: ReLUFormerConfig, layer_idx: int | None = None) -> None:
-        super().__init__(config, config.encoder_ffn_dim, layer_idx or 0)
-        self.self_attn = ReLUFormerAttention(config, config.encoder_attention_heads, layer_idx)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
-
-    def forward(
-        self, hidden_states: Tensor, context: AttentionContext, ffn_row_weight: Tensor | None = None, **kwargs: Any
-    ) -> LayerOutput:
-        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of its attention."""
-        attended, _, sums = self.self_attn(hidden_states, context, **kwargs)
-        hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
-        update, norms = self.feed_forward(hidden_states, ffn_row_weight)
-        hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
-        return hidden_states, norms, *sums
-
-
-class ReLUFormerDecoderLayer(ReLUFormerLayer):
-    def __init__(self, config: ReLUFormerConfig, layer_idx: int | None = None) -> None:
-        super().__init__(config, config.decoder_ffn_dim, config.encoder_layers + (layer_idx or 0))
-        heads = config.decoder_attention_heads
-        self.self_attn = ReLUFormerAttention(config, heads, layer_idx, is_decoder=True, is_causal=True)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
-        self.encoder_attn = ReLUFormerAttention(config, heads, layer_idx, is_decoder=True)
-        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
+        merged, keys = heads * self.head_dim, (key_heads or heads) * self.head_dim
+        if keys < merged:
+            self.num_key_value_groups = merged // keys  # by this name, the library's own functions find it
+        self.k_proj = nn.Linear(features, keys, bias=qkv_bias)
+        self.v_proj = nn.Linear(features, keys, bias=qkv_bias if value_bias is None else value_bias)
+        self.q_proj = nn.Linear(features, merged, bias=qkv_bias)
+        self.out_proj = nn.Linear(merged, features, bias=output_bias)
+        self.gate_proj = nn.Linear(features, merged) if config.attention_gate else None
+        self.q_norm = nn.LayerNorm(self.head_dim) if config.attention_qk_norm else None
+        self.k_norm = nn.LayerNorm(self.head_dim) if config.attention_qk_norm else None
+        norms = {"none": lambda features: None, "layer_norm": nn.LayerNorm, "gated_rms": GatedRMSNorm}
+        self.output_norm = norms[config.attention_output_norm](merged)
+        # the logarithm of a learnable gamma is trained, so that gamma stays positive
+        self.log_gamma = None
+        if config.attention_gamma_learnable:
+            self.log_gamma = nn.Parameter(torch.full((heads,), math.log(config.attention_gamma)))
 
     def forward(
         self,
         hidden_states: Tensor,
         context: AttentionContext,
-        encoder_hidden_states: Tensor | None = None,
-        cross_context: AttentionContext | None = None,
-        ffn_row_weight: Tensor | None = None,
+        key_value_states: Tensor | None = None,
         **kwargs: Any,
-    ) -> LayerOutput:
-        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of its attentions, of self
-        and cross."""
-        attended, _, sums = self.self_attn(hidden_states, context, **kwargs)
-        hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
-        if encoder_hidden_states is not None:
-            attended, _, cross_sums = self.encoder_attn(hidden_states, cross_context, encoder_hidden_states, **kwargs)
-            hidden_states = self.add_and_norm(hidden_states, attended, self.encoder_attn_layer_norm)
-            sums += cross_sums
-        update, norms = self.feed_forward(hidden_states, ffn_row_weight)
-        hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
-        return hidden_states, norms, *sums
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:
+        """hidden_states (batch, queries, features) → the same, the weights if `eager`, S and T of the rows if they are wanted.
+
+        key_value_states: (sources, keys, features). Where `batch` is a multiple of `sources`, neighbouring rows share a source:
+        they are computed as further queries of it, so that its keys are held and read once. The cache is among `kwargs`, by the
+        name at which the library's checkpointing of layers removes it.
+        """
+        cache = kwargs.pop(CACHE_NAME, None)
+        batch, queries, features = hidden_states.shape
+        if key_value_states is not None and key_value_states.shape[0] != batch:
+            hidden_states = hidden_states.reshape(key_value_states.shape[0], -1, features)
+        query = self._split_heads(self.q_proj(hidden_states))
+        if self.q_norm is not None:
+            query = self.q_norm(query)
+        if context.rotation is not None:
+            query = rotated(query, *context.rotation)
+        key, value = self._keys_and_values(hidden_states, key_value_states, cache, context.rotation)
+        output, weights, *statistics = context.attend(
+            self,
+            query,
+            key,
+            value,
+            context.mask,
+            dropout=self.dropout if self.training else 0.0,
+            scaling=self.scaling,
+            visibility=context.visibility,
+            row_scale=self.row_scale(context),
+            statistics=context.statistics,
+            **kwargs,
+        )
+        output = output.reshape(*hidden_states.shape[:-1], -1)
+        if self.output_norm is not None:
+            output = self.output_norm(output)
+        if self.gate_proj is not None:
+            output = output * self.gate_proj(hidden_states)
+        output = self.out_proj(output).view(batch, queries, features)
+        if weights is not None and weights.shape[0] != batch:
+            weights = weights.unflatten(2, (-1, queries)).transpose(1, 2).flatten(0, 1)
+        wanted = context.row_weight is not None and statistics and statistics[0] is not None
+        return output, weights, tuple(statistics) if wanted else ()
+
+    def row_scale(self, context: AttentionContext) -> Tensor | None:
+        """r_i, (batch, 1 or heads, queries), see `AttentionContext`."""
+        scale = context.row_scale
+        if scale is None or self.log_gamma is None:
+            return scale
+        return scale * torch.exp(-self.log_gamma.to(scale.dtype)).view(1, -1, 1)
+
+    def _keys_and_values(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None,
+        cache: Cache | None,
+        rotation: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        is_cross_attention = key_value_states is not None
+        own = cache
+        if isinstance(cache, EncoderDecoderCache):
+            own = cache.cross_attention_cache if is_cross_attention else cache.self_attention_cache
+            if is_cross_attention and cache.is_updated.get(self.layer_idx):
+                layer = own.layers[self.layer_idx]
+                return layer.keys, layer.values
+        states = key_value_states if is_cross_attention else hidden_states
+        key, value = self._split_heads(self.k_proj(states)), self._split_heads(self.v_proj(states))
+        if self.k_norm is not None:
+            key = self.k_norm(key)
+        if rotation is not None:
+            key = rotated(key, *rotation)
+        if own is not None:
+            key, value = own.update(key, value, self.layer_idx)
+            if is_cross_attention and isinstance(cache, EncoderDecoderCache):
+                cache.is_updated[self.layer_idx] = True
+        return key, value
+
+    def _split_heads(self, states: Tensor) -> Tensor:
+        return states.view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+
+class SparseActivation(nn.Module):
+    """An activation with more zeros: statistical top-k of the scores, the function, a threshold, exact top-k, in this order.
+
+    Args:
+        function: the activation.
+        sparsity: share of the scores that the statistical top-k takes for 0; 0: it is left out.
+        threshold: activations of a smaller magnitude become 0.
+        top_k: how many activations of a token are kept, those of the largest magnitude; None: all.
+
+    `negative_probability`, which training may set, makes a ReLU stochastic: in training mode each score below 0 goes through
+    SiLU with this probability.
+    """
+
+    def __init__(
+        self, function: nn.Module, sparsity: float = 0.0, threshold: float = 0.0, top_k: int | None = None
+    ) -> None:
+        super().__init__()
+        self.function, self.sparsity, self.threshold, self.top_k = function, sparsity, threshold, top_k
+        self.quantile = NormalDist().inv_cdf(sparsity) if sparsity else None
+        self.negative_probability = 0.0
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """(…, neurons) → the same."""
+        if self.quantile is not None:
+            scores = statistical_top_k(scores, self.quantile)
+        activated = self.function(scores)
+        if self.training and self.negative_probability > 0:
+            drawn = torch.rand_like(scores, dtype=torch.float32) < self.negative_probability
+            activated = torch.where(drawn & (scores < 0), nn.functional.silu(scores), activated)
+        if self.threshold > 0:
+            activated = activated.masked_fill(activated.abs() < self.threshold, 0)
+        if self.top_k is not None:
+            kept = activated.abs().topk(self.top_k, dim=-1).indices
+            activated = torch.zeros_like(activated).scatter(-1, kept, activated.gather(-1, kept))
+        return activated
+
+    @property
+    def gives_exact_zeros(self) -> bool:
+        """Whether activations are exactly 0 other than by chance, for `use_sparse_ffn`."""
+        below, at_zero = self.function(torch.tensor([-1.0, 0.0])).tolist()
+        return bool(self.threshold or self.top_k) or below == 0 or (self.quantile is not None and at_zero == 0)
+
+    def extra_repr(self) -> str:
+        return f"sparsity={self.sparsity}, threshold={self.threshold}, top_k={self.top_k}"
+
+
+def statistical_top_k(scores: Tensor, quantile: float) -> Tensor:
+    """`relu(scores - (mean + std · quantile))` over the last dimension, as in Gemma 3n; the deviation is the biased one."""
+    deviation, mean = torch.std_mean(scores, dim=-1, keepdim=True, correction=0)
+    return nn.functional.relu(scores - (mean + deviation * quantile))
+
+
+class FeedForward(nn.Module):
+    """The base of what holds a feed-forward network; its `activation_fn` is made by `feed_forward_activation`."""
+
+    activation_fn: nn.Module | None
+
+    def set_zeros(self, *, threshold: float | None = None, negative_probability: float | None = None) -> None:
+        """Changes what a schedule changes during training (see `SparseActivation`); None leaves it as it is."""
+        if not isinstance(self.activation_fn, SparseActivation):
+            if not threshold and not negative_probability:
+                return
+            self.activation_fn = SparseActivation(self.activation_fn).train(self.training)
+        if threshold is not None:
+            self.activation_fn.threshold = threshold
+        if negative_probability is not None:
+            self.activation_fn.negative_probability = negative_probability
+
+
+def feed_forward_activation(config: FeedForwardConfig, activation: str, layer: int) -> nn.Module:
+    """The activation of the FFN of one layer, which is that of `ACT2FN` itself where the configuration asks for no more zeros."""
+    function, sparsity = ACT2FN[activation], config.sparsity_of_layer(layer)
+    if not sparsity and not config.ffn_threshold and config.ffn_top_k is None:
+        return function
+    return SparseActivation(function, sparsity, config.ffn_threshold, config.ffn_top_k)
+
+
+def require_token_ids(input_ids: Tensor, name: str) -> None:
+    """Raises a `ValueError` unless `input_ids` are integers (batch, length); `name` is `decoder_` or empty."""
+    if input_ids.ndim != 2 or input_ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"{name}input_ids must be integers (int64 or int32) of the shape (batch, length); "
+            f"got {input_ids.dtype} {tuple(input_ids.shape)}."
+        )
+
+
+def require_known_ids(input_ids: Tensor, vocab_size: int, name: str) -> None:
+    """Raises an `IndexError` for an id outside the vocabulary."""
+    wrong = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+    if wrong.numel():
+        raise IndexError(
+            f"{name}input_ids holds the id {int(wrong[0])}; the vocabulary of {vocab_size} tokens has the ids 0 to "
+            f"{vocab_size - 1}."
+        )
+
+
+def require_positions(length: int, most: int) -> None:
+    """Raises a `ValueError` for a sequence that is longer than `most`, the configuration's max_position_embeddings."""
+    if length > most:
+        raise ValueError(
+            f"A sequence of {length} tokens is longer than max_position_embeddings={most}: shorten it, or take a model with "
+            "more positions."
+        )
+
+
+def require_whole_mask(attention_mask: Tensor | None, batch: int, length: int, seen: int | Tensor, name: str) -> None:
+    """Raises a `ValueError` for a mask without the `seen` tokens in a cache, which would be taken for one of a static cache;
+    `name` is `decoder_` or empty."""
+    flat = isinstance(seen, int) and attention_mask is not None and attention_mask.ndim == 2
+    if flat and attention_mask.shape[1] < seen + length:
+        raise ValueError(
+            f"{name}attention_mask must cover the {seen} tokens in the cache and the {length} given ones, (batch, keys) = "
+            f"({batch}, {seen + length}); got {tuple(attention_mask.shape)}."
+        )
+
+
+def tokens_in(cache: Cache | None) -> int | Tensor:
+    """How many tokens a cache holds; of a static cache a tensor, copied since it counts in place while the layers write."""
+    seen = 0 if cache is None else cache.get_seq_length()
+    return seen.clone() if isinstance(seen, Tensor) else seen
+
+
+def token_positions(
+    length: int,
+    device: torch.device,
+    attention_mask: Tensor | None,
+    segments: Tensor | None,
+    seen: int | Tensor = 0,
+) -> Tensor:
+    """Positions of the last `length` tokens, (batch or 1, length); padding on the left does not count.
+
+    Args:
+        attention_mask: (batch, seen + length), or wider with a static cache; one of four dimensions says nothing here.
+        segments: (batch, length), see `positions_from_segments`.
+        seen: number of tokens before them, in a cache.
+    """
+    if segments is not None:
+        return positions_from_segments(segments)
+    if attention_mask is not None and attention_mask.ndim == 2:
+        return positions_from_padding(attention_mask, length, seen)
+    return (torch.arange(length, device=device) + seen).unsqueeze(0)
+
+
+class EmbedsTokens:
+    """A mixin for a stack with `embed_tokens`: ids or embeddings, refused where they do not fit, become scaled embeddings."""
+
+    config: PreTrainedConfig
+    embed_tokens: nn.Embedding
+    embed_scale: float = 1.0
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, name: str) -> Tensor:
+        """Scaled embeddings, (batch, length, hidden_size), of one of both inputs; `name` is `decoder_` or empty."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
+        if inputs_embeds is None:
+            inputs_embeds = self._look_up(input_ids, name)
+        elif inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != self.config.hidden_size:
+            raise ValueError(
+                f"{name}inputs_embeds must have the shape (batch, length, {self.config.hidden_size}); "
+                f"got {tuple(inputs_embeds.shape)}."
+            )
+        return inputs_embeds if self.embed_scale == 1 else inputs_embeds * self.embed_scale
+
+    def _look_up(self, input_ids: Tensor, name: str) -> Tensor:
+        """The embeddings of the ids. On a CPU the lookup itself finds a wrong id; a check before it would cost time."""
+        require_token_ids(input_ids, name)
+        if is_compiling():
+            return self.embed_tokens(input_ids)
+        try:
+            return self.embed_tokens(input_ids)
+        except IndexError:
+            require_known_ids(input_ids, self.embed_tokens.num_embeddings, name)
+            raise
+
+
+# Of a layer: hidden states, norms of its FFN, and, where statistics are wanted, S and T of the rows of each of its attentions,
+# (batch, heads, queries) each. Not nested: reentrant checkpointing differentiates no tensor of an inner tuple.
+LayerOutput = tuple[Tensor | None, ...]
+
+
+@dataclass
+class LayerSums:
+    """`attention_sums`: (modules, 5), see `module_sums`; `ffn_norms`: (FFNs,), see `activation_norms`; None where not asked for.
+    A mixin before the library's output, whose fields come first."""
+
+    attention_sums: Tensor | None = None
+    ffn_norms: Tensor | None = None
+
+
+@dataclass
+class LossParts:
+    """With `labels`, the loss, its parts per item and statistics of the attention. All are scalars, None where undefined.
+
+    An item is what the loss is a mean over: a target token, or an image. A mixin, as `LayerSums`.
+
+    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7), plus
+        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁` over FFNs and items. For images `cross_entropy` is the loss of the
+        kind of problem.
+    attention_sum, attention_entropy, dead_row_fraction: means of S, of H (nats) and of rows without any positive weight
+        over all attention modules, heads and real query rows.
+    """
+
+    cross_entropy: Tensor | None = None
+    regularization: Tensor | None = None
+    attention_sum: Tensor | None = None
+    attention_entropy: Tensor | None = None
+    dead_row_fraction: Tensor | None = None
+    ffn_l1: Tensor | None = None
+
+
+def join_sums(parts: Iterable[Tensor | None]) -> Tensor | None:
+    """What layers or stacks have returned, one after the other; None where nothing was."""
+    parts = [part for part in parts if part is not None]
+    return torch.cat([part.to(parts[0].device) for part in parts]) if parts else None
+
+
+def run_layers(
+    layers: Iterable[nn.Module], hidden_states: Tensor, *arguments: Any, **options: Any
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """hidden_states (batch, length, features) through all layers → the same, `attention_sums` and `ffn_norms` of them all."""
+    rows, norms = [], []
+    for layer in layers:
+        hidden_states, layer_norms, *layer_rows = layer(hidden_states, *arguments, **options)
+        norms.append(layer_norms)
+        rows.append(layer_rows)
+    contexts = [item for item in arguments if isinstance(item, AttentionContext)]
+    # one kind of attention after the other, so that the modules of a kind, which share their shape, are computed at once
+    stacked = [
+        None if parts[0] is None else torch.stack([part.to(parts[0].device) for part in parts])
+        for parts in zip(*rows, strict=True)
+    ]
+    sums = [_sums_of_context(*kind) for kind in zip(contexts, stacked[::2], stacked[1::2], strict=False)]
+    return hidden_states, join_sums(sums), join_sums(norms)
+
+
+def _sums_of_context(context: AttentionContext, row_sum: Tensor, row_sum_log: Tensor | None) -> Tensor:
+    """`module_sums` of the attention modules that share a context; S and T (modules, batch, heads, queries)."""
+    visible_keys, row_weight = (item.to(row_sum.device) for item in (context.visible_keys, context.row_weight))
+    return module_sums(row_sum, row_sum_log, visible_keys, row_weight, entropy_margin=context.entropy_margin)
+
+
+class CompactMask:
+    """A mixin before `GenerationMixin`: the mask of generation stays (batch, keys)."""
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+        # generate() would prepare a dense mask for static caches; the compact one serves every implementation here
+        return attention_mask
+
+
+# What Transformers names like this is part of the input: without it the result is another one.
+_INPUTS = re.compile(r"\w+_(ids|mask|embeds|values)|\w*labels|is_causal")
+
+
+def checked_keywords(*more: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator, outside all others, of each forward pass that the library or a user calls.
+
+    The cache may come by either of its names, see `CACHE_NAME`. Keywords that are neither named by the pass nor in `more` go
+    through, since the library passes new ones with each version, but for those that must be mistakes: a part of the input, which
+    would be ignored, and what differs from a name of ours by a slip of the pen.
+    """
+
+    def decorate(forward: Callable[..., Any]) -> Callable[..., Any]:
+        known = [*inspect.signature(forward).parameters, *more]
+        known += ["past_key_values"] if "cache" in known else []
+
+        @functools.wraps(forward)
+        def checked(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+            if "past_key_values" in kwargs and "cache" in known:
+                if "cache" in kwargs:
+                    raise TypeError("cache and past_key_values are two names of one argument; give one of them.")
+                kwargs["cache"] = kwargs.pop("past_key_values")
+                if CACHE_NAME == "cache" and not is_compiling():  # as the library's own models say it
+                    warnings.warn(
+                        "`past_key_values` is deprecated by Transformers; use `cache`.", FutureWarning, stacklevel=2
+                    )
+            for name, value in kwargs.items():
+                if name not in known and value is not None:
+                    _check_unknown(self, name, known)
+            return forward(self, *args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def _check_unknown(model: PreTrainedModel, name: str, known: Sequence[str]) -> None:
+    if _INPUTS.fullmatch(name):
+        raise TypeError(f"{type(model).__name__} takes no {name}; leave it out.")
+    if name in TransformersKwargs.__annotations__ or name in ("return_dict", "use_cache"):
+        return
+    names = [*known, *TransformersKwargs.__annotations__]
+    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.8):
+        raise TypeError(f"{type(model).__name__} takes no {name}; did you mean {near[0]}?")
+    if not is_compiling():
+        logger.warning_once(
+            f"{name} is no argument of reluformer's models; it is left to the attention function, which may ignore it."
+        )
+
+
+class AttentionPreTrainedModel(PreTrainedModel):
+    """The base of all models. A subclass names its configuration and, in `auto_map`, the classes that a checkpoint serves."""
+
+    config: FeedForwardConfig
+    # The library names only the class that is saved, but a checkpoint of a base model or of a whole one serves both.
+    auto_map: ClassVar[dict[str, str]] = {}
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _can_compile_fullgraph = True
+    # What a message may name beside `label_smoothing_factor=0`.
+    _instead_of_smoothing: ClassVar[str] = ""
+    # What a schedule of training puts in the place of `config.ffn_l1_weight`; never saved.
+    scheduled_ffn_l1_weight: float | None = None
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, GatedRMSNorm):
+            init.ones_(module.gate)
+        elif isinstance(module, ReLUFormerAttention) and self.config.attention_gamma_learnable:
+            init.constant_(module.log_gamma, math.log(self.config.attention_gamma))
+
+    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
+        """As in Transformers. A class that is registered for the Auto classes is saved with its code and the place of it."""
+        if self._auto_class is not None:
+            self.config.auto_map = dict(self.auto_map)
+        super().save_pretrained(save_directory, **kwargs)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        activation = self.config.attention_activation
+        requested = requested_attention or default_implementation(activation)
+        require_attention_implementation(activation, requested)
+        if requested == "fused" and fused_attention_forward is None:
+            raise ImportError("attn_implementation='fused' needs the package reluformer: install it, or use 'eager'.")
+        if requested in OWN_IMPLEMENTATIONS:
+            return requested
+        return super().get_correct_attn_implementation(requested, is_init_check)
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, is_init_check: bool = False, allow_all_kernels: bool = False
+    ) -> str:
+        # Checked before the library does, which would accept any name registered globally and any kernel of the Hub.
+        checked = self.get_correct_attn_implementation(attn_implementation, is_init_check)
+        if checked in OWN_IMPLEMENTATIONS:
+            return checked
+        return super()._check_and_adjust_attn_implementation(checked, is_init_check, allow_all_kernels)
+
+    def _refuse_output_attentions(self, kwargs: Mapping[str, Any]) -> None:
+        if kwargs.get("output_attentions") and self.config._attn_implementation != "eager":
+            raise ValueError(
+                f"output_attentions=True needs attn_implementation='eager'; {self.config._attn_implementation!r} never holds "
+                "the weights. Call model.set_attn_implementation('eager') first."
+            )
+
+    @property
+    def ffn_l1_weight(self) -> float:
+        """The weight of the L1 term of the loss, as `config.ffn_l1_weight` says it or a schedule of training."""
+        scheduled = self.scheduled_ffn_l1_weight
+        return self.config.ffn_l1_weight if scheduled is None else scheduled
+
+    def _loss_terms(self, outputs: LayerSums, statistics: str) -> dict[str, Any]:
+        """The arguments of `regularized_loss` that follow from the configuration and from what the layers returned."""
+        # What a schedule sets changes with the updates, and would make losses of evaluation incomparable.
+        counts = self.training or self.scheduled_ffn_l1_weight is None
+        return {
+            "sums": outputs.attention_sums,
+            "statistics": statistics,
+            "regularization_weight": self.config.regularization_weight,
+            "ffn_norms": outputs.ffn_norms,
+            "ffn_l1_weight": self.ffn_l1_weight if counts else 0.0,
+        }
+
+    def _statistics(self) -> str:
+        """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be reported."""
+        config = self.config
+        if config.attention_activation in NON_NEGATIVE:
+            return "sum+entropy" if config.regularization_weight > 0 or not self.training else "sum"
+        in_memory = config.attention_activation in NORMALIZED and config._attn_implementation == "eager"
+        return "sum+entropy" if in_memory and not self.training else "none"
+
+    def _warn_about_missing_labels(self) -> None:
+        terms = {
+            "regulariser": ("regularization_weight", self.config.regularization_weight),
+            "L1 norm of the activations": ("ffn_l1_weight", self.ffn_l1_weight),
+        }
+        for term, (name, weight) in terms.items():
+            if weight > 0 and not is_compiling():
+                logger.warning_once(
+                    f"A training pass without labels: the model's own loss, and with it the {term} ({name}={weight}), is not "
+                    "computed. The Trainer's label_smoothing_factor does that: leave it at "
+                    f"0{self._instead_of_smoothing}."
+                )
+
+
+class LanguageHeadMixin:
+    """For a model with an output layer `lm_head`: logits and their cross-entropy, or the latter alone."""
+
+    def _skips_logits(self, skip_logits: bool | None, labels: Tensor | None) -> bool:
+        """The argument `skip_logits` of a forward pass, None as the configuration says it.
+
+        Raises:
+            ValueError: True without labels.
+        """
+        if skip_logits is None:
+            return self.config.skip_logits and self.training and labels is not None
+        if skip_logits and labels is None:
+            raise ValueError("skip_logits=True leaves only the loss, which needs labels; none were given. Give labels.")
+        return skip_logits
+
+    def _logits_and_loss_sum(
+        self, hidden_states: Tensor, labels: Tensor | None, skip_logits: bool, bias: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The logits (batch, target, vocabulary), None if skipped, and the sum of the cross-entropy, None without labels."""
+        smoothing = self.config.label_smoothing
+        if skip_logits and self._head_computes_the_loss():
+            return None, vocabulary_loss(hidden_states, self.lm_head.weight, labels, bias, smoothing)
+        logits = self.lm_head(hidden_states)
+        if bias is not None:
+            # in place, a step of decoding saves a pass over memory that is new; autograd and backward hooks need it apart
+            add = Tensor.add if logits.requires_grad else Tensor.add_
+            logits = add(logits, bias.to(logits.dtype))
+        loss_sum = None if labels is None else cross_entropy_sum(logits, labels, smoothing)
+        return None if skip_logits else logits, loss_sum
+
+    def _head_computes_the_loss(self) -> bool:
+        """Whether the logits are those of the layer's weight; what wraps or replaces it (LoRA, say) computes others."""
+        if vocabulary_loss is None:
+            reason = "the package reluformer is not installed"
+        elif type(self.lm_head) is not nn.Linear:
+            reason = f"lm_head is a {type(self.lm_head).__module__}.{type(self.lm_head).__qualname__}"
+        else:
+            return True
+        if not is_compiling():
+            logger.warning_once(f"skip_logits saves no memory here: {reason}, so all logits are computed for the loss.")
+        return False

@@ -1,12 +1,16 @@
-"""The training loss: label-smoothed cross-entropy and the regulariser, per sentence, over one normaliser.
+"""The training loss: the cross-entropy and the regulariser L_reg (Eq. 7), per sentence, over one normaliser.
 
-    loss = [ sum over target tokens of smoothed cross-entropy + weight · sum_b L_reg(b) · targets_b ] / N
+    loss = [ sum over items of cross-entropy + weight · sum_b L_reg(b) · items_b ] / N
 
-Where `ffn_l1_weight` is set, ffn_l1_weight · sum_b L1(b) · targets_b is a third term of the sum: L1(b) is the mean over the
-feed-forward networks of the mean over the real rows of sentence b of ‖a‖₁, the sum of their activations' magnitudes.
+    H_i   = log S_i - T_i / S_i
+    L_reg = |log S_i| + max(H_i - C_i, 0),     C_i = entropy_margin · log n_i
 
-L_reg(b) is the mean over attention modules of the mean over heads and real query rows of sentence b. With
+An item is a target token, or an image. L_reg(b) is the mean over attention modules of the mean over heads and real query rows
+of sentence b. A dead row (S_i = 0) contributes 0 with gradient 0, and stays in the denominator of every mean. With
 N = `num_items_in_batch` the result does not depend on how a batch is cut into steps and processes.
+
+Where `ffn_l1_weight` is set, ffn_l1_weight · sum_b L1(b) · items_b is a third term of the sum: L1(b) is the mean over the
+feed-forward networks of the mean over the real rows of sentence b of ‖a‖₁, the sum of their activations' magnitudes.
 """
 
 from __future__ import annotations
@@ -15,12 +19,97 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import is_torchdynamo_compiling
 
-from .regularization_reluformer import row_weights
-from .visibility_reluformer import wide
+from .attention_reluformer import wide
 
+DEFAULT_ENTROPY_MARGIN = 0.7  # of Eq. 7
 IGNORED_LABEL = -100
+
+
+def row_entropy(row_sum: Tensor, row_sum_log: Tensor) -> Tensor:
+    """Entropy H of each row's normalised weights, in nats; 0 for a dead row. All shapes (…, heads, queries)."""
+    alive = row_sum > 0
+    safe_sum = torch.where(alive, row_sum, 1.0)
+    return torch.log(safe_sum) - torch.where(alive, row_sum_log, 0.0) / safe_sum
+
+
+def row_penalty(row_sum: Tensor, entropy: Tensor, visible_keys: Tensor, entropy_margin: float) -> Tensor:
+    """Eq. 7 for each row, (…, batch, heads, queries). `visible_keys` is n_i, (batch, queries), at least 1."""
+    safe_sum = torch.where(row_sum > 0, row_sum, 1.0)
+    bound = entropy_margin * torch.log(visible_keys.to(entropy.dtype)).unsqueeze(1)
+    return torch.log(safe_sum).abs() + torch.relu(entropy - bound)
+
+
+def module_sums(
+    row_sum: Tensor,
+    row_sum_log: Tensor | None,
+    visible_keys: Tensor,
+    row_weight: Tensor,
+    *,
+    entropy_margin: float,
+) -> Tensor:
+    """The sums of attention modules over their rows, for the loss and the logs; several modules at once spare a GPU launches.
+
+    Args:
+        row_sum, row_sum_log: S and T, ([modules,] batch, heads, queries); T None where the entropy was not asked for.
+        visible_keys: n_i, (batch, queries).
+        row_weight: (batch, queries), 0 for rows that are padding. For the loss: see `row_weights`.
+
+    Returns:
+        ([modules,] 5): the weighted sum of Eq. 7 over the rows (mean over the heads); then, over the real rows, the sums of S,
+        of H and of dead rows (means over the heads), and their number. The first alone carries a gradient.
+    """
+    real = (row_weight > 0).to(row_sum.dtype)
+    heads = row_sum.shape[-2]
+
+    def over_rows(values: Tensor, weight: Tensor) -> Tensor:
+        return (values * weight.unsqueeze(-2)).sum((-3, -2, -1)) / heads
+
+    if row_sum_log is None:
+        penalty = entropy_sum = row_sum.new_zeros(row_sum.shape[:-3])
+    else:
+        entropy = row_entropy(row_sum, row_sum_log)
+        penalty = row_penalty(row_sum, entropy, visible_keys, entropy_margin)
+        penalty = over_rows(penalty, row_weight.to(penalty.dtype))
+        entropy_sum = over_rows(entropy.detach(), real)
+    row_sums, dead = over_rows(row_sum.detach(), real), over_rows((row_sum == 0).to(row_sum.dtype), real)
+    return torch.stack([penalty, row_sums, entropy_sum, dead, real.sum().expand_as(dead)], dim=-1)
+
+
+def activation_norms(activations: Tensor, row_weight: Tensor) -> Tensor:
+    """The weighted sum of `‖a‖₁` over the rows of a feed-forward network, (1,).
+
+    Args:
+        activations: (batch, length, neurons), what the last projection multiplies.
+        row_weight: (batch, length), see `row_weights`.
+    """
+    norms = activations.abs().sum(dim=-1, dtype=wide(activations.dtype))
+    return (norms * row_weight).sum().unsqueeze(0)
+
+
+def row_weights(
+    row_sentence: Tensor, label_sentence: Tensor, sentences: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Weight of every query row in sum_b L_reg(b) · targets_b: targets_b / rows_b for a row of sentence b, 0 for padding.
+
+    Args:
+        row_sentence: (batch, queries), the number of the sentence each row belongs to, from 1; 0 for padding. Numbers are
+            per batch row: without packing every real row is of sentence 1.
+        label_sentence: (batch, targets), the same for the labels, 0 where the label is -100.
+        sentences: the highest number.
+
+    Returns:
+        (batch, queries), of the `dtype`.
+    """
+    batch = row_sentence.shape[0]
+
+    def count(sentence: Tensor) -> Tensor:
+        counts = torch.zeros(batch, sentences + 1, device=sentence.device, dtype=dtype)
+        return counts.scatter_add_(1, sentence.long(), torch.ones_like(sentence, dtype=counts.dtype))
+
+    weight = count(label_sentence) / count(row_sentence).clamp_min(1)
+    weight[:, 0] = 0
+    return weight.gather(1, row_sentence.long())
 
 
 class SentenceRows(NamedTuple):
@@ -28,47 +117,6 @@ class SentenceRows(NamedTuple):
 
     encoder: Tensor
     decoder: Tensor
-
-
-class RegularizedLoss(NamedTuple):
-    """Scalars: loss = cross_entropy + weight · regularization + ffn_l1_weight · ffn_l1. What is undefined is None."""
-
-    loss: Tensor
-    cross_entropy: Tensor
-    regularization: Tensor | None
-    attention_sum: Tensor | None
-    attention_entropy: Tensor | None
-    dead_row_fraction: Tensor | None
-    ffn_l1: Tensor | None = None
-
-
-def check_labels(labels: Tensor, vocab_size: int) -> None:
-    """Refuses labels that are not integers of the shape (batch, target) and, on a CPU, labels outside the vocabulary.
-
-    On a GPU this check would have to wait for the device, whose own assertion stops such a batch.
-
-    Raises:
-        ValueError: labels of another shape or dtype, or empty ones.
-        IndexError: an id that is neither in the vocabulary nor -100.
-    """
-    if labels.ndim != 2 or labels.dtype != torch.int64:
-        raise ValueError(
-            f"labels must be integers (int64) of the shape (batch, target); got {labels.dtype} {tuple(labels.shape)}."
-        )
-    if is_torchdynamo_compiling():
-        return
-    if labels.numel() == 0:
-        raise ValueError(
-            f"labels of the shape {tuple(labels.shape)} are empty: a batch needs at least one sequence and token."
-        )
-    if labels.device.type != "cpu":
-        return
-    wrong = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= vocab_size)]
-    if wrong.numel():
-        raise IndexError(
-            f"labels holds the id {int(wrong[0])}; the vocabulary of {vocab_size} tokens has the ids 0 to {vocab_size - 1}, "
-            f"and {IGNORED_LABEL} stands for no target."
-        )
 
 
 def sentence_rows(
@@ -118,76 +166,58 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) ->
     )
 
 
-def translation_loss(
-    cross_entropy_sum: Tensor,
-    labels: Tensor,
-    figures: Tensor | None,
-    *,
-    statistics: str,
-    regularization_weight: float,
-    ffn_norms: Tensor | None = None,
-    ffn_l1_weight: float = 0.0,
-    num_items_in_batch: Tensor | int | None = None,
-) -> RegularizedLoss:
-    """The loss of one forward pass.
+class RegularizedLoss(NamedTuple):
+    """Scalars: loss = cross_entropy + weight · regularization + ffn_l1_weight · ffn_l1. What is undefined is None."""
 
-    Args:
-        cross_entropy_sum: scalar, over all labels. labels: (batch, target), -100 ignored.
-        figures: (modules, 5), see `module_figures`; None where the attention gives no statistics.
-        statistics: which of them were asked for: "none", "sum" or "sum+entropy".
-        ffn_norms: (FFNs,), see `activation_norms`; None: no L1 term. ffn_l1_weight: its weight.
-        num_items_in_batch: N; None: the number of targets here.
-    """
+    loss: Tensor
+    cross_entropy: Tensor
+    regularization: Tensor | None = None
+    attention_sum: Tensor | None = None
+    attention_entropy: Tensor | None = None
+    dead_row_fraction: Tensor | None = None
+    ffn_l1: Tensor | None = None
+
+
+def translation_loss(
+    loss_sum: Tensor, labels: Tensor, sums: Tensor | None, *, num_items_in_batch: Tensor | int | None = None, **terms
+) -> RegularizedLoss:
+    """`regularized_loss` over the labels (batch, target) that are not -100, here or in the whole update."""
     items = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
-    return regularized_loss(
-        cross_entropy_sum,
-        items,
-        figures,
-        statistics=statistics,
-        regularization_weight=regularization_weight,
-        ffn_norms=ffn_norms,
-        ffn_l1_weight=ffn_l1_weight,
-    )
+    return regularized_loss(loss_sum, items, sums, **terms)
 
 
 def regularized_loss(
     loss_sum: Tensor,
     items: Tensor | int,
-    figures: Tensor | None,
+    sums: Tensor | None,
     *,
     statistics: str,
     regularization_weight: float,
     ffn_norms: Tensor | None = None,
     ffn_l1_weight: float = 0.0,
 ) -> RegularizedLoss:
-    """The loss of one forward pass over any kind of items: target tokens, or images.
+    """The loss of one forward pass.
 
     Args:
         loss_sum: scalar, of the items here, without regulariser.
         items: N, their number in the whole update.
-        figures, statistics, regularization_weight, ffn_norms, ffn_l1_weight: see `translation_loss`.
+        sums: (modules, 5), see `module_sums`; None where the attention gives no statistics.
+        statistics: which of them were asked for: "none", "sum" or "sum+entropy".
+        ffn_norms: (FFNs,), see `activation_norms`; None: no L1 term. ffn_l1_weight: its weight.
     """
     items = torch.as_tensor(items, device=loss_sum.device).clamp_min(1)
-    found = _with_attention(loss_sum, items, figures, statistics, regularization_weight)
-    if ffn_norms is None:
-        return found
-    ffn_l1 = ffn_norms.mean() / items
-    return found._replace(loss=found.loss + ffn_l1_weight * ffn_l1, ffn_l1=ffn_l1)
-
-
-def _with_attention(
-    loss_sum: Tensor, items: Tensor, figures: Tensor | None, statistics: str, regularization_weight: float
-) -> RegularizedLoss:
     cross_entropy = loss_sum / items
     # A copy: the Trainer multiplies the loss by the number of processes, in place.
-    loss = cross_entropy.clone()
-    if figures is None:
-        return RegularizedLoss(loss, cross_entropy, None, None, None, None)
-    row_sum, entropy, dead, rows = figures[:, 1:].detach().sum(0).unbind()
-    rows = rows.clamp_min(1)
-    if statistics == "sum":
-        return RegularizedLoss(loss, cross_entropy, None, row_sum / rows, None, dead / rows)
-    regularization = figures[:, 0].mean() / items
-    if regularization_weight:
-        loss = cross_entropy + regularization_weight * regularization
-    return RegularizedLoss(loss, cross_entropy, regularization, row_sum / rows, entropy / rows, dead / rows)
+    loss, found = cross_entropy.clone(), {}
+    if sums is not None:
+        row_sum, entropy, dead, rows = sums[:, 1:].detach().sum(0).unbind()
+        rows = rows.clamp_min(1)
+        found = {"attention_sum": row_sum / rows, "dead_row_fraction": dead / rows}
+        if statistics == "sum+entropy":
+            found |= {"regularization": sums[:, 0].mean() / items, "attention_entropy": entropy / rows}
+            if regularization_weight:
+                loss = loss + regularization_weight * found["regularization"]
+    if ffn_norms is not None:
+        found["ffn_l1"] = ffn_norms.mean() / items
+        loss = loss + ffn_l1_weight * found["ffn_l1"]
+    return RegularizedLoss(loss, cross_entropy, **found)

@@ -1,32 +1,154 @@
 """The decoder-only language model: `ReLUFormerDecoderModel` and `ReLUFormerForCausalLM`."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from transformers import Cache, DynamicCache, GenerationMixin
 from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.utils import can_return_tuple, is_torchdynamo_compiling
+from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_reluformer import attention_context
-from .base_reluformer import AttentionPreTrainedModel, checked_keywords
-from .configuration_attention import CACHE_NAME
+from .attention_reluformer import segments_from_positions, wide
 from .configuration_decoder import ReLUFormerDecoderConfig
-from .generation_reluformer import CompactMask
-from .layers_decoder import ReLUFormerCausalLayer, norm_of
-from .loss_decoder import next_token_labels
-from .loss_reluformer import IGNORED_LABEL, check_labels, cross_entropy_sum, translation_loss
-from .multihead_reluformer import ReLUFormerAttention
-from .outputs_reluformer import ReLUFormerCausalLMOutput, ReLUFormerDecoderModelOutput, run_layers
-from .tokens_reluformer import EmbedsTokens, look_up_positions, require_positions, require_whole_mask, token_positions
-from .visibility_reluformer import segments_from_positions, wide
-from .vocabulary_reluformer import VocabularyHead, VocabularyHeadMixin
+from .configuration_reluformer import CACHE_NAME
+from .layers_reluformer import (
+    AttentionContext,
+    AttentionPreTrainedModel,
+    CompactMask,
+    EmbedsTokens,
+    FeedForward,
+    LanguageHeadMixin,
+    LayerOutput,
+    LayerSums,
+    LossParts,
+    ReLUFormerAttention,
+    attention_context,
+    checked_keywords,
+    feed_forward_activation,
+    require_positions,
+    require_whole_mask,
+    run_layers,
+    token_positions,
+    tokens_in,
+)
+from .loss_reluformer import IGNORED_LABEL, activation_norms, translation_loss
 
-_REMEDY = "take a model with a longer table of positions, or rotary ones"
+
+@dataclass
+class ReLUFormerDecoderModelOutput(LayerSums, BaseModelOutputWithPast):
+    """Of the language model without its head."""
+
+
+@dataclass
+class ReLUFormerCausalLMOutput(LossParts, CausalLMOutputWithPast):
+    """Of the language model: its loss, see `LossParts`."""
+
+
+def norm_of(config: ReLUFormerDecoderConfig) -> nn.Module:
+    """A new norm over the features."""
+    kind = nn.RMSNorm if config.norm_type == "rms_norm" else nn.LayerNorm
+    return kind(config.hidden_size, eps=config.norm_eps)
+
+
+class ReLUFormerMLP(FeedForward):
+    """`fc2(f(fc1(x)))`."""
+
+    def __init__(self, config: ReLUFormerDecoderConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.activation_dropout = config.activation_dropout
+        self.activation_fn = feed_forward_activation(config, config.hidden_act, layer_idx)
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.ffn_bias)
+
+    def forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """(batch, length, hidden_size) → the same; with `row_weight`, also the `activation_norms`."""
+        activated = self.activation_fn(self.fc1(hidden_states))
+        update = self.fc2(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
+        return update if row_weight is None else (update, activation_norms(activated, row_weight))
+
+    def last_projection(self) -> nn.Linear:
+        """What writes to the residual stream, see `scale_residual_init`."""
+        return self.fc2
+
+
+class ReLUFormerGatedMLP(FeedForward):
+    """`down_proj(f(gate_proj(x)) * up_proj(x))`, with `ffn_type="dglu"` the activation in both factors. Names are Llama's."""
+
+    def __init__(self, config: ReLUFormerDecoderConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.activation_dropout = config.activation_dropout
+        self.activation_fn = feed_forward_activation(config, config.hidden_act, layer_idx)
+        self.up_fn = ACT2FN[config.hidden_act] if config.ffn_type == "dglu" else nn.Identity()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.ffn_bias)
+
+    def forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """(batch, length, hidden_size) → the same; with `row_weight`, also the `activation_norms`."""
+        activated = self.activation_fn(self.gate_proj(hidden_states)) * self.up_fn(self.up_proj(hidden_states))
+        update = self.down_proj(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
+        return update if row_weight is None else (update, activation_norms(activated, row_weight))
+
+    def last_projection(self) -> nn.Linear:
+        """What writes to the residual stream, see `scale_residual_init`."""
+        return self.down_proj
+
+
+class ReLUFormerCausalLayer(GradientCheckpointingLayer):
+    """One layer; with `normalization="none"` it has no norms."""
+
+    def __init__(self, config: ReLUFormerDecoderConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.self_attn = ReLUFormerAttention(
+            config,
+            config.num_attention_heads,
+            layer_idx,
+            is_decoder=True,
+            is_causal=True,
+            qkv_bias=config.query_key_bias,
+            value_bias=config.value_bias,
+            output_bias=config.output_bias,
+            key_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+        )
+        self.mlp = (ReLUFormerMLP if config.ffn_type == "mlp" else ReLUFormerGatedMLP)(config, layer_idx)
+        for projection in (self.self_attn.out_proj, self.mlp.last_projection()):
+            projection.writes_to_residual = True  # for `scale_residual_init`
+        self.input_layernorm = self.post_attention_layernorm = None
+        if config.normalization == "pre":
+            self.input_layernorm, self.post_attention_layernorm = norm_of(config), norm_of(config)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        context: AttentionContext,
+        ffn_row_weight: Tensor | None = None,
+        **kwargs: Any,
+    ) -> LayerOutput:
+        """(batch, length, hidden_size) → the same, and if wanted the norms (1,) of its FFN, and S and T of its attention."""
+        normed = hidden_states if self.input_layernorm is None else self.input_layernorm(hidden_states)
+        attended, _, rows = self.self_attn(normed, context, **kwargs)
+        hidden_states = hidden_states + nn.functional.dropout(attended, p=self.dropout, training=self.training)
+        normed = (
+            hidden_states if self.post_attention_layernorm is None else self.post_attention_layernorm(hidden_states)
+        )
+        norms = None
+        if ffn_row_weight is None:
+            update = self.mlp(normed)
+        else:
+            update, norms = self.mlp(normed, ffn_row_weight)
+        update = nn.functional.dropout(update, p=self.dropout, training=self.training)
+        return hidden_states + update, norms, *rows
 
 
 class ReLUFormerDecoderPreTrainedModel(AttentionPreTrainedModel):
@@ -97,10 +219,8 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         batch, length = inputs_embeds.shape[:2]
-        seen = 0 if cache is None else cache.get_seq_length()
-        if isinstance(seen, Tensor):
-            seen = seen.clone()  # a static cache counts in place while the layers write to it
-        require_whole_mask(attention_mask, batch, length, seen)
+        seen = tokens_in(cache)
+        require_whole_mask(attention_mask, batch, length, seen, "")
         check_positions(position_ids, batch, length)
         if position_ids is None:
             position_ids = self._positions(length, inputs_embeds.device, attention_mask, segment_ids, seen)
@@ -119,7 +239,7 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             rotation=None if self.rotary_emb is None else self.rotary_emb(inputs_embeds, position_ids=position_ids),
         )
         hidden_states = self._with_positions(inputs_embeds, position_ids)
-        hidden_states, figures, norms = run_layers(
+        hidden_states, sums, norms = run_layers(
             self.layers,
             hidden_states,
             context,
@@ -129,7 +249,7 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         )
         return ReLUFormerDecoderModelOutput(
             last_hidden_state=hidden_states if self.norm is None else self.norm(hidden_states),
-            attention_figures=figures,
+            attention_sums=sums,
             ffn_norms=norms,
             **{CACHE_NAME: cache},
         )
@@ -143,14 +263,13 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         seen: int | Tensor,
     ) -> Tensor:
         if self.embed_positions is not None and isinstance(seen, int):
-            require_positions(seen + length, self.config.max_position_embeddings, _REMEDY)
+            require_positions(seen + length, self.config.max_position_embeddings)
         return token_positions(length, device, attention_mask, segment_ids, seen)
 
     def _with_positions(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
         """What goes into the first layer."""
         if self.embed_positions is not None:
-            most = self.config.max_position_embeddings
-            inputs_embeds = inputs_embeds + look_up_positions(self.embed_positions, position_ids, most, _REMEDY)
+            inputs_embeds = inputs_embeds + self.embed_positions(position_ids)
         return nn.functional.dropout(inputs_embeds, p=self.config.embedding_dropout, training=self.training)
 
 
@@ -171,12 +290,36 @@ def packed_segments(position_ids: Tensor | None, attention_mask: Tensor | None, 
     if position_ids is None or attention_mask is not None or cache is not None or position_ids.shape[0] == 0:
         return None
     segments = segments_from_positions(position_ids)
-    if not is_torchdynamo_compiling() and bool((segments[:, -1] == 1).all()):
+    if not is_compiling() and bool((segments[:, -1] == 1).all()):
         return None
     return segments
 
 
-class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderPreTrainedModel, GenerationMixin):
+def next_token_labels(labels: Tensor, segment_ids: Tensor | None = None) -> Tensor:
+    """Labels as the Trainer gives them, one for each input token → the label that each position predicts, both (batch, length).
+
+    The last position predicts nothing, nor does the last of a packed sequence.
+
+    Args:
+        labels: (batch, length), -100 where a token is no target.
+        segment_ids: (batch, length), numbers of packed sequences, 0 for padding.
+
+    Raises:
+        ValueError: labels and segment_ids of different shapes.
+    """
+    shifted = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+    if segment_ids is None:
+        return shifted
+    if segment_ids.shape != labels.shape:
+        raise ValueError(
+            f"segment_ids must have the shape (batch, length) of the labels, {tuple(labels.shape)}; "
+            f"got {tuple(segment_ids.shape)}."
+        )
+    following = nn.functional.pad(segment_ids[:, 1:], (0, 1), value=0)
+    return torch.where((following == segment_ids) & (segment_ids > 0), shifted, IGNORED_LABEL)
+
+
+class ReLUFormerForCausalLM(LanguageHeadMixin, CompactMask, ReLUFormerDecoderPreTrainedModel, GenerationMixin):
     """The decoder-only language model.
 
     Example:
@@ -194,7 +337,7 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
     def __init__(self, config: ReLUFormerDecoderConfig) -> None:
         super().__init__(config)
         self.model = ReLUFormerDecoderModel(config)
-        self.lm_head = VocabularyHead(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @checked_keywords("shift_labels")
@@ -242,12 +385,10 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
             TypeError: an argument that the model would ignore or that is near one of these.
         """
-        shift_labels = kwargs.pop(
-            "shift_labels", None
-        )  # not named above: the Trainer waits for every argument with "label" in it
+        # not named above: the Trainer waits for every argument with "label" in it
+        shift_labels = kwargs.pop("shift_labels", None)
         given = labels if shift_labels is None else shift_labels
-        if skip_logits is None:
-            skip_logits = self.config.skip_logits and self.training and given is not None
+        skip_logits = self._skips_logits(skip_logits, given)
         row_weight, statistics = None, "none"
         if given is not None:
             use_cache = False if self.training else use_cache
@@ -258,8 +399,6 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             statistics = self._statistics()
             # each row that predicts a label counts as that one label
             row_weight = (labels != IGNORED_LABEL).to(wide(self.lm_head.weight.dtype))
-        elif skip_logits:
-            raise ValueError("skip_logits=True leaves only the loss, which needs labels; none were given. Give labels.")
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -274,18 +413,14 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
             return_dict=True,
             **kwargs,
         )
-        logits, losses, smoothing = None, {}, self.config.label_smoothing
-        if skip_logits and self._head_computes_the_loss():
-            summed = self.lm_head(outputs.last_hidden_state, labels, None, smoothing)
-        else:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.lm_head(outputs.last_hidden_state[:, kept])
-            summed = None if labels is None else cross_entropy_sum(logits, labels, smoothing)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits, loss_sum = self._logits_and_loss_sum(outputs.last_hidden_state[:, kept], labels, skip_logits)
+        losses = {}
         if labels is not None:
             terms = self._loss_terms(outputs, statistics)
-            losses = translation_loss(summed, labels, num_items_in_batch=num_items_in_batch, **terms)._asdict()
+            losses = translation_loss(loss_sum, labels, num_items_in_batch=num_items_in_batch, **terms)._asdict()
         return ReLUFormerCausalLMOutput(
-            logits=None if skip_logits else logits,
+            logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             **losses,
@@ -293,7 +428,6 @@ class ReLUFormerForCausalLM(VocabularyHeadMixin, CompactMask, ReLUFormerDecoderP
         )
 
     def _check_labels(self, labels: Tensor, inputs: Tensor | None, logits_to_keep: int | Tensor) -> None:
-        check_labels(labels, self.config.vocab_size)
         if inputs is not None and labels.shape != inputs.shape[:2]:
             raise ValueError(
                 f"labels must have the shape (batch, length) of the input, {tuple(inputs.shape[:2])}; got {tuple(labels.shape)}."

@@ -1,41 +1,413 @@
-"""ReLUFormer (arXiv 2302.06461): `ReLUFormerModel` and `ReLUFormerForConditionalGeneration`."""
+"""ReLUFormer (arXiv 2302.06461) for translation: `ReLUFormerModel` and `ReLUFormerForConditionalGeneration`.
 
+Encoder and decoder of Vaswani et al. (post-LN). Parameter names are Marian's.
+"""
+
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationMixin
+from torch.compiler import is_compiling
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import can_return_tuple, is_torchdynamo_compiling, logging
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.utils import can_return_tuple, logging
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .base_reluformer import checked_keywords
-from .configuration_attention import CACHE_NAME
-from .configuration_reluformer import ReLUFormerConfig
-from .generation_reluformer import SharedSources
-from .loss_reluformer import (
-    IGNORED_LABEL,
-    SentenceRows,
-    check_labels,
-    cross_entropy_sum,
-    sentence_rows,
-    translation_loss,
+from .attention_reluformer import positions_from_segments, wide
+from .configuration_reluformer import CACHE_NAME, ReLUFormerConfig
+from .layers_reluformer import (
+    AttentionContext,
+    AttentionPreTrainedModel,
+    CompactMask,
+    EmbedsTokens,
+    FeedForward,
+    LanguageHeadMixin,
+    LayerOutput,
+    LayerSums,
+    LossParts,
+    ReLUFormerAttention,
+    attention_context,
+    checked_keywords,
+    feed_forward_activation,
+    join_sums,
+    require_positions,
+    require_whole_mask,
+    run_layers,
+    token_positions,
+    tokens_in,
 )
-from .outputs_reluformer import ReLUFormerEncoderOutput, ReLUFormerModelOutput, ReLUFormerSeq2SeqLMOutput, join_figures
-from .stacks_reluformer import (
-    ReLUFormerDecoder,
-    ReLUFormerEncoder,
-    ReLUFormerPreTrainedModel,
-    require_same_batch,
-)
-from .tokens_reluformer import require_token_ids
-from .visibility_reluformer import positions_from_segments, wide
-from .vocabulary_reluformer import VocabularyHead, VocabularyMixin
+from .loss_reluformer import IGNORED_LABEL, SentenceRows, activation_norms, sentence_rows, translation_loss
 
 logger = logging.get_logger(__name__)
 
 
-class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
+@dataclass
+class ReLUFormerEncoderOutput(LayerSums, BaseModelOutput):
+    """Of the encoder."""
+
+
+@dataclass
+class ReLUFormerDecoderOutput(LayerSums, BaseModelOutputWithPastAndCrossAttentions):
+    """Of the decoder."""
+
+
+@dataclass
+class ReLUFormerModelOutput(LayerSums, Seq2SeqModelOutput):
+    """Of encoder and decoder: the sums of both, the encoder's first."""
+
+
+@dataclass
+class ReLUFormerSeq2SeqLMOutput(LossParts, Seq2SeqLMOutput):
+    """Of the model with its head: its loss, see `LossParts`."""
+
+
+class SinusoidalPositions(nn.Module):
+    """Table of sinusoidal positions, sines in the first half of the features and cosines in the second."""
+
+    def __init__(self, positions: int, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Buffer(torch.empty(positions, features), persistent=False)
+        self.weight.copy_(self.table())
+
+    def table(self) -> Tensor:
+        """The table in float64, computed anew. A buffer that is not saved has lost its values after loading."""
+        positions, features = self.weight.shape
+        rates = 10000.0 ** (-torch.arange(0, features, 2, dtype=torch.float64, device="cpu") / features)
+        angles = torch.arange(positions, dtype=torch.float64, device="cpu").unsqueeze(1) * rates
+        return torch.cat([angles.sin(), angles.cos()[:, : features // 2]], dim=1)
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """(batch or 1, length) → (batch or 1, length, features)."""
+        return nn.functional.embedding(position_ids, self.weight)
+
+
+class ReLUFormerLayer(FeedForward, GradientCheckpointingLayer):
+    """What encoder and decoder layers share: the feed-forward network, and dropout, residual and norm around each block."""
+
+    def __init__(self, config: ReLUFormerConfig, ffn_dim: int, ffn_layer: int) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.activation_dropout = config.activation_dropout
+        self.ffn_temperature = config.ffn_temperature
+        self.activation_fn = None
+        if config.activation_function != "softmax":
+            self.activation_fn = feed_forward_activation(config, config.activation_function, ffn_layer)
+        self.fc1 = nn.Linear(config.d_model, ffn_dim)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model)
+        self.ffn_layer_norm = nn.LayerNorm(config.d_model) if config.ffn_output_norm == "layer_norm" else None
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+
+    def add_and_norm(self, residual: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
+        return norm(residual + nn.functional.dropout(update, p=self.dropout, training=self.training))
+
+    def feed_forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Eq. 1 with any activation; with softmax it is the key-value memory of Eq. 2, and with a norm, Table 1's third row.
+
+        Returns:
+            (batch, length, d_model), and with `row_weight` the `activation_norms`.
+        """
+        scores = self.fc1(hidden_states)
+        if self.activation_fn is None:
+            scores = torch.softmax(scores / self.ffn_temperature, dim=-1)
+        else:
+            scores = self.activation_fn(scores)
+        norms = None if row_weight is None else activation_norms(scores, row_weight)
+        scores = nn.functional.dropout(scores, p=self.activation_dropout, training=self.training)
+        update = self.fc2(scores)
+        return update if self.ffn_layer_norm is None else self.ffn_layer_norm(update), norms
+
+
+class ReLUFormerEncoderLayer(ReLUFormerLayer):
+    def __init__(self, config: ReLUFormerConfig, layer_idx: int | None = None) -> None:
+        super().__init__(config, config.encoder_ffn_dim, layer_idx or 0)
+        self.self_attn = ReLUFormerAttention(config, config.encoder_attention_heads, layer_idx)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self, hidden_states: Tensor, context: AttentionContext, ffn_row_weight: Tensor | None = None, **kwargs: Any
+    ) -> LayerOutput:
+        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of its attention."""
+        attended, _, rows = self.self_attn(hidden_states, context, **kwargs)
+        hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
+        update, norms = self.feed_forward(hidden_states, ffn_row_weight)
+        hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
+        return hidden_states, norms, *rows
+
+
+class ReLUFormerDecoderLayer(ReLUFormerLayer):
+    def __init__(self, config: ReLUFormerConfig, layer_idx: int | None = None) -> None:
+        super().__init__(config, config.decoder_ffn_dim, config.encoder_layers + (layer_idx or 0))
+        heads = config.decoder_attention_heads
+        self.self_attn = ReLUFormerAttention(config, heads, layer_idx, is_decoder=True, is_causal=True)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.encoder_attn = ReLUFormerAttention(config, heads, layer_idx, is_decoder=True)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        context: AttentionContext,
+        encoder_hidden_states: Tensor | None = None,
+        cross_context: AttentionContext | None = None,
+        ffn_row_weight: Tensor | None = None,
+        **kwargs: Any,
+    ) -> LayerOutput:
+        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of self- and
+        cross-attention."""
+        attended, _, rows = self.self_attn(hidden_states, context, **kwargs)
+        hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
+        if encoder_hidden_states is not None:
+            attended, _, cross_rows = self.encoder_attn(hidden_states, cross_context, encoder_hidden_states, **kwargs)
+            hidden_states = self.add_and_norm(hidden_states, attended, self.encoder_attn_layer_norm)
+            rows += cross_rows
+        update, norms = self.feed_forward(hidden_states, ffn_row_weight)
+        hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
+        return hidden_states, norms, *rows
+
+
+class ReLUFormerPreTrainedModel(AttentionPreTrainedModel):
+    config: ReLUFormerConfig
+    auto_map = {
+        "AutoConfig": "configuration_reluformer.ReLUFormerConfig",
+        "AutoModel": "modeling_reluformer.ReLUFormerModel",
+        "AutoModelForSeq2SeqLM": "modeling_reluformer.ReLUFormerForConditionalGeneration",
+    }
+    _no_split_modules = ["ReLUFormerEncoderLayer", "ReLUFormerDecoderLayer"]
+    _keys_to_ignore_on_load_unexpected = [r"embed_positions\.weight"]
+    _instead_of_smoothing = " and set config.label_smoothing instead"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.init_std
+        if isinstance(module, SinusoidalPositions):
+            init.copy_(module.weight, module.table())
+        elif isinstance(module, nn.Linear) and std is None:
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5 if std is None else std)
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        else:
+            super()._init_weights(module)
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        # With tie_word_embeddings=False the library ties nothing at all; here that field is about the output layer alone.
+        config = self.config
+        if not all_submodels and config.share_encoder_decoder_embeddings and not config.tie_word_embeddings:
+            return {name: source for name, source in (self._tied_weights_keys or {}).items() if "lm_head" not in name}
+        return super().get_expanded_tied_weights_keys(all_submodels)
+
+    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        if not self.config.share_encoder_decoder_embeddings:
+            raise ValueError(
+                "Vocabularies are resized with share_encoder_decoder_embeddings=True alone; this model has two."
+            )
+        embeddings = super()._resize_token_embeddings(*args, **kwargs)
+        self.config.decoder_vocab_size = size = embeddings.weight.shape[0]
+        if (bias := getattr(self, "final_logits_bias", None)) is not None:
+            padded = nn.functional.pad(bias, (0, max(0, size - bias.shape[1])))
+            self.final_logits_bias = nn.Buffer(padded[:, :size].clone())
+        if (head := self.get_output_embeddings()) is not None:
+            head.out_features = size
+        return embeddings
+
+
+class ReLUFormerStack(EmbedsTokens, ReLUFormerPreTrainedModel):
+    """What encoder and decoder share: embedding, positions and a stack of layers."""
+
+    def __init__(self, config: ReLUFormerConfig, vocab_size: int, layers: list[nn.Module]) -> None:
+        super().__init__(config)
+        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
+        self.embed_positions = SinusoidalPositions(config.max_position_embeddings, config.d_model)
+        self.layers = nn.ModuleList(layers)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def _with_positions(
+        self, inputs_embeds: Tensor, attention_mask: Tensor | None, segments: Tensor | None, seen: int | Tensor = 0
+    ) -> Tensor:
+        """What goes into the first layer, (batch, length, d_model)."""
+        length = inputs_embeds.shape[1]
+        if isinstance(seen, int):  # a static cache has no number that could be looked at without waiting for the device
+            require_positions(seen + length, self.config.max_position_embeddings)
+        positions = self.embed_positions(token_positions(length, inputs_embeds.device, attention_mask, segments, seen))
+        return nn.functional.dropout(inputs_embeds + positions, p=self.config.dropout, training=self.training)
+
+
+class ReLUFormerEncoder(ReLUFormerStack):
+    _can_record_outputs = {"hidden_states": ReLUFormerEncoderLayer, "attentions": ReLUFormerAttention}
+
+    def __init__(self, config: ReLUFormerConfig) -> None:
+        layers = [ReLUFormerEncoderLayer(config, index) for index in range(config.encoder_layers)]
+        super().__init__(config, config.vocab_size, layers)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        row_weight: Tensor | None = None,
+        statistics: str = "none",
+        ffn_norms: bool = False,
+        **kwargs: Any,
+    ) -> ReLUFormerEncoderOutput:
+        """input_ids (batch, source) → last_hidden_state (batch, source, d_model)."""
+        self._refuse_output_attentions(kwargs)
+        inputs_embeds = self._embed(input_ids, inputs_embeds, "")
+        context = attention_context(
+            self.config,
+            inputs_embeds,
+            attention_mask,
+            keys=inputs_embeds.shape[1],
+            query_segments=segment_ids,
+            key_segments=segment_ids,
+            row_weight=row_weight,
+            statistics=statistics,
+        )
+        hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids)
+        hidden_states, sums, norms = run_layers(
+            self.layers, hidden_states, context, ffn_row_weight=row_weight if ffn_norms else None, **kwargs
+        )
+        return ReLUFormerEncoderOutput(last_hidden_state=hidden_states, attention_sums=sums, ffn_norms=norms)
+
+
+class ReLUFormerDecoder(ReLUFormerStack):
+    _can_record_outputs = {
+        "hidden_states": ReLUFormerDecoderLayer,
+        "attentions": OutputRecorder(ReLUFormerAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(ReLUFormerAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    def __init__(self, config: ReLUFormerConfig) -> None:
+        layers = [ReLUFormerDecoderLayer(config, index) for index in range(config.decoder_layers)]
+        super().__init__(config, config.decoder_vocab_size, layers)
+
+    @checked_keywords()
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        segment_ids: Tensor | None = None,
+        encoder_segment_ids: Tensor | None = None,
+        targets_per_source: int = 1,
+        row_weight: Tensor | None = None,
+        statistics: str = "none",
+        ffn_norms: bool = False,
+        **kwargs: Any,
+    ) -> ReLUFormerDecoderOutput:
+        """input_ids (batch, target) → last_hidden_state (batch, target, d_model). attention_mask covers cache and input.
+
+        encoder_hidden_states: (batch / targets_per_source, source, d_model), encoder_attention_mask: (the same, source).
+        """
+        self._refuse_output_attentions(kwargs)
+        inputs_embeds = self._embed(input_ids, inputs_embeds, "decoder_")
+        if use_cache and cache is None:
+            cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        elif encoder_hidden_states is not None and isinstance(cache, Cache):
+            cache = with_cross_attention_cache(cache, self.config)
+        batch, length = inputs_embeds.shape[:2]
+        seen = tokens_in(cache)
+        require_whole_mask(attention_mask, batch, length, seen, "decoder_")
+        wanted = {"row_weight": row_weight, "statistics": statistics}
+        context = attention_context(
+            self.config,
+            inputs_embeds,
+            attention_mask,
+            keys=length if cache is None else cache.get_mask_sizes(length, 0)[0],
+            causal=True,
+            query_offset=seen,
+            query_segments=segment_ids,
+            key_segments=segment_ids,
+            cache=getattr(cache, "self_attention_cache", cache),
+            **wanted,
+        )
+        cross_context = None
+        if encoder_hidden_states is not None:
+            require_same_batch(encoder_hidden_states, inputs_embeds, targets_per_source)
+            require_same_sources(cache, encoder_hidden_states)
+            cross_context = attention_context(
+                self.config,
+                inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1]),
+                encoder_attention_mask,
+                keys=encoder_hidden_states.shape[1],
+                query_segments=segment_ids,
+                key_segments=encoder_segment_ids,
+                encoder_hidden_states=encoder_hidden_states,
+                **wanted,
+            )
+        hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids, seen)
+        hidden_states, sums, norms = run_layers(
+            self.layers,
+            hidden_states,
+            context,
+            encoder_hidden_states,
+            cross_context,
+            ffn_row_weight=row_weight if ffn_norms else None,
+            **kwargs,
+            **{CACHE_NAME: cache},
+        )
+        return ReLUFormerDecoderOutput(
+            last_hidden_state=hidden_states,
+            attention_sums=sums,
+            ffn_norms=norms,
+            **{CACHE_NAME: cache},
+        )
+
+
+def require_same_batch(source: Tensor, target: Tensor, targets_per_source: int = 1) -> None:
+    """Raises a `ValueError` unless there are `targets_per_source` targets for each source."""
+    if source.shape[0] * targets_per_source != target.shape[0]:
+        raise ValueError(
+            f"Each source must have {targets_per_source} targets ({targets_per_source=}); got {source.shape[0]} sources and "
+            f"{target.shape[0]} targets."
+        )
+
+
+def with_cross_attention_cache(cache: Cache, config: ReLUFormerConfig) -> EncoderDecoderCache:
+    """`cache` for self-attention and a new one for cross-attention, whose keys must not mix with those of `cache`."""
+    if isinstance(cache, EncoderDecoderCache):
+        return cache
+    return EncoderDecoderCache(cache, DynamicCache(config=config))
+
+
+def require_same_sources(cache: Cache | None, encoder_hidden_states: Tensor) -> None:
+    """Raises a `ValueError` if the cache holds the keys of more or fewer sources than the encoder's output has."""
+    if not isinstance(cache, EncoderDecoderCache) or not cache.is_updated.get(0):
+        return
+    sources, given = cache.cross_attention_cache.layers[0].keys.shape[0], encoder_hidden_states.shape[0]
+    if sources != given:
+        raise ValueError(
+            f"The cache holds the keys of {sources} sources, and the encoder's output has {given} rows. A cache that "
+            "generate() returned holds each source once, whatever the number of its beams or sequences: give an encoder's output "
+            "that does so too, and targets_per_source, or repeat the keys by "
+            "cache.cross_attention_cache.batch_repeat_interleave(targets_per_source)."
+        )
+
+
+class ReLUFormerModel(ReLUFormerPreTrainedModel):
     """Encoder and decoder without a head. Arguments as in `ReLUFormerForConditionalGeneration.forward`."""
 
     def __init__(self, config: ReLUFormerConfig) -> None:
@@ -85,6 +457,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
                 f"only {'decoder_segment_ids' if segment_ids is None else 'segment_ids'} was given."
             )
         encoder_weight, decoder_weight = (None, None) if sentence_rows is None else sentence_rows
+        common = {"statistics": statistics, "ffn_norms": ffn_norms, "return_dict": True, **kwargs}
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
@@ -92,10 +465,7 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
                 inputs_embeds=inputs_embeds,
                 segment_ids=segment_ids,
                 row_weight=encoder_weight,
-                statistics=statistics,
-                ffn_norms=ffn_norms,
-                return_dict=True,
-                **kwargs,
+                **common,
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = ReLUFormerEncoderOutput(*encoder_outputs[:3])
@@ -111,11 +481,10 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
             encoder_segment_ids=segment_ids,
             targets_per_source=targets_per_source,
             row_weight=decoder_weight,
-            statistics=statistics,
-            ffn_norms=ffn_norms,
-            return_dict=True,
-            **kwargs,
+            **common,
         )
+        both = [getattr(encoder_outputs, "attention_sums", None), decoder_outputs.attention_sums]
+        both_norms = [getattr(encoder_outputs, "ffn_norms", None), decoder_outputs.ffn_norms]
         return ReLUFormerModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
             **{CACHE_NAME: getattr(decoder_outputs, CACHE_NAME)},
@@ -125,14 +494,38 @@ class ReLUFormerModel(VocabularyMixin, ReLUFormerPreTrainedModel):
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
-            attention_figures=join_figures(
-                [getattr(encoder_outputs, "attention_figures", None), decoder_outputs.attention_figures]
-            ),
-            ffn_norms=join_figures([getattr(encoder_outputs, "ffn_norms", None), decoder_outputs.ffn_norms]),
+            attention_sums=join_sums(both),
+            ffn_norms=join_sums(both_norms),
         )
 
 
-class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFormerPreTrainedModel, GenerationMixin):
+class SharedSources(CompactMask):
+    """A mixin before `GenerationMixin`: beams and samples share the source's mask, its keys and its values."""
+
+    def _expand_inputs_for_generation(
+        self,
+        expand_size: int = 1,
+        is_encoder_decoder: bool = False,
+        input_ids: Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """As in Transformers, but the source is not repeated for its beams or samples: see `targets_per_source`.
+
+        It is repeated where the caller gave a cache, which may hold its keys for each of them.
+        """
+        if expand_size == 1 or model_kwargs.get(CACHE_NAME) is not None:
+            return super()._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
+        source = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)
+        return input_ids, {**model_kwargs, **source, "targets_per_source": expand_size}
+
+    def _reorder_cache(self, cache: Cache, beam_idx: Tensor) -> Cache:
+        """The beams of a sentence share its source, so only what they have written themselves changes places."""
+        cache.self_attention_cache.reorder_cache(beam_idx)
+        return cache
+
+
+class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUFormerPreTrainedModel, GenerationMixin):
     """ReLUFormer for translation and other sequence-to-sequence tasks.
 
     Example:
@@ -147,21 +540,16 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
     ['twelve']
     ```"""
 
-    _tp_plan = {"lm_head": "colwise_gather_output"}
-
     def __init__(self, config: ReLUFormerConfig) -> None:
         super().__init__(config)
         self.loss_type = "ForMaskedLM"  # labels are not shifted; the loss itself is translation_loss
         self.model = ReLUFormerModel(config)
         self._tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
         if config.share_encoder_decoder_embeddings:
-            self._tied_weights_keys = {
-                "lm_head.weight": "model.shared.weight",
-                "model.encoder.embed_tokens.weight": "model.shared.weight",
-                "model.decoder.embed_tokens.weight": "model.shared.weight",
-            }
+            tied = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+            self._tied_weights_keys = dict.fromkeys(tied, "model.shared.weight")
         self.final_logits_bias = nn.Buffer(torch.zeros((1, config.decoder_vocab_size)))
-        self.lm_head = VocabularyHead(config.d_model, config.decoder_vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=False)
         self.post_init()
 
     @torch.no_grad()
@@ -196,7 +584,7 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
         skip_logits: bool | None = None,
         **kwargs: Any,
     ) -> ReLUFormerSeq2SeqLMOutput:
-        """One pass over source and target; with `labels`, the loss (see `translation_loss`).
+        """One pass over source and target; with `labels`, the loss (see `loss_reluformer`).
 
         Args:
             input_ids: (batch, source). attention_mask: (batch, source), 1 for real tokens, padding on either side.
@@ -219,36 +607,23 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
                 max_position_embeddings; ids, embeddings, masks or labels of a wrong shape or dtype; an empty batch.
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
         """
-        rows = None
-        if skip_logits is None:
-            skip_logits = self.config.skip_logits and self.training and labels is not None
-        if skip_logits and labels is None:
-            raise ValueError("skip_logits=True leaves only the loss, which needs labels; none were given. Give labels.")
+        skip_logits = self._skips_logits(skip_logits, labels)
+        rows, statistics = None, "none"
         if labels is not None:
-            use_cache = False
-            check_labels(labels, self.config.decoder_vocab_size)
-            if input_ids is not None:
-                require_token_ids(input_ids, "")
+            use_cache, statistics = False, self._statistics()
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_segment_ids)
             target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
-            if labels.shape != target.shape[:2]:
-                raise ValueError(
-                    f"labels must have the shape (batch, target) of the decoder's input, {tuple(target.shape[:2])}; "
-                    f"got {tuple(labels.shape)}."
-                )
             source = input_ids if inputs_embeds is None else inputs_embeds
             if source is None and encoder_outputs is None:
                 raise ValueError("Give exactly one of input_ids and inputs_embeds.")
-            if source is None:
-                source = encoder_outputs[0]
-            require_same_batch(source, labels)
-            self._warn_about_missing_figures(encoder_outputs)
+            source = encoder_outputs[0] if source is None else source
+            self._check_labels(labels, source, target)
+            self._warn_about_missing_sums(encoder_outputs)
             dtype = wide(self.lm_head.weight.dtype)
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
         elif self.training and cache is None:
             self._warn_about_missing_labels()
-        statistics = "none" if labels is None else self._statistics()
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -267,21 +642,15 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
             return_dict=True,
             **kwargs,
         )
-        logits, smoothing = None, self.config.label_smoothing
-        if skip_logits and self._head_computes_the_loss():
-            summed = self.lm_head(outputs.last_hidden_state, labels, self.final_logits_bias, smoothing)
-        else:
-            logits = self.lm_head(outputs.last_hidden_state)
-            # in place, a step of decoding saves a pass over memory that is new; autograd and backward hooks need it apart
-            add = Tensor.add if logits.requires_grad else Tensor.add_
-            logits = add(logits, self.final_logits_bias.to(logits.dtype))
-            summed = None if labels is None else cross_entropy_sum(logits, labels, smoothing)
+        logits, loss_sum = self._logits_and_loss_sum(
+            outputs.last_hidden_state, labels, skip_logits, self.final_logits_bias
+        )
         losses = {}
         if labels is not None:
             terms = self._loss_terms(outputs, statistics)
-            losses = translation_loss(summed, labels, num_items_in_batch=num_items_in_batch, **terms)._asdict()
+            losses = translation_loss(loss_sum, labels, num_items_in_batch=num_items_in_batch, **terms)._asdict()
         return ReLUFormerSeq2SeqLMOutput(
-            logits=None if skip_logits else logits,
+            logits=logits,
             **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,
@@ -292,6 +661,14 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
             **losses,
         )
 
+    def _check_labels(self, labels: Tensor, source: Tensor, target: Tensor) -> None:
+        if labels.shape != target.shape[:2]:
+            raise ValueError(
+                f"labels must have the shape (batch, target) of the decoder's input, {tuple(target.shape[:2])}; "
+                f"got {tuple(labels.shape)}."
+            )
+        require_same_batch(source, labels)
+
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         """Labels (batch, target) shifted right behind the start token; -100 becomes the padding token.
 
@@ -299,25 +676,20 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
 
         Raises:
             ValueError: labels padded on the left: the start token would stand before the padding; a packed sequence that
-                begins with -100; segment ids of another shape; a configuration without a start or a padding token.
+                begins with -100; segment ids of another shape.
         """
-        for name in ("decoder_start_token_id", "pad_token_id"):
-            if getattr(self.config, name) is None:
-                raise ValueError(
-                    f"config.{name} is None, with which labels are shifted right: set it, or give decoder_input_ids."
-                )
         if segment_ids is None:
             starts, padded = None, (labels[:, :1] == IGNORED_LABEL) & (labels != IGNORED_LABEL).any(dim=1, keepdim=True)
+        elif segment_ids.shape != labels.shape:
+            raise ValueError(
+                f"decoder_segment_ids must have the shape of the labels, {tuple(labels.shape)}; got "
+                f"{tuple(segment_ids.shape)}."
+            )
         else:
-            if segment_ids.shape != labels.shape:
-                raise ValueError(
-                    f"decoder_segment_ids must have the shape of the labels, {tuple(labels.shape)}; got "
-                    f"{tuple(segment_ids.shape)}."
-                )
             starts = (positions_from_segments(segment_ids) == 0) & (segment_ids > 0)
             padded = starts & (labels == IGNORED_LABEL)
         # on a GPU the check would wait for all that was launched before it
-        if labels.device.type == "cpu" and not is_torchdynamo_compiling() and padded.any():
+        if labels.device.type == "cpu" and not is_compiling() and padded.any():
             fault = (
                 "Labels are padded on the left." if starts is None else "A packed sequence of labels begins with -100."
             )
@@ -332,25 +704,18 @@ class ReLUFormerForConditionalGeneration(VocabularyMixin, SharedSources, ReLUFor
             shifted = shifted.masked_fill(starts, self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
-    def _warn_about_missing_figures(self, encoder_outputs: Any) -> None:
-        if encoder_outputs is None or is_torchdynamo_compiling():
-            return
-        if self.ffn_l1_weight > 0 and getattr(encoder_outputs, "ffn_norms", None) is None:
-            logger.warning_once(
-                "labels were given with encoder_outputs that hold no norms of the encoder's feed-forward networks: the L1 term "
-                "of this loss is that of the decoder alone. Give input_ids instead of encoder_outputs for the whole term."
-            )
-        if self.config.regularization_weight == 0:
-            return
-        if getattr(encoder_outputs, "attention_figures", None) is None:
-            logger.warning_once(
-                "labels were given with encoder_outputs that hold no figures of the encoder's attention: the regulariser of "
-                f"this loss (regularization_weight={self.config.regularization_weight}) is that of the decoder alone. Give "
-                "input_ids instead of encoder_outputs for the whole regulariser."
-            )
+    def _warn_about_missing_sums(self, encoder_outputs: Any) -> None:
+        """Where the encoder's output was given without what the loss needs of the encoder."""
+        needed = {"attention_sums": self.config.regularization_weight, "ffn_norms": self.ffn_l1_weight}
+        for name, weight in needed.items():
+            if encoder_outputs is not None and weight > 0 and getattr(encoder_outputs, name, None) is None:
+                logger.warning_once(
+                    f"labels were given with encoder_outputs that hold no {name}: that term of the loss (weight {weight}) is "
+                    "the decoder's alone. Give input_ids instead of encoder_outputs for the whole of it."
+                )
 
 
-# `save_pretrained` writes the code beside the weights, see `AUTO_MAP`.
+# `save_pretrained` writes the code beside the weights, see `auto_map`.
 ReLUFormerModel.register_for_auto_class("AutoModel")
 ReLUFormerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 

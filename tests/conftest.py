@@ -18,7 +18,7 @@ from packaging.version import Version
 from transformers import PreTrainedTokenizerBase
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformer.modeling_reluformer.attention_activations import POINTWISE
+from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.tokenization import train_tokenizer
 

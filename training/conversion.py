@@ -15,11 +15,8 @@ from huggingface_hub import snapshot_download
 from reluformer import ReLUFormerVisionConfig
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.whole_files import holds_one, require_own, whole_folder
-from reluformer.modeling_reluformer.configuration_attention import (
-    NORMALIZED_ACTIVATIONS,
-    POINTWISE_ACTIVATIONS,
-    AttentionConfig,
-)
+from reluformer.modeling_reluformer.attention_reluformer import NORMALIZED, POINTWISE
+from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.training.foreign_models import FOREIGN_MODELS, convert_model, converted_config, load_foreign
 from reluformer.training.loading import IMAGE_PROCESSOR_FILE, TOKENIZER_FILES, load_model_config
 from reluformer.training.run.initialization import Model, changed_config, load_weights
@@ -87,7 +84,7 @@ def convert(
 
 def attentions_of(kind: type[AttentionConfig]) -> tuple[str, ...]:
     """What `attention` may name for a model with such a configuration."""
-    return tuple(dict.fromkeys((*kind.presets, *POINTWISE_ACTIVATIONS, *NORMALIZED_ACTIVATIONS)))
+    return tuple(dict.fromkeys((*kind.presets, *POINTWISE, *NORMALIZED)))
 
 
 def _attention_changes(attention: str | None, kind: type[AttentionConfig]) -> dict[str, Any]:

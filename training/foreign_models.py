@@ -24,7 +24,7 @@ from transformers import (
 
 from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.modeling_reluformer.configuration_attention import AttentionConfig
+from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.training.loading import require_safetensors
 from reluformer.training.run.initialization import Model, changed_config, model_with_weights
 

@@ -9,10 +9,8 @@ bring new letters.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
-import sys
 from collections.abc import Iterator
 
 import datasets
@@ -20,7 +18,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.arrow_cache import rows_by_file
 from reluformer.training.data.moses import MosesStep
 from reluformer.training.run.progress import bars_are_seen
 
@@ -72,8 +69,6 @@ def train_tokenizer(
     )
     tokenizer.train_from_iterator(_texts(pairs, step), trainer, length=2 * len(pairs))
     trained = json.loads(tokenizer.to_str())["model"]
-    del tokenizer, trainer
-    give_back_memory()
     _check_size(trained, vocab_size)
     return PreTrainedTokenizerFast(
         tokenizer_object=_finished(trained, lowercase),
@@ -138,14 +133,6 @@ def _check_size(trained: dict, vocab_size: int) -> None:
 
 
 def _texts(pairs: datasets.Dataset, step: MosesStep | None) -> Iterator[list[str]]:
-    for rows in rows_by_file(pairs):
-        for batch in rows.iter(batch_size=1_000):
-            for side in ("source", "target"):
-                yield step.apply(batch[side], side=side) if step else batch[side]
-
-
-def give_back_memory() -> None:
-    """What was freed goes back to the system: the counts of all words, which glibc would keep for this process."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    for batch in pairs.iter(batch_size=1_000):
+        for side in ("source", "target"):
+            yield step.apply(batch[side], side=side) if step else batch[side]

@@ -27,7 +27,6 @@ from transformers.trainer_utils import (
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.encoding import token_lengths
-from reluformer.training.data.mapped_files import ReleasingCollator
 from reluformer.training.data.token_batches import TokenBatchSampler
 from reluformer.training.run.checkpoints import (
     PARTIAL_FOLDER,
@@ -117,8 +116,6 @@ class RunTrainer(Trainer):
         """Batches of the plan; accelerate deals them out to the processes."""
         if self.train_dataset is None:
             raise ValueError(f"{type(self).__name__}: training requires a train_dataset.")
-        # Data sets of other kinds than `datasets` have no files.
-        files = [file["filename"] for file in getattr(self.train_dataset, "cache_files", ())]
         rows = self.train_dataset
         if isinstance(rows, datasets.Dataset):
             rows = self._remove_unused_columns(rows, description="training")
@@ -126,7 +123,7 @@ class RunTrainer(Trainer):
         loader = DataLoader(
             rows,
             batch_sampler=self.batches,
-            collate_fn=ReleasingCollator(self.data_collator, files) if files else self.data_collator,
+            collate_fn=self.data_collator,
             num_workers=workers,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,

@@ -12,9 +12,9 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.scores import SCORES
+from reluformer.training.data.corpus import has_split
 from reluformer.training.data.encoding import first_encoded_pairs
 from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus
-from reluformer.training.data.splits import has_split
 from reluformer.training.driver import FinishedRun, Task, model_to_evaluate, require_splits, run_recipe
 from reluformer.training.run.model_building import build_config, build_model
 from reluformer.training.scoring.split_evaluation import evaluate_split

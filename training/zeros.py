@@ -10,8 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.zeros import ZerosConfig
-from reluformer.modeling_reluformer.base_reluformer import AttentionPreTrainedModel
-from reluformer.modeling_reluformer.feed_forward_reluformer import FeedForward
+from reluformer.modeling_reluformer.layers_reluformer import AttentionPreTrainedModel, FeedForward
 
 logger = logging.getLogger(__name__)
 

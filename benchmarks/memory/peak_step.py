@@ -30,9 +30,8 @@ from reluformer import (
     ReLUFormerForConditionalGeneration,
     relu_attention,
 )
-from reluformer.modeling_reluformer.attention_reference import reference_attention
-from reluformer.modeling_reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
-from reluformer.modeling_reluformer.regularization_reluformer import module_figures
+from reluformer.modeling_reluformer.attention_reluformer import DEFAULT_GAMMA, reference_attention
+from reluformer.modeling_reluformer.loss_reluformer import DEFAULT_ENTROPY_MARGIN, module_sums
 
 # long enough that the fused path takes its blocks and starts its threads
 WARM_UP_LENGTH = 256
@@ -143,7 +142,7 @@ def attention_step(contender: str, seed: int) -> Callable[[int], Callable[[], No
                 output, sums = result.output, (result.row_sum, result.row_sum_log)
                 del result  # with the weights that it holds
             row_weight = torch.full_like(visible_keys, 1 / length)
-            penalty = module_figures(*sums, visible_keys, row_weight, entropy_margin=DEFAULT_ENTROPY_MARGIN)[0]
+            penalty = module_sums(*sums, visible_keys, row_weight, entropy_margin=DEFAULT_ENTROPY_MARGIN)[0]
             torch.autograd.grad([output, penalty], leaves, [gradient, torch.ones(())])
 
         return run

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from reluformer import relu_attention
-from reluformer.modeling_reluformer.attention_reference import reference_attention
-from reluformer.modeling_reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN, DEFAULT_GAMMA
-from reluformer.modeling_reluformer.multihead_reluformer import GatedRMSNorm
-from reluformer.modeling_reluformer.regularization_reluformer import module_figures, row_penalty
+from reluformer.modeling_reluformer.attention_reluformer import DEFAULT_GAMMA, reference_attention
+from reluformer.modeling_reluformer.layers_reluformer import GatedRMSNorm
+from reluformer.modeling_reluformer.loss_reluformer import DEFAULT_ENTROPY_MARGIN, module_sums, row_penalty
 
 # name of the contender → the statistics it returns
 OURS = {"fused": "none", "fused+S": "sum", "fused+S+T": "sum+entropy"}
@@ -180,7 +179,7 @@ def statistics_gradients(case: AttentionCase, inputs: AttentionInputs, statistic
         no_entropy = torch.zeros_like(sums[0])
         penalty = row_penalty(sums[0], no_entropy, inputs.visible_keys, DEFAULT_ENTROPY_MARGIN).sum() / case.length
     else:
-        penalty = module_figures(*sums, inputs.visible_keys, row_weight, entropy_margin=DEFAULT_ENTROPY_MARGIN)[0]
+        penalty = module_sums(*sums, inputs.visible_keys, row_weight, entropy_margin=DEFAULT_ENTROPY_MARGIN)[0]
     return torch.autograd.grad(penalty, sums)
 
 

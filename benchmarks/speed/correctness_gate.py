@@ -24,7 +24,7 @@ from benchmarks.speed.contenders import (
     random_inputs,
     sdpa,
 )
-from reluformer.modeling_reluformer.attention_reference import reference_attention
+from reluformer.modeling_reluformer.attention_reluformer import reference_attention
 
 LENGTHS = (17, 65, 150, 384, 1025)
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 5e-3}

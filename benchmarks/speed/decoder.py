@@ -34,7 +34,7 @@ from benchmarks.memory.peak import METHOD, run_cell
 from benchmarks.speed.decoder_models import COMPARED, GPT2, LLAMA, RECIPE, build, shape
 from benchmarks.speed.end_to_end import generation_step, inference_step, trained_parameters, training_step
 from benchmarks.speed.rivals import a_second, time_rivals
-from reluformer.modeling_reluformer.configuration_attention import CACHE_NAME
+from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
 from reluformer.training.run.progress import library_bars
 from reluformer.training.run.records import write_json
 

@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 
 from benchmarks.measurement_file import begin, benchmark_parser
 from benchmarks.speed.timing import time_contenders
-from reluformer.modeling_reluformer.vocabulary_reluformer import vocabulary_loss
+from reluformer.modeling_reluformer.fused.vocabulary_loss import vocabulary_loss
 from reluformer.training.run.records import write_json
 
 WITHOUT_LOGITS, WITH_LOGITS = "without logits", "from logits"

@@ -33,7 +33,7 @@ from benchmarks.speed.sparse_models import DENSE, SPARSE, THREADS, TORCH, begin_
 from benchmarks.speed.timing import Timing, time_contenders
 from reluformer import ReLUFormerDecoderConfig
 from reluformer.modeling_reluformer.fused.compiled.library import sparse_library
-from reluformer.modeling_reluformer.layers_decoder import ReLUFormerGatedMLP, ReLUFormerMLP
+from reluformer.modeling_reluformer.modeling_decoder import ReLUFormerGatedMLP, ReLUFormerMLP
 from reluformer.modeling_reluformer.sparse_ffn.blocks import Block
 from reluformer.modeling_reluformer.sparse_ffn.forward import MOST_ROWS, SparseFeedForward
 from reluformer.training.run.records import write_json

@@ -11,7 +11,7 @@ from benchmarks.studies.tasks import Task, analysis_folder, evaluated_split
 from benchmarks.studies.texts import documents as documents_of
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training.data.splits import load_split
+from reluformer.training.data.corpus import load_split
 from reluformer.training.run.run_folder import RECIPE_FILE
 from reluformer.training.scoring.evaluation import read_translations
 

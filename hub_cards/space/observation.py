@@ -17,8 +17,8 @@ from reluformer.analysis.head_sums import ALL
 from reluformer.analysis.model_maps import PairMaps, pair_maps
 from reluformer.analysis.texts import make_batch
 from reluformer.configuration.errors import UserError
-from reluformer.modeling_reluformer.attention_activations import ACTIVATIONS
-from reluformer.modeling_reluformer.configuration_attention import DEFAULT_ENTROPY_MARGIN
+from reluformer.modeling_reluformer.attention_reluformer import ACTIVATIONS
+from reluformer.modeling_reluformer.loss_reluformer import DEFAULT_ENTROPY_MARGIN
 from reluformer.training.translation import Translator
 
 DEFAULT_MAP_TOKENS = 40

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention_activations import POINTWISE
-from ..visibility_reluformer import Visibility, count_in_sequences, scale_of_rows, wide
+from ..attention_reluformer import POINTWISE, Visibility, scale_of_rows, wide, within
 from .operator import compiled_operator, operator_for, refuse_dual
 from .specification import Specification, check_row_scale, refuse_other_names
 
@@ -67,7 +66,7 @@ def relu_attention(
         row_scale: in place of the above, r_i > 0 itself, (batch, 1 or heads, queries). Gets a gradient.
         causal: key j is visible to query i only if j <= i + query_offset.
         key_padding_mask: boolean (batch, keys), True for real tokens; padding may stand anywhere.
-        activation: h, the name of a point-wise activation, see `attention_activations.POINTWISE`.
+        activation: h, the name of a point-wise activation, see `attention_reluformer.POINTWISE`.
         scale: default 1/sqrt(head_dim).
         dropout_p: dropout of the weights, after the statistics.
         statistics: "none", "sum" (S) or "sum+entropy" (S and T).
@@ -145,6 +144,35 @@ def _visible_keys(query: Tensor, key: Tensor, specification: Specification) -> T
         return Visibility(mask, causal, offset).count(batch, queries, keys, query.device)
     ends = specification.cu_seqlens_q, specification.cu_seqlens_k
     return count_in_sequences(*ends, queries, keys, key_padding_mask=mask, causal=causal, query_offset=offset)
+
+
+def count_in_sequences(
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    queries: int,
+    keys: int,
+    *,
+    key_padding_mask: Tensor | None = None,
+    causal: bool = False,
+    query_offset: int | Tensor = 0,
+) -> Tensor:
+    """n_i of sequences packed into one row, (1, queries), float32, at least 1; arguments as in `relu_attention`.
+
+    Reads no number of the tensors, so that it never waits for a device.
+    """
+    rows = torch.arange(queries, device=cu_seqlens_q.device)
+    starts, ends = cu_seqlens_q[:-1].long(), cu_seqlens_q[1:].long()
+    sequence = torch.bucketize(rows, ends, right=True).clamp_max(ends.shape[0] - 1)
+    first, end = cu_seqlens_k[:-1].long()[sequence], cu_seqlens_k[1:].long()[sequence]
+    if causal:
+        seen = rows - starts[sequence] + 1 + within(query_offset, -queries, keys)
+        end = torch.minimum(first + seen.clamp_min(0), end)
+    if key_padding_mask is None:
+        counts = end - first
+    else:
+        real = nn.functional.pad(key_padding_mask[0].cumsum(0), (1, 0))
+        counts = real[end] - real[first]
+    return counts.clamp_min(1).float().unsqueeze(0)
 
 
 def _is_small(query: Tensor, key: Tensor) -> bool:

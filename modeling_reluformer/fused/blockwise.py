@@ -23,8 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention_activations import POINTWISE
-from ..visibility_reluformer import wide
+from ..attention_reluformer import POINTWISE, wide
 from .dropout import dropout_mask
 from .specification import Specification
 

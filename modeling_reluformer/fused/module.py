@@ -7,19 +7,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..attention_activations import NON_NEGATIVE, POINTWISE
-from ..attention_reference import reference_attention
-from ..regularization_reluformer import DEFAULT_ENTROPY_MARGIN, module_figures
-from ..visibility_reluformer import (
+from ..attention_reluformer import (
     DEFAULT_ALPHA,
     DEFAULT_GAMMA,
+    NON_NEGATIVE,
+    POINTWISE,
     Visibility,
-    check_scaling,
-    is_number,
+    reference_attention,
     scale_of_rows,
     wide,
 )
+from ..loss_reluformer import DEFAULT_ENTROPY_MARGIN, module_sums
 from .attention import relu_attention
+from .specification import check_scaling, is_number
 
 
 class _Heads(NamedTuple):
@@ -41,7 +41,7 @@ class ReLUAttention(nn.MultiheadAttention):
         embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype: as in `nn.MultiheadAttention`, but
             dropout lies below 1.
         add_bias_kv, add_zero_attn: not supported.
-        activation: a name of `attention_activations.POINTWISE`.
+        activation: a name of `attention_reluformer.POINTWISE`.
         scaling, gamma, alpha: of the row scale, as in `relu_attention`. gamma: default 8, which suits sentences of about 15
             tokens; for n tokens, sqrt(2 n) is a good start.
         entropy_margin: of L_reg (Eq. 7), from 0 to 1.
@@ -291,7 +291,7 @@ class ReLUAttention(nn.MultiheadAttention):
         if row_padding is not None:
             copies = rows.shape[0] // row_padding.shape[0]  # of a sentence whose heads have become a part of the batch
             rows = rows.masked_fill(row_padding.repeat_interleave(copies, 0), 0.0)
-        figures = module_figures(row_sum, row_sum_log, visible_keys, rows, entropy_margin=self.entropy_margin)
+        figures = module_sums(row_sum, row_sum_log, visible_keys, rows, entropy_margin=self.entropy_margin)
         return figures[0] / figures[-1].clamp_min(1)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import once_differentiable
 
-from ..visibility_reluformer import wide
+from ..attention_reluformer import wide
 from .blockwise import blockwise_backward, blockwise_forward, empty_like_heads
 from .specification import SCHEMA, STATISTICS, TENSOR_COUNT, Specification
 

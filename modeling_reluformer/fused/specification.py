@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..attention_activations import NON_NEGATIVE, POINTWISE
-from ..visibility_reluformer import check_scaling, is_number
+from ..attention_reluformer import ATTENTION_SCALINGS, LARGEST_ALPHA, NON_NEGATIVE, POINTWISE
 
 STATISTICS = ("none", "sum", "sum+entropy")
 _MASKS = (
@@ -193,3 +192,32 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
 def _described(given: Any) -> str:
     """For a message. The numbers of a tensor may be many, or on a device."""
     return f"a tensor {given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
+
+
+def check_scaling(scaling: str, gamma: float | Tensor | None, alpha: float | None, heads: int | None = None) -> None:
+    """Refuses what `scale_of_rows` does not take; `heads`: of the query, where gamma may be a tensor.
+
+    Raises:
+        ValueError: an unknown scaling, a value that is none, or one that the scaling does not use.
+    """
+    if scaling not in ATTENTION_SCALINGS:
+        raise ValueError(f"scaling={scaling!r} is unknown; choose one of {', '.join(ATTENTION_SCALINGS)}.")
+    for name, value, its_scaling in (("gamma", gamma, "variance"), ("alpha", alpha, "length")):
+        if value is not None and scaling != its_scaling:
+            raise ValueError(
+                f"{name} belongs to scaling={its_scaling!r}, and scaling is {scaling!r}: leave {name} out, or scaling."
+            )
+    if isinstance(gamma, Tensor):
+        if heads is None or gamma.shape not in ((), (heads,)) or not gamma.is_floating_point():
+            raise ValueError(
+                f"gamma must be a number, or a floating tensor with one for all heads or one for each, () or ({heads},); "
+                f"got {gamma.dtype} {tuple(gamma.shape)}."
+            )
+    elif gamma is not None and not (is_number(gamma) and 0 < gamma < float("inf")):
+        raise ValueError(f"gamma={gamma!r} must be a finite number above 0.")
+    if alpha is not None and not (is_number(alpha) and 0 <= alpha <= LARGEST_ALPHA):
+        raise ValueError(f"alpha={alpha!r} must be a number from 0 to {LARGEST_ALPHA:g}.")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

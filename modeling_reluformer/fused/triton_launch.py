@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention_activations import POINTWISE
+from ..attention_reluformer import POINTWISE
 from .specification import Specification
 
 try:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import is_torchdynamo_compiling, logging
 
-from ..attention_reference import AttentionResult, reference_attention
+from ..attention_reluformer import AttentionResult, Visibility, reference_attention, scale_of_rows, wide
 from ..fused.attention import relu_attention
-from ..visibility_reluformer import Visibility, scale_of_rows, wide
 from .masks import VisibilityMask
 from .regularization import collect, collects
 from .settings import ATTENTION_NAME, ForeignSettings, settings_of

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
-from ..visibility_reluformer import Visibility
+from ..attention_reluformer import Visibility
 
 
 class VisibilityMask(Tensor):

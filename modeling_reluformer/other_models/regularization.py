@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils import is_torchdynamo_compiling, logging
 
-from ..regularization_reluformer import row_entropy, row_penalty
-from ..visibility_reluformer import Visibility
+from ..attention_reluformer import Visibility
+from ..loss_reluformer import row_entropy, row_penalty
 from .support import ATTENTION_NAME, CONFIG_KEY
 
 logger = logging.get_logger(__name__)

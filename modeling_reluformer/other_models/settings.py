@@ -13,16 +13,9 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import is_torchdynamo_compiling, logging
 
-from ..configuration_attention import (
-    ATTENTION_SCALINGS,
-    DEFAULT_ENTROPY_MARGIN,
-    DEFAULT_GAMMA,
-    NON_NEGATIVE_ACTIVATIONS,
-    NORMALIZED_ACTIVATIONS,
-    POINTWISE_ACTIVATIONS,
-    AttentionConfig,
-)
-from ..visibility_reluformer import LARGEST_ALPHA
+from ..attention_reluformer import ATTENTION_SCALINGS, DEFAULT_GAMMA, LARGEST_ALPHA, NON_NEGATIVE, NORMALIZED, POINTWISE
+from ..configuration_reluformer import AttentionConfig
+from ..loss_reluformer import DEFAULT_ENTROPY_MARGIN
 from .regularization import watch
 from .saving import keep_name
 from .support import ATTENTION_NAME, CONFIG_KEY, refuse_class, refuse_softmax_layers, refuse_without_attention
@@ -37,7 +30,7 @@ SHORTEST, LONGEST = 8, 1024
 class ForeignSettings:
     """What `attn_implementation="reluformer"` computes in a model that is not a ReLUFormer.
 
-    activation: one of `POINTWISE_ACTIVATIONS` of the configuration.
+    activation: one of `POINTWISE` of the configuration.
     scaling: row scale over the n_i keys that query i sees: variance, 1 / (gamma sqrt(n_i / 2)) (Eq. 6); length,
         n_i ** -alpha; none, 1.
     gamma: of the variance scaling. alpha: of the length scaling, in [0, 2].
@@ -60,22 +53,22 @@ class ForeignSettings:
     entropy_margin: float = DEFAULT_ENTROPY_MARGIN
 
     def __post_init__(self) -> None:
-        if self.activation in NORMALIZED_ACTIVATIONS:
+        if self.activation in NORMALIZED:
             raise ValueError(
                 f"{CONFIG_KEY}: activation={self.activation!r} is not point-wise; choose one of "
-                f"{', '.join(POINTWISE_ACTIVATIONS)}. For softmax, load the model with attn_implementation='sdpa'."
+                f"{', '.join(POINTWISE)}. For softmax, load the model with attn_implementation='sdpa'."
             )
-        self._require("activation", POINTWISE_ACTIVATIONS)
+        self._require("activation", POINTWISE)
         self._require("scaling", ATTENTION_SCALINGS)
         self._require("implementation", ("auto", "eager"))
         self._require_number("gamma", math.ulp(0.0), math.inf)
         self._require_number("alpha", 0, LARGEST_ALPHA)
         self._require_number("regularization_weight", 0, math.inf)
         self._require_number("entropy_margin", 0, 1)
-        if self.regularization_weight and self.activation not in NON_NEGATIVE_ACTIVATIONS:
+        if self.regularization_weight and self.activation not in NON_NEGATIVE:
             raise ValueError(
                 f"{CONFIG_KEY}: regularization_weight={self.regularization_weight} takes the logarithm of the weights, which "
-                f"must never be negative ({', '.join(NON_NEGATIVE_ACTIVATIONS)}); activation is {self.activation!r}. Use 0."
+                f"must never be negative ({', '.join(NON_NEGATIVE)}); activation is {self.activation!r}. Use 0."
             )
 
     def _require(self, name: str, choices: tuple[str, ...]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attention_reluformer import wide
 from ..fused.compiled.library import sparse_library
-from ..visibility_reluformer import wide
 from . import gather
 from .blocks import Block
 from .gather import Neurons

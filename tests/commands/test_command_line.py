@@ -13,7 +13,7 @@ from reluformer.commands import main as cli
 from reluformer.commands.parsing import DECODING
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training.data.corpora import CorpusReport
+from reluformer.training.data.corpus import CorpusReport
 from reluformer.training.translation import Translator
 
 from ..training.conftest import recipe_file  # noqa: F401  (a fixture)

@@ -44,17 +44,6 @@ SHARDED = {
     "tied": ({}, True, False),
     "untied": ({"tie_word_embeddings": False}, True, True),
 }
-TENSOR_PARALLEL = {
-    "plain": {},
-    "gate and norm": {"attention_gate": True, "attention_qk_norm": True, "ffn_output_norm": "layer_norm"},
-    "two vocabularies, free head": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
-}
-REFUSED_BY_TENSOR_PARALLELISM = {
-    "attention_output_norm": {"attention_output_norm": "gated_rms"},
-    "attention_gamma_learnable": {"attention_gamma_learnable": True},
-    "activation_function": {"activation_function": "softmax"},
-    "decoder_attention_heads": {"decoder_attention_heads": 1},
-}
 
 
 def train(folder: Path, rank: int, world: int) -> None:
@@ -175,61 +164,6 @@ def _sharded_and_whole(rank: int, world: int, fields: dict, skip_logits: bool, s
     }
 
 
-def tensor_parallel(folder: Path, rank: int, world: int) -> None:
-    """Logits, loss and translations of models whose heads and FFN columns are dealt out to the processes."""
-    from transformers.distributed import DistributedConfig
-
-    dist.init_process_group("gloo")
-    parallel = DistributedConfig(tp_size=world)
-    batch = collate(tiny_pairs(6).to_list())
-    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    result = {}
-    for name in TENSOR_PARALLEL:
-        whole = ReLUFormerForConditionalGeneration.from_pretrained(folder / name)
-        cut = ReLUFormerForConditionalGeneration.from_pretrained(folder / name, distributed_config=parallel)
-        decoder_input_ids = whole.prepare_decoder_input_ids_from_labels(batch["labels"])
-        with torch.no_grad():
-            logits = [model(**source, decoder_input_ids=decoder_input_ids).logits for model in (whole, cut)]
-        beams = [model.generate(**source, num_beams=3, max_new_tokens=8).tolist() for model in (whole, cut)]
-        attention = cut.model.decoder.layers[0].encoder_attn
-        try:
-            cut(**batch)
-            refusal = None
-        except ValueError as error:
-            refusal = str(error)
-        for model in (whole, cut):
-            model.config.regularization_weight = 0.0
-        losses = [whole(**batch).loss, cut(**batch, skip_logits=True).loss]
-        for loss in losses:
-            loss.backward()
-        whole_gradients = {key: parameter.grad for key, parameter in whole.named_parameters()}
-        gradients = {key: _full(parameter.grad) for key, parameter in cut.named_parameters()}
-        result[name] = {
-            "logits": (logits[0] - logits[1]).abs().max().item(),
-            "same_translations": beams[0] == beams[1],
-            "query_rows": attention.q_proj.weight.to_local().shape[0],
-            "vocabulary": [whole.config.vocab_size, *[whole.config.decoder_vocab_size] * 2],
-            "vocabulary_rows": [
-                layer.weight.to_local().shape[0]
-                for layer in (cut.get_input_embeddings(), cut.model.decoder.embed_tokens, cut.lm_head)
-            ],
-            "refused_loss": refusal,
-            "loss": [loss.item() for loss in losses],
-            "gradients": max((gradients[key] - whole_gradients[key]).abs().max().item() for key in whole_gradients),
-        }
-    result["refused"] = {}
-    for name in REFUSED_BY_TENSOR_PARALLELISM:
-        try:
-            ReLUFormerForConditionalGeneration.from_pretrained(folder / name, distributed_config=parallel)
-        except ValueError as error:
-            result["refused"][name] = str(error)
-    _write(folder / f"tensor_parallel-{rank}.json", result)
-
-
-def _full(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def _write(path: Path, values: dict) -> None:
     path.write_text(json.dumps(values), encoding="utf-8")
 
@@ -270,8 +204,6 @@ def run(job: Callable[[Path, int, int], None], folder: Path, world: int) -> None
 
 def _write_inputs(folder: Path, rank: int, world: int) -> None:
     """What the jobs read: models."""
-    for name, fields in {**TENSOR_PARALLEL, **REFUSED_BY_TENSOR_PARALLELISM}.items():
-        tiny_model(**NO_DROPOUT, **fields).save_pretrained(folder / name)
 
 
 if __name__ == "__main__":
@@ -287,7 +219,6 @@ if __name__ == "__main__":
         go_on: (1, 2),
         evaluate: (1, 2),
         shard: (2,),
-        tensor_parallel: (2,),
     }.items():
         for world in worlds:
             run(job, target, world)

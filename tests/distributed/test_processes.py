@@ -1,11 +1,9 @@
-"""One process and several compute the same: training, evaluation, sharded parameters, tensor parallelism."""
+"""One process and several compute the same: training, evaluation, sharded parameters."""
 
 import json
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 
 from reluformer.training.data.token_batches import TokenBatchSampler
 
@@ -13,10 +11,8 @@ from ..training.tiny_run import TOKENS_PER_BATCH, tiny_pairs
 from .jobs import (
     BATCHES_PER_UPDATE,
     PAIRS,
-    REFUSED_BY_TENSOR_PARALLELISM,
     SAVED_AT,
     SHARDED,
-    TENSOR_PARALLEL,
     UPDATES,
 )
 
@@ -90,30 +86,3 @@ def test_a_sharded_model_has_the_gradients_of_a_whole_one(jobs, name):
         assert result["loss"][0] == pytest.approx(result["loss"][1], rel=1e-6)
         assert result["gradient_difference"] < 1e-6
         assert result["largest_gradient"] > 1e-3
-
-
-needs_tensor_parallelism = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.23"), reason="tensor parallelism is tested with transformers 5.23"
-)
-
-
-@needs_tensor_parallelism
-@pytest.mark.parametrize("name", TENSOR_PARALLEL)
-def test_a_tensor_parallel_model_computes_the_same(jobs, name):
-    for rank in (0, 1):
-        result = read(jobs / f"tensor_parallel-{rank}.json")[name]
-        assert result["query_rows"] == 8  # one of two heads
-        assert result["vocabulary_rows"] == [rows // 2 for rows in result["vocabulary"]]
-        assert result["logits"] < 1e-5
-        assert result["same_translations"]
-        assert result["loss"][0] == pytest.approx(result["loss"][1], rel=1e-5)
-        assert result["gradients"] < 1e-5
-        assert "L_reg is a mean over all heads" in result["refused_loss"]
-
-
-@needs_tensor_parallelism
-def test_a_model_that_tensor_parallelism_would_change_is_refused(jobs):
-    for rank in (0, 1):
-        refused = read(jobs / f"tensor_parallel-{rank}.json")["refused"]
-        assert refused.keys() == REFUSED_BY_TENSOR_PARALLELISM.keys()
-        assert all(message.startswith(f"{name}=") for name, message in refused.items())

@@ -13,7 +13,7 @@ from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.card import render_card, write_card
 from reluformer.hub_cards.formula import attention_formula, regularization_formula
-from reluformer.modeling_reluformer.attention_activations import POINTWISE
+from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.training.run.records import write_json
 
 from .documented_run import TINY, change, change_recipe, entropy_analysis, write_documented_run

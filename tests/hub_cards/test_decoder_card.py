@@ -65,7 +65,7 @@ def test_what_is_published_is_what_a_user_needs(saved):
         "model.safetensors",
         "tokenizer.json",
         "modeling_decoder.py",
-        "layers_decoder.py",
+        "layers_reluformer.py",
         "README.md",
     } <= names
     assert not names & {"modeling_reluformer.py", "modeling_vision.py", "registration.py"}

@@ -132,11 +132,10 @@ def test_every_module_is_this_package_s_own(folder):
         names = {
             path.relative_to(variant).as_posix() for path in variant.rglob("*.py") if path.parent.name != OLD_PLACE
         }
-        assert {"fused/attention.py", "fused/triton_kernels.py", "visibility_reluformer.py"} <= names
+        assert {"fused/attention.py", "fused/triton_kernels.py", "attention_reluformer.py"} <= names
         copied = sorted(names - GENERATED)
         assert filecmp.cmpfiles(package, variant, copied, shallow=False)[0] == copied
         assert not names & {"modeling_reluformer.py", "configuration_reluformer.py", "layers_reluformer.py"}
-        assert "attention_reference.py" not in names, "it needs entmax"
 
 
 def test_imports_are_relative_or_of_torch_triton_and_the_standard_library(folder):
@@ -155,8 +154,11 @@ def test_imports_are_relative_or_of_torch_triton_and_the_standard_library(folder
 
 
 def test_a_module_that_needs_another_library_is_refused(monkeypatch):
-    monkeypatch.setattr(kernel_sources, "ENTRY", "attention_reference")
-    with pytest.raises(ValueError, match=r"attention_reference: .* imports entmax; a Hub kernel may import torch"):
+    monkeypatch.setattr(kernel_sources, "ENTRY", "configuration_reluformer")
+    with pytest.raises(
+        ValueError,
+        match=r"configuration_reluformer: .* imports huggingface_hub, transformers; a Hub kernel",
+    ):
         kernel_sources.kernel_sources()
 
 

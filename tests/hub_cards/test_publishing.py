@@ -65,7 +65,7 @@ def change_weights(folder, change):
 def test_what_a_user_of_the_model_needs_and_nothing_else(run):
     names = {file.name for file in collect_files(run, repo_id=REPO)}
     code = {path.name for path in run.glob("*.py")} - {"notes_of_mine.py"}
-    assert {"modeling_reluformer.py", "configuration_reluformer.py", "attention_reference.py"} <= code
+    assert {"modeling_reluformer.py", "configuration_reluformer.py", "layers_reluformer.py"} <= code
     expected = {
         WEIGHTS,
         "config.json",
@@ -219,7 +219,7 @@ def drop_the_tokenizer(run):
 
 
 def drop_code(run):
-    (run / "visibility_reluformer.py").unlink()
+    (run / "layers_reluformer.py").unlink()
 
 
 def drop_the_main_code(run):
@@ -276,7 +276,7 @@ REFUSALS = {
     break_the_config: "'rleu'",
     break_the_generation_config: "its generation_config.json cannot be loaded",
     drop_the_tokenizer: "its tokenizer cannot be loaded",
-    drop_code: "the model's code is incomplete: visibility_reluformer.py is missing",
+    drop_code: "the model's code is incomplete: layers_reluformer.py is missing",
     drop_the_main_code: "the model's code is incomplete: modeling_reluformer.py is missing",
     drop_the_auto_map: "its auto_map does not name the model's code",
     code_from_elsewhere: "takes its code from another repository (you/other--",

@@ -11,7 +11,7 @@ from torch import nn
 import reluformer.modeling_reluformer.fused.attention as fused
 import reluformer.modeling_reluformer.fused.blockwise as blockwise
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.modeling_reluformer.configuration_attention import valid_attention_implementations
+from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
 
 from ..conftest import random_tokens, tiny_model
 from .paper_formulas import Batch, PaperModel

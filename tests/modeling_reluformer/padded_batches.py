@@ -2,7 +2,7 @@
 
 import torch
 
-from reluformer.modeling_reluformer.configuration_attention import valid_attention_implementations
+from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
 
 from ..conftest import tiny_config
 

@@ -1,19 +1,21 @@
 """The reference against the formulas written out, and the number of visible keys against the dense mask."""
 
 import math
+import sys
 
 import pytest
 import torch
 
-from reluformer.modeling_reluformer.attention_activations import NON_NEGATIVE, POINTWISE
-from reluformer.modeling_reluformer.attention_reference import reference_attention
-from reluformer.modeling_reluformer.regularization_reluformer import row_entropy
-from reluformer.modeling_reluformer.visibility_reluformer import (
+from reluformer.modeling_reluformer.attention_reluformer import (
+    NON_NEGATIVE,
+    POINTWISE,
     Visibility,
     positions_from_padding,
     positions_from_segments,
+    reference_attention,
     segments_from_positions,
 )
+from reluformer.modeling_reluformer.loss_reluformer import row_entropy
 
 from . import paper_formulas
 
@@ -85,7 +87,7 @@ def test_unknown_names_are_refused():
 
 
 def test_missing_entmax_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr("reluformer.modeling_reluformer.attention_reference.sparsemax", None)
+    monkeypatch.setitem(sys.modules, "entmax", None)
     query, key, value, _ = inputs()
     with pytest.raises(ImportError, match=r"'entmax15' needs the package entmax: pip install entmax"):
         reference_attention(query, key, value, activation="entmax15")
@@ -124,7 +126,7 @@ def test_visible_key_counts_equal_the_dense_mask():
 
 @pytest.mark.parametrize("offset", [-2, 0, 1, 3])
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_the_mask_of_some_rows_is_the_rule_written_out(offset, as_tensor):
+def test_the_mask_is_the_rule_written_out(offset, as_tensor):
     padding = torch.tensor([[False, True, True, True, False], [True, True, False, True, True]])
     query_segments, key_segments = (
         torch.tensor([[1, 1, 2, 2], [1, 2, 2, 3]]),
@@ -148,29 +150,17 @@ def test_the_mask_of_some_rows_is_the_rule_written_out(offset, as_tensor):
                     for b in range(2)
                 ]
             )
-            for first in range(3):
-                mask = visibility.dense(2, 5, padding.device, first_query=first)
-                rows = whole[:, first : first + 2]
-                assert rows.all() if mask is None else torch.equal(mask.expand(2, 1, 2, 5)[:, 0], rows)
+            mask = visibility.dense(4, 5, padding.device)
+            assert whole.all() if mask is None else torch.equal(mask.expand(2, 1, 4, 5)[:, 0], whole)
 
 
 def test_only_what_hides_something_is_a_mask():
     device = torch.device("cpu")
     assert Visibility(causal=True, query_offset=4).dense(1, 5, device) is None
-    assert Visibility(causal=True).dense(1, 5, device, first_query=4) is None
     assert Visibility(causal=True, query_offset=3).dense(1, 5, device) is not None
     assert (
         Visibility(causal=True, query_offset=torch.tensor(4)).dense(1, 5, device) is not None
     )  # its value is not read
-
-
-def test_the_last_visible_key():
-    assert Visibility().last_visible_key(3, 8) == 8
-    assert Visibility(causal=True).last_visible_key(3, 8) == 3
-    assert Visibility(causal=True, query_offset=2).last_visible_key(3, 8) == 5
-    assert Visibility(causal=True, query_offset=7).last_visible_key(3, 8) == 8
-    assert Visibility(causal=True, query_offset=torch.tensor(2)).last_visible_key(3, 8) == 8
-    assert Visibility(causal=True, given_mask=torch.ones(1, 1, 3, 8, dtype=torch.bool)).last_visible_key(3, 8) == 8
 
 
 def test_packed_causal_counts_restart_at_each_segment():

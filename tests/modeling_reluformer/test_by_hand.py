@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.modeling_reluformer.attention_reluformer import attention_context
-from reluformer.modeling_reluformer.multihead_reluformer import GatedRMSNorm, ReLUFormerAttention
-from reluformer.modeling_reluformer.regularization_reluformer import module_figures
+from reluformer.modeling_reluformer.layers_reluformer import GatedRMSNorm, ReLUFormerAttention, attention_context
+from reluformer.modeling_reluformer.loss_reluformer import module_sums
 
 from ..conftest import tiny_config
 from .exact_models import NO_DROPOUT, use_path
@@ -60,7 +59,7 @@ def test_equation_6(path, fields, factor, monkeypatch):
     )
     output, _, sums = module(query, context, keys)
     margin = module.config.entropy_margin
-    figures = module_figures(*sums, context.visible_keys, context.row_weight, entropy_margin=margin)
+    figures = module_sums(*sums, context.visible_keys, context.row_weight, entropy_margin=margin)
     expected = factor * torch.tensor([80.0, 4.0, 8.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(output[0, 0].detach(), expected, rtol=1e-7, atol=1e-12)
     # S = 12 factor; p = 1/3 and 2/3, so H = log 3 - 2/3 log 2 = 0.636514, below C = 0.7 log 8 = 1.455609

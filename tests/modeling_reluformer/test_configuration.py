@@ -4,7 +4,6 @@ import pytest
 from transformers import AutoConfig
 
 from reluformer import ReLUFormerConfig
-from reluformer.modeling_reluformer.configuration_reluformer import require_tensor_parallel
 
 from ..conftest import tiny_config
 
@@ -58,7 +57,7 @@ def test_bad_value_is_refused_with_field_value_and_choices(fields, words):
 
 def test_an_alpha_that_nothing_reads_is_told(monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.modeling_reluformer.configuration_attention.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.configuration_reluformer.logger.warning_once", messages.append)
     ReLUFormerConfig(attention_scaling="length", attention_alpha=0.5), ReLUFormerConfig(attention_alpha=1)
     assert not messages
     ReLUFormerConfig(attention_alpha=0.5)
@@ -162,20 +161,6 @@ def test_only_relu_with_variance_scaling_is_regularised_by_default():
     assert ReLUFormerConfig(attention_activation="softmax").attention_scaling == "none"
 
 
-def test_tensor_parallelism_cuts_heads_and_columns():
-    config = ReLUFormerConfig(attention_gate=True, attention_qk_norm=True)
-    attention = {**dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj"), "colwise"), "out_proj": "rowwise"}
-    norms = dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
-    plan = {}
-    for layer, blocks in {"encoder.layers.*": ["self_attn"], "decoder.layers.*": ["self_attn", "encoder_attn"]}.items():
-        plan |= {f"{layer}.{block}.{name}": how for block in blocks for name, how in (attention | norms).items()}
-        plan |= {f"{layer}.fc1": "colwise", f"{layer}.fc2": "rowwise"}
-    plan |= dict.fromkeys(("shared", "encoder.embed_tokens", "decoder.embed_tokens"), "embedding_rowwise")
-    assert config.base_model_tp_plan == plan
-    plain = ReLUFormerConfig().base_model_tp_plan
-    assert plain == {name: how for name, how in plan.items() if "gate" not in name and "_norm" not in name}
-
-
 def test_every_preset_but_reluformer_has_no_regulariser():
     for preset in ("vanilla", "sparsemax", "entmax15", "rela", "relu_vit"):
         assert ReLUFormerConfig.from_preset(preset).regularization_weight == 0
@@ -192,31 +177,3 @@ def test_round_trip_through_save_pretrained(variant, tmp_path):
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["attention_activation"] == config.attention_activation
     assert "attn_implementation" not in saved and "_attn_implementation" not in saved
-
-
-@pytest.mark.parametrize(
-    ("fields", "processes", "words"),
-    [
-        ({}, 2, None),
-        (
-            {"encoder_attention_heads": 4, "decoder_attention_heads": 2},
-            4,
-            "decoder_attention_heads=2 must be a multiple",
-        ),
-        (
-            {"encoder_attention_heads": 2, "decoder_attention_heads": 4},
-            4,
-            "encoder_attention_heads=2 must be a multiple",
-        ),
-        ({"preset": "rela"}, 2, "attention_output_norm='gated_rms' normalises over the heads"),
-        ({"attention_gamma_learnable": True}, 2, "attention_gamma_learnable=True holds one gamma"),
-        ({"activation_function": "softmax"}, 2, "activation_function='softmax' normalises over the columns"),
-    ],
-)
-def test_tensor_parallelism_is_refused_where_it_computes_another_model(fields, processes, words):
-    config = tiny_config(**fields)
-    if words is None:
-        require_tensor_parallel(config, processes)
-    else:
-        with pytest.raises(ValueError, match=words):
-            require_tensor_parallel(config, processes)

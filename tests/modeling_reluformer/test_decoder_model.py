@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
-from reluformer.modeling_reluformer.attention_activations import POINTWISE
-from reluformer.modeling_reluformer.regularization_reluformer import row_penalty
+from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
+from reluformer.modeling_reluformer.loss_reluformer import row_penalty
 
 from .decoder_cases import VOCABULARY, decoder_config, decoder_model, token_ids
 from .padded_batches import mask_of, padded

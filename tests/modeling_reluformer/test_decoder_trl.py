@@ -77,7 +77,7 @@ def test_with_the_models_own_loss_it_trains_as_the_plain_trainer_does(way, plain
 @pytest.mark.parametrize("way", ["padded", "packing"])
 def test_the_loss_of_trl_is_cross_entropy_alone_and_the_model_says_so(way, plainly_trained, tmp_path, monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.modeling_reluformer.base_reluformer.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.layers_reluformer.logger.warning_once", messages.append)
     found = fine_tuned(trl.SFTTrainer, tmp_path, **WAYS[way])
     assert messages and all("compute_loss = Trainer.compute_loss" in message for message in messages)
     assert difference(found, plainly_trained[0.0]) < 1e-3
@@ -85,7 +85,7 @@ def test_the_loss_of_trl_is_cross_entropy_alone_and_the_model_says_so(way, plain
 
 def test_without_a_regulariser_there_is_nothing_to_say(tmp_path, monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.modeling_reluformer.base_reluformer.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.layers_reluformer.logger.warning_once", messages.append)
     fine_tuned(trl.SFTTrainer, tmp_path, 0.0, **{**WAYS["padded"], "max_steps": 1})
     assert messages == []
 

@@ -18,7 +18,8 @@ from reluformer import (
     ReLUFormerForImageClassification,
     ReLUFormerVisionConfig,
 )
-from reluformer.modeling_reluformer.feed_forward_reluformer import FeedForward, SparseActivation, activation_norms
+from reluformer.modeling_reluformer.layers_reluformer import FeedForward, SparseActivation
+from reluformer.modeling_reluformer.loss_reluformer import activation_norms
 
 VOCABULARY, WIDTH = 40, 20
 SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 12}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.modeling_reluformer.configuration_attention import valid_attention_implementations
+from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
 
 from ..conftest import random_tokens, skip_without_entmax, tiny_config, tiny_model
 from .padded_batches import implementations, mask_of

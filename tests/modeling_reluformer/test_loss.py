@@ -5,12 +5,7 @@ import math
 import pytest
 import torch
 
-from reluformer.modeling_reluformer.regularization_reluformer import (
-    module_figures,
-    row_entropy,
-    row_penalty,
-    row_weights,
-)
+from reluformer.modeling_reluformer.loss_reluformer import module_sums, row_entropy, row_penalty, row_weights
 
 from ..conftest import random_tokens, tiny_model
 
@@ -122,7 +117,7 @@ def test_dead_rows_give_neither_nan_nor_inf(implementation):
 def test_dead_rows_stay_in_the_denominator():
     row_sum = torch.tensor([[[2.0, 0.0], [1.0, 1.0]]])  # one sentence, two heads, two rows, one of them dead
     row_sum_log = row_sum * torch.log(row_sum.clamp_min(1e-30))  # a single key each
-    figures = module_figures(row_sum, row_sum_log, torch.ones(1, 2), torch.full((1, 2), 0.5), entropy_margin=0.7)
+    figures = module_sums(row_sum, row_sum_log, torch.ones(1, 2), torch.full((1, 2), 0.5), entropy_margin=0.7)
     penalty, total, entropy, dead, rows = figures.tolist()
     assert penalty == pytest.approx(math.log(2) / 4)
     assert (total, entropy, dead, rows) == (pytest.approx(2.0), pytest.approx(0.0, abs=1e-6), 0.5, 2.0)
@@ -165,12 +160,12 @@ def test_encoder_outputs_without_figures_warn_of_the_smaller_regulariser(monkeyp
     tiny_model(preset="vanilla")(encoder_outputs=model.get_encoder()(source), labels=labels)
     assert messages == []
     model(encoder_outputs=model.get_encoder()(source), labels=labels)
-    assert len(messages) == 1 and "that of the decoder alone" in messages[0] and "input_ids" in messages[0]
+    assert len(messages) == 1 and "the decoder's alone" in messages[0] and "input_ids" in messages[0]
 
 
 def test_training_without_labels_warns_and_names_the_config(monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.modeling_reluformer.base_reluformer.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.layers_reluformer.logger.warning_once", messages.append)
     model = tiny_model().train()
     model(input_ids=random_tokens(2, 7), decoder_input_ids=random_tokens(2, 5))
     assert len(messages) == 1 and "config.label_smoothing" in messages[0] and "label_smoothing_factor" in messages[0]

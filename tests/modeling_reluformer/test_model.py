@@ -6,8 +6,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import EncoderDecoderCache
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.modeling_reluformer.configuration_attention import NON_NEGATIVE_ACTIVATIONS
-from reluformer.modeling_reluformer.multihead_reluformer import GatedRMSNorm
+from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE
+from reluformer.modeling_reluformer.layers_reluformer import GatedRMSNorm
 
 from ..conftest import VARIANTS, VOCABULARY, random_tokens, tiny_config, tiny_model
 from .padded_batches import padded
@@ -60,7 +60,7 @@ def test_wrong_calls_say_what_is_wrong():
 def test_every_non_negative_activation_reports_its_figures():
     for fields in VARIANTS.values():
         config = tiny_config(**fields)
-        if config.attention_activation in NON_NEGATIVE_ACTIVATIONS:
+        if config.attention_activation in NON_NEGATIVE:
             output = tiny_model(**fields)(input_ids=random_tokens(2, 7), labels=random_tokens(2, 5))
             assert 0 <= output.dead_row_fraction < 1 and output.attention_entropy > 0 and output.attention_sum > 0
 

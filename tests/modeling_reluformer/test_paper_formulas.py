@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from reluformer.modeling_reluformer.attention_reluformer import attention_context
-from reluformer.modeling_reluformer.configuration_attention import NON_NEGATIVE_ACTIVATIONS
-from reluformer.modeling_reluformer.multihead_reluformer import ReLUFormerAttention
-from reluformer.modeling_reluformer.outputs_reluformer import _figures
+from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE
+from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention, _sums_of_context, attention_context
 
 from ..conftest import tiny_config
 from .exact_models import (
@@ -31,7 +29,7 @@ from .paper_formulas import PaperModel, row_penalty
 
 def with_regulariser(fields: dict) -> dict:
     """Where there is one."""
-    weight = 0.5 if tiny_config(**fields).attention_activation in NON_NEGATIVE_ACTIVATIONS else 0.0
+    weight = 0.5 if tiny_config(**fields).attention_activation in NON_NEGATIVE else 0.0
     return {**fields, "regularization_weight": weight}
 
 
@@ -42,7 +40,7 @@ def test_whole_model(variant, name, monkeypatch):
         model = exact_model(attn_implementation=use_path(monkeypatch, path), **fields)
         output = assert_equals_the_paper(model, BATCHES[name](), None if name in ("right", "packed") else 29)
         assert (output.regularization is None) == (
-            path == "sdpa" or fields.get("attention_activation", "relu") not in NON_NEGATIVE_ACTIVATIONS
+            path == "sdpa" or fields.get("attention_activation", "relu") not in NON_NEGATIVE
         )
 
 
@@ -76,7 +74,7 @@ def test_whole_module(variant, causal, monkeypatch):
         config._attn_implementation = use_path(monkeypatch, path)
         torch.manual_seed(1)
         module = ReLUFormerAttention(config, 4, is_decoder=True, is_causal=causal).double()
-        statistics = "sum+entropy" if config.attention_activation in NON_NEGATIVE_ACTIVATIONS else "none"
+        statistics = "sum+entropy" if config.attention_activation in NON_NEGATIVE else "none"
         context = attention_context(
             config,
             queries,
@@ -88,7 +86,9 @@ def test_whole_module(variant, causal, monkeypatch):
             statistics=statistics,
         )
         found, _, sums = module(queries, context, keys)
-        figures = _figures(context, *(part if part is None else part.unsqueeze(0) for part in sums)) if sums else None
+        figures = (
+            _sums_of_context(context, *(part if part is None else part.unsqueeze(0) for part in sums)) if sums else None
+        )
         paper = PaperModel(config, state_of(module, "attention."))
         arrays = queries.numpy(), (queries if keys is None else keys).numpy()
         expected, rows = paper.attention("attention", 4, *arrays, visible)

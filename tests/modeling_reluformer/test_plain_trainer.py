@@ -98,7 +98,7 @@ def test_four_accumulation_steps_equal_one_batch(tmp_path):
 
 def test_the_trainers_own_label_smoothing_warns(tmp_path, monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.modeling_reluformer.base_reluformer.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.layers_reluformer.logger.warning_once", messages.append)
     run = trainer(tiny_model(), tmp_path, 8, max_steps=1, label_smoothing_factor=0.1)
     run.data_collator = lambda features: {**(batch := collate(features)), "decoder_input_ids": batch["input_ids"]}
     run.train()

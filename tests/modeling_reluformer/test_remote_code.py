@@ -105,7 +105,7 @@ def test_loading_a_hub_copy_leaves_the_installed_functions_alone(saved):
     """In a process that has the package, a copy of its files from the Hub keeps its own registry."""
     from transformers import AutoModelForSeq2SeqLM
 
-    from reluformer.modeling_reluformer.attention_reluformer import ALL_ATTENTION_FUNCTIONS
+    from reluformer.modeling_reluformer.layers_reluformer import ALL_ATTENTION_FUNCTIONS
 
     before = dict(ALL_ATTENTION_FUNCTIONS)
     model = AutoModelForSeq2SeqLM.from_pretrained(saved)

@@ -7,8 +7,8 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
 from reluformer import ReLUFormerForConditionalGeneration as Model
-from reluformer.modeling_reluformer.generation_reluformer import SharedSources
-from reluformer.modeling_reluformer.multihead_reluformer import ReLUFormerAttention
+from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention
+from reluformer.modeling_reluformer.modeling_reluformer import SharedSources
 
 from ..conftest import random_tokens, tiny_model
 from .padded_batches import implementations, mask_of, padded
@@ -109,7 +109,7 @@ def test_several_targets_of_a_source_have_the_logits_of_copies():
         found = model(**batch(), decoder_input_ids=target, targets_per_source=2).logits
         copies = {name: tensor.repeat_interleave(2, 0) for name, tensor in batch().items()}
         expected = model(**copies, decoder_input_ids=target).logits
-        with pytest.raises(ValueError, match=r"must have 3 targets \(targets_per_source=3\); got 3 and 6"):
+        with pytest.raises(ValueError, match=r"must have 3 targets \(targets_per_source=3\); got 3 sources and 6"):
             model(**batch(), decoder_input_ids=target, targets_per_source=3)
     torch.testing.assert_close(found, expected)
 

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, Trainer, TrainingArguments
 
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig, ReLUFormerVisionModel
-from reluformer.modeling_reluformer.attention_activations import POINTWISE
-from reluformer.modeling_reluformer.regularization_reluformer import row_penalty
+from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
+from reluformer.modeling_reluformer.loss_reluformer import row_penalty
 
 from .vision_cases import CLASSES, classes, moved, pictures, vision_config, vision_model
 from .without_package import run_without_package
@@ -248,7 +248,7 @@ def test_what_is_saved_loads_without_the_package(tmp_path):
     torch.save(pictures(), tmp_path / "picture.pt")
     carried = {path.name for path in (tmp_path / "model").glob("*.py")}
     assert {"modeling_vision.py", "configuration_vision.py"} <= carried
-    assert not carried & {"modeling_reluformer.py", "configuration_reluformer.py", "stacks_reluformer.py"}
+    assert not carried & {"modeling_reluformer.py", "modeling_decoder.py"} and len(carried) == 6
     places = (str(tmp_path / "model"), str(tmp_path / "picture.pt"))
     name, *logits = run_without_package(LOAD, *places, folder=tmp_path)
     assert name == "ReLUFormerVisionModel"
@@ -319,7 +319,7 @@ def test_every_parameter_takes_part():
 
 def test_a_pass_without_labels_in_training_is_told(monkeypatch):
     messages = []
-    monkeypatch.setattr("reluformer.modeling_reluformer.base_reluformer.logger.warning_once", messages.append)
+    monkeypatch.setattr("reluformer.modeling_reluformer.layers_reluformer.logger.warning_once", messages.append)
     vision_model(attention_scaling="variance", regularization_weight=0.5).train()(pictures())
     assert len(messages) == 1 and "A training pass without labels" in messages[0]
 

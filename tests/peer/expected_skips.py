@@ -41,7 +41,6 @@ EXPECTED_SKIPS = {
     r"This model does not support `logits_to_keep`": "logits of every position, as Marian",
     r"This model doesn't use `position_ids`": "positions come from the mask or the segments",
     r"This model is encoder-decoder": "for decoder-only models; the caches are tested in tests/modeling_reluformer",
-    r"wants a plan for the head": "tensor parallelism is checked on two processes in tests/distributed",
     # of this folder: see RefusesSdpa
     r"(sets|wants) sdpa": "its rows sum to one, so that point-wise and sparse attention refuse it",
 }

@@ -73,7 +73,7 @@ train: parallel files must have the same number of lines, found 3 in good.de and
 
 blank lines alone
 train --config good.yaml --data.train.source blank.txt
-train: 0 of 3 pairs kept; skipped 3 × source empty (first: blank.txt:1)
+train: 0 of 3 pairs kept; skipped 3 × source empty (first: line 1)
 
 UTF-16
 train --config good.yaml --data.train.source utf16.txt
@@ -85,7 +85,7 @@ pairs.csv: is a table by its name (.csv); expected text, one sentence a line: gi
 
 .gz that is cut off
 train --config good.yaml --data.train.source truncated.gz
-truncated.gz…gzip…
+truncated.gz: cannot be read (…
 
 a file that does not exist
 train --config good.yaml --data.train.source nowhere.txt
@@ -97,7 +97,7 @@ columns.csv: no column 'translation.de' or 'de'; there are: german, english; set
 
 semicolons in place of commas
 train --config good.yaml --data.train null --data.tables.train semicolons.csv
-semicolons.csv…; set data.tables.delimiter…
+semicolons.csv…, or data.tables.delimiter
 
 tables and a data set at once
 train --config good.yaml --data.train null --data.tables.train columns.csv --data.dataset.path a_folder
@@ -105,7 +105,7 @@ data: give exactly one of train/validation/test, tables, dataset, demo; given: t
 """) + expressions("""
 a line of a corpus that is not UTF-8
 read_parallel_files("latin1.txt", "good.en", name="train")[1].summary()
-result: train: 2 of 3 pairs kept; skipped 1 × source is not UTF-8 (first: latin1.txt:2)
+result: train: 2 of 3 pairs kept; skipped 1 × source is not UTF-8 (first: line 2)
 
 line ends and byte order mark of Windows
 list(read_parallel_files("windows.txt", "good.en", name="train")[0]["source"])

@@ -11,7 +11,7 @@ import torch
 
 from reluformer import ReLUFormerConfig, relu_attention, use_sparse_ffn
 from reluformer.commands import main as cli
-from reluformer.training.data.corpora import read_parallel_files
+from reluformer.training.data.corpus import read_parallel_files
 
 from ..conftest import random_tokens, tiny_model
 from .cases import GROUPS, TABLE, error_table

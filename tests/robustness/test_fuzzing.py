@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.corpora import read_parallel_files
+from reluformer.training.data.corpus import read_parallel_files
 
 from ..conftest import VOCABULARY, tiny_model
 

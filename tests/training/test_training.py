@@ -130,7 +130,7 @@ def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, monkeypatch):
 
 
 def test_pairs_come_from_files_and_from_datasets_alike(recipe_file, tmp_path):
-    from reluformer.training.data.splits import has_split, load_split
+    from reluformer.training.data.corpus import has_split, load_split
 
     pairs = [("ein hund", "a dog"), ("zwei", "two")]
     for side, language in ((0, "de"), (1, "en")):

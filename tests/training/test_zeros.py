@@ -19,7 +19,7 @@ from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.configuration.zeros import ZerosConfig
-from reluformer.modeling_reluformer.feed_forward_reluformer import SparseActivation
+from reluformer.modeling_reluformer.layers_reluformer import SparseActivation
 from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.zeros import ZerosCallback
 

@@ -10,32 +10,31 @@ compared. `PackedDocuments.references` is the unit for that: the whole original 
 of every L nest, with all its sentences, those too that were left out of packing.
 
 Packing keeps the corpus in memory, in every process: its token ids as 32-bit numbers and, for a while, one side of its text
-as Python strings. That is bounded by what corpora with documents hold, some millions of sentences. Those of single sentences
-may be larger: they are not packed, and stay on disk (see `arrow_cache`).
+as Python strings. Corpora of single sentences may be larger: they are not packed, and stay on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Literal
 
 import datasets
 import numpy as np
 import pyarrow as pa
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.encoding import ENCODED_FEATURES, check_end_of_sentence
+from reluformer.configuration.recipe import DataConfig
+from reluformer.training.data.encoding import ENCODED_FEATURES, encode_rows, token_ids, token_lengths
 from reluformer.training.data.moses import MosesStep
 
 TooLong = Literal["error", "skip", "keep"]
 # How many packed documents are tokenised whole, to see that their sentences' tokens are what is found there.
 CHECKED_TEXTS = 20
-_SIDES = ("source", "target")
+COLUMNS = {"source": "input_ids", "target": "labels"}
 
 
 @dataclass
@@ -170,8 +169,9 @@ def pack_documents(
     too_long: TooLong,
     name: str,
     positions: int | None = None,
+    workers: int | None = None,
 ) -> PackedDocuments:
-    """Pack consecutive sentences of each document, greedily.
+    """Packs consecutive sentences of each document, greedily.
 
     A sentence without any token on a side is left out and counted, and ends the packed document before it.
 
@@ -183,6 +183,7 @@ def pack_documents(
             "keep" makes it a packed document of its own, the only kind longer than L. Counted in the report.
         name: of the corpus, for the report.
         positions: tokens that the model has positions for; a kept sentence may not have more.
+        workers: processes that tokenise, as of `encode_pairs`.
 
     Raises:
         UserError: no "document" column; a sentence too long, by "error" or for `positions`; a tokenizer with a Moses
@@ -190,84 +191,62 @@ def pack_documents(
     """
     if "document" not in sentences.column_names:
         raise UserError(f"{name}: the pairs have no column 'document', so it is not known which belong together")
-    _check_tokenizer(tokenizer)
-    ids = {side: _SentenceIds.of(sentences, side, tokenizer, name) for side in _SIDES}
-    documents = sentences.with_format("arrow")["document"].to_pylist()
-    report = PackingReport(name, max_tokens, documents=len(set(documents)), read=len(documents))
-    lengths = {side: ids[side].lengths for side in _SIDES}
-    left_out = _left_out(lengths, documents, report, too_long, positions)
-    counts = (lengths[side].tolist() for side in _SIDES)
-    spans = greedy_spans(*counts, documents, left_out.tolist(), max_tokens=max_tokens)
-    if not spans:
-        raise UserError(f"{name}: nothing to pack: {report.summary()}; raise the limit or give longer documents")
-    starts, stops = np.array(spans).T
-    report.count(starts, stops, *(ids[side].tokens(starts, stops) for side in _SIDES))
-    columns = {side: _joined_texts(sentences, side, spans) for side in _SIDES}
-    columns |= {"document": pa.array([documents[start] for start, _ in spans])}
-    columns |= {"sentences": pa.array(stops - starts), "first": pa.array(starts)}
-    encoded = {side: ids.pop(side).joined(starts, stops, tokenizer.eos_token_id) for side in _SIDES}
-    _check_joined(columns, encoded, tokenizer, name)
-    pairs = datasets.Dataset(datasets.table.InMemoryTable(pa.table(columns)))
-    return PackedDocuments(pairs, _encoded(encoded), sentences, report)
-
-
-def _joined_texts(sentences: datasets.Dataset, side: str, spans: list[tuple[int, int]]) -> pa.Array:
-    texts = sentences.with_format("arrow")[side].to_pylist()
-    return pa.array([" ".join(texts[start:stop]) for start, stop in spans])
-
-
-def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    check_end_of_sentence(tokenizer)
     if MosesStep.from_tokenizer(tokenizer) is not None:
         raise UserError(
             "documents: the tokenizer has a Moses step, which splits a full stop at the end of a text only, so that joined "
             "sentences are other tokens than single ones; tokenise the corpus beforehand, or set tokenizer.moses to false"
         )
+    rows = encode_rows(sentences, tokenizer, max_length=sys.maxsize, name=name, workers=workers)
+    lengths = {side: token_lengths(rows, column) - 1 for side, column in COLUMNS.items()}
+    documents = sentences["document"][:]
+    report = PackingReport(name, max_tokens, documents=len(set(documents)), read=len(documents))
+    left_out = _left_out(lengths, documents, report, too_long, positions)
+    counts = (lengths[side].tolist() for side in COLUMNS)
+    spans = greedy_spans(*counts, documents, left_out.tolist(), max_tokens=max_tokens)
+    if not spans:
+        raise UserError(f"{name}: nothing to pack: {report.summary()}; raise the limit or give longer documents")
+    starts, stops = np.array(spans).T
+    columns = {side: _joined_texts(sentences, side, spans) for side in COLUMNS}
+    columns |= {"document": pa.array([documents[start] for start, _ in spans])}
+    columns |= {"sentences": pa.array(stops - starts), "first": pa.array(starts)}
+    ids = {column: _joined_ids(rows, column, starts, stops) for column in COLUMNS.values()}
+    _check_joined(columns, ids, tokenizer, name)
+    encoded = _encoded(ids)
+    report.count(starts, stops, *(token_lengths(encoded, column) for column in COLUMNS.values()))
+    pairs = datasets.Dataset(datasets.table.InMemoryTable(pa.table(columns)))
+    return PackedDocuments(pairs, encoded, sentences, report)
 
 
-@dataclass(frozen=True)
-class _SentenceIds:
-    """Token ids of all sentences of a side, without `</s>`, in one array; sentence n is values[offsets[n] : offsets[n + 1]]."""
+def pack_split(
+    data: DataConfig,
+    split: str,
+    sentences: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    positions: int | None = None,
+) -> PackedDocuments:
+    """The sentences of a split packed as the recipe says, which has a section `packing`.
 
-    values: np.ndarray
-    offsets: np.ndarray
+    Args:
+        data: the recipe's section.
+        split: "train", "validation" or "test".
+        sentences: of `load_split`.
+        tokenizer: of the run.
+        positions: of the model, None where the model itself will refuse what is too long.
 
-    @classmethod
-    def of(cls, sentences: datasets.Dataset, side: str, tokenizer: PreTrainedTokenizerBase, name: str) -> _SentenceIds:
-        parts, lengths = [], []
-        for texts in _batches(sentences, side, name):
-            encoded = _token_ids(texts, side, tokenizer)
-            parts.append(np.fromiter(chain.from_iterable(ids[:-1] for ids in encoded), dtype=np.int32))
-            lengths += [len(ids) - 1 for ids in encoded]
-        return cls(np.concatenate(parts), np.concatenate(([0], np.cumsum(lengths))))
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.offsets)
-
-    def tokens(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """How many ids sentences start to stop have together, with one `</s>`; one number a range."""
-        return self.offsets[stops] - self.offsets[starts] + 1
-
-    def joined(self, starts: np.ndarray, stops: np.ndarray, end: int) -> pa.ListArray:
-        """The ids of sentences start to stop, one list a range, each with `</s>`."""
-        bounds = list(zip(self.offsets[starts], self.offsets[stops], strict=True))
-        last = np.array([end], dtype=np.int32)
-        values = np.concatenate([part for first, after in bounds for part in (self.values[first:after], last)])
-        offsets = np.concatenate(([0], np.cumsum(self.tokens(starts, stops))))
-        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, pa.int32()))
-
-
-def _token_ids(texts: list[str], side: str, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    given = {"text": texts} if side == "source" else {"text_target": texts}
-    return tokenizer(**given, verbose=False, return_attention_mask=False)["input_ids"]
-
-
-def _batches(sentences: datasets.Dataset, side: str, name: str) -> Iterator[list[str]]:
-    with tqdm(total=len(sentences), desc=f"tokenising {name}, {side}", unit=" sentences", delay=2, disable=None) as bar:
-        for batch in sentences.select_columns(side).iter(batch_size=1_000):
-            yield batch[side]
-            bar.update(len(batch[side]))
+    Raises:
+        UserError: see `pack_documents`.
+    """
+    packing = data.packing
+    return pack_documents(
+        sentences,
+        tokenizer,
+        max_tokens=data.max_length,
+        too_long=packing.too_long if split == "train" else packing.too_long_evaluated,
+        name=f"{split} documents",
+        positions=positions,
+        workers=data.workers,
+    )
 
 
 def _left_out(
@@ -279,25 +258,25 @@ def _left_out(
 ) -> np.ndarray:
     """Whether each sentence is left out (sentences,); those left out and those too long are counted, or refused."""
 
-    def place(index: int) -> str:
-        counts = f"{lengths['source'][index] + 1:,} source and {lengths['target'][index] + 1:,} target tokens"
-        return f"pair {index} of document {documents[index]} with {counts}"
+    def place(mask: np.ndarray) -> str:
+        index = int(mask.argmax())
+        return f"pair {index} of document {documents[index]} with {longest[index]:,} tokens"
 
     limit, name = report.max_tokens, report.name
     longest = np.maximum(lengths["source"], lengths["target"]) + 1
-    empty = np.minimum(lengths["source"], lengths["target"]) == 0
-    long = (longest > limit) & ~empty
+    empty = np.minimum(lengths["source"], lengths["target"]) <= 0
+    long = longest > limit
     report.too_long = int(long.sum())
     if report.too_long and too_long == "error":
         raise UserError(
-            f"{name}: {report.too_long:,} sentences alone are longer than {limit} tokens (first: "
-            f"{place(int(long.argmax()))}); raise the limit, or choose skip or keep"
+            f"{name}: {report.too_long:,} sentences alone are longer than {limit} tokens (first: {place(long)}); raise the "
+            "limit, or choose skip or keep"
         )
-    if too_long == "keep":
+    if report.too_long and too_long == "keep":
         report.kept_too_long = report.too_long
-        if report.too_long and positions is not None and longest.max() > positions:
+        if positions is not None and longest.max() > positions:
             raise UserError(
-                f"{name}: {place(int(longest.argmax()))} is to be kept, but the model has {positions} positions; raise "
+                f"{name}: {place(longest)} is to be kept, but the model has {positions} positions; raise "
                 "model.max_position_embeddings, or choose skip"
             )
     reasons = {"without any token": empty}
@@ -305,27 +284,49 @@ def _left_out(
         reasons[f"longer than {limit} tokens"] = long
     for reason, mask in reasons.items():
         if mask.any():
-            report.skipped[reason], report.first[reason] = int(mask.sum()), place(int(mask.argmax()))
+            report.skipped[reason], report.first[reason] = int(mask.sum()), place(mask)
     return np.any(list(reasons.values()), axis=0)
 
 
+def _joined_texts(sentences: datasets.Dataset, side: str, spans: list[tuple[int, int]]) -> pa.Array:
+    texts = sentences[side][:]
+    return pa.array([" ".join(texts[start:stop]) for start, stop in spans])
+
+
+def _joined_ids(rows: datasets.Dataset, column: str, starts: np.ndarray, stops: np.ndarray) -> pa.ListArray:
+    """The ids of sentences start to stop, one list a range: of each sentence but the last without its `</s>`."""
+    lists = rows.data.column(column).combine_chunks()
+    lengths = np.asarray(lists.value_lengths())
+    included, ends_text = np.zeros(len(lists) + 1, dtype=int), np.zeros(len(lists), dtype=bool)
+    np.add.at(included, starts, 1)
+    np.add.at(included, stops, -1)
+    ends_text[stops - 1] = True
+    kept = np.repeat(np.cumsum(included)[:-1] > 0, lengths)
+    inner = ~ends_text & (lengths > 0)
+    kept[np.cumsum(lengths)[inner] - 1] = False
+    before = np.concatenate(([0], np.cumsum(np.where(lengths > 0, lengths - 1, 0))))
+    offsets = np.concatenate(([0], np.cumsum(before[stops] - before[starts] + 1)))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), lists.flatten().filter(pa.array(kept)))
+
+
 def _check_joined(
-    columns: dict[str, pa.Array], encoded: dict[str, pa.ListArray], tokenizer: PreTrainedTokenizerBase, name: str
+    columns: dict[str, pa.Array], ids: dict[str, pa.ListArray], tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
     """The first texts, tokenised whole as in translation, must give the ids that are trained on."""
-    for side in _SIDES:
-        for index, expected in enumerate(_token_ids(columns[side][:CHECKED_TEXTS].to_pylist(), side, tokenizer)):
-            if encoded[side][index].as_py() != expected:
+    first = {side: columns[side][:CHECKED_TEXTS].to_pylist() for side in COLUMNS}
+    whole = dict(zip(COLUMNS, token_ids(tokenizer, first), strict=True))
+    for side, column in COLUMNS.items():
+        for index, expected in enumerate(whole[side]):
+            if ids[column][index].as_py() != expected:
                 raise UserError(
                     f"{name}: the {side} tokens of packed document {index} are not those of its sentences one after the "
                     "other; packing needs a tokenizer that splits a sentence alike wherever it stands"
                 )
 
 
-def _encoded(encoded: dict[str, pa.ListArray]) -> datasets.Dataset:
+def _encoded(ids: dict[str, pa.ListArray]) -> datasets.Dataset:
     """The columns of `encode_pairs`."""
-    source, target = encoded["source"], encoded["target"]
-    ones = pa.array(np.ones(len(source.values), dtype=np.int8))
-    mask = pa.ListArray.from_arrays(source.offsets, ones)
-    table = pa.table({"input_ids": source, "attention_mask": mask, "labels": target})
+    source = ids["input_ids"]
+    mask = pa.ListArray.from_arrays(source.offsets, pa.array(np.ones(len(source.values), dtype=np.int8)))
+    table = pa.table({"input_ids": source, "attention_mask": mask, "labels": ids["labels"]})
     return datasets.Dataset(datasets.table.InMemoryTable(table), info=datasets.DatasetInfo(features=ENCODED_FEATURES))

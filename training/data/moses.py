@@ -45,7 +45,7 @@ class MosesStep:
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> MosesStep | None:
         """The step recorded in `tokenizer`, or None if it has none."""
         record = tokenizer.init_kwargs.get("moses")
-        return cls(record["source_language"], record["target_language"]) if record else None
+        return _step(record["source_language"], record["target_language"]) if record else None
 
     def record(self) -> dict[str, str]:
         """What goes into tokenizer_config.json under "moses"."""
@@ -73,6 +73,11 @@ class MosesStep:
         from sacremoses import MosesDetokenizer
 
         return MosesDetokenizer(self.target_language)
+
+
+@cache
+def _step(source_language: str, target_language: str) -> MosesStep:
+    return MosesStep(source_language, target_language)
 
 
 def detokenize(texts: Iterable[str], language: str) -> list[str]:

@@ -11,11 +11,10 @@ import datasets
 from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.recipe import Recipe
-from reluformer.training.data.corpora import CorpusReport
-from reluformer.training.data.documents import PackingReport
+from reluformer.training.data.corpus import CorpusReport, has_split, load_split
+from reluformer.training.data.documents import PackingReport, pack_split
 from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.moses import MosesStep, warn_of_tokenized_text
-from reluformer.training.data.splits import has_split, load_split, pack_split
 from reluformer.training.run.model_building import build_config
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import write_json
@@ -29,8 +28,8 @@ _LINES_LOOKED_AT = 10_000
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """`encoded` (token ids) of the training and validation splits, with packing of the evaluated ones too, and `pairs` (plain
-    text) of all but the training split: sentences, or packed documents where the recipe packs."""
+    """`pairs` (plain text) of every split, sentences or packed documents, and `encoded` (token ids) of the training and
+    validation splits, with packing of the evaluated ones too."""
 
     tokenizer: PreTrainedTokenizerBase
     pairs: dict[str, datasets.Dataset]
@@ -54,7 +53,8 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     # What is evaluated when training is over is read now: its faults are found before the first update.
     for split in (*learned, *evaluated):
         pairs[split], report = load_split(recipe.data, split)
-        reports.append(_told(recipe, report))
+        reports.append(report)
+        say(recipe, report.summary())
     if recipe.data.text == "plain":
         some = pairs["train"].select(range(0, len(pairs["train"]), 1 + len(pairs["train"]) // _LINES_LOOKED_AT))
         warn_of_tokenized_text([*some["source"], *some["target"]])
@@ -65,7 +65,6 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
         encoded = _pack(recipe, (*learned, *evaluated), pairs, tokenizer)
     for split in recipe.evaluation.splits:
         _check_sources(recipe, split, pairs[split], tokenizer)
-    del pairs["train"]  # what is read of a mapped file stays resident as long as it is mapped
     _write_reports(recipe, "corpus_report.json", reports)
     return PreparedCorpus(tokenizer, pairs, encoded)
 
@@ -86,10 +85,13 @@ def _encode(
     """The token ids of each split; `reports` gets what was left out of each."""
     data, encoded = recipe.data, {}
     for split in splits:
-        encoded[split], report = encode_pairs(
-            pairs[split], tokenizer, max_length=data.max_length, name=f"{split} tokens", workers=data.workers
-        )
-        reports.append(_told(recipe, report))
+        # The other processes find in the cache what the first one has encoded.
+        with recipe.training.main_process_first(desc="token ids"):
+            encoded[split], report = encode_pairs(
+                pairs[split], tokenizer, max_length=data.max_length, name=f"{split} tokens", workers=data.workers
+            )
+        reports.append(report)
+        say(recipe, report.summary())
     return encoded
 
 
@@ -111,11 +113,6 @@ def _pack(
 def _write_reports(recipe: Recipe, name: str, reports: Sequence[CorpusReport | PackingReport]) -> None:
     if recipe.training.should_save:
         write_json(recipe.run_folder / name, [dataclasses.asdict(report) for report in reports])
-
-
-def _told(recipe: Recipe, report: CorpusReport) -> CorpusReport:
-    say(recipe, f"{report.summary()} (from the cache)" if report.from_cache else report.summary())
-    return report
 
 
 def _check_sources(recipe: Recipe, split: str, pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -13,32 +13,24 @@ from typing import TextIO
 from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.compressed import content_lines
-from reluformer.training.data.plain_text import BYTE_ORDER_MARK, HEAD_BYTES, refuse_other_encodings, refuse_table
+from reluformer.training.data.readers import is_unicode, refuse_table, text_lines, without_line_end
 
 
 def read_lines(path: str) -> list[str]:
-    """Lines of a file, plain, gzip or zstd, or, for "-", of standard input. Only "\\n" ends a line: line n is translation n.
+    """Lines of a file, perhaps compressed, or, for "-", of standard input. Only "\\n" ends a line: line n is translation n.
 
     Raises:
         UserError: no such file, a damaged one, a table, or bytes that are not UTF-8, with the line.
     """
     refuse_table(PurePath(path), "write the column to translate into a text file, or give plain text as standard input")
-    if path == "-":
-        data = sys.stdin.buffer.read()
-        refuse_other_encodings(data[:HEAD_BYTES], "--input: '-'")
-        lines = data.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").split(b"\n") if data else []
-    else:
-        try:
-            lines = [line.removesuffix(b"\n") for line in content_lines(Path(path))]
-        except UserError as error:
-            raise UserError(f"--input: {error}") from error
+    try:
+        lines = [without_line_end(line) for line in text_lines(sys.stdin.buffer if path == "-" else Path(path))]
+    except UserError as error:
+        raise UserError(f"--input: {error}") from error
     for number, line in enumerate(lines, start=1):
-        try:
-            line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"--input: {path!r}, line {number}: not UTF-8 ({error.reason})") from error
-    return [line.decode("utf-8").removesuffix("\r") for line in lines]
+        if not is_unicode(line):
+            raise UserError(f"--input: {path!r}, line {number}: not UTF-8")
+    return lines
 
 
 def texts_of_arguments(texts: list[str]) -> list[str]:
@@ -48,10 +40,8 @@ def texts_of_arguments(texts: list[str]) -> list[str]:
         UserError: one that is not UTF-8.
     """
     for number, text in enumerate(texts, start=1):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:  # Python keeps such bytes as lone surrogates
-            raise UserError(f"translate: text {number}: not UTF-8 ({text!a})") from error
+        if not is_unicode(text):
+            raise UserError(f"translate: text {number}: not UTF-8 ({text!a})")
     return texts
 
 

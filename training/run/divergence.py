@@ -71,7 +71,7 @@ class DivergenceWatch(TrainerCallback):
         self._hook.remove()
 
     def _count_dead_rows(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        of_modules = getattr(output, "attention_figures", None)
+        of_modules = getattr(output, "attention_sums", None)
         if module.training and of_modules is not None:
             before = 0 if self._dead_and_rows is None else self._dead_and_rows
             self._dead_and_rows = before + of_modules.detach()[:, 3:5].double()

@@ -21,7 +21,7 @@ from reluformer import (
     ReLUFormerVisionConfig,
 )
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.modeling_reluformer.configuration_attention import AttentionConfig
+from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.training.loading import load_model_config, misfit, require_safetensors
 
 Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerForImageClassification

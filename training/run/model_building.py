@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 import reluformer
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
-from reluformer.modeling_reluformer.configuration_attention import AttentionConfig
+from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.training.run.recipe_models import (
     checkpoint_config,
     configured,

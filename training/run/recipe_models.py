@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, set_seed
 
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
-from reluformer.modeling_reluformer.configuration_attention import AttentionConfig, require_attention_implementation
+from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig, require_attention_implementation
 from reluformer.training.run.initialization import changed_config, load_config, load_weights
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from reluformer.configuration.recipe import Recipe
-from reluformer.training.data.splits import load_split, pack_split
+from reluformer.training.data.corpus import load_split
+from reluformer.training.data.documents import pack_split
 from reluformer.training.run.progress import say
 from reluformer.training.scoring.evaluation import evaluate_run, print_samples, read_translations
 from reluformer.training.scoring.metrics import describe_scores

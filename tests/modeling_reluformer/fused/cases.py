@@ -12,7 +12,7 @@ from torch import Tensor
 import reluformer.modeling_reluformer.fused.attention as fused
 import reluformer.modeling_reluformer.fused.blockwise as blockwise
 from reluformer import relu_attention
-from reluformer.modeling_reluformer.attention_reference import reference_attention
+from reluformer.modeling_reluformer.attention_reluformer import reference_attention
 from reluformer.modeling_reluformer.fused.compiled.library import library, python_loop
 
 NAMES = ("output", "S", "T", "query", "key", "value", "row_scale")

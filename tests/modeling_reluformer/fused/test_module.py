@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from reluformer import ReLUAttention
-from reluformer.modeling_reluformer.attention_reference import reference_attention
-from reluformer.modeling_reluformer.regularization_reluformer import row_entropy, row_penalty
+from reluformer.modeling_reluformer.attention_reluformer import reference_attention
+from reluformer.modeling_reluformer.loss_reluformer import row_entropy, row_penalty
 
 EMBED, HEADS = 24, 4
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(7)

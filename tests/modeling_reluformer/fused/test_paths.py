@@ -8,9 +8,8 @@ import torch
 
 import reluformer.modeling_reluformer.fused.attention as fused
 from reluformer import relu_attention
-from reluformer.modeling_reluformer.attention_activations import NON_NEGATIVE, POINTWISE
+from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE, POINTWISE, Visibility, scale_of_rows
 from reluformer.modeling_reluformer.fused.compiled.library import library
-from reluformer.modeling_reluformer.visibility_reluformer import Visibility, scale_of_rows
 
 from .cases import (
     NAMES,

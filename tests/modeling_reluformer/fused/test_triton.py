@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from reluformer.modeling_reluformer.attention_activations import POINTWISE
+from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.modeling_reluformer.fused import triton_launch
 from reluformer.modeling_reluformer.fused.specification import Specification
 from reluformer.modeling_reluformer.fused.triton_launch import triton_backward, triton_forward

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="the CUDA kernels need Triton")
 import triton
 
-from reluformer.modeling_reluformer.attention_activations import NON_NEGATIVE, POINTWISE
+from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE, POINTWISE
 from reluformer.modeling_reluformer.fused import triton_launch
 from reluformer.modeling_reluformer.fused.operator import _LaunchedAttention
 from reluformer.modeling_reluformer.fused.specification import Specification

@@ -15,7 +15,6 @@ from reluformer.configuration.recipe import DataConfig, ParallelFiles, Recipe
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training import training as training_module
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs
 from reluformer.training.driver import FinishedRun
 from reluformer.training.scoring.evaluation import read_translations
 from reluformer.training.scoring.validation import ValidationTranslation
@@ -94,15 +93,3 @@ def test_the_attention_map_is_of_a_readable_pair_where_there_is_one(tmp_path, mo
     model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64))
     _draw_attention(FinishedRun(recipe, model, tokenizer, [], {}), tmp_path / "map.png")
     assert [len(text.split()) for text in seen] == [drawn]
-
-
-def test_the_first_encoded_pairs_are_those_that_encoding_keeps(monkeypatch):
-    monkeypatch.setattr("reluformer.training.data.encoding.ROWS_PER_RECORD_BATCH", 4)
-    tokenizer, pairs = demo_tokenizer(100), demo_pairs(30, split="train", seed=1)
-    lengths = [max(len(tokenizer(text)["input_ids"]) for text in pair.values()) for pair in pairs]
-    limit = sorted(lengths)[15]  # some pairs are longer, some are not
-    encoded, report = encode_pairs(pairs, tokenizer, max_length=limit, name="train")
-    assert 5 < len(encoded) < 30
-    first = first_encoded_pairs(pairs, tokenizer, max_length=limit, at_most=5)
-    assert tokenizer(list(first["source"]))["input_ids"] == encoded["input_ids"][:5]
-    assert len(first_encoded_pairs(pairs, tokenizer, max_length=limit, at_most=99)) == report.kept

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training.data.splits import load_split, pack_split
+from reluformer.training.data.corpus import load_split
+from reluformer.training.data.documents import pack_split
 from reluformer.training.tokenization import train_tokenizer
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reluformer.training.data.corpora import read_parallel_files
+from reluformer.training.data.corpus import read_parallel_files
 from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.token_batches import TokenBatchSampler
 from reluformer.training.tokenization import train_tokenizer

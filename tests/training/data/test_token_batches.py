@@ -1,5 +1,8 @@
 """Token batches: the budget, the cover of each epoch, and what accelerate and the Trainer do with them."""
 
+import hashlib
+import tracemalloc
+
 import numpy as np
 import pytest
 from accelerate import skip_first_batches
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.token_batches import TokenBatchSampler
+from reluformer.training.data.token_batches import LENGTH_JITTER, TokenBatchSampler
 
 
 def realistic_lengths(count=30_000, seed=0):
@@ -177,3 +180,59 @@ def test_prepared_loader_of_one_process_sets_the_epoch_itself():
     prepared, batches = loader(1, 0)
     first, second = list(prepared), list(prepared)
     assert batches.epoch == 1 and first != second
+
+
+def plan_by_sorting_everything(source, target, bounds, *, seed, epoch):
+    """The definition: both keys sorted at once, in double precision."""
+    generator = np.random.default_rng([seed, epoch])
+    difference, batches = (target - source).astype(np.float64), np.arange(len(bounds) - 1)
+    difference += generator.uniform(-LENGTH_JITTER, LENGTH_JITTER, size=len(difference))
+    generator.shuffle(batches)
+    order = np.lexsort((difference, -np.maximum(source, target)))
+    return [order[bounds[batch] : bounds[batch + 1]].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("epoch", [0, 5])
+def test_the_plan_is_that_of_sorting_everything(epoch):
+    source, target = realistic_lengths(20_000)
+    sampler = TokenBatchSampler(source, target, tokens_per_batch=2_048, seed=3)
+    sampler.set_epoch(epoch)
+    assert list(sampler) == plan_by_sorting_everything(source, target, sampler._bounds, seed=3, epoch=epoch)
+
+
+# A resumed run needs the plan it began with, and a row of a study that of its first training.
+GOLDEN = [
+    ({"count": 30_000, "tokens_per_batch": 2_048, "seed": 3}, ["3897fbbf38f7cbb0", "181c154b7f719790"]),
+    ({"count": 30_000, "tokens_per_batch": 4_096, "seed": 7, "batches_per_update": 8}, ["67b221e23201ddb9", "d101f89369397cbd"]),
+    ({"count": 5_000, "tokens_per_batch": 150, "seed": 1, "shuffle": False}, ["cbfaed3fabb66769", "cbfaed3fabb66769"]),
+    ({"count": 7, "tokens_per_batch": 120, "seed": 1, "batches_per_update": 16}, ["c11a0a59106f6ea9", "aefc4611433b2205"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "expected"), GOLDEN)
+def test_the_plan_of_a_seed_never_changes(options, expected):
+    sampler = TokenBatchSampler(
+        *realistic_lengths(options["count"]), **{k: v for k, v in options.items() if k != "count"}
+    )
+    for epoch, golden in zip((0, 5), expected, strict=True):
+        sampler.set_epoch(epoch)
+        digest = hashlib.sha256()
+        for batch in sampler:
+            digest.update(np.asarray([len(batch), *batch], dtype=np.int64).tobytes())
+        assert digest.hexdigest()[:16] == golden
+
+
+def test_planning_a_million_pairs_needs_a_few_bytes_a_pair():
+    source, target = (side.astype(np.int32) for side in realistic_lengths(1_000_000))
+    tracemalloc.start()
+    try:
+        sampler = TokenBatchSampler(source, target, tokens_per_batch=8_192, seed=0)
+        kept, _ = tracemalloc.get_traced_memory()
+        plan = iter(sampler)
+        next(plan)
+        in_epoch, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 9e6  # difference and order, 4 bytes each
+    assert in_epoch < 13.5e6  # and the epoch's order
+    assert peak < 36e6

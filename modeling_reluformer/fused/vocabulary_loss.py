@@ -1,6 +1,6 @@
-"""The target's vocabulary: resizing it, and a cross-entropy over it that never holds the logits of a batch.
+"""A cross-entropy over the vocabulary that never holds the logits of a batch.
 
-That loss computes the logits of some hundred positions, turns them into their own gradient where they lie, multiplies them into
+It computes the logits of some hundred positions, turns them into their own gradient where they lie, multiplies them into
 the gradients of the hidden states and of the matrix, and forgets them. So the gradients are made in the forward pass, as in
 Liger's fused linear cross-entropy (arXiv 2410.10989); the backward pass multiplies them by the incoming one. Positions without
 a label are left out.
@@ -9,17 +9,13 @@ a label are left out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from transformers.utils import is_torchdynamo_compiling, logging
 
-from .loss_reluformer import IGNORED_LABEL
-from .visibility_reluformer import wide
-
-logger = logging.get_logger(__name__)
+from ..attention_reluformer import wide
+from ..loss_reluformer import IGNORED_LABEL
 
 # Logits that are held at a time, in bytes, and how many bytes of one column of them at least: each chunk is one pass over the
 # gradient of the whole matrix, so a large vocabulary needs enough positions a pass. Chosen by timing 800 to 2,000 positions.
@@ -28,107 +24,6 @@ CHUNK_BYTES_ELSEWHERE = 128 * 2**20
 LEAST_COLUMN_BYTES = 1024
 # On a CPU, the softmax of a chunk goes over so many logits at a time, which then stay in the processor's cache.
 CACHED_LOGITS = 2**18
-
-
-class VocabularyHeadMixin:
-    """For a model whose `lm_head` is a `VocabularyHead`: the head stays one when resized, and computes the loss where it can."""
-
-    def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> nn.Linear:
-        # The library makes a layer of class nn.Linear and marks it as initialised, which a new object would not be.
-        resized = super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
-        if resized is not old_lm_head and isinstance(old_lm_head, VocabularyHead):
-            resized.__class__ = VocabularyHead
-        return resized
-
-    def _head_computes_the_loss(self) -> bool:
-        """Whether the output layer is ours, alone and whole; what wraps or replaces it (LoRA, say) computes other logits."""
-        if (getattr(self, "_tp_size", None) or 1) > 1:
-            reason = f"tp_size is {self._tp_size}"
-        elif not isinstance(self.lm_head, VocabularyHead):
-            reason = f"lm_head is a {type(self.lm_head).__module__}.{type(self.lm_head).__qualname__}"
-        else:
-            return True
-        if not is_torchdynamo_compiling():
-            logger.warning_once(f"skip_logits saves no memory here: {reason}, so all logits are computed for the loss.")
-        return False
-
-
-class VocabularyMixin(VocabularyHeadMixin):
-    """Resizing the vocabularies of both models, one that source and target share or two, as in Marian."""
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        """As in Transformers: the shared vocabulary, with output layer and bias; of two vocabularies, the source's."""
-        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        if self.config.share_encoder_decoder_embeddings:
-            self._set_decoder_vocabulary(embeddings.weight.shape[0])
-        return embeddings
-
-    def resize_decoder_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        """The target's vocabulary of two, with output layer and bias.
-
-        Raises:
-            ValueError: source and target share one vocabulary.
-        """
-        if self.config.share_encoder_decoder_embeddings:
-            raise ValueError(
-                "resize_decoder_token_embeddings needs share_encoder_decoder_embeddings=False; source and target of this "
-                "model share one vocabulary: use resize_token_embeddings."
-            )
-        decoder, head = self.get_decoder(), self.get_output_embeddings()
-        embeddings = self._get_resized_embeddings(
-            decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
-        )
-        decoder.embed_tokens = embeddings
-        size = embeddings.weight.shape[0]
-        if head is not None and not self.config.tie_word_embeddings:
-            self.set_output_embeddings(self._get_resized_lm_head(head, size, mean_resizing=mean_resizing))
-        self._set_decoder_vocabulary(size)
-        self.tie_weights()
-        return embeddings
-
-    def _resize_token_embeddings(
-        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        if self.config.share_encoder_decoder_embeddings:
-            return super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        # the output layer, which the library would resize too, belongs to the other vocabulary
-        embeddings = self._get_resized_embeddings(
-            self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of, mean_resizing
-        )
-        self.set_input_embeddings(embeddings)
-        return embeddings
-
-    def _set_decoder_vocabulary(self, size: int) -> None:
-        self.config.decoder_vocab_size = size
-        bias = getattr(self, "final_logits_bias", None)
-        if bias is not None:
-            padded = nn.functional.pad(bias, (0, max(0, size - bias.shape[1])))
-            self.final_logits_bias = nn.Buffer(padded[:, :size].clone())
-        if (head := self.get_output_embeddings()) is not None:
-            head.out_features = size
-
-
-class VocabularyHead(nn.Linear):
-    """The output layer. With labels, `forward` returns the loss of its logits without ever holding them.
-
-    The loss is computed in here because sharded parameters (FSDP) are whole only inside the module that they belong to.
-    """
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        labels: Tensor | None = None,
-        logits_bias: Tensor | None = None,
-        label_smoothing: float = 0.0,
-    ) -> Tensor:
-        """(…, d_model) → logits (…, vocabulary); with labels, see `vocabulary_loss`, where `logits_bias` is the bias."""
-        if labels is None:
-            return super().forward(hidden_states)
-        return vocabulary_loss(hidden_states, self.weight, labels, logits_bias, label_smoothing)
 
 
 @torch.compiler.disable  # the number of positions that have a label depends on the data

@@ -1,6 +1,5 @@
 """The loss without logits against the plain one: value, gradients, what is never computed, and the model around it."""
 
-import itertools
 import logging
 
 import pytest
@@ -8,11 +7,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import reluformer.modeling_reluformer.vocabulary_reluformer as module
+import reluformer.modeling_reluformer.fused.vocabulary_loss as module
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.modeling_reluformer.vocabulary_reluformer import VocabularyHead, vocabulary_loss
+from reluformer.modeling_reluformer.fused.vocabulary_loss import vocabulary_loss
 
-from ..conftest import random_tokens, tiny_model
+from ...conftest import random_tokens, tiny_model
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 
@@ -95,24 +94,6 @@ def test_positions_without_a_label_are_never_multiplied():
     assert (found[1][ignored] == 0).all()
 
 
-def test_a_piece_that_can_never_come_costs_nothing_without_smoothing(chunks):
-    given = problem(10, 4, 9)
-    impossible = next(piece for piece in range(9) if piece not in given["labels"])
-    with torch.no_grad():
-        given["bias"][0, impossible] = -torch.inf
-    for one, two in zip(with_gradients(vocabulary_loss, given, 0), with_gradients(plain, given, 0), strict=True):
-        torch.testing.assert_close(one, two)
-
-
-def test_autocast_leaves_float64_alone():
-    given = problem(60, 32, 200, torch.float64)
-    expected = with_gradients(plain, given)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = with_gradients(vocabulary_loss, given)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
 def test_under_autocast_the_error_is_that_of_bfloat16_products(chunks):
     """The sums over chunks are float32: many chunks are no less exact than the plain loss."""
     given = problem(60, 32, 200, torch.float32)
@@ -147,16 +128,6 @@ def test_what_needs_no_gradient_is_not_computed(monkeypatch, frozen):
     if len(frozen) < 3:
         loss.backward()
     assert all(given[name].grad is None for name in frozen)
-
-
-def test_without_gradients_only_the_logits_are_computed(monkeypatch):
-    given = problem(6, 4, 9)
-    expected = vocabulary_loss(**given)
-    monkeypatch.setattr(module, "_add_product", None)
-    with torch.no_grad():
-        loss = vocabulary_loss(**given)
-    assert not loss.requires_grad
-    torch.testing.assert_close(loss, expected.detach(), rtol=0, atol=0)
 
 
 def test_second_passes_are_refused():
@@ -233,17 +204,6 @@ def test_a_model_has_the_same_loss_and_gradients_without_logits(fields, checkpoi
     torch.testing.assert_close(results[1], results[0], rtol=1e-11, atol=1e-13)
 
 
-def test_accumulation_steps_without_logits_are_one_batch_with_them():
-    batch = batch_of_three()
-    whole, cut = (tiny_model(**NO_DROPOUT).double().train() for _ in range(2))
-    whole(**batch).loss.backward()
-    items = (batch["labels"] != -100).sum()
-    for row in range(3):
-        part = {name: tensor[row : row + 1] for name, tensor in batch.items()}
-        cut(**part, num_items_in_batch=items, skip_logits=True).loss.backward()
-    torch.testing.assert_close(gradients(cut), gradients(whole), rtol=1e-6, atol=1e-9)
-
-
 def test_the_config_skips_logits_in_training_alone(tmp_path):
     tiny_model(skip_logits=True).save_pretrained(tmp_path)
     model, batch = ReLUFormerForConditionalGeneration.from_pretrained(tmp_path).train(), batch_of_three()
@@ -260,28 +220,6 @@ def test_without_labels_there_is_nothing_but_logits():
         tiny_model()(input_ids=random_tokens(2, 5), decoder_input_ids=random_tokens(2, 5), skip_logits=True)
 
 
-@pytest.mark.parametrize("fields", VOCABULARIES.values(), ids=VOCABULARIES)
-def test_a_resized_vocabulary_still_skips_logits(fields, caplog):
-    model, batch = tiny_model(**NO_DROPOUT, **fields), batch_of_three()
-    resize = (
-        model.resize_decoder_token_embeddings
-        if not model.config.share_encoder_decoder_embeddings
-        else model.resize_token_embeddings
-    )
-    resize(47)
-    assert isinstance(model.lm_head, VocabularyHead)
-    assert model.lm_head.weight.shape == (47, 16) and model.lm_head.out_features == 47
-    assert (model.lm_head.weight is model.model.decoder.embed_tokens.weight) == model.config.tie_word_embeddings
-    assert "lm_head.weight" in model.state_dict()
-    with torch.no_grad():
-        losses = [model(**batch, skip_logits=skip_logits).loss for skip_logits in (False, True)]
-    torch.testing.assert_close(*losses)
-    assert "skip_logits" not in caplog.text
-    before = model.lm_head.weight.clone()
-    model.post_init()
-    torch.testing.assert_close(model.lm_head.weight, before, rtol=0, atol=0)
-
-
 def replaced_head(model) -> str:
     """A head of another class that computes something else."""
 
@@ -295,43 +233,13 @@ def replaced_head(model) -> str:
     return "Doubled"
 
 
-def lora_head(model) -> str:
-    peft = pytest.importorskip("peft", reason="LoRA is peft's, which is not installed")
-    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["lm_head"], init_lora_weights=False))
-    return "peft.tuners.lora.layer.Linear"
-
-
-@pytest.mark.parametrize("change", [replaced_head, lora_head])
-def test_a_head_that_computes_other_logits_is_called_for_them(change, caplog, monkeypatch):
+def test_a_head_that_computes_other_logits_is_called_for_them(caplog, monkeypatch):
     model, batch = tiny_model(**NO_DROPOUT, tie_word_embeddings=False), batch_of_three()
     before = model(**batch).loss
-    name = change(model)
+    name = replaced_head(model)
     library = logging.getLogger("transformers")
     monkeypatch.setattr(library, "propagate", True)
     with caplog.at_level(logging.WARNING):
         losses = [model(**batch, skip_logits=skip_logits).loss for skip_logits in (False, True)]
     assert losses[0] == losses[1] != before
     assert "skip_logits saves no memory here: lm_head is a" in caplog.text and name in caplog.text
-
-
-def test_a_compiled_model_skips_logits_too():
-    model, batch = tiny_model(**NO_DROPOUT, preset="vanilla").train(), batch_of_three()
-    expected = model(**batch)
-    expected.loss.backward()
-    reference = {name: gradient.clone() for name, gradient in gradients(model).items()}
-    model.zero_grad()
-    loss = torch.compile(model, backend="eager")(**batch, skip_logits=True).loss
-    loss.backward()
-    torch.testing.assert_close(loss, expected.loss)
-    torch.testing.assert_close(gradients(model), reference)
-
-
-def test_chunks_are_equal_and_as_few_as_memory_allows():
-    for positions, vocabulary in itertools.product((1, 256, 257, 1000, 5000), (4, 4000, 64000)):
-        for dtype in (torch.float32, torch.bfloat16):
-            weight = torch.empty(vocabulary, 1, dtype=dtype)
-            size = module._chunk_size(positions, weight)
-            most = max(1024 // dtype.itemsize, 8 * 2**20 // (vocabulary * dtype.itemsize))
-            count = -(-positions // size)
-            assert size <= most and count == -(-positions // most)
-            assert size * count - positions < count

@@ -1,0 +1,111 @@
+"""`attn_implementation="fused"` of the models: `relu_attention` by what a forward pass knows of its masks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention_reluformer import Visibility
+from .attention import attend
+from .specification import Specification
+
+
+def fused_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    visibility: Visibility,
+    row_scale: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    statistics: str = "none",
+    **kwargs: Any,
+) -> tuple[Tensor, None, Tensor | None, Tensor | None]:
+    """`relu_attention`: point-wise activations without a queries × keys tensor. As `eager_attention_forward`, without weights.
+
+    Raises:
+        ValueError: a whole mask was given, or packed sequences are not numbered in the order in which they stand.
+    """
+    if visibility.given_mask is not None:
+        raise ValueError(
+            "attn_implementation='fused' keeps no queries × keys tensor and takes no four-dimensional mask; give "
+            "(batch, keys) with 1 for real tokens, or use attn_implementation='eager'."
+        )
+    # autocast leaves the result of a norm in float32: the products follow the values, as the library's attention does
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    offset = visibility.query_offset
+    specification = Specification(
+        row_scale=row_scale,
+        key_padding_mask=visibility.key_padding_mask,
+        offset=offset if isinstance(offset, Tensor) else None,
+        activation=module.activation,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        causal=visibility.causal,
+        query_offset=0 if isinstance(offset, Tensor) else offset,
+        dropout_p=dropout,
+        statistics=statistics,
+    )
+    if visibility.query_segments is None:
+        found = attend(query, key, value, specification)
+    else:
+        found = _packed_attention(query, key, value, visibility, specification)
+    output, *sums = found
+    row_sum, row_sum_log = [*sums, None, None][:2]
+    return output.transpose(1, 2), None, row_sum, row_sum_log
+
+
+def _packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, specification: Specification
+) -> tuple[Tensor, ...]:
+    """`attend` within the segments of `visibility`; shapes and results as there.
+
+    It takes packed sequences as one row, with the places where each of them starts. Padding, which is segment 0, sees the
+    padding that the mask does not hide; nobody reads those rows.
+    """
+    batch = query.shape[0]
+    ends = _sequence_ends(visibility.query_segments, visibility.key_segments)
+    row_scale, mask = specification.row_scale, specification.key_padding_mask
+    if row_scale is not None:
+        row_scale = row_scale.transpose(0, 1).flatten(1).unsqueeze(0)
+    if mask is not None:
+        mask = mask.expand(batch, -1).reshape(1, -1)
+    packed = replace(
+        specification, row_scale=row_scale, key_padding_mask=mask, cu_seqlens_q=ends[0], cu_seqlens_k=ends[1]
+    )
+    found = attend(*map(_in_one_row, (query, key, value)), packed)
+    return tuple(item[0].unflatten(1, (batch, query.shape[2])).transpose(0, 1) for item in found)
+
+
+def _sequence_ends(query_segments: Tensor, key_segments: Tensor) -> tuple[Tensor, Tensor]:
+    """Segment numbers (batch, queries) and (batch, keys) → `cu_seqlens` of both, int32, over the rows laid end to end.
+
+    Every number that either side of a row has is a sequence, empty on the side that lacks it.
+
+    Raises:
+        ValueError: the numbers of a row do not rise (0, padding, may stand at either end).
+    """
+    count = int(torch.maximum(query_segments.max(), key_segments.max())) + 1
+    padded_first = bool((query_segments[:, 0] == 0).any() | (key_segments[:, 0] == 0).any())
+    lengths = []
+    for name, segments in (("query", query_segments), ("key", key_segments)):
+        order = segments if padded_first else torch.where(segments == 0, count, segments)
+        if (order.diff(dim=1) < 0).any():
+            raise ValueError(
+                f"Packed sequences must be numbered in the order in which they stand, padding (0) at one end of all rows; "
+                f"the {name} segments are {segments.tolist()}."
+            )
+        order = order if padded_first else order - 1
+        lengths.append(torch.stack([torch.bincount(row, minlength=count) for row in order.long()]).flatten())
+    starts = (torch.nn.functional.pad(length.cumsum(0), (1, 0)).int() for length in lengths)
+    return tuple(starts)
+
+
+def _in_one_row(tensor: Tensor) -> Tensor:
+    """(batch, heads, length, features) → (1, heads, batch · length, features)."""
+    return tensor.transpose(0, 1).flatten(1, 2).unsqueeze(0)

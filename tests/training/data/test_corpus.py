@@ -1,0 +1,335 @@
+"""Corpora: a bad row never loses a good one, and every skip is counted with the place of the first."""
+
+import gzip
+import json
+import os
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe import DataConfig, ParallelFiles, TablesConfig
+from reluformer.configuration.recipe_parser import parse_recipe
+from reluformer.training.data import corpus
+from reluformer.training.data.corpus import PairColumns, load_split, read_dataset, read_parallel_files, read_tables
+from reluformer.training.data.text_lines import read_lines
+
+LANGUAGES = {"source_language": "de", "target_language": "en"}
+COLUMNS = PairColumns("de", "en")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def zstd(content: bytes) -> bytes:
+    stream = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(stream, "zstd") as packed:
+        packed.write(content)
+    return stream.getvalue().to_pybytes()
+
+
+COMPRESSIONS = {"": bytes, ".gz": lambda content: gzip.compress(content, mtime=0), ".zst": zstd}
+
+
+def written(tmp_path, name: str, content: bytes | str):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def parallel(tmp_path, source, target, **options):
+    paths = [written(tmp_path, f"train.{side}", text) for side, text in (("de", source), ("en", target))]
+    return texts(*read_parallel_files(*paths, name="train", **options))
+
+
+def texts(pairs, report):
+    assert report.read == report.kept + sum(report.skipped.values()) and report.kept == len(pairs)
+    return [(row["source"], row["target"]) for row in pairs], report
+
+
+def tables(*paths, columns=COLUMNS, **options):
+    return texts(*read_tables(paths, columns, name="train", **options))
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_only_a_line_feed_ends_a_line_of_text(tmp_path, suffix):
+    """A lone carriage return, or what Unicode calls a line separator, would put the two sides out of step."""
+    odd = ["a\u2028b", "c\u0085d", "e\x0bf\x0cg\x1ch", "i\rj", "k"]
+    source = ("\ufeff" + "\r\n".join(odd)).encode()
+    path = written(tmp_path, f"train.de{suffix}", COMPRESSIONS[suffix](source))
+    pairs, _ = read_parallel_files(path, written(tmp_path, "train.en", "1\n2\n3\n4\n5\n"), name="train")
+    assert list(pairs["source"]) == odd == read_lines(str(path))
+    assert list(pairs["target"]) == ["1", "2", "3", "4", "5"]
+
+
+def test_bad_pairs_are_counted_and_the_good_ones_kept_in_step(tmp_path):
+    source = b"eins\n\xff\xfe\nzwei\n \n\n\nsechs\nsieben\n"
+    target = b"one\nbytes\ntwo\nempty source\n\nboth? no\nsix\n\xc3\n"
+    pairs, report = parallel(tmp_path, source, target)
+    assert pairs == [("eins", "one"), ("zwei", "two"), ("sechs", "six")]
+    assert report.skipped == {
+        "source is not UTF-8": 1, "source empty": 2, "both sides empty": 1, "target is not UTF-8": 1,
+    }  # fmt: skip
+    assert list(report.first.values()) == ["line 2", "line 4", "line 5", "line 8"]
+    assert report.summary().startswith("train: 3 of 8 pairs kept; skipped 1 × source is not UTF-8 (first: line 2); 2 ×")
+
+
+def test_files_of_different_lengths_are_refused_with_both_true_counts(tmp_path):
+    with pytest.raises(UserError, match=r"found 250 in \S+train\.de and 3 in \S+train\.en"):
+        parallel(tmp_path, "a\n" * 250, "a\n" * 3)
+
+
+def test_nothing_left_is_an_error(tmp_path):
+    for content in ("", "\n\n"):
+        with pytest.raises(UserError, match=r"empty corpus: train: 0 of \d pairs"):
+            parallel(tmp_path, content, content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.de", "eins\n".encode("utf-16"), "a.de: is UTF-16; expected text in UTF-8"),
+        ("a.de", "eins\n".encode("utf-16-le"), "by its NUL bytes; expected text in UTF-8"),
+        ("a.de", gzip.compress(b"eins\n", mtime=0), "a.de: is gzip data; expected"),
+        ("a.de.gz", b"eins\n", "a.de.gz: cannot be read ("),
+        ("a.de.gz", gzip.compress(b"eins\n" * 9_999, mtime=0)[:-12], "a.de.gz: cannot be read ("),
+        ("a.csv.de", b"", "empty corpus"),
+        ("a.TSV.gz", b"", "is a table by its name (.tsv); expected text, one sentence a line: give a table as data.tables"),
+        ("a.de", None, "train: file not found: "),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_is_refused_in_one_line(tmp_path, name, content, says):
+    path = tmp_path / name if content is None else written(tmp_path, name, content)
+    with pytest.raises(UserError) as error:
+        read_parallel_files(path, path, name="train")
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_split_names_where_the_corpus_is_and_one_file_for_both_sides(tmp_path):
+    given = ParallelFiles(source=str(tmp_path / "a"), target=str(tmp_path / "b"))
+    data = DataConfig(**LANGUAGES, train=given, homepage="https://example.org")
+    with pytest.raises(UserError, match=r"file not found: \S+/a; the corpus is available at https://example\.org$"):
+        load_split(data, "train")
+    with pytest.raises(UserError, match=r"no test split; give .* \(splits it has: train\)"):
+        load_split(data, "test")
+    given.target = str(tmp_path / ".." / tmp_path.name / "a")
+    with pytest.raises(UserError, match=r"data\.train: source and target are the same file"):
+        load_split(data, "train")
+
+
+def test_a_corpus_is_read_once_until_the_content_of_a_file_changes(tmp_path, monkeypatch):
+    pairs, report = parallel(tmp_path, "1\n\n", "one\ntwo\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "text_lines", lambda _: pytest.fail("read again"))
+        again, report_again = parallel(tmp_path, "1\n\n", "one\ntwo\n")
+    assert (again, report_again) == (pairs, report)
+    status = (tmp_path / "train.de").stat()
+    written(tmp_path, "train.de", "2\n\n")
+    os.utime(tmp_path / "train.de", ns=(status.st_atime_ns, status.st_mtime_ns))
+    read, _ = read_parallel_files(tmp_path / "train.de", tmp_path / "train.en", name="train")
+    assert read[0] == {"source": "2", "target": "one"}
+
+
+PAIRS = [("eins", "one"), ('zwei "2"', "two, or 2"), ("null", "NA"), ("42", "42")]
+CSV = 'id,de,en\n1,eins,one\n2,"zwei ""2""","two, or 2"\n3,null,NA\n4,42,42\n'
+TSV = 'id\tde\ten\n1\teins\tone\n2\tzwei "2"\ttwo, or 2\n3\tnull\tNA\n4\t42\t42\n'
+OBJECTS = [{"id": 1, "de": source, "en": target} for source, target in PAIRS]
+JSONL = "".join(json.dumps(row) + "\n" for row in OBJECTS)
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", CSV),
+        ("a.CSV", "\ufeff" + CSV.replace("\n", "\r\n")),
+        ("a.tsv", TSV),
+        ("a.jsonl", JSONL),
+        ("a.json", JSONL),
+        ("a.json", "\n" + json.dumps(OBJECTS, indent=1)),
+        ("a.jsonl", "".join(json.dumps({"translation": row}) + "\n" for row in OBJECTS)),
+    ],
+)
+def test_every_kind_of_table_plain_and_compressed(tmp_path, name, content, suffix):
+    """The words "null" and "NA" are words, numbers are texts, and in TSV a quotation mark is a character."""
+    path = written(tmp_path, name + suffix, COMPRESSIONS[suffix](content.encode()))
+    pairs, report = tables(path)
+    assert pairs == PAIRS and report.skipped == {}
+
+
+def test_parquet_with_columns_of_any_name_and_several_tables(tmp_path):
+    rows = [{"german": source, "translation": {"en": target}} for source, target in PAIRS]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    columns = PairColumns("de", "en", "german")
+    assert tables(tmp_path / "a.parquet", columns=columns)[0] == PAIRS
+    twice = tables(tmp_path / "a.parquet", written(tmp_path, "b.csv", CSV.replace("de", "german")), columns=columns)
+    assert twice[0] == PAIRS * 2
+
+
+def test_texts_of_a_table_may_have_line_breaks_and_be_long(tmp_path):
+    """A whole document in a cell: the limit of `csv` is 131,072 characters."""
+    long = "wort\n" * 40_000
+    pairs, report = tables(written(tmp_path, "a.csv", f'de,en\n"{long}",one\nzwei,\n'))
+    assert pairs == [(long, "one")] and report.first == {"target empty": f"{tmp_path}/a.csv:40003"}
+    rows = tables(written(tmp_path, "a.tsv", 'de\ten\n"ei\rns\tone\nzwei"\ttwo\r\n'))[0]
+    assert rows == [('"ei\rns', "one"), ('zwei"', "two")]
+
+
+def test_bad_rows_of_csv_are_counted_and_the_good_ones_kept(tmp_path):
+    content = b'de,en\neins,one\nzwei\nf\xfcnf,five\n"drei" 3,three\n\nvier,four,4\n,\nsechs,six\n'
+    path = written(tmp_path, "a.csv", content)
+    pairs, report = tables(path)
+    assert pairs == [("eins", "one"), ("sechs", "six")]
+    assert report.skipped == {
+        "number of fields is not that of the first line": 3,
+        "source is not UTF-8": 1,
+        "row cannot be read (',' expected after '\"')": 1,
+        "both sides empty": 1,
+    }
+    assert list(report.first.values()) == [f"{path}:{line}" for line in (3, 4, 5, 8)]
+
+
+def test_bad_lines_of_json_are_counted(tmp_path):
+    lines = [
+        '{"de": "eins", "en": "one"}', "{", "", '["de"]', '{"en": "two"}', '{"de": 3, "en": "three"}', "[" * 100_000,
+        '{"de": "\\ud800", "en": "x"}',
+    ]  # fmt: skip
+    content = "\n".join(lines).encode() + b'\n{"de": "f\xfc", "en": "f"}\n'
+    pairs, report = tables(written(tmp_path, "a.jsonl", content))
+    assert pairs == [("eins", "one")]
+    assert report.skipped == {
+        "line is not JSON": 3, "not a JSON object": 1, "source is not text": 2, "source is not UTF-8": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", "german,en\na,b\n", "no column 'translation.de' or 'de'; there are: german, en; set data.tables.source_column"),
+        ("a.jsonl", '{"translation": {"de": "a"}}\n', "'en'; there are: translation.de; set data.tables.target_column"),
+        ("a.csv", "de,en,de\na,b,c\n", "expected the names of the columns, each of them once"),
+        ("a.csv", "", "its first line is []; expected the names of the columns"),
+        ("a.csv", 'de,en\n"a,b\nc,d\ne,f\n', "a.csv:2: a quotation that begins in this row does not end as it should by line 4"),
+        ("a.csv", 'de,en\na,b\nc,"d', "a.csv:3: a quotation that begins in this row does not end as it should by line 3"),
+        ("a.csv", b"PK\3\4 a sheet of Excel", "is zip data"),
+        ("a.json", '[{"de": "a"},\n{"de": }]', "a.json: is not JSON (Expecting value: line 2"),
+        ("a.parquet", b"PAR1 and no more", "a.parquet: cannot be read as Parquet ("),
+        ("a.xlsx", b"PK\3\4", "expected a table, a file ending in .csv, .tsv, .jsonl, .json, .parquet"),
+    ],
+)  # fmt: skip
+def test_a_doubtful_table_is_refused_in_one_line(tmp_path, name, content, says):
+    with pytest.raises(UserError) as error:
+        tables(written(tmp_path, name, content))
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def recipe(**given):
+    options = [
+        "--name",
+        "x",
+        "--training.use_cpu",
+        "true",
+        "--data.source_language",
+        "de",
+        "--data.target_language",
+        "en",
+    ]
+    return parse_recipe([*options, *(part for key, value in given.items() for part in (f"--data.tables.{key}", value))])
+
+
+def test_a_recipe_names_tables(tmp_path):
+    train = written(tmp_path, "a.csv", CSV.replace("two, or 2", "two; or 2").replace('",', '";').replace(",", ";"))
+    given = recipe(train=f"[{train},{train}]", source_column="de", delimiter=";")
+    assert load_split(given.data, "train")[1].summary() == "train: 8 of 8 pairs kept"
+    for wrong, says in (
+        ({"train": "[]"}, "names no file"),
+        ({"train": "a.csv", "delimiter": "::"}, "give one character"),
+        ({"train": "a.jsonl", "delimiter": ";"}, "would have no effect"),
+    ):
+        with pytest.raises(UserError, match=says):
+            recipe(**wrong)
+
+
+ROWS = [
+    {"translation": {"de": "eins", "en": "one"}},
+    {"translation": {"de": None, "en": "two"}},
+    {"translation": None},
+    {"translation": {"de": "vier", "en": " "}},
+    {"translation": {"de": "fünf", "en": "five"}},
+]
+
+
+def saved(tmp_path, rows, split="train", **options):
+    made = datasets.Dataset.from_list(rows, **options)
+    datasets.DatasetDict({split: made}).save_to_disk(str(tmp_path / "saved"))
+    return str(tmp_path / "saved")
+
+
+def test_a_data_set_of_a_folder_of_files_or_saved(tmp_path):
+    (tmp_path / "folder").mkdir()
+    written(tmp_path, "folder/train.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS))
+    for folder in (str(tmp_path / "folder"), saved(tmp_path, ROWS)):
+        pairs, report = texts(*read_dataset(folder, None, "train", COLUMNS))
+        assert pairs == [("eins", "one"), ("fünf", "five")]
+        assert report.skipped == {"source is not text": 2, "target empty": 1}
+        assert report.first == {"source is not text": "row 1", "target empty": "row 3"}
+    assert read_dataset(str(tmp_path / "folder"), None, "train[:20%]", COLUMNS)[1].read == 1
+
+
+def test_a_data_set_of_the_translation_feature(tmp_path):
+    features = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
+    folder = saved(tmp_path, ROWS[:1], features=features)
+    assert read_dataset(folder, None, "train", COLUMNS)[0][0] == {"source": "eins", "target": "one"}
+
+
+def test_errors_of_a_data_set_list_what_exists(tmp_path):
+    folder = saved(tmp_path, ROWS)
+    for columns, says in (
+        (PairColumns("de", "en", source="text"), r"no column 'text'; there are: translation\.de, translation\.en"),
+        (PairColumns("en", "en"), r"'translation\.en' is both source and target"),
+    ):
+        with pytest.raises(UserError, match=says):
+            read_dataset(folder, None, "train", columns)
+    with pytest.raises(UserError, match="no split 'test'; there are: train"):
+        read_dataset(folder, None, "test", COLUMNS)
+    with pytest.raises(UserError, match=r"cannot be loaded"):
+        read_dataset(str(tmp_path / "nowhere"), None, "train", COLUMNS)
+    with pytest.raises(UserError, match=r"is a file; give a table as data\.tables\.train"):
+        read_dataset(str(written(tmp_path, "a.csv", CSV)), None, "train", COLUMNS)
+
+
+def test_documents_are_named_by_a_file_or_a_column_and_stand_together(tmp_path):
+    names = written(tmp_path, "names", "d0 \nd0\n\nd1\n")
+    pairs, report = read_parallel_files(
+        written(tmp_path, "de", "a\nb\nc\nd\n"), written(tmp_path, "en", "a\n\nc\nd\n"), name="train", documents=names
+    )
+    assert list(pairs["document"]) == ["d0", "d1"]
+    assert report.first == {"target empty": "line 2", "no name of a document": "line 3"}
+    rows = [{"de": "a", "en": "b", "session": session} for session in (0, 0, 1)]
+    columns = PairColumns("de", "en", document="session")
+    assert list(read_dataset(saved(tmp_path, rows), None, "train", columns)[0]["document"]) == ["0", "0", "1"]
+    path = written(tmp_path, "a.csv", "session,de,en\n0,a,b\n1,c,d\n0,e,f\n")
+    with pytest.raises(UserError, match=r"train: document '0' begins again after '1' at pair 2, first at 0; "):
+        tables(path, columns=columns)
+
+
+def test_a_recipe_chooses_documents(tmp_path):
+    paths = {key: str(written(tmp_path, key, "a\nb\nc\nd\n")) for key in ("source", "target")}
+    names = str(written(tmp_path, "names", "d0\nd1\nd1\nd2\n"))
+    given = ParallelFiles(**paths, documents=names, only=["d2", "d1"])
+    pairs, report = load_split(DataConfig(**LANGUAGES, test=given), "test")
+    assert list(pairs["source"]) == ["b", "c", "d"] and report.read == 4
+    assert list(report.skipped.values()) == [1] and "`only`" in report.summary()
+    given.only = ["d2", "d9"]
+    with pytest.raises(UserError, match=r"data\.test\.only: no document 'd9' in "):
+        load_split(DataConfig(**LANGUAGES, test=given), "test")
+
+
+def test_a_missing_table_names_the_homepage(tmp_path):
+    missing = TablesConfig(train=str(tmp_path / "nowhere.csv"))
+    with pytest.raises(UserError, match=r"nowhere\.csv; the corpus is available at https://example\.org"):
+        load_split(DataConfig(**LANGUAGES, tables=missing, homepage="https://example.org"), "train")

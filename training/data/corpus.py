@@ -1,0 +1,459 @@
+"""The sentence pairs of a recipe's splits: every pair is kept, or counted with the reason and the place of the first.
+
+Files are read once into the cache of `datasets` and mapped into memory from there, so that a corpus may be larger than memory.
+Raw text stays raw here; normalisation is the tokenizer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+
+from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe import DataConfig, DatasetConfig, ParallelFiles, TablesConfig
+from reluformer.configuration.splits import SPLITS
+from reluformer.training.data.demo_corpus import demo_pairs
+from reluformer.training.data.readers import (
+    Row,
+    content_hash,
+    is_unicode,
+    refuse_table,
+    table_rows,
+    text_lines,
+    without_line_end,
+)
+from reluformer.training.run.progress import bars_are_seen, library_bars
+from reluformer.training.run.redaction import without_secrets
+
+# Part of every key of the cache: raise it where the same files are read in another way than before.
+READING_VERSION = 1
+# Rows of a table that tell which columns there are.
+_FIRST_RECORDS = 1_000
+_MOST_NAMED = 20
+_FEATURES = datasets.Features(
+    {name: datasets.Value("string") for name in ("source", "target", "document", "problem", "place")}
+)
+
+
+class CorpusNotFound(UserError):
+    """A file that does not exist, or a data set that cannot be reached."""
+
+
+@dataclass
+class CorpusReport:
+    """What became of the pairs of one corpus: `read == kept + sum(skipped.values())`.
+
+    `skipped` counts pairs by reason; `first` is the place of the first one of each reason.
+    """
+
+    unit = "pairs"  # not a field
+
+    name: str
+    read: int = 0
+    kept: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def skip(self, reason: str, place: str) -> None:
+        """Counts a pair that is left out."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self.first.setdefault(reason, place)
+
+    def summary(self) -> str:
+        """One line for a log or an error message."""
+        line = f"{self.name}: {self.kept:,} of {self.read:,} {self.unit} kept"
+        reasons = [f"{count:,} × {reason} (first: {self.first[reason]})" for reason, count in self.skipped.items()]
+        return f"{line}; skipped {'; '.join(reasons)}" if reasons else line
+
+
+def keep_good(rows: datasets.Dataset, name: str, place: Callable[[int], str]) -> tuple[datasets.Dataset, CorpusReport]:
+    """The rows without a problem, and what was counted.
+
+    Args:
+        rows: with a column "problem", null for a good row.
+        name: of the corpus, for the report.
+        place: what to call a row, by its number from 0.
+
+    Raises:
+        UserError: no row is left.
+    """
+    problems = rows.data.column("problem")
+    good = np.asarray(problems.is_null())
+    report = CorpusReport(name, read=len(rows), kept=int(good.sum()))
+    for row in np.flatnonzero(~good).tolist():
+        report.skip(problems[row].as_py(), place(row))
+    if not report.kept:
+        raise UserError(f"empty corpus: {report.summary()}; expected at least one usable pair")
+    rows = rows.remove_columns("problem")
+    return rows.select(np.flatnonzero(good)).flatten_indices() if report.skipped else rows, report
+
+
+@dataclass(frozen=True)
+class PairColumns:
+    """The columns that a recipe names, or those named as the languages.
+
+    Args:
+        source_language: of the recipe's data.
+        target_language: of the recipe's data.
+        source: column of the source texts. `translation.de` is the field `de` of the column `translation`. None: that field
+            of the source language, or the column of its name.
+        target: column of the target texts, likewise.
+        document: column that names each pair's document; None: there is none.
+        section: of the recipe in which the columns are named, for errors.
+    """
+
+    source_language: str
+    target_language: str
+    source: str | None = None
+    target: str | None = None
+    document: str | None = None
+    section: str = "data.tables"
+
+    def choose(self, known: Sequence[str], label: object) -> dict[str, str]:
+        """The column of each side, and of the document if one is given.
+
+        Args:
+            known: all columns, with those inside others as `outer.inner`.
+            label: of the table, for errors.
+
+        Raises:
+            UserError: one of them does not exist, with those that do; source and target are the same.
+        """
+        wanted = {
+            "source": [self.source] if self.source else _columns_of(self.source_language),
+            "target": [self.target] if self.target else _columns_of(self.target_language),
+            "document": [self.document] if self.document else [],
+        }
+        chosen = {}
+        for side, candidates in wanted.items():
+            found = [name for name in candidates if name in known]
+            if candidates and not found:
+                more = f" and {len(known) - _MOST_NAMED:,} more" if len(known) > _MOST_NAMED else ""
+                listed = ", ".join(known[:_MOST_NAMED]) or "none"
+                delimiter = ", or data.tables.delimiter" if len(known) == 1 else ""
+                raise UserError(
+                    f"{label}: no column {' or '.join(map(repr, candidates))}; there are: "
+                    f"{listed}{more}; set {self.section}.{side}_column{delimiter}"
+                )
+            if found:
+                chosen[side] = found[0]
+        if chosen["source"] == chosen["target"]:
+            raise UserError(
+                f"{label}: column {chosen['source']!r} is both source and target; set {self.section}.source_column and "
+                f"{self.section}.target_column to the two sides"
+            )
+        return chosen
+
+
+def _columns_of(language: str) -> list[str]:
+    return [f"translation.{language}", language]
+
+
+def value_at(record: Mapping[str, Any], name: str) -> Any:
+    """The value of a column of a row, or of the field of one (`translation.de`); None where there is none."""
+    if name in record:
+        return record[name]
+    value: Any = record
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def names_inside(record: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The names of all columns, those inside others as `outer.inner`."""
+    names = []
+    for name, inside in record.items():
+        names += names_inside(inside, f"{prefix}{name}.") if isinstance(inside, Mapping) else [f"{prefix}{name}"]
+    return names
+
+
+def has_split(data: DataConfig, split: str) -> bool:
+    """Whether the recipe names the split."""
+    if data.demo is not None:
+        return getattr(data.demo, split) > 0
+    if data.tables is not None:
+        return bool(data.tables.paths(split))
+    return data.dataset is not None or getattr(data, split) is not None
+
+
+def load_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusReport]:
+    """The sentence pairs of a split, columns "source" and "target", and the report of the corpus.
+
+    Where the recipe names documents there is a column "document" too.
+
+    Args:
+        data: the recipe's section.
+        split: "train", "validation" or "test".
+
+    Raises:
+        UserError: the recipe has no such split, or its files cannot be used.
+    """
+    if split not in SPLITS:
+        raise UserError(f"no split {split!r}; choose one of {', '.join(SPLITS)}")
+    if not has_split(data, split):
+        keys = f"data.{split}.source and data.{split}.target" if data.tables is None else f"data.tables.{split}"
+        raise UserError(
+            f"data: the recipe has no {split} split; give {keys} "
+            f"(splits it has: {', '.join(name for name in SPLITS if has_split(data, name))})"
+        )
+    try:
+        return _read_split(data, split)
+    except CorpusNotFound as error:
+        if data.homepage is None:
+            raise
+        raise UserError(f"{error}; the corpus is available at {data.homepage}") from error
+
+
+def _read_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusReport]:
+    if data.demo is not None:
+        pairs = demo_pairs(getattr(data.demo, split), split=split, seed=data.demo.seed)
+        return pairs, CorpusReport(f"demo {split}", read=len(pairs), kept=len(pairs))
+    if data.dataset is not None:
+        given, columns = data.dataset, _columns(data, data.dataset, "data.dataset")
+        return read_dataset(given.path, given.name, getattr(given, split), columns, revision=given.revision)
+    if data.tables is not None:
+        columns = _columns(data, data.tables, "data.tables")
+        return read_tables(data.tables.paths(split), columns, name=split, delimiter=data.tables.delimiter)
+    files: ParallelFiles = getattr(data, split)
+    if Path(files.source).expanduser().resolve() == Path(files.target).expanduser().resolve():
+        raise UserError(f"data.{split}: source and target are the same file, {files.source}; expected a file for each")
+    return read_parallel_files(files.source, files.target, name=split, documents=files.documents, only=files.only)
+
+
+def _columns(data: DataConfig, given: TablesConfig | DatasetConfig, section: str) -> PairColumns:
+    named = (given.source_column, given.target_column, given.document_column)
+    return PairColumns(data.source_language, data.target_language, *named, section)
+
+
+def read_parallel_files(
+    source: str | Path,
+    target: str | Path,
+    *,
+    name: str,
+    documents: str | Path | None = None,
+    only: Sequence[str] | None = None,
+) -> tuple[datasets.Dataset, CorpusReport]:
+    """Reads two text files, perhaps compressed, line n of one translating line n of the other.
+
+    Args:
+        source: path of the source side.
+        target: path of the target side.
+        name: of the corpus, for the report.
+        documents: path of a file whose line n names the document of pair n.
+        only: names of the documents to keep; None keeps all.
+
+    Returns:
+        The columns "source" and "target", with `documents` "document" too, and the report.
+
+    Raises:
+        CorpusNotFound: a missing file.
+        UserError: a file that cannot be read, a table or text in UTF-16; different numbers of lines; no pair left; a document
+            that begins twice, or that `only` names and does not exist.
+    """
+    given = {"source": source, "target": target, "document": documents}
+    paths = {side: existing_file(path, name) for side, path in given.items() if path is not None}
+    for path in paths.values():
+        refuse_table(path, "give a table as data.tables, or rename the file if it is plain text")
+    rows = partial(_parallel_rows, tuple(paths.items()), name, None if only is None else tuple(only))
+    return _read(rows, name, paths.values())
+
+
+def _parallel_rows(paths: tuple[tuple[str, Path], ...], name: str, only: tuple[str, ...] | None) -> Iterator[Row]:
+    counts = [0] * len(paths)
+    sides, missing = [side for side, _ in paths], set(only or ())
+    for number, lines in enumerate(zip_longest(*(text_lines(path) for _, path in paths)), 1):
+        counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
+        if None in lines:
+            continue  # the error below names the true counts
+        record = dict(zip(sides, map(without_line_end, lines), strict=True))
+        if "document" in record:
+            record["document"] = record["document"].strip()
+            missing.discard(record["document"])
+        left_out = only is not None and record["document"] not in only
+        yield f"line {number:,}", "of a document that `only` does not name" if left_out else record
+    if len(set(counts)) > 1:
+        found = " and ".join(f"{count:,} in {path}" for count, (_, path) in zip(counts, paths, strict=True))
+        raise UserError(
+            f"{name}: parallel files must have the same number of lines, found {found}; give the files of one aligned corpus"
+        )
+    if missing:
+        raise UserError(f"data.{name}.only: no document {min(missing)!r} in {dict(paths)['document']}")
+
+
+def read_tables(
+    paths: Sequence[str | Path], columns: PairColumns, *, name: str, delimiter: str | None = None
+) -> tuple[datasets.Dataset, CorpusReport]:
+    """Reads one table, or several one after the other, whose columns hold the two sides of each pair.
+
+    Args:
+        paths: of the tables; the end of a name says what a table is, see `readers.TABLE_READERS`.
+        columns: that hold the pairs.
+        name: of the corpus, for the report.
+        delimiter: between the columns of CSV or TSV; None: a comma in CSV, a tab in TSV.
+
+    Returns:
+        The columns "source" and "target", with a document column "document" too, and the report.
+
+    Raises:
+        CorpusNotFound: a missing file.
+        UserError: a file that cannot be read or is no such table; a missing column (listing those that exist); a document that
+            begins twice; no pair left.
+    """
+    files = tuple(existing_file(path, name) for path in paths)
+    return _read(partial(_table_rows, files, columns, delimiter), name, files)
+
+
+def _table_rows(paths: tuple[Path, ...], columns: PairColumns, delimiter: str | None) -> Iterator[Row]:
+    for path in paths:
+        rows = table_rows(path, delimiter)
+        head = list(islice(rows, _FIRST_RECORDS))
+        known = dict.fromkeys(name for _, row in head if isinstance(row, dict) for name in names_inside(row))
+        chosen = columns.choose(list(known), path)
+        for place, row in chain(head, rows):
+            yield place, row if isinstance(row, str) else _values(row, chosen)
+
+
+def read_dataset(
+    path: str, name: str | None, split: str, columns: PairColumns, *, revision: str | None = None
+) -> tuple[datasets.Dataset, CorpusReport]:
+    """Reads one split of a data set whose columns hold the two sides of each pair.
+
+    Args:
+        path: what `datasets.load_dataset` takes, a Hub id or a folder of data files, or a folder written by `save_to_disk`.
+        name: configuration of the set.
+        split: its name, or a slice of it such as `train[:1%]`.
+        columns: that hold the pairs.
+        revision: branch, tag or commit on the Hub.
+
+    Returns:
+        The columns "source" and "target", with a document column "document" too, and the report.
+
+    Raises:
+        CorpusNotFound: a set that does not exist, or a Hub that cannot be reached.
+        UserError: a set that cannot be loaded; a missing split or column (listing those that exist); no pair left; a document
+            that begins twice.
+    """
+    loaded = load_set(path, name, split, revision)
+    label = without_secrets(" ".join(part for part in (path, name, split) if part))
+    chosen = columns.choose(names_inside(_fields(loaded.features)), label)
+    return _read(partial(_set_rows, loaded, chosen), label, ())
+
+
+def _set_rows(loaded: datasets.Dataset, chosen: dict[str, str]) -> Iterator[Row]:
+    for number, row in enumerate(loaded):
+        yield f"row {number}", _values(row, chosen)
+
+
+def _fields(features: Any) -> Any:
+    """By column, the mapping of its fields, or None for a column that has none."""
+    if isinstance(features, datasets.Translation):
+        return dict.fromkeys(features.languages)
+    return {name: _fields(inside) for name, inside in features.items()} if isinstance(features, dict) else None
+
+
+def load_set(path: str, name: str | None, split: str, revision: str | None) -> datasets.Dataset:
+    """The rows of a split; arguments and errors as of `read_dataset`."""
+    local = Path(path).expanduser()
+    if (local / "dataset_dict.json").exists() or (local / "state.json").exists():
+        saved = datasets.load_from_disk(str(local))
+        by_split = {str(saved.split or split): saved} if isinstance(saved, datasets.Dataset) else saved
+        if split not in by_split:
+            raise UserError(f"{local}: no split {split!r}; there are: {', '.join(by_split)}")
+        return by_split[split]
+    if local.is_file():
+        raise UserError(f"data.dataset.path: {path!r} is a file; give a table as data.tables.train")
+    try:
+        return datasets.load_dataset(path, name, split=split, revision=revision)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        reason = " ".join(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}".split())
+        fault = f"data set {path!r} (name {name!r}, split {split!r}) cannot be loaded: {reason}"
+        kind = CorpusNotFound if isinstance(error, (FileNotFoundError, ConnectionError)) else UserError
+        raise kind(without_secrets(fault)) from error
+
+
+def _values(row: dict[str, Any], chosen: dict[str, str]) -> dict[str, Any]:
+    values = {side: value_at(row, column) for side, column in chosen.items()}
+    if "document" in values:  # may be a number
+        values["document"] = "" if values["document"] is None else str(values["document"]).strip()
+    return values
+
+
+def _read(rows: Callable[[], Iterator[Row]], name: str, files: Iterable[Path]) -> tuple[datasets.Dataset, CorpusReport]:
+    """The good pairs of `rows`, from the cache of `datasets` unless `rows` or the content of a file is new."""
+    key = (READING_VERSION, *(content_hash(path) for path in dict.fromkeys(files)))
+    given = {"rows": rows, "name": name, "key": key}
+    try:
+        with library_bars(shown=bars_are_seen()):
+            read = datasets.Dataset.from_generator(_judged_rows, features=_FEATURES, gen_kwargs=given)
+    except datasets.exceptions.DatasetGenerationError as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise
+    places = read.data.column("place")
+    pairs, report = keep_good(read, name, lambda row: places[row].as_py())
+    pairs = pairs.remove_columns("place")
+    if pairs[0]["document"] is None:
+        return pairs.remove_columns("document"), report
+    _check_order(pairs, name)
+    return pairs, report
+
+
+def _judged_rows(rows: Callable[[], Iterator[Row]], name: str, key: object) -> Iterator[dict[str, str | None]]:
+    """Every row; one that cannot be used has no text, but a problem and its place. `key` is part of the cache's key alone."""
+    place = None
+    for place, record in rows():
+        problem = record if isinstance(record, str) else _problem(record)
+        yield record if problem is None else {"problem": problem, "place": place}
+    if place is None:  # `datasets` cannot hold a set without rows
+        raise UserError(f"empty corpus: {CorpusReport(name).summary()}; expected at least one usable pair")
+
+
+def _problem(record: dict[str, Any]) -> str | None:
+    """Why a pair cannot be used; None for a good one."""
+    for side in ("source", "target"):
+        if not isinstance(record[side], str):
+            return f"{side} is not text"
+        if not is_unicode(record[side]):
+            return f"{side} is not UTF-8"
+    empty = [side for side in ("source", "target") if not record[side].strip()]
+    if empty:
+        return "both sides empty" if len(empty) == 2 else f"{empty[0]} empty"
+    if record.get("document", "any") == "" or not is_unicode(record.get("document", "")):
+        return "no name of a document"
+    return None
+
+
+def _check_order(pairs: datasets.Dataset, name: str) -> None:
+    """Raises `UserError` where the pairs of one document do not stand together."""
+    first: dict[str, int] = {}
+    last = None
+    for row, document in enumerate(pairs["document"]):
+        if document != last and document in first:
+            raise UserError(
+                f"{name}: document {document!r} begins again after {last!r} at pair {row:,}, first at {first[document]:,}; "
+                "the sentences of one document must stand together"
+            )
+        first.setdefault(document, row)
+        last = document
+
+
+def existing_file(path: str | Path, name: str) -> Path:
+    """The path of a file of corpus `name`.
+
+    Raises:
+        CorpusNotFound: it does not exist.
+        UserError: it is a folder.
+    """
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise CorpusNotFound(f"{name}: file not found: {path}")
+    if path.is_dir():
+        raise UserError(f"{name}: expected a file, found a folder: {path}")
+    return path
