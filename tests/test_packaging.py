@@ -156,14 +156,14 @@ def with_stub(source, tmp_path) -> Path:
     """The same with a compiled attention that does nothing."""
     folder = tmp_path / "stub"
     shutil.copytree(source, folder, symlinks=True)
-    for path in (folder / "modeling_reluformer" / "compiled").glob("*.cpp"):
+    for path in (folder / "modeling_reluformer" / "fused" / "compiled").glob("*.cpp"):
         path.write_text("// nothing\n", encoding="utf-8")
     return folder
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_the_wheel_holds_the_compiled_attention_where_the_build_has_torch(with_stub, tmp_path):
-    compiled = with_stub / "modeling_reluformer" / "compiled"
+    compiled = with_stub / "modeling_reluformer" / "fused" / "compiled"
     assert build_wheel(with_stub, tmp_path, RELUFORMER_COMPILED="1").returncode == 0
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.split("-")[2:4] == ["py3", "none"] and not wheel.stem.endswith("-any")

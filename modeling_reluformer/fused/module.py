@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
@@ -21,13 +19,8 @@ from ..loss_reluformer import DEFAULT_ENTROPY_MARGIN, module_sums
 from .attention import relu_attention
 from .specification import check_scaling, is_number
 
-
-class _Heads(NamedTuple):
-    """(batch, heads, length, head_dim) each; or (batch · heads, 1, length, head_dim), where every head has a mask of its own."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
+# query, key and value, (batch, heads, length, head_dim); (batch · heads, 1, length, head_dim) where every head has its own mask
+_Heads = tuple[Tensor, Tensor, Tensor]
 
 
 class ReLUAttention(nn.MultiheadAttention):
@@ -72,16 +65,13 @@ class ReLUAttention(nn.MultiheadAttention):
         entropy_margin: float = DEFAULT_ENTROPY_MARGIN,
         return_regularization: bool = False,
     ) -> None:
-        for name, given in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
-            if given:
-                raise ValueError(f"{name}=True is not supported by ReLUAttention: leave it out.")
+        if add_bias_kv or add_zero_attn:
+            raise ValueError("add_bias_kv and add_zero_attn are not supported by ReLUAttention: leave them out.")
         if not isinstance(activation, str) or activation not in POINTWISE:
             raise ValueError(
                 f"activation={activation!r} is not point-wise; choose one of {', '.join(POINTWISE)}. For softmax, use "
                 "nn.MultiheadAttention."
             )
-        if isinstance(gamma, Tensor):
-            raise ValueError("gamma must be a number; a tensor is for relu_attention.")
         check_scaling(scaling, gamma, alpha)
         if not (is_number(dropout) and 0 <= dropout < 1):
             raise ValueError(f"dropout={dropout!r} must be a number from 0 to below 1.")
@@ -89,17 +79,8 @@ class ReLUAttention(nn.MultiheadAttention):
             raise ValueError(f"entropy_margin={entropy_margin!r} must be a number from 0 to 1.")
         if return_regularization:
             _refuse_negative(activation)
-        super().__init__(
-            embed_dim,
-            num_heads,
-            dropout,
-            bias,
-            kdim=kdim,
-            vdim=vdim,
-            batch_first=batch_first,
-            device=device,
-            dtype=dtype,
-        )
+        options = {"kdim": kdim, "vdim": vdim, "batch_first": batch_first, "device": device, "dtype": dtype}
+        super().__init__(embed_dim, num_heads, dropout, bias, **options)
         self.activation = activation
         self.scaling = scaling
         self.gamma = DEFAULT_GAMMA if gamma is None and scaling == "variance" else gamma
@@ -157,14 +138,16 @@ class ReLUAttention(nn.MultiheadAttention):
                 be negative.
         """
         wanted = self.return_regularization if return_regularization is None else return_regularization
-        self._check(query, key, value, attn_mask, wanted)
+        if wanted:
+            _refuse_negative(self.activation)
+        self._check(query, key, value)
         if query_padding_mask is None and query is key:
             query_padding_mask = key_padding_mask
         batched = query.dim() == 3
         heads = self._project(query, key, value)
-        batch = heads.query.shape[0]
-        padding = self._hidden(key_padding_mask, "key_padding_mask", heads.key, batched)
-        row_padding = self._hidden(query_padding_mask, "query_padding_mask", heads.query, batched)
+        batch = heads[0].shape[0]
+        padding = self._hidden(key_padding_mask, "key_padding_mask", heads[1], batched)
+        row_padding = self._hidden(query_padding_mask, "query_padding_mask", heads[0], batched)
         heads, visibility = self._visibility(heads, padding, attn_mask, is_causal)
         output, weights, regularization = self._attend(heads, visibility, row_padding, need_weights, wanted)
         output = self.out_proj(output.reshape(batch, self.num_heads, *output.shape[2:]).transpose(1, 2).flatten(2))
@@ -178,29 +161,22 @@ class ReLUAttention(nn.MultiheadAttention):
             weights = weights if batched else weights.squeeze(0)
         return (output, weights, regularization) if wanted else (output, weights)
 
-    def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, regularized: bool) -> None:
-        if regularized:
-            _refuse_negative(self.activation)
-        for name, given in (("query", query), ("key", key), ("value", value)):
-            _require_tensor(given, name)
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if query.is_nested:
             raise ValueError(
                 "ReLUAttention was given a nested tensor, which it does not take. nn.TransformerEncoder makes one of padded "
                 "input: build it with enable_nested_tensor=False, or after the attention was put into its layer."
             )
-        shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
-            raise ValueError(
-                f"query, key and value must all have three dimensions, or two without a batch; got {shapes}."
-            )
         batch_dim = 0 if self.batch_first else 1
-        same_batch = query.dim() == 2 or query.shape[batch_dim] == key.shape[batch_dim]
         features = query.shape[-1], key.shape[-1], value.shape[-1]
-        if key.shape[:-1] != value.shape[:-1] or not same_batch or features != (self.embed_dim, self.kdim, self.vdim):
+        fits = query.dim() in (2, 3) and query.dim() == key.dim() and key.shape[:-1] == value.shape[:-1]
+        same_batch = fits and (query.dim() == 2 or query.shape[batch_dim] == key.shape[batch_dim])
+        if not same_batch or features != (self.embed_dim, self.kdim, self.vdim):
             order = "(batch, length, features)" if self.batch_first else "(length, batch, features)"
             raise ValueError(
-                f"{shapes} do not fit: expected {order} with {self.embed_dim}, {self.kdim} and {self.vdim} features, one "
-                "batch size, and keys and values of one length."
+                f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} do not fit: expected "
+                f"{order}, or (length, features), with {self.embed_dim}, {self.kdim} and {self.vdim} features, one batch size, "
+                "and keys and values of one length."
             )
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> _Heads:
@@ -213,7 +189,7 @@ class ReLUAttention(nn.MultiheadAttention):
                 weights = self.in_proj_weight.chunk(3)
             biases = (None, None, None) if bias is None else bias.chunk(3)
             projected = map(nn.functional.linear, (query, key, value), weights, biases)
-        return _Heads(*(self._split_heads(states) for states in projected))
+        return tuple(self._split_heads(states) for states in projected)
 
     def _split_heads(self, states: Tensor) -> Tensor:
         if states.dim() == 2:
@@ -226,7 +202,6 @@ class ReLUAttention(nn.MultiheadAttention):
         """A padding mask as booleans (batch, length), True for padding."""
         if mask is None:
             return None
-        _require_tensor(mask, name)
         expected = (states.shape[0], states.shape[2]) if batched else (states.shape[2],)
         if mask.shape != expected:
             dimensions = "(batch, length)" if batched else "(length,)"
@@ -238,11 +213,9 @@ class ReLUAttention(nn.MultiheadAttention):
         self, heads: _Heads, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
     ) -> tuple[_Heads, Visibility]:
         real = None if padding is None else ~padding
-        batch, _, queries, _ = heads.query.shape
-        keys = heads.key.shape[2]
+        batch, _, queries, _ = heads[0].shape
+        keys = heads[1].shape[2]
         whole = (queries, keys), (batch * self.num_heads, queries, keys)
-        if attn_mask is not None:
-            _require_tensor(attn_mask, "attn_mask")
         if attn_mask is not None and attn_mask.shape not in whole:
             raise ValueError(
                 f"attn_mask must have the shape (queries, keys) = {whole[0]} or (batch · heads, queries, keys) = {whole[1]}; "
@@ -255,10 +228,10 @@ class ReLUAttention(nn.MultiheadAttention):
             return heads, Visibility(real)
         visible = ~_as_boolean(attn_mask, "attn_mask")
         if visible.dim() == 3:  # a mask for each head: the heads become a part of the batch
-            heads = _Heads(*(states.flatten(0, 1).unsqueeze(1) for states in heads))
+            heads = tuple(states.flatten(0, 1).unsqueeze(1) for states in heads)
             visible, real = visible.unsqueeze(1), None if real is None else real.repeat_interleave(self.num_heads, 0)
         mask = visible if real is None else visible & real[:, None, None, :]
-        return heads, Visibility(given_mask=mask.expand(heads.query.shape[0], 1, queries, keys))
+        return heads, Visibility(given_mask=mask.expand(heads[0].shape[0], 1, queries, keys))
 
     def _attend(
         self, heads: _Heads, visibility: Visibility, row_padding: Tensor | None, need_weights: bool, regularized: bool
@@ -286,12 +259,11 @@ class ReLUAttention(nn.MultiheadAttention):
         return output, weights if need_weights else None, regularization
 
     def _regularization(self, sums: list[Tensor], visible_keys: Tensor, row_padding: Tensor | None) -> Tensor:
-        row_sum, row_sum_log = sums
         rows = torch.ones_like(visible_keys)
         if row_padding is not None:
             copies = rows.shape[0] // row_padding.shape[0]  # of a sentence whose heads have become a part of the batch
             rows = rows.masked_fill(row_padding.repeat_interleave(copies, 0), 0.0)
-        figures = module_sums(row_sum, row_sum_log, visible_keys, rows, entropy_margin=self.entropy_margin)
+        figures = module_sums(*sums, visible_keys, rows, entropy_margin=self.entropy_margin)
         return figures[0] / figures[-1].clamp_min(1)
 
 
@@ -301,11 +273,6 @@ def _refuse_negative(activation: str) -> None:
             f"L_reg needs weights that are never negative ({', '.join(NON_NEGATIVE)}); those of {activation!r} can be. "
             "Use return_regularization=False."
         )
-
-
-def _require_tensor(given: object, name: str) -> None:
-    if not isinstance(given, Tensor):
-        raise ValueError(f"{name} must be a tensor; got {type(given).__name__}.")
 
 
 def _as_boolean(mask: Tensor, name: str) -> Tensor:

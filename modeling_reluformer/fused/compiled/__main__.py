@@ -2,20 +2,8 @@
 
 import sys
 
-from .building import CompiledAttentionError
 from .library import library, location
 
-
-def main() -> int:
-    """Exit status: 0, or 1 where there is none; a warning has said why, unless RELUFORMER_COMPILED=0 does."""
-    try:
-        found = library(large=True)
-    except CompiledAttentionError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print("no compiled attention: the Python loop computes" if found is None else f"compiled attention: {location()}")
-    return int(found is None)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+found = library(large=True)  # a warning says why there is none
+print("no compiled attention: the Python loop computes" if found is None else f"compiled attention: {location()}")
+sys.exit(found is None)

@@ -1,4 +1,4 @@
-"""Building the compiled attention: one call of a C++ compiler for each unit, one to link them, a file in a folder that stays.
+"""Building the compiled attention: one call of a C++ compiler for each unit, and one to link them.
 
 Neither ninja, nor setuptools, nor the headers of Python are needed, only a compiler and the headers that torch brings along.
 This file imports nothing of the package: setup.py builds with it before there is one.
@@ -17,21 +17,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from filelock import FileLock
 
-_DIGEST = hashlib.sha256().digest_size
 COMPILERS = ("c++", "g++", "clang++")
 _TORCH = Path(torch.__file__).parent
 # Traps and errno are not used. Sums keep their order, and NaN stays NaN.
 _FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"),
     f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+)
+_AVX2 = ("-mavx2", "-mfma")
+_AVX512 = (
+    *(*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
+    "-mprefer-vector-width=512",
 )
 
 
@@ -46,33 +49,19 @@ class Unit(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
-_INSTRUCTION_SETS = {
-    "avx2": ("-mavx2", "-mfma"),
-    "avx512": (
-        *("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
-        "-mprefer-vector-width=512",
-    ),
-}
-# What only a source asks for.
-_MORE = {"sparse_kernels.cpp": {"portable": (), "avx512": ("-mavx512vnni",)}}
+def _for(instruction_set: str, source: str, *flags: str) -> Unit:
+    return Unit(source, (f"-DRELUFORMER_ISA={instruction_set}", "-Wno-psabi", *flags))
 
 
-def _units_of(source: str) -> tuple[Unit, ...]:
-    """A source that is compiled once for each instruction set."""
-    more = _MORE.get(source, {})
-    return tuple(
-        Unit(source, (f"-DRELUFORMER_ISA={name}", "-Wno-psabi", *_INSTRUCTION_SETS.get(name, ()), *more.get(name, ())))
-        for name in (*_INSTRUCTION_SETS, *(more.keys() - _INSTRUCTION_SETS.keys()))
-    )
-
-
-# The whole of the compiled library: torch's part, and the loops once for each instruction set, of which the processor's is chosen
-# at run time.
+# The whole library: torch's part, and the loops once for each instruction set, of which the processor's is chosen at run time.
 UNITS = (
     Unit("attention.cpp"),
     Unit("sparse_ffn.cpp"),
-    *_units_of("kernels.cpp"),
-    *_units_of("sparse_kernels.cpp"),
+    _for("avx2", "kernels.cpp", *_AVX2),
+    _for("avx512", "kernels.cpp", *_AVX512),
+    _for("portable", "sparse_kernels.cpp"),
+    _for("avx2", "sparse_kernels.cpp", *_AVX2),
+    _for("avx512", "sparse_kernels.cpp", *_AVX512, "-mavx512vnni"),
 )
 
 
@@ -99,17 +88,7 @@ def find_compiler() -> list[str]:
         raise CompiledAttentionError(
             f"it serves x86-64 processors under Linux and macOS, not {platform.machine()} {sys.platform}"
         )
-    try:
-        chosen = shlex.split(os.environ.get("CXX", ""))
-    except ValueError as error:
-        raise CompiledAttentionError(
-            f"CXX={os.environ['CXX']!r} cannot be read ({error}); name a C++ compiler or unset CXX"
-        ) from error
-    if chosen:
-        if shutil.which(chosen[0]) is None:
-            raise CompiledAttentionError(
-                f"CXX={chosen[0]!r} is no program on the PATH; name a C++ compiler or unset CXX"
-            )
+    if chosen := shlex.split(os.environ.get("CXX", "")):
         return chosen
     if found := next(filter(shutil.which, COMPILERS), None):
         return [found]
@@ -118,31 +97,13 @@ def find_compiler() -> list[str]:
     )
 
 
-def build_once(
-    folder: Path, units: Sequence[Unit], target: Path, compiler: list[str], announce: Callable[[], None]
-) -> None:
-    """Builds a library unless it exists, while other processes that want the same one wait.
-
-    Args:
-        folder: of the sources.
-        units: what is compiled.
-        target: the file; it appears when it is whole.
-        compiler: of [`find_compiler`].
-        announce: called by the process that builds, before it does.
+def build_library(folder: Path, units: Sequence[Unit], target: Path, compiler: list[str]) -> None:
+    """Compiles and links the sources of a folder; the file appears when it is whole, in place of one that is there.
 
     Raises:
         OSError: the folder of the target cannot be written to.
         CompiledAttentionError: the sources cannot be compiled.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        if not target.is_file():
-            announce()
-            build_library(folder, units, target, compiler)
-
-
-def build_library(folder: Path, units: Sequence[Unit], target: Path, compiler: list[str]) -> None:
-    """As [`build_once`], without lock and announcement; what is there already is replaced."""
     compile_threads, link_threads = _openmp(compiler)
     headers = [f"-I{_TORCH / 'include'}", f"-I{_TORCH / 'include/torch/csrc/api/include'}"]
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as room:
@@ -155,22 +116,7 @@ def build_library(folder: Path, units: Sequence[Unit], target: Path, compiler: l
             list(pool.map(_run, commands))
         libraries = [f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10", *link_threads]
         _run([*compiler, "-shared", *objects, "-o", f"{room}/library.so", *libraries])
-        _seal(Path(room, "library.so"))
         os.replace(f"{room}/library.so", target)
-
-
-def is_whole(path: Path) -> bool:
-    """Whether a library is as it was built: a process that loads a part of one is ended by the system."""
-    content = path.read_bytes()
-    return content[-_DIGEST:] == hashlib.sha256(content[:-_DIGEST]).digest()
-
-
-def _seal(path: Path) -> None:
-    """Writes the digest of a library behind it, where a loader does not look, and waits until all of it is on the disk."""
-    with path.open("r+b") as file:
-        file.write(hashlib.sha256(file.read()).digest())
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _openmp(compiler: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -189,7 +135,9 @@ def _run(command: list[str]) -> str:
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
     except OSError as error:
-        raise CompiledAttentionError(f"{command[0]} cannot be run ({error.strerror})") from error
+        raise CompiledAttentionError(
+            f"{command[0]} cannot be run ({error.strerror}); name a compiler in CXX"
+        ) from error
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if line.strip()] or [f"exit status {result.returncode}"]
         line = next((line for line in lines if "error" in line), lines[0])

@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from filelock import FileLock
 
-from .building import UNITS, CompiledAttentionError, build_once, find_compiler, is_served, is_whole, library_name
+from .building import UNITS, CompiledAttentionError, build_library, find_compiler, is_served, library_name
 
 VARIABLE = "RELUFORMER_COMPILED"
 SOURCES = Path(__file__).parent
@@ -56,25 +56,9 @@ def loop_name() -> Literal["compiled", "python"]:
     return "python" if library(large=False) is None else "compiled"
 
 
-def chosen() -> str | None:
-    """The value of RELUFORMER_COMPILED, None where it is not set.
-
-    Raises:
-        CompiledAttentionError: it is neither 0 nor 1.
-    """
-    value = os.environ.get(VARIABLE) or None
-    if value not in (None, "0", "1"):
-        raise CompiledAttentionError(
-            f"{VARIABLE}={value!r} is unknown; 1 demands the compiled attention, 0 turns it off, and without the variable it "
-            "is used where it can be built."
-        )
-    return value
-
-
-def reset() -> None:
-    """Forgets what was decided: the next call reads RELUFORMER_COMPILED again."""
-    global _stage, _operators, _without_attention
-    _stage, _operators, _without_attention = _BEGINNING, None, None
+def location() -> Path | None:
+    """The file that this process has loaded."""
+    return _loaded_from
 
 
 @contextlib.contextmanager
@@ -89,29 +73,22 @@ def python_loop() -> Iterator[None]:
         _stage, _operators, _without_attention = before
 
 
-def cache_folder() -> Path:
-    """Where libraries are kept that were built at the first use: $TORCH_EXTENSIONS_DIR, or below $XDG_CACHE_HOME or ~/.cache."""
-    if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "reluformer"
-
-
-def location() -> Path | None:
-    """The file that this process has loaded; it no longer exists where it was built for this process alone."""
-    return _loaded_from
-
-
 def _settle(large: bool) -> Any | None:
     global _stage, _operators, _without_attention
     with _lock:
         if _stage > large:
             return _operators
-        demand = chosen()
+        demand = os.environ.get(VARIABLE) or None
+        if demand not in (None, "0", "1"):
+            raise CompiledAttentionError(
+                f"{VARIABLE}={demand!r} is unknown; 1 demands the compiled attention, 0 turns it off, and without the "
+                "variable it is used where it can be built."
+            )
         if demand != "0":
             _operators = _found() if _stage == _BEGINNING else None
             if _operators is None and (large or demand == "1"):
                 _operators = _built(demand == "1")
-        if _operators is not None and not _serves_this_processor(_operators):
+        if _operators is not None and not _operators.supports(torch.float32):
             logger.warning(
                 "The compiled attention needs a processor with AVX2, and a torch with oneDNN that is switched on; the Python "
                 "loop computes instead. %s=0 turns this warning off.",
@@ -123,90 +100,61 @@ def _settle(large: bool) -> Any | None:
         return _operators
 
 
-def _serves_this_processor(operators: Any) -> bool:
-    return operators.supports(torch.float32)
+def _cache_folder() -> Path:
+    """$TORCH_EXTENSIONS_DIR, or below $XDG_CACHE_HOME or ~/.cache."""
+    if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "reluformer"
 
 
 def _found() -> Any | None:
     name = library_name(SOURCES, UNITS)
-    for path in filter(Path.is_file, (SOURCES / name, cache_folder() / name)):
+    for path in filter(Path.is_file, (SOURCES / name, _cache_folder() / name)):
         try:
             return _loaded(path)
-        except CompiledAttentionError as error:  # perhaps of a machine with newer system libraries: it is built anew
+        except CompiledAttentionError as error:  # of a machine with newer system libraries: it is built anew
             logger.info("%s", error)
             if path.parent != SOURCES:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+                path.unlink(missing_ok=True)
     return None
 
 
 def _built(demanded: bool) -> Any | None:
     """The operators of a new library; None with a warning, or an error where they are demanded."""
+    path = _cache_folder() / library_name(SOURCES, UNITS)
     try:
         compiler = find_compiler()
-        try:
-            return _built_in(cache_folder(), compiler, "once for all processes")
-        except OSError as error:
-            why = f"for this process alone, since {cache_folder()} cannot be written to ({error.strerror or error})"
-            with tempfile.TemporaryDirectory(prefix="reluformer-") as folder:
-                return _built_in(Path(folder), compiler, f"{why}; name another folder in TORCH_EXTENSIONS_DIR")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):  # other processes that want the same one wait
+            if not path.is_file():
+                # a warning, since nothing else is seen by default, and the call that waits for it takes long
+                logger.warning(
+                    "Building the compiled attention for torch %s with %s, once for all processes, in %s. This usually takes "
+                    "less than a minute; %s=0 does without it.",
+                    *(torch.__version__, " ".join(compiler), path.parent, VARIABLE),
+                )
+                build_library(SOURCES, UNITS, path, compiler)
+        return _loaded(path)
     except (CompiledAttentionError, OSError) as error:
-        reason = f"could not be built ({error}; {_state()})"
+        hint = f"; name another folder than {path.parent} in TORCH_EXTENSIONS_DIR" if isinstance(error, OSError) else ""
+        reason = f"The compiled attention could not be built ({error}{hint})"
         if demanded:
-            raise CompiledAttentionError(
-                f"{VARIABLE}=1: the compiled attention {reason}. Unset {VARIABLE} to use the Python loop."
-            ) from error
+            raise CompiledAttentionError(f"{VARIABLE}=1: {reason}. Unset {VARIABLE} to use the Python loop.") from error
     logger.log(
         logging.WARNING if is_served() else logging.INFO,
-        "The compiled attention %s. The Python loop computes instead: more slowly, with the same results to rounding. "
-        "%s=0 turns this warning off.",
+        "%s. The Python loop computes instead: more slowly, with the same results to rounding. %s=0 turns this warning off.",
         *(reason, VARIABLE),
     )
     return None
 
 
-def _built_in(folder: Path, compiler: list[str], why: str) -> Any:
-    path = folder / library_name(SOURCES, UNITS)
-
-    def announce() -> None:
-        """A warning, since nothing else is seen by default, and the call that waits for it takes long."""
-        logger.warning(
-            "Building the compiled attention (%s) with %s in %s, %s. This usually takes less than a minute; %s=0 does "
-            "without it.",
-            *(_state(), " ".join(compiler), folder, why, VARIABLE),
-        )
-
-    build_once(SOURCES, UNITS, path, compiler, announce)
-    return _loaded(path)
-
-
-def _state() -> str:
-    """Why there is something to build."""
-    in_package = next(SOURCES.glob("attention-*.so"), None)
-    if in_package is None:
-        return f"there is none for torch {torch.__version__} yet"
-    return f"the package has {in_package.name}, which does not fit torch {torch.__version__} on this machine"
-
-
 def _loaded(path: Path) -> Any:
-    """A second library with the same operators would end the process, so that one stays for good, also after [`reset`]."""
+    """A second library with the same operators would end the process, so that one stays for good."""
     global _loaded_from
     if _loaded_from is None:
-        if not is_whole(path):
-            raise CompiledAttentionError(f"{path} is damaged: it does not end with the digest of what stands before")
         try:
             torch.ops.load_library(str(path))
         except OSError as error:
             raise CompiledAttentionError(f"{path} cannot be loaded: {error.__cause__ or error}") from error
         _loaded_from = path
     return torch.ops.reluformer_cpu
-
-
-def _new_lock() -> None:
-    """In a forked process: a thread that does not exist there may have held the old one."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)

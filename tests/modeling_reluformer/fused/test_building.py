@@ -1,0 +1,201 @@
+"""The compiled attention is built once, is found again, and is done without where it cannot be had; with a source of one line."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from reluformer.modeling_reluformer.fused.compiled import building, library
+from reluformer.modeling_reluformer.fused.compiled.building import CompiledAttentionError, Unit, library_name
+
+# In a process of its own: what one has loaded stays loaded.
+PROGRAM = """
+import logging, sys
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from reluformer.modeling_reluformer.fused.compiled import library
+from reluformer.modeling_reluformer.fused.compiled.building import Unit
+logging.basicConfig(format="%(levelname)s %(message)s", level="INFO")
+library.SOURCES, library.UNITS = Path(sys.argv[1]), (Unit("attention.cpp"),)
+library.torch = SimpleNamespace(float32=0, __version__="1", ops=SimpleNamespace(
+    load_library=torch.ops.load_library, reluformer_cpu=SimpleNamespace(supports=bool)))
+library._operators = None
+library.library(large=True)
+print(library.location(), library.location().stat().st_ino)
+"""
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, building.COMPILERS)), reason="needs a C++ compiler on the PATH"
+)
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A process that has decided nothing, with a library that needs no header, an empty cache, and no variable."""
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources/attention.cpp").write_text('extern "C" int answer() { return 42; }\n')
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    operators = SimpleNamespace(supports=lambda dtype: True)
+    stand_in = SimpleNamespace(load_library=torch.ops.load_library, reluformer_cpu=operators)
+    start = {"_stage": library._BEGINNING, "_operators": None, "_without_attention": None, "_loaded_from": None}
+    start |= {"SOURCES": tmp_path / "sources", "UNITS": (Unit("attention.cpp"),)}
+    start["torch"] = SimpleNamespace(ops=stand_in, __version__=torch.__version__, float32=torch.float32)
+    for name, value in start.items():
+        monkeypatch.setattr(library, name, value)
+    return monkeypatch
+
+
+def forget(monkeypatch):
+    for name, value in {"_stage": library._BEGINNING, "_operators": None, "_loaded_from": None}.items():
+        monkeypatch.setattr(library, name, value)
+
+
+def test_the_name_tells_sources_flags_machine_and_torch_apart(tmp_path, monkeypatch):
+    def name(*flags):
+        return library_name(tmp_path, (Unit("attention.cpp", flags),))
+
+    names = [name(), name("-DANSWER=42")]
+    for text in ("", "// other"):
+        (tmp_path / "rows.h").write_text(text)
+        names.append(name())
+    assert name() == names[-1] and torch.__version__ in names[0] and building.platform.machine() in names[0]
+    monkeypatch.setattr(building.platform, "machine", lambda: "riscv64")
+    names.append(name())
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    names.append(name())
+    assert len(set(names)) == len(names)
+
+
+@needs_compiler
+def test_a_small_call_builds_nothing_a_large_one_does_and_later_ones_find_it(fresh, caplog, tmp_path):
+    assert library.library(large=False) is None
+    assert (library.loop_name(), library.location(), caplog.messages) == ("python", None, [])
+    assert library.library(large=True) is library.torch.ops.reluformer_cpu
+    (line,) = caplog.messages
+    assert line.startswith("Building the compiled attention for torch ")
+    assert f"once for all processes, in {tmp_path / 'cache'}." in line and "RELUFORMER_COMPILED=0" in line
+    (built,) = (tmp_path / "cache").glob("*.so")
+    assert (library.loop_name(), library.location()) == ("compiled", built)
+    assert {path.suffix for path in (tmp_path / "cache").iterdir()} <= {".so", ".lock"}  # no rest of the building
+    forget(fresh)
+    fresh.setenv("PATH", str(tmp_path))
+    assert library.library(large=False) is library.torch.ops.reluformer_cpu and len(caplog.messages) == 1
+    inside = shutil.copy(built, tmp_path / "sources" / built.name)  # as a wheel brings it
+    forget(fresh)
+    assert library.library(large=False) and library.location() == inside
+
+
+@needs_compiler
+def test_one_that_cannot_be_loaded_is_built_anew(fresh, tmp_path):
+    built = tmp_path / "cache" / library_name(library.SOURCES, library.UNITS)
+    built.parent.mkdir()
+    built.write_text("of another system")
+    assert library.library(large=False) is None
+    assert library.library(large=True) and built.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("compiler", [None, "no-such-compiler -O1"])
+def test_without_a_compiler_one_warning_says_what_to_do(fresh, caplog, tmp_path, compiler):
+    fresh.setenv("PATH", str(tmp_path))
+    fresh.setenv("CXX", compiler or "")
+    assert library.library(large=False) is None and caplog.messages == []
+    assert [library.library(large=True), library.library(large=True), library.library(large=False)] == [None] * 3
+    *building_it, line = caplog.messages
+    assert len(building_it) == bool(compiler)
+    told = (
+        "no-such-compiler cannot be run" if compiler else "no C++ compiler (c++, g++, clang++) is on the PATH; install"
+    )
+    assert line.startswith(f"The compiled attention could not be built ({told}")
+    assert "The Python loop computes instead" in line and caplog.records[-1].levelno == logging.WARNING
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("int answer() { return nothing; }", "attention.cpp:1:23: error: "),
+        ("int nowhere(); int answer() { return nowhere(); }", "nowhere"),
+    ],
+)
+def test_sources_that_do_not_compile_or_load_are_one_warning_with_the_words_of_the_tool(fresh, caplog, source, words):
+    (library.SOURCES / "attention.cpp").write_text(source)
+    assert library.library(large=True) is None and library.library(large=True) is None
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]  # the building, and its end
+    assert words in caplog.messages[1]
+
+
+@needs_compiler
+def test_a_folder_that_cannot_be_written_to_is_named(fresh, caplog, tmp_path):
+    (tmp_path / "cache").write_text("a file")  # permissions do not stop root
+    assert library.library(large=True) is None
+    assert f"name another folder than {tmp_path / 'cache'} in TORCH_EXTENSIONS_DIR" in caplog.messages[-1]
+
+
+def test_the_variable(fresh, caplog, tmp_path):
+    fresh.setenv("PATH", str(tmp_path))
+    fresh.setenv(library.VARIABLE, "yes")
+    with pytest.raises(CompiledAttentionError, match="RELUFORMER_COMPILED='yes' is unknown; 1 demands"):
+        library.library(large=False)
+    fresh.setenv(library.VARIABLE, "1")
+    with pytest.raises(CompiledAttentionError, match=r"^RELUFORMER_COMPILED=1: .* built \(no C\+\+ comp.*Unset"):
+        library.library(large=False)
+    fresh.setenv(library.VARIABLE, "0")
+    assert library.library(large=True) is None and caplog.messages == []
+
+
+def test_a_processor_that_it_does_not_serve_is_named(fresh, caplog):
+    served = SimpleNamespace(supports=lambda dtype: False)
+    fresh.setattr(library, "_found", lambda: served)
+    assert library.library(large=False) is None and library.loop_name() == "python"
+    (record,) = caplog.records
+    assert "needs a processor with AVX2" in record.message
+    assert library.sparse_library(large=False) is served, "networks that skip zeros need neither AVX2 nor oneDNN"
+    with library.python_loop():
+        assert library.sparse_library(large=False) is None
+    assert library.sparse_library(large=False) is served
+
+
+def test_windows_does_without_it_in_silence(fresh, caplog):
+    fresh.setattr(sys, "platform", "win32")
+    with caplog.at_level(logging.INFO):
+        assert library.library(large=True) is None
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+def test_threads_wait_for_the_one_that_builds(fresh):
+    calls, found = [], []
+
+    def built(demanded):
+        calls.append(demanded)
+        time.sleep(0.2)
+
+    fresh.setattr(library, "_built", built)
+    threads = [threading.Thread(target=lambda: found.append(library.library(large=True))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (found, calls) == ([None] * 4, [False])
+
+
+@needs_compiler
+def test_processes_wait_for_the_one_that_builds(fresh, tmp_path):
+    """As torchrun starts them: both end with the same file, and one of them says that it builds."""
+    slow = tmp_path / "slow_compiler"
+    slow.write_text('#!/bin/sh\ncase "$*" in *" -c "*) sleep 4;; esac\nexec c++ "$@"\n')
+    slow.chmod(0o755)
+    command = [sys.executable, "-c", PROGRAM, str(library.SOURCES)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **streams, env={**os.environ, "CXX": str(slow)}) for _ in range(2)]
+    outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert outputs[0][0] == outputs[1][0] != ""
+    assert sum(error.count("WARNING Building") for _, error in outputs) == 1, outputs
