@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reluformer.commands.parsing import Parser, add_folder_options, add_statement_options
+from reluformer.commands.parsing import Parser, add_card_options, add_folder_options
 from reluformer.configuration.errors import UserError
 
 
@@ -19,7 +19,7 @@ def run(arguments: list[str]) -> int:
         description="Writes the model card of a run or of any saved model anew, from what is measured in its folder.",
     )
     add_folder_options(parser)
-    add_statement_options(parser)
+    add_card_options(parser)
     parser.add_argument("--repo-id", "--repo_id", metavar="OWNER/NAME", help="where the model is, for the examples")
     parser.add_argument(
         "--output",
@@ -29,10 +29,7 @@ def run(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     from reluformer.hub_cards.card import write_card
-    from reluformer.hub_cards.publishing import check_repo_id
 
-    if options.repo_id is not None:
-        check_repo_id(options.repo_id)
     if options.output is not None and Path(options.output).is_dir():
         raise UserError(f"--output: {options.output!r} is a folder; give a file")
     told = {name: getattr(options, name) for name in ("license", "language", "dataset", "repo_id", "output")}

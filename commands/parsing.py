@@ -31,8 +31,8 @@ def add_folder_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_statement_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what only a person can say of a model."""
+def add_card_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what only a person knows of a model."""
     default = "default: what the recipe or the card in the folder says, if anything"
     parser.add_argument(
         "--license", metavar="NAME", help=f"of the weights, by the Hub's name, for example cc-by-4.0; {default}"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from reluformer.commands.parsing import Parser, add_folder_options, add_statement_options
+from reluformer.commands.parsing import Parser, add_card_options, add_folder_options
 
 
 def run(arguments: list[str]) -> int:
@@ -24,7 +22,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument(
         "--dry-run", "--dry_run", action="store_true", help="check and list what would be uploaded; uses no network"
     )
-    add_statement_options(parser)
+    add_card_options(parser)
     parser.add_argument(
         "--without-evaluation",
         "--without_evaluation",
@@ -33,16 +31,12 @@ def run(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
 
-    from reluformer.hub_cards.bundle import require_run
-    from reluformer.hub_cards.publishing import check_repo_id, publish
+    from reluformer.hub_cards.publishing import publish
 
-    check_repo_id(options.repo_id)
-    if options.run is not None:
-        require_run(Path(options.run))
     publish(
         options.model if options.run is None else options.run,
         options.repo_id,
-        private=True if options.private else None,
+        private=options.private,
         dry_run=options.dry_run,
         license=options.license,
         language=options.language,

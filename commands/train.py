@@ -62,18 +62,32 @@ def train_and_document(recipe: Recipe, *, overwrite: bool = False, command: str 
     Raises:
         UserError, TrainingStopped: as `train`; a UserError also for a `training.push_to_hub` that cannot be followed.
     """
-    from reluformer.hub_cards.push import wanted_push
+    from reluformer.hub_cards.publishing import check_push
     from reluformer.training.training import train
 
     recipe.check()
-    push = wanted_push(recipe.training)
+    check_push(recipe.training)
+    is_pushed = recipe.training.push_to_hub  # the Trainer must not push of itself, so training turns it off
 
     def finish(run: FinishedRun) -> None:
         document(run)
-        if push is not None:
-            push.publish(recipe.run_folder, tell=tqdm.write)
+        if is_pushed:
+            _push(recipe)
 
     return train(recipe, overwrite=overwrite, command=command, finish=finish)
+
+
+def _push(recipe: Recipe) -> None:
+    """Publishes the finished run; which splits are evaluated is the recipe's decision."""
+    from reluformer.hub_cards.publishing import publish
+
+    training, folder = recipe.training, recipe.run_folder
+    private = bool(training.hub_private_repo)
+    try:
+        publish(folder, training.hub_model_id, private=private, without_evaluation=True, tell=tqdm.write)
+    except UserError as error:
+        again = f"reluformer publish --run {folder} --repo-id {training.hub_model_id}{' --private' * private}"
+        raise UserError(f"the run is finished, but not published: {error}; `{again}` publishes it") from error
 
 
 def document(run: FinishedRun) -> None:

@@ -97,23 +97,6 @@ _LIST = (
     Score("document_bleu", "BLEU", "BLEU over whole documents", "bleu", "BLEU", _SILENT, of_documents=True),
     Score("document_chrf", "chrF", "chrF over whole documents", "chrf", "CHRF", of_documents=True, is_told=False),
 )
-# Of classifiers of pictures, in the card.
-IMAGE_SCORES = (
-    Score("accuracy", "accuracy", "Accuracy (%)", "accuracy", None, unit="%"),
-    Score("top_5_accuracy", "top-5 accuracy", "Top-5 accuracy (%)", "accuracy", None, unit="%"),
-)
-# Of language models; lower is better.
-LANGUAGE_SCORES = (
-    Score("perplexity", "perplexity per token (lower is better)", "Perplexity per token", "perplexity", None),
-    Score(
-        "perplexity_per_byte",
-        "perplexity per byte (lower is better)",
-        "Perplexity per byte",
-        "perplexity",
-        None,
-        digits=4,
-    ),
-)
 SCORES = {score.name: score for score in _LIST}
 TOLD_SCORES = [score for score in _LIST if score.is_told]
 SCORES_IN_TRAINING = [score for score in _LIST if score.in_training]

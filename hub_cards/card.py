@@ -1,25 +1,40 @@
-"""The model card of a folder, rendered from what was measured. A figure that was not measured is not in it."""
+"""The model card of a folder, rendered from what was measured. A value that was not measured is not in it."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2  # noqa: F401  (the card's template needs it, and huggingface_hub does not say which package is missing)
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import PreTrainedConfig
+from transformers.trainer import TRAINING_ARGS_NAME
 
-from reluformer.configuration.whole_files import write_whole
-from reluformer.hub_cards.card_contents import PICTURES, contents, measured_scores, model_name
-from reluformer.hub_cards.model_folder import ModelFolder
-from reluformer.hub_cards.statements import Statements, texts
-from reluformer.training.run.redaction import public_text
+from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
+from reluformer.hub_cards.model_folder import ModelFolder, is_number, public_name, read_model_folder, texts
+from reluformer.modeling_reluformer.attention_reluformer import ACTIVATIONS
+from reluformer.training.run.redaction import last_part, public_command, public_text, public_values
 from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
-BY_TRAINER = "generated_from_trainer"  # the tag of the cards that Transformers writes
+PICTURES = ("training_curve.png", "attention_map.png")
+_BY_TRAINER = "generated_from_trainer"  # the tag of the cards that Transformers writes
+# Key in the Trainer's log, name in the card, format.
+_ATTENTION_STATISTICS = (
+    ("attention_sum", "mean row sum S", "{:.3f}"),
+    ("attention_entropy", "mean row entropy H (nats)", "{:.3f}"),
+    ("dead_row_fraction", "dead rows (no positive weight)", "{:.2%}"),
+)
+_MODULES = {"all": "all", "encoder_self": "encoder", "decoder_self": "decoder", "cross": "decoder to encoder"}
+# Key of a record or an evaluation → unit of what was done in a second.
+_SPEEDS = {
+    "target_tokens_per_second": "target tokens",
+    "examples_per_second": "examples",
+    "sentences_per_second": "sentences",
+}
 
 
 def render_card(
@@ -45,97 +60,170 @@ def render_card(
     `license`, `language` and `dataset` that are None are those of the recipe or of the card in the folder, if it has any.
 
     Raises:
-        UserError: no ReLUFormer in the folder, one of its files is damaged, the recipe says otherwise, or the licence, a
-            language or the data set has not the Hub's form.
+        UserError: no ReLUFormer in the folder, or one of its files is damaged.
     """
-    return render_card_of(_model_folder(folder, license, language, dataset), repo_id=repo_id, pictures=pictures)
+    return _render(read_model_folder(folder, license=license, language=language, dataset=dataset), repo_id, pictures)
 
 
-def render_card_of(run: ModelFolder, *, repo_id: str | None = None, pictures: str = "") -> str:
-    """`render_card` of a folder that is read already."""
-    values = contents(run, repo_id)
-    values["pictures"] = {name: f"{pictures}{name}" for name in PICTURES if run.has(name)}
-    card = ModelCard.from_template(_metadata(run, repo_id), template_path=str(TEMPLATE), **values)
-    # Parts that are left out leave empty lines behind.
-    text = re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
-    ModelCard(text)  # raises if the metadata cannot be read back
-    return text
-
-
-def write_card(
-    folder: str | Path,
-    *,
-    license: str | None = None,
-    language: str | Sequence[str] | None = None,
-    dataset: str | None = None,
-    repo_id: str | None = None,
-    output: str | Path | None = None,
-) -> Path:
+def write_card(folder: str | Path, *, output: str | Path | None = None, **options: Any) -> Path:
     """Writes `render_card` over an older card, and returns its path.
 
     Args:
+        folder: see `render_card`.
         output: file; None is README.md in the folder. Elsewhere, the card's pictures are copied to `<stem>_files` beside it.
-        others: see `render_card`.
+        options: license, language, dataset and repo_id of `render_card`.
     """
-    run = _model_folder(folder, license, language, dataset)
-    path = run.path / CARD_FILE if output is None else Path(output)
+    folder = Path(folder)
+    path = folder / CARD_FILE if output is None else Path(output)
+    is_elsewhere = path.parent.resolve() != folder.resolve()
     beside = path.with_name(f"{path.stem}_files")
-    is_elsewhere = path.parent.resolve() != run.path.resolve()
-    prefix = f"{beside.name}/" if is_elsewhere else ""
-    text = render_card_of(run, repo_id=repo_id, pictures=prefix)
-    if is_elsewhere:
-        for name in PICTURES:
-            if run.has(name):
-                beside.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(run.path / name, beside / name)
-    # Whole or not at all: a run is finished when its card is there.
-    write_whole(path, text)
+    text = render_card(folder, pictures=f"{beside.name}/" if is_elsewhere else "", **options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name in PICTURES:
+        if is_elsewhere and (folder / name).is_file():
+            beside.mkdir(exist_ok=True)
+            shutil.copyfile(folder / name, beside / name)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
-def _model_folder(
-    folder: str | Path, license: str | None, language: str | Sequence[str] | None, dataset: str | None
-) -> ModelFolder:
-    return ModelFolder(Path(folder), Statements.of(license=license, language=language, dataset=dataset))
+def _render(model: ModelFolder, repo_id: str | None, pictures: str) -> str:
+    config, kind = model.config, model.kind
+    command = model.record.get("command")
+    name = repo_id.split("/")[-1] if repo_id and not model.recipe.get("name") else model.name
+    card = ModelCard.from_template(
+        _metadata(model, name),
+        template_path=str(TEMPLATE),
+        config=config,
+        kind=kind,
+        is_reluformer=(config.attention_activation, config.attention_scaling) == ("relu", "variance"),
+        location=repo_id or f"path/to/{public_text(name)}",
+        formula=attention_formula(config),
+        regularization=regularization_formula(config),
+        command=public_command(command) if command else None,
+        pictures={picture: f"{pictures}{picture}" for picture in PICTURES if model.has(picture)},
+        **public_values({"name": name, **_contents(model)}),
+    )
+    # Parts that are left out leave empty lines behind.
+    return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
 
 
-def _metadata(run: ModelFolder, repo_id: str | None) -> ModelCardData:
-    results = [result for evaluation in run.evaluations for result in _results(run, evaluation)]
-    results = results or list(_logged_results(run))
-    base = {"base_model": run.base_model, "base_model_relation": "finetune"} if run.base_model else {}
-    activation = run.config.attention_activation
-    tags = ["reluformer", f"{activation}-attention", *(run.kind.papers if activation != "softmax" else ())]
+def _contents(model: ModelFolder) -> dict[str, Any]:
+    """The values of the template that a person may have filled in; one that is None or empty leaves its part out."""
+    is_recorded = model.is_run or model.has(RECORD_FILE)
+    best, tokenizer = model.record.get("best"), model.section("tokenizer").get("path")
+    return {
+        "recipe": model.recipe,
+        "data": model.section("data"),
+        "training": model.section("training"),
+        "record": model.record,
+        "languages": model.languages,
+        "license": model.license,
+        "is_run": model.is_run,
+        "is_evaluated": model.is_evaluated,
+        "moses": model.read("tokenizer_config.json").get("moses"),
+        "lowercases": model.lowercases,
+        "base_model": model.base_model,
+        "local_base": model.local_base,
+        "origin": _origin(model),
+        "unknown": _unknown(model),
+        "corpora": _corpora(model),
+        "tokenizer_name": f"`{public_name(tokenizer)}`" if tokenizer else None,
+        "measured_on": _measured_on(model.record),
+        "evaluations": [_evaluation(model, evaluation) for evaluation in model.evaluations],
+        "logged_evaluations": model.logged_evaluations,
+        "weights_of": model.record.get("weights_of_update", model.checkpoint),
+        # The state of a Trainer does not tell which weights its output folder has.
+        "weights_are_of_either": best
+        and not (is_recorded or model.checkpoint)
+        and best["update"] != model.record["updates"],
+        "last_checkpoint": model.state_folder.name
+        if model.state_folder not in (None, model.path) and not is_recorded
+        else None,
+        "statistics": _attention_statistics(model),
+        "analysis": _analysis(model),
+        "speeds": _speeds(model),
+    }
+
+
+# The attention as formulas
+
+
+def attention_formula(config: PreTrainedConfig) -> str:
+    """The weight of key j for query i, in LaTeX, with the configuration's numbers put in."""
+    weight = ACTIVATIONS[config.attention_activation].latex
+    if config.attention_scaling == "variance":
+        weight = rf"\frac{{{weight}}}{{\gamma \sqrt{{n_i / 2}}}}"
+    elif config.attention_scaling == "length":
+        weight = rf"n_i^{{-{config.attention_alpha:g}}} \; {weight}"
+    return rf"x_{{ij}} = \frac{{q_i \cdot k_j}}{{\sqrt{{d}}}}, \qquad s_{{ij}} = {weight}"
+
+
+def regularization_formula(config: PreTrainedConfig) -> str | None:
+    """The regulariser in LaTeX; None where its weight is 0."""
+    if not config.regularization_weight:
+        return None
+    return (
+        rf"\mathcal{{L}} = \mathrm{{CE}} + {config.regularization_weight:g} \, \mathcal{{L}}_{{reg}}, \qquad "
+        r"\mathcal{L}_{reg} = \mathrm{mean}_i \left( |\log S_i| + "
+        rf"\max(H_i - {config.entropy_margin:g} \log n_i, 0) \right), \qquad S_i = \sum_j s_{{ij}}"
+    )
+
+
+# Metadata
+
+
+def _metadata(model: ModelFolder, name: str) -> ModelCardData:
+    results = [*_results(model)] or [*_logged_results(model)]
+    activation = model.config.attention_activation
+    by_trainer = not model.is_run and (
+        model.state_folder or model.has(RECORD_FILE) or _BY_TRAINER in texts(model.card.get("tags"))
+    )
+    tags = ["reluformer", f"{activation}-attention"]
+    tags += [] if activation == "softmax" else model.kind.papers
     return ModelCardData(
-        language=run.languages or None,
-        license=run.license,
+        language=model.languages or None,
+        license=model.license,
         library_name="transformers",
-        pipeline_tag=run.kind.task,
-        tags=tags + [BY_TRAINER] * _is_by_trainer(run),
-        datasets=[run.dataset_id] if run.dataset_id else None,
+        pipeline_tag=model.kind.task,
+        tags=[*tags, _BY_TRAINER] if by_trainer else tags,
+        datasets=[model.dataset_id] if model.dataset_id else None,
         metrics=sorted({result.metric_type for result in results}) or None,
-        model_name=public_text(model_name(run, repo_id)),
+        model_name=public_text(name),
         eval_results=results or None,
-        **base,
+        **({"base_model": model.base_model, "base_model_relation": "finetune"} if model.base_model else {}),
     )
 
 
-def _is_by_trainer(run: ModelFolder) -> bool:
-    """Whether a plain Trainer has trained it."""
-    return not run.is_run and (
-        run.state_file is not None or run.has(RECORD_FILE) or BY_TRAINER in texts(run.card.get("tags"))
-    )
+def _results(model: ModelFolder) -> Iterator[EvalResult]:
+    """Of the evaluations of a run."""
+    for evaluation in model.evaluations:
+        name = _evaluated_text(model, evaluation) or model.name
+        for score in measured_scores(model, evaluation):
+            signature = evaluation.get(f"{score.name}_signature")
+            yield EvalResult(
+                task_type=model.kind.task,
+                task_name=_task_name(model),
+                dataset_type=model.dataset_id or _slug(name),
+                dataset_name=name,
+                dataset_config=model.dataset.get("name"),
+                dataset_split=evaluation["split"],
+                dataset_revision=model.dataset.get("revision"),
+                metric_type=score.hub_type,
+                metric_name=score.title,
+                metric_value=round(evaluation[score.name], score.digits),
+                metric_args={"signature": signature} if signature else None,
+            )
 
 
-def _logged_results(run: ModelFolder) -> Iterator[EvalResult]:
+def _logged_results(model: ModelFolder) -> Iterator[EvalResult]:
     """Of a plain Trainer; none where it is not known on what they were measured."""
-    if run.stated_dataset is None:
-        return
-    for prefix, name, value in run.logged_scores:
+    for prefix, name, value in model.logged_scores if model.dataset_id else ():
         yield EvalResult(
-            task_type=run.kind.task,
-            task_name=_task_name(run),
-            dataset_type=run.stated_dataset,
-            dataset_name=run.stated_dataset,
+            task_type=model.kind.task,
+            task_name=_task_name(model),
+            dataset_type=model.dataset_id,
+            dataset_name=model.dataset_id,
             dataset_split=None if prefix == "eval" else prefix.removeprefix("eval_"),
             metric_type=_slug(name),
             metric_name=name,
@@ -143,29 +231,146 @@ def _logged_results(run: ModelFolder) -> Iterator[EvalResult]:
         )
 
 
-def _task_name(run: ModelFolder) -> str:
-    return f"{run.kind.task_title} {'-'.join(run.languages)}".strip()
-
-
-def _results(run: ModelFolder, evaluation: dict[str, Any]) -> Iterator[EvalResult]:
-    dataset = run.dataset
-    name = run.evaluated_text(evaluation) or run.name
-    for score in measured_scores(run, evaluation):
-        signature = evaluation.get(f"{score.name}_signature")
-        yield EvalResult(
-            task_type=run.kind.task,
-            task_name=_task_name(run),
-            dataset_type=run.dataset_id or _slug(name),
-            dataset_name=name,
-            dataset_config=dataset.get("name"),
-            dataset_split=evaluation["split"],
-            dataset_revision=dataset.get("revision"),
-            metric_type=score.hub_type,
-            metric_name=score.title,
-            metric_value=round(evaluation[score.name], score.digits),
-            metric_args={"signature": signature} if signature else None,
-        )
+def _task_name(model: ModelFolder) -> str:
+    return f"{model.kind.task_title} {'-'.join(model.languages)}".strip()
 
 
 def _slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-").lower()
+
+
+# Data and training
+
+
+def _origin(model: ModelFolder) -> str | None:
+    """Where the training text or pictures come from, without the paths of the machine that read them."""
+    data = model.section("data")
+    if dataset := model.dataset:
+        details = [str(dataset[key]) for key in ("name", "revision") if dataset.get(key)]
+        return f"data set `{dataset['path']}`" + (f" ({', '.join(details)})" if details else "")
+    if data.get("demo"):
+        return "a generated corpus of number words (`reluformer.training.data.demo_corpus`)"
+    if model.dataset_id:
+        return f"data set `{model.dataset_id}`"
+    files = _file_names([data.get(name) for name in ("train", "tables", "corpus", "folder")])
+    return f"files {', '.join(f'`{name}`' for name in files)}" if files else None
+
+
+def _file_names(held: Any) -> list[str]:
+    """The last parts of all paths in a section of a recipe."""
+    if isinstance(held, str):
+        return [last_part(held)]
+    values = held.values() if isinstance(held, Mapping) else held if isinstance(held, list) else ()
+    return [name for value in values for name in _file_names(value)]
+
+
+def _corpora(model: ModelFolder) -> list[dict[str, Any]]:
+    """The corpus reports: name, read, kept, skipped by reason."""
+    reports = model.read("corpus_report.json") or []
+    return list(reports.values()) if isinstance(reports, dict) else reports
+
+
+def _unknown(model: ModelFolder) -> list[str]:
+    """What a reader will look for, and nobody has recorded."""
+    pickle = f" (`{TRAINING_ARGS_NAME}`, a pickle, which can execute code and is not opened)"
+    missing = {
+        "the data that it was trained on": _origin(model) is None,
+        "the weights that it started from": not model.recipe and model.base_model is None,
+        f"the arguments of the training{pickle if model.has(TRAINING_ARGS_NAME) else ''}": not model.section(
+            "training"
+        ),
+        "the updates of the training": not is_number(model.record.get("updates")),
+        "machine and versions": _measured_on(model.record) is None,
+    }
+    return [] if model.is_run else [what for what, is_missing in missing.items() if is_missing]
+
+
+# What was measured
+
+
+def measured_scores(model: ModelFolder, evaluation: Mapping[str, Any]) -> list[Score]:
+    """The scores that the card shows of an evaluation, the recipe's headline first.
+
+    Cased scores are left out where the tokenizer lower-cases, unless the headline is one of them.
+    """
+    headline = SCORES.get(model.section("evaluation").get("headline"), TOLD_SCORES[0])
+    uncased = model.lowercases and not headline.cased
+    measured = [score for score in TOLD_SCORES if is_number(evaluation.get(score.name))]
+    shown = [score for score in measured if not (uncased and score.cased)]
+    return sorted(shown, key=lambda score: score is not headline)
+
+
+def _evaluation(model: ModelFolder, evaluation: dict[str, Any]) -> dict[str, Any]:
+    scores = [
+        (score.title, f"{evaluation[score.name]:.{score.digits}f}", evaluation.get(f"{score.name}_signature"))
+        for score in measured_scores(model, evaluation)
+    ]
+    text, measured_on = _evaluated_text(model, evaluation), _measured_on(evaluation)
+    return {**evaluation, "scores": scores, "text": text, "measured_on": measured_on}
+
+
+def _evaluated_text(model: ModelFolder, evaluation: Mapping[str, Any]) -> str | None:
+    """What an evaluation is of: the name it records or, where that only repeats the split, the files' names."""
+    name, split = evaluation.get("dataset"), evaluation["split"]
+    files = _file_names(model.section("data").get(split))
+    return ", ".join(files) if files and name in (None, split) else name and public_text(name)
+
+
+def _attention_statistics(model: ModelFolder) -> list[tuple[str, str, str]]:
+    """(name, value, where it was measured) of the last logged ones, on the validation split if they were."""
+    rows = []
+    for key, name, form in _ATTENTION_STATISTICS:
+        for logged, where in ((f"eval_{key}", "validation"), (key, "training, with dropout")):
+            entries = [entry for entry in model.state.get("log_history", []) if is_number(entry.get(logged))]
+            if entries:
+                rows.append((name, form.format(entries[-1][logged]), f"{where}, update {entries[-1]['step']:,}"))
+                break
+    return rows
+
+
+def _analysis(model: ModelFolder) -> dict[str, Any] | None:
+    """The result of `reluformer analyze --what entropy`, means over layers and heads by module.
+
+    None where it was not measured, or of a model with another attention than this one has now.
+    """
+    result = model.read("analysis/entropy.json")
+    measured = result.get("model", {}).get("config") or {}
+    same = ("attention_activation", "attention_scaling", "attention_gamma")
+    if any(measured.get(name) != getattr(model.config, name) for name in same):
+        return None
+    rows = [row for row in result["table"] if row["layer"] == row["head"] == "all"]
+    named = [{**row, "module": _MODULES[row["module"]]} for row in rows if row["module"] in _MODULES]
+    return {"rows": named, "text": result.get("text") or {}, "date": result.get("date")}
+
+
+def _speeds(model: ModelFolder) -> list[tuple[str, str, str]]:
+    """(what, speed, measured on) of the training and of each evaluation, as far as they were measured."""
+    rows = []
+    for record in (model.record, *model.evaluations):
+        what = f"evaluating `{record['split']}`" if "split" in record else "training, all processes"
+        for key, unit in _SPEEDS.items():
+            if is_number(record.get(key)):
+                unit = "packed documents" if key == "sentences_per_second" and record.get("packing") else unit
+                rows.append((what, f"{record[key]:,.4g} {unit}", _machine(record) or "not recorded"))
+    return rows
+
+
+def _measured_on(record: Mapping[str, Any]) -> str | None:
+    """Date, machine, versions and commit in one line."""
+    versions, commit = record.get("versions") or {}, record.get("git_commit")
+    parts = [
+        record.get("date"),
+        _machine(record),
+        *(f"{name} {versions[name]}" for name in ("reluformer", "torch", "transformers") if versions.get(name)),
+        f"commit {commit[:12]}{', with local changes' if record.get('git_dirty') else ''}" if commit else None,
+    ]
+    return " · ".join(part for part in parts if part) or None
+
+
+def _machine(record: Mapping[str, Any]) -> str:
+    """Accelerators or, where none was used, processor and threads; "" where it is not known."""
+    machine = record.get("machine") or {}
+    if machine.get("accelerators") and not str(record.get("device")).startswith("cpu"):
+        return ", ".join(machine["accelerators"])
+    threads = machine.get("torch_threads")
+    return ", ".join(part for part in (machine.get("cpu"), f"{threads} threads" if threads else None) if part)

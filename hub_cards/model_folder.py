@@ -1,91 +1,63 @@
 """What the folder of a model says about it: of a run, of a plain `Trainer`, or of `save_pretrained`.
 
-What is not there is None or empty: a card states nothing it was not told.
+What is not there is None or empty: a card tells nothing that was not recorded.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
+import yaml
+from huggingface_hub import metadata_load
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
 from transformers.trainer import TRAINER_STATE_NAME
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.export.names import GRAPHS
-from reluformer.hub_cards.model_files import ModelFiles
+from reluformer.configuration.scores import TOLD_SCORES
 from reluformer.hub_cards.model_kinds import ModelKind, kind_of
-from reluformer.hub_cards.public_names import has_form_of_id, is_hub_id, public_name, run_name
-from reluformer.hub_cards.statements import Statements, card_metadata, texts
-from reluformer.hub_cards.trainer_log import is_number, logged_evaluations, training_facts
-from reluformer.hub_cards.weights import WEIGHTS_FILE, WEIGHTS_INDEX_FILE
-from reluformer.training.run.checkpoints import checkpoint_folders
-from reluformer.training.run.redaction import last_part, public_text, public_values, without_secrets
+from reluformer.training.run.figures import BATCH_MEANS
+from reluformer.training.run.redaction import HIDDEN, last_part, public_values
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
 
-# Key in the Trainer's log, name in the card, format.
-ATTENTION_FIGURES = (
-    ("attention_sum", "mean row sum S", "{:.3f}"),
-    ("attention_entropy", "mean row entropy H (nats)", "{:.3f}"),
-    ("dead_row_fraction", "dead rows (no positive weight)", "{:.2%}"),
-)
-_ATTENTION_FIELDS = ("attention_activation", "attention_scaling", "attention_gamma")
-
-
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-_BREAKS_CODE = re.compile('["`]')
 _LOSSES = ("loss", "cross_entropy", "regularization")  # metrics that are no scores
+# What the Trainer adds to the metrics of every evaluation, and what the card shows elsewhere.
+_NOT_METRICS = {"runtime", "samples_per_second", "steps_per_second", "model_preparation_time", *BATCH_MEANS}
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The files of a folder that holds a model, read when they are asked for.
+    """The files of a folder that holds a model.
 
-    path: the folder. given: what a person says of the model now; what was said before is in the metadata of the folder's card.
-    kind and config are those of its config.json.
-
-    Raises:
-        UserError: no folder, no model of a kind that cards are made for, or a damaged file.
+    path: the folder. kind, config: those of its config.json.
+    recipe: recipe.yaml or, in its form, the settings that `ModelCardCallback` has recorded; {} without both.
+    record: training_record.json; without a recipe, over what the state of the Trainer says.
+    state, state_folder: trainer_state.json, and where it lies: a plain Trainer leaves it in its checkpoints alone, of which
+        the last one counts.
+    card: metadata of the card in the folder.
+    license, languages, dataset_id: what a person says now, or else what recipe or card say.
     """
 
     path: Path
-    given: Statements = field(default_factory=Statements)
-    kind: ModelKind = field(init=False)
-    config: PreTrainedConfig = field(init=False)
-
-    def __post_init__(self) -> None:
-        if not self.path.is_dir():
-            raise UserError(f"{self.path}: no such folder; give the folder of a run or of a saved model")
-        config = self._mapping("config.json")
-        if not self.has("config.json"):
-            raise UserError(f"{self.path}: holds no config.json; {self._where_a_model_is()}")
-        self._require_no_graphs()
-        kind = kind_of(config.get("model_type"), self.path)
-        try:
-            object.__setattr__(self, "config", kind.config_class.from_dict(config))
-        except (ValueError, TypeError, StrictDataclassError) as error:
-            raise UserError(f"{self.path}: its config.json cannot be used: {one_line(error)}") from error
-        object.__setattr__(self, "kind", kind)
-        self._require_no_contradiction()
-
-    def _require_no_graphs(self) -> None:
-        """A card says how Transformers loads the weights, and an exported model has none."""
-        if any(map(self.has, GRAPHS)) and not any(map(self.has, (WEIGHTS_FILE, WEIGHTS_INDEX_FILE))):
-            raise UserError(
-                f"{self.path}: holds ONNX graphs of `reluformer export`, which have no card of their own; publish the model "
-                f"that they are of, then add them to its repository: hf upload OWNER/NAME {self.path} onnx"
-            )
-
-    def _where_a_model_is(self) -> str:
-        checkpoints = checkpoint_folders(self.path)
-        if checkpoints:
-            return f"give {checkpoints[-1]}, or save the model there with trainer.save_model()"
-        return "give the folder of a finished run, or one that save_pretrained or Trainer.save_model has written"
+    kind: ModelKind
+    config: PreTrainedConfig
+    recipe: dict[str, Any]
+    record: dict[str, Any]
+    state: dict[str, Any]
+    state_folder: Path | None
+    card: dict[str, Any]
+    license: str | None
+    languages: list[str]
+    dataset_id: str | None
 
     @property
     def is_run(self) -> bool:
@@ -98,87 +70,34 @@ class ModelFolder:
         match = _CHECKPOINT.fullmatch(self.path.resolve().name)
         return int(match[1]) if match else None
 
-    @cached_property
-    def _training_folder(self) -> ModelFiles:
-        """The folder with the settings of the training: of a checkpoint that has none, the one that it lies in."""
-        if self.checkpoint is None or self.has(RECIPE_FILE) or self.has(RECORD_FILE):
-            return ModelFiles(self.path)
-        return ModelFiles(self.path.resolve().parent)
-
-    @cached_property
-    def recipe(self) -> dict[str, Any]:
-        """recipe.yaml or, in its form, what `ModelCardCallback` has recorded; {} without both."""
-        return self._training_folder.recipe or self._training_folder.record.get("settings") or {}
-
     @property
     def name(self) -> str:
-        """The recipe's, or that of the folder.
-
-        Raises:
-            UserError: it would break the card's heading or code.
-        """
+        """The recipe's, or that of the folder."""
         folder = self.path.resolve()
-        name = self.recipe.get("name") or last_part(str(folder if self.checkpoint is None else folder.parent))
-        return self._in_one_line("name", name)
+        return self.recipe.get("name") or (folder if self.checkpoint is None else folder.parent).name
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the recipe, {} without it."""
         return self.recipe.get(name) or {}
 
-    @cached_property
-    def training_record(self) -> dict[str, Any]:
-        """training_record.json; where no run has written it, over what the log of a Trainer says."""
-        record = ModelFiles(self.path).record
-        return record if self.is_run else {**training_facts(self.trainer_state), **record}
-
-    @cached_property
-    def state_file(self) -> Path | None:
-        """trainer_state.json: a plain Trainer leaves it in its checkpoints alone, of which the last one counts."""
-        folders = [self.path] if self.is_run else [self.path, *reversed(checkpoint_folders(self.path))]
-        return next((path for folder in folders if (path := folder / TRAINER_STATE_NAME).is_file()), None)
-
-    @cached_property
-    def trainer_state(self) -> dict[str, Any]:
-        """The state of the Trainer, {} without one; its `log_history` is a list of mappings."""
-        if self.state_file is None:
-            return {}
-        state = ModelFiles(self.state_file.parent).mapping(TRAINER_STATE_NAME)
-        history = state.get("log_history") or []
-        if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
-            raise UserError(
-                f"{self.state_file}: is damaged (its log_history is no list of entries); remove or rewrite it"
-            )
-        return state
-
-    @cached_property
-    def corpora(self) -> list[dict[str, Any]]:
-        """The corpus reports: name, read, kept, skipped by reason."""
-        reports = ModelFiles(self.path).json("corpus_report.json") or []
-        return list(reports.values()) if isinstance(reports, dict) else reports
+    @property
+    def dataset(self) -> dict[str, Any]:
+        """The recipe's section `data.dataset`, {} without it; `path` is an id on the Hub, or a path's last part."""
+        dataset = self.section("data").get("dataset") or {}
+        return public_values({**dataset, "path": public_name(dataset["path"])}) if dataset else {}
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
         """Every evaluation.<split>.json, by name of the split."""
         paths = sorted(self.path.glob("evaluation.*.json"))
-        return [
-            {"split": path.name.split(".", 1)[1].removesuffix(".json"), **self._mapping(path.name)} for path in paths
-        ]
+        return [{"split": path.name.split(".")[1], **read_json(path)} for path in paths]
 
     @cached_property
     def logged_evaluations(self) -> dict[str, dict[str, Any]]:
-        """Evaluations of a plain Trainer by prefix, see `logged_evaluations`; {} for a run, which has its own."""
+        """The last evaluations of a plain Trainer, see `logged_evaluations`; {} for a run, which has its own."""
         if self.is_run:
             return {}
-        recorded = self.training_record.get("evaluations")
-        return recorded or logged_evaluations(self.trainer_state.get("log_history") or [])
-
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether there is a score of it; a loss is none."""
-        measured = any(
-            is_number(evaluation.get(score.name)) for evaluation in self.evaluations for score in self.kind.scores
-        )
-        return measured or bool(self.logged_scores)
+        return self.record.get("evaluations") or logged_evaluations(self.state.get("log_history") or [])
 
     @property
     def logged_scores(self) -> list[tuple[str, str, float]]:
@@ -190,174 +109,224 @@ class ModelFolder:
             if name not in _LOSSES
         ]
 
-    # What a person says: now, in the recipe, or in the card that is there.
-
-    @cached_property
-    def card(self) -> dict[str, Any]:
-        """The metadata of the card in the folder, {} without one."""
-        return card_metadata(self.path / CARD_FILE)
-
     @property
-    def license(self) -> str | None:
-        """Of the weights. It depends on the data, so that nothing else can be known here."""
-        held = self.card.get("license")
-        known = self.given.license or (held if isinstance(held, str) else self.recipe.get("license"))
-        return Statements(license=known).license
-
-    @property
-    def languages(self) -> list[str]:
-        """Of a translation the source's and the target's; fewer or none where they are not known."""
-        data = self.section("data")
-        told = [data[side] for side in ("source_language", "target_language") if data.get(side)]
-        if told and self._has_recipe:
-            return told
-        return list(
-            self.given.language or texts(self.card.get("language")) or told or self.recipe.get("language") or []
-        )
-
-    @property
-    def stated_dataset(self) -> str | None:
-        """The id of a data set of the Hub that a person has named, outside a recipe."""
-        if self.section("data").get("dataset"):
-            return None
-        return self.given.dataset or next(iter(texts(self.card.get("datasets"))), None) or self.recipe.get("dataset")
-
-    @property
-    def _has_recipe(self) -> bool:
-        return bool(self._training_folder.recipe)
-
-    def _require_no_contradiction(self) -> None:
-        """The recipe says what was trained: another word now is a mistake, not an addition."""
-        data = self.section("data") if self._has_recipe else {}
-        dataset = (data.get("dataset") or {}).get("path")
-        languages = tuple(data[side] for side in ("source_language", "target_language") if data.get(side))
-        language = self.given.language
-        if language and languages and language != languages:
-            raise UserError(_contradiction("--language", " ".join(language), self.path, " ".join(languages)))
-        if self.given.dataset and dataset and self.given.dataset != dataset:
-            raise UserError(_contradiction("--dataset", self.given.dataset, self.path, public_name(dataset)))
-
-    @property
-    def dataset(self) -> dict[str, Any]:
-        """The recipe's section `data.dataset`, {} without it; `path` is as a card may show it."""
-        dataset = self.section("data").get("dataset") or {}
-        return public_values({**dataset, "path": public_name(dataset["path"])}) if dataset else {}
-
-    @property
-    def dataset_id(self) -> str | None:
-        """The data set's id on the Hub; None where the text is from elsewhere."""
-        path = (self.section("data").get("dataset") or {}).get("path")
-        return self.stated_dataset or (path if path and is_hub_id(path) else None)
-
-    def evaluated_text(self, evaluation: Mapping[str, Any]) -> str | None:
-        """What an evaluation translated: the name it records or, where that only repeats the split, the files' names."""
-        name, split = evaluation.get("dataset"), evaluation["split"]
-        if self.dataset:
-            return name and self.public_label(name)
-        files = self.section("data").get(split)
-        if files and name in (None, split):
-            sides = ("source", "target", "images")
-            return ", ".join(last_part(files[side]) for side in sides if files.get(side))
-        return name and public_text(name)
-
-    def public_label(self, name: str) -> str:
-        """What a report or an evaluation calls its text, which may begin with the path of the data set."""
-        path = (self.section("data").get("dataset") or {}).get("path")
-        for held in (path, path and without_secrets(path)):
-            name = name.replace(held, self.dataset["path"]) if held else name
-        return public_text(name)
+    def is_evaluated(self) -> bool:
+        """Whether a score of it is known; a loss is none."""
+        measured = (evaluation.get(score.name) for evaluation in self.evaluations for score in TOLD_SCORES)
+        return any(map(is_number, measured)) or bool(self.logged_scores)
 
     @property
     def base_model(self) -> str | None:
-        """Id on the Hub of the model whose weights it started from; None for new weights and for local models.
-
-        Raises:
-            UserError: what is recorded has not the form of an id.
-        """
+        """Id on the Hub of the model whose weights it started from; None for new weights and for local models."""
         if not self.recipe:
-            return self._base_model_id(next(iter(texts(self.card.get("base_model"))), None))
-        if "base_model" in self.recipe:  # recorded when the model was there
-            return self._base_model_id(self.recipe["base_model"])
-        name = self._initialize_from
+            return next(iter(texts(self.card.get("base_model"))), None)
+        if "base_model" in self.recipe:  # recorded while the model was there
+            return self.recipe["base_model"]
+        name = self.recipe.get("initialize_from")
         # Transformers notes in the tokenizer, which is that of the other model, whether it came from a folder.
-        is_local = self._mapping("tokenizer_config.json").get("is_local")
+        is_local = self.read("tokenizer_config.json").get("is_local")
         return name if name and not is_local and is_hub_id(name) else None
 
     @property
-    def base_run(self) -> str | None:
-        """Name of the run whose weights it started from; None where that is not known, or on the Hub."""
-        name = self._initialize_from
-        return run_name(name) if name and self.base_model is None else None
-
-    @property
-    def _initialize_from(self) -> str | None:
+    def local_base(self) -> str | None:
+        """Name of the folder whose weights it started from, without its path."""
         name = self.recipe.get("initialize_from")
-        return name and self._in_one_line("initialize_from", name)
-
-    @cached_property
-    def moses(self) -> dict[str, str] | None:
-        """The Moses step that the tokenizer records."""
-        return self._mapping("tokenizer_config.json").get("moses")
+        if not name or self.base_model:
+            return None
+        path = Path(name)
+        return last_part(str(path.parent if _CHECKPOINT.fullmatch(path.name) else path))
 
     @cached_property
     def lowercases(self) -> bool:
         """Whether the tokenizer lower-cases."""
-        normalizer = self._mapping("tokenizer.json").get("normalizer")
-        return any(part.get("type") == "Lowercase" for part in _parts(normalizer))
-
-    def _base_model_id(self, recorded: Any) -> str | None:
-        if recorded is not None and not (isinstance(recorded, str) and has_form_of_id(recorded)):
-            raise UserError(
-                f"{self.path}: its base_model is {recorded!r}, which is no id on the Hub; write one such as me/base, or null"
-            )
-        return recorded
-
-    def _in_one_line(self, field: str, text: Any) -> str:
-        if not (isinstance(text, str) and text.isprintable() and not _BREAKS_CODE.search(text)):
-            raise UserError(
-                f"{self.path}: its {field} is {text!r}; a card needs text in one line, without quotation marks and backticks"
-            )
-        return text
-
-    def attention_figures(self) -> list[tuple[str, str, str]]:
-        """(name, value, where it was measured) of the last logged figures, on the validation split if they were."""
-        history = self.trainer_state.get("log_history") or []
-        rows = []
-        for key, name, text in ATTENTION_FIGURES:
-            for logged, where in ((f"eval_{key}", "validation"), (key, "training, with dropout")):
-                entries = [entry for entry in history if is_number(entry.get(logged))]
-                if entries:
-                    rows.append((name, text.format(entries[-1][logged]), f"{where}, update {entries[-1]['step']:,}"))
-                    break
-        return rows
-
-    def analysed_rows(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The entropy table of `reluformer analyze`, means over layers and heads by module, and the text it is of.
-
-        ([], {}) where it was not measured, or of a model with another attention than this one has now.
-        """
-        result = self._mapping("analysis/entropy.json")
-        measured = (result.get("model") or {}).get("config") or {}
-        if any(measured.get(name) != getattr(self.config, name) for name in _ATTENTION_FIELDS):
-            return [], {}
-        rows = [row for row in result.get("table") or [] if row.get("layer") == "all" and row.get("head") == "all"]
-        text = result.get("text") or {}
-        names = [last_part(text[key]) for key in ("source_file", "target_file") if text.get(key)]
-        return rows, {**text, "files": names, "date": result.get("date")}
+        parts = [self.read("tokenizer.json").get("normalizer") or {}]
+        for part in parts:
+            parts += part.get("normalizers", [])
+        return any(part.get("type") == "Lowercase" for part in parts)
 
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()
 
-    def _mapping(self, name: str) -> dict[str, Any]:
-        return ModelFiles(self.path).mapping(name)
+    def read(self, name: str) -> Any:
+        """A JSON file of the folder, {} without it."""
+        return read_json(self.path / name)
 
 
-def _contradiction(option: str, given: str, folder: Path, told: str) -> str:
-    return f"{option}: {given!r} was given, but the recipe of {folder} says {told!r}; leave the option out"
+def read_model_folder(
+    folder: str | Path,
+    *,
+    license: str | None = None,
+    language: str | Sequence[str] | None = None,
+    dataset: str | None = None,
+) -> ModelFolder:
+    """Reads the files of a model's folder; see `reluformer.hub_cards.card.render_card` for the arguments.
+
+    Raises:
+        UserError: no model in it of a kind that cards are made for, or a damaged file.
+    """
+    path = Path(folder)
+    kind, config = _read_config(path)
+    # Of a checkpoint, the settings lie in the folder above.
+    is_checkpoint = _CHECKPOINT.fullmatch(path.resolve().name) and not (path / RECIPE_FILE).is_file()
+    home = path.resolve().parent if is_checkpoint else path
+    recipe = _read_recipe(home) or read_json(home / RECORD_FILE).get("settings") or {}
+    state_folder = _state_folder(path)
+    state = read_json(state_folder / TRAINER_STATE_NAME) if state_folder else {}
+    record = read_json(path / RECORD_FILE)
+    if record and (recipe.get("training") or {}).get("use_cpu"):
+        record["device"] = "cpu"  # accelerators stood idle
+    card = _read_card(path / CARD_FILE)
+    data = recipe.get("data") or {}
+    named = (data.get("dataset") or {}).get("path")
+    languages = [data[side] for side in ("source_language", "target_language") if data.get(side)]
+    return ModelFolder(
+        path=path,
+        kind=kind,
+        config=config,
+        recipe=recipe,
+        record=record if (path / RECIPE_FILE).is_file() else {**training_facts(state), **record},
+        state=state,
+        state_folder=state_folder,
+        card=card,
+        license=license or next(iter(texts(card.get("license"))), None) or recipe.get("license"),
+        languages=texts(language) or languages or texts(card.get("language")) or texts(recipe.get("language")),
+        dataset_id=dataset or (_id_or_none(named) if named else _stated_dataset(card, recipe)),
+    )
 
 
-def _parts(normalizer: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The parts of a normalizer of the `tokenizers` library, sequences opened."""
-    if normalizer is None:
-        return []
-    return [normalizer, *(part for inner in normalizer.get("normalizers", []) for part in _parts(inner))]
+def _read_config(path: Path) -> tuple[ModelKind, PreTrainedConfig]:
+    if not (path / "config.json").is_file():
+        raise UserError(
+            f"{path}: holds no config.json; give the folder of a finished run, a checkpoint, or a folder that "
+            "save_pretrained or Trainer.save_model has written"
+        )
+    if any(path.glob("*.onnx")) and not any(path.glob("*.safetensors")):
+        raise UserError(
+            f"{path}: holds ONNX graphs of `reluformer export`, which have no card of their own; publish the model "
+            f"that they are of, then add them to its repository: hf upload OWNER/NAME {path} onnx"
+        )
+    values = read_json(path / "config.json")
+    kind = kind_of(values.get("model_type"), path)
+    try:
+        return kind, kind.config_class.from_dict(values)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise UserError(f"{path}: its config.json cannot be used: {one_line(error)}") from error
+
+
+def _read_recipe(folder: Path) -> dict[str, Any]:
+    path = folder / RECIPE_FILE
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    try:
+        return (metadata_load(path) or {}) if path.is_file() else {}
+    except (ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: its metadata cannot be read ({one_line(error)}); mend or remove it") from error
+
+
+def _state_folder(path: Path) -> Path | None:
+    checkpoints = sorted(path.glob("checkpoint-*"), key=lambda folder: int(folder.name.partition("-")[2]))
+    folders = [path] if (path / RECIPE_FILE).is_file() else [path, *reversed(checkpoints)]
+    return next((folder for folder in folders if (folder / TRAINER_STATE_NAME).is_file()), None)
+
+
+def _stated_dataset(card: Mapping[str, Any], recipe: Mapping[str, Any]) -> str | None:
+    return next(iter(texts(card.get("datasets"))), None) or recipe.get("dataset")
+
+
+def _id_or_none(name: str) -> str | None:
+    return name if is_hub_id(name) else None
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file, {} without it.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # no UTF-8, or no JSON
+        raise UserError(f"{path}: is damaged ({one_line(error)}); remove or rewrite it") from error
+
+
+def texts(value: Any) -> list[str]:
+    """The texts of a field of metadata, which holds one or a list."""
+    return [text for text in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(text, str)]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number: records write others as text."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a path or id can only be meant as an id on the Hub: it is one in form, and no folder here is called so."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return not name.startswith((".", "/", "~", "runs/")) and not Path(name).exists()
+
+
+def public_name(name: str) -> str:
+    """An id on the Hub as it is; of a path or URL, its last part."""
+    return name if is_hub_id(name) else last_part(name)
+
+
+def base_of(name: str) -> dict[str, Any]:
+    """Which weights a training starts from, for its record: an id on the Hub, or a folder without its path."""
+    if name and is_hub_id(name):
+        return {"base_model": name, "initialize_from": name}
+    return {"base_model": None, "initialize_from": f"{HIDDEN}/{last_part(name)}" if name else None}
+
+
+def evaluation_of(logged: Mapping[str, Any]) -> tuple[str, dict[str, float]] | None:
+    """Prefix (`eval`, `test`, `eval_<data set>`) and metrics without it; None for what is no evaluation.
+
+    Args:
+        logged: metrics as `Trainer.evaluate` and `Trainer.predict` make and log them.
+    """
+    prefixes = [name.removesuffix("_runtime") for name in logged if name.endswith("_runtime")]
+    prefix = min(prefixes, key=len, default="train")
+    if prefix == "train":
+        return None
+    metrics = {name.removeprefix(f"{prefix}_"): held for name, held in logged.items() if name.startswith(f"{prefix}_")}
+    return prefix, {name: held for name, held in metrics.items() if name not in _NOT_METRICS and is_number(held)}
+
+
+def logged_evaluations(history: Sequence[Mapping[str, Any]], update: int | None = None) -> dict[str, dict[str, Any]]:
+    """The last evaluation of each prefix: `update` at which it was logged, and its `metrics` by name.
+
+    Args:
+        history: the log of a Trainer.
+        update: evaluations at another one are left out; None: all count.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for entry in history:
+        evaluation = evaluation_of(entry)
+        if evaluation is not None and evaluation[1] and update in (None, entry.get("step")):
+            found[evaluation[0]] = {"update": entry.get("step"), "metrics": evaluation[1]}
+    return found
+
+
+def training_facts(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What the state of a Trainer says of the training, under the names of training_record.json, without what is not there."""
+    history = state.get("log_history") or []
+    whole = next((entry for entry in reversed(history) if "train_runtime" in entry), {})  # logged at the end
+    rates = [entry["learning_rate"] for entry in history if is_number(entry.get("learning_rate"))]
+    losses = [entry["loss"] for entry in history if is_number(entry.get("loss"))]
+    best = {"metric": state.get("best_metric"), "update": state.get("best_global_step")}
+    facts = {
+        "updates": state.get("global_step"),
+        "epochs": state.get("epoch"),
+        "seconds": whole.get("train_runtime"),
+        "examples_per_second": whole.get("train_samples_per_second"),
+        "highest_learning_rate": max(rates, default=None),
+        "last_loss": losses[-1] if losses else None,
+        "best": best if all(map(is_number, best.values())) else None,
+    }
+    return {name: value for name, value in facts.items() if value is not None}

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, HfApi, get_token
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.hf_api import ModelInfo
+import transformers
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
+from transformers import Seq2SeqTrainingArguments
+from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.hub_cards.bundle import PublishedFile, check_evaluated, check_trained, collect_files
-from reluformer.hub_cards.card_contents import model_name
-from reluformer.hub_cards.hub_faults import no_token, with_retries
-from reluformer.hub_cards.model_folder import ModelFolder
-from reluformer.hub_cards.statements import Statements
-from reluformer.training.run.redaction import public_text
+from reluformer.hub_cards.card import PICTURES, render_card, write_card
+from reluformer.hub_cards.model_folder import ModelFolder, read_model_folder
+from reluformer.training.loading import load_tokenizer, load_whole
+from reluformer.training.run.redaction import without_secrets
+from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE
 
-
-@dataclass(frozen=True)
-class Publication:
-    """What was done. url: of the commit, None where nothing was to do or for a dry run. files: names of what it changed."""
-
-    url: str | None
-    files: tuple[str, ...] = ()
+# By name, beside the model's code: whatever else lies in the folder stays there.
+PUBLISHED = (
+    *("config.json", "generation_config.json", "preprocessor_config.json", CARD_FILE, *PICTURES),
+    *("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.json", "target_vocab.json", "source.spm", "target.spm", "merges.txt"),
+)
 
 
 def publish(
     folder: str | Path,
     repo_id: str,
     *,
-    private: bool | None = None,
+    private: bool = False,
     dry_run: bool = False,
     license: str | None = None,
     language: str | Sequence[str] | None = None,
@@ -41,140 +45,151 @@ def publish(
     without_evaluation: bool = False,
     api: HfApi | None = None,
     tell: Callable[[str], None] = print,
-) -> Publication:
-    """Uploads a finished run or another saved model to a repository of the Hub in one commit, which it makes if anything is
-    to change.
+) -> str | None:
+    """Uploads a finished run or another saved model to a repository of the Hub in one commit, and returns the commit's URL.
 
-    Nothing is deleted from the repository, and nothing of the folder is changed.
+    The card of the folder is written anew for that repository. Nothing is deleted from the repository.
 
     Args:
         folder: of a finished run, of a plain `Trainer` (its output_dir or a checkpoint), or of `save_pretrained`.
         repo_id: `owner/name`; the repository is made if there is none.
-        private: True makes a new repository private and refuses an existing one that is public; None leaves both as the
-            owner's account has it.
-        dry_run: check and tell what would be uploaded, without token or network.
-        license: of the weights, as the Hub names licences.
-        language: codes of ISO 639, of a translation the source's and the target's.
-        dataset: id on the Hub of what it was trained and evaluated on. For the card, as the two before: None takes what
-            the recipe or the card in the folder says, if anything.
+        private: make a new repository private, and refuse an existing one that is public.
+        dry_run: check and tell what would be uploaded, without token or network; returns None.
+        license, language, dataset: see `reluformer.hub_cards.card.render_card`.
         without_evaluation: publish a model of which no score is known.
         api: the client, with another token or endpoint; None takes `HF_ENDPOINT` and the token of `hf auth login` or
             `HF_TOKEN`.
         tell: takes each line of what is done.
 
     Raises:
-        UserError: a model that is not to be published as it is, a wrong repository id, no token, or a fault of the Hub or
-            the connection that did not pass.
+        UserError: a model that is not to be published as it is, a wrong repository id, no token, or a refusal of the Hub.
     """
     check_repo_id(repo_id)
-    check_trained(Path(folder))
-    model = ModelFolder(Path(folder), Statements.of(license=license, language=language, dataset=dataset))
-    if not without_evaluation:
-        check_evaluated(model)
-    api = HfApi() if api is None else api
-    if not dry_run:
-        check_token(api)
-    files = collect_files(model, repo_id=repo_id)
-    for line in describe(files, repo_id):
-        tell(line)
+    folder, told = Path(folder), {"license": license, "language": language, "dataset": dataset}
+    model = read_model_folder(folder, **told)
+    _require_finished(model, without_evaluation)
+    names = published_names(model)
+    render_card(folder, repo_id=repo_id, **told)
+    for name in names:
+        tell(f"  {name}  {(folder / name).stat().st_size / 1e6:,.2f} MB")
     if dry_run:
-        tell("dry run: nothing was uploaded")
-        return Publication(None)
-    upload = _Upload(api, repo_id, files, private, f"Publish {public_text(model_name(model, repo_id))}", tell)
-    return with_retries(upload.attempt, repo_id=repo_id, tell=tell)
+        tell(f"{repo_id}: {len(names)} files and the card; dry run: nothing was uploaded")
+        return None
+    if api is None:
+        require_token()
+        api = HfApi()
+    write_card(folder, repo_id=repo_id, **told)
+    url = _upload(api, model, repo_id, [*names, CARD_FILE], private)
+    tell(f"published: {url}")
+    return url
 
 
-def describe(files: Sequence[PublishedFile], repo_id: str) -> list[str]:
-    """A line for each file with its size and how it is expected to be stored, and one for all of them."""
-    longest = max(len(file.name) for file in files)
-    lines = [f"  {file.name:<{longest}}  {_size(file.size):>8}{'  LFS' if file.is_large else ''}" for file in files]
-    return [f"{repo_id}: {len(files)} files, {_size(sum(file.size for file in files))}", *lines]
-
-
-class _Upload:
-    """One publication. An attempt that failed may be made again.
-
-    `create_commit` leaves out the files that the repository holds already. If nothing is left, it makes no commit and returns the
-    last one.
-    """
-
-    def __init__(
-        self,
-        api: HfApi,
-        repo_id: str,
-        files: Sequence[PublishedFile],
-        private: bool | None,
-        message: str,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._api, self._repo_id, self._files, self._private = api, repo_id, files, private
-        self._message, self._tell = message, tell
-        # As the first attempt found it: the answer to its commit may have been lost.
-        self._before: ModelInfo | None = None
-
-    def attempt(self) -> Publication:
-        self._api.create_repo(self._repo_id, private=self._private, exist_ok=True)
-        info = self._info()
-        if self._private and not info.private:
+def _upload(api: HfApi, model: ModelFolder, repo_id: str, names: Sequence[str], private: bool) -> str:
+    try:
+        api.create_repo(repo_id, private=private or None, exist_ok=True)
+        if private and not api.model_info(repo_id).private:
             raise UserError(
-                f"{self._repo_id}: exists and is public, but --private was given; make it private in its settings, or leave "
-                "--private out"
+                f"{repo_id}: exists and is public, but --private was given; make it private in its settings"
             )
-        if self._before is None:
-            self._before = info
-            self._tell_what_is_there(info)
-        commit = self._api.create_commit(
-            self._repo_id,
-            operations=[CommitOperationAdd(file.name, file.content) for file in self._files],
-            commit_message=self._message,
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=model.path,
+            allow_patterns=list(names),
+            commit_message=f"Publish {model.recipe.get('name') or repo_id.split('/')[-1]}",
             commit_description=f"With reluformer {version('reluformer')}.",
-            parent_commit=info.sha,
         )
-        if commit.oid == self._before.sha:
-            self._tell(f"nothing to do: {self._api.endpoint}/{self._repo_id} holds all of this already")
-            return Publication(None)
-        changed = self._changed()
-        total = _size(sum(file.size for file in changed))
-        self._tell(f"new or changed: {len(changed)} of {len(self._files)} files, {total}")
-        self._tell(f"published: {commit.commit_url}")
-        return Publication(str(commit.commit_url), tuple(file.name for file in changed))
+    except (HfHubHTTPError, OfflineModeIsEnabled) as error:
+        raise UserError(f"{repo_id}: {one_line(error)}; then run the same command again") from error
+    return str(commit.commit_url)
 
-    def _info(self) -> ModelInfo:
-        return self._api.model_info(self._repo_id, files_metadata=True)
 
-    def _changed(self) -> list[PublishedFile]:
-        before, after = (
-            {sibling.rfilename: sibling.blob_id for sibling in info.siblings or []}
-            for info in (self._before, self._info())
+def published_names(model: ModelFolder) -> list[str]:
+    """Names of the files of a model to publish, the card aside, once model and tokenizer are loaded and found whole.
+
+    The recipe is not among them, since it may hold paths of this machine: the card holds its values.
+
+    Raises:
+        UserError: weights, tokenizer or the model's code are missing or damaged, or a file holds a secret or a path of this
+            machine.
+    """
+    load_whole(getattr(transformers, model.kind.auto_class), model.path)
+    if model.kind.preprocessor == "AutoTokenizer":
+        load_tokenizer(model.path)
+    elif not model.has("preprocessor_config.json"):
+        raise UserError(f"{model.path}: holds no preprocessor_config.json; save its image processor there")
+    found = sorted(
+        path.name for path in model.path.iterdir() if any(fnmatchcase(path.name, name) for name in PUBLISHED)
+    )
+    for name in found:
+        if name.endswith("config.json"):
+            _require_nothing_private(model.path / name)
+    return [name for name in found if name != CARD_FILE] + _code_names(model)
+
+
+def _require_finished(model: ModelFolder, without_evaluation: bool) -> None:
+    folder = model.path
+    if model.is_run and not (model.has(RECORD_FILE) and model.has(CARD_FILE)):
+        raise UserError(f"{folder}: the run is not finished; the command that began it resumes it")
+    if model.record.get("diverged"):
+        raise UserError(f"{folder}: the training diverged, there is nothing to publish; see {RECORD_FILE}")
+    if not (model.is_evaluated or without_evaluation):
+        how = f"`reluformer evaluate --run {folder}`" if model.is_run else "`compute_metrics` of its Trainer"
+        raise UserError(f"{folder}: no score of it is known, {how} makes one; --without-evaluation publishes without")
+
+
+def _code_names(model: ModelFolder) -> list[str]:
+    """The Python files that `trust_remote_code=True` needs, those they import included."""
+    auto_map = model.read("config.json").get("auto_map") or {}
+    modules = {model.path / f"{reference.partition('.')[0]}.py" for reference in auto_map.values()}
+    if model.kind.auto_class not in auto_map or not all(module.is_file() for module in modules):
+        raise UserError(
+            f"{model.path}: lacks the model's code or its auto_map, without which only the package can load it; save the "
+            "model again with `import reluformer` and save_pretrained"
         )
-        return [file for file in self._files if before.get(file.name) != after.get(file.name)]
+    imported = (Path(name) for module in modules for name in get_relative_import_files(module))
+    return sorted({path.name for path in (*modules, *imported)})
 
-    def _tell_what_is_there(self, info: ModelInfo) -> None:
-        self._tell(f"{self._repo_id} is {'private' if info.private else 'public'}")
-        ours = {file.name for file in self._files} | {".gitattributes"}
-        if others := sorted(sibling.rfilename for sibling in info.siblings or [] if sibling.rfilename not in ours):
-            self._tell(f"left alone in the repository: {', '.join(others)}")
+
+def _require_nothing_private(path: Path) -> None:
+    for text in re.findall(r'"(?:[^"\\]|\\.)*"', path.read_text(encoding="utf-8")):
+        text = json.loads(text)
+        for word in (text, *re.findall(r"[^\s\"'`,;()=]+", text)):
+            is_path = len(word) > 1 and os.path.isabs(word) and os.path.exists(word)
+            if is_path or word.startswith("file:/") or without_secrets(word) != word:
+                raise UserError(
+                    f"{path}: holds a path of this machine or a secret, which would be published; remove it"
+                )
 
 
 def check_repo_id(repo_id: str, option: str = "--repo-id") -> None:
     """Raises a `UserError`, which names the option, for an id that is not `owner/name` in the form of the Hub."""
-    if repo_id.count("/") != 1:
-        raise UserError(f"{option}: {repo_id!r} is no repository; give owner/name, for example me/my-model")
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise UserError(f"{option}: {one_line(error)}") from error
+    if "/" not in repo_id:
+        raise UserError(f"{option}: {repo_id!r} is no repository; give owner/name, for example me/my-model")
 
 
-def check_token(api: HfApi | None = None) -> None:
-    """Raises a `UserError` if neither the client nor huggingface_hub's settings have a token; the Hub is not asked."""
-    if not ((api is not None and api.token) or get_token()):
-        raise UserError(no_token())
+def require_token() -> None:
+    """Raises a `UserError` where huggingface_hub has no token; the Hub is not asked."""
+    if not get_token():
+        raise UserError("no token for the Hub: make one with write access, then run `hf auth login` or set HF_TOKEN")
 
 
-def _size(count: int) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
+def check_push(arguments: Seq2SeqTrainingArguments) -> None:
+    """Raises a `UserError`, before training, for a `training.push_to_hub` of a recipe that cannot be followed.
+
+    A run is published once, when it is finished, as `reluformer publish` does.
+    """
+    if not arguments.push_to_hub:
+        return
+    if arguments.hub_model_id is None:
+        raise UserError("training.hub_model_id: missing; training.push_to_hub needs a repository such as me/my-model")
+    if arguments.hub_revision is not None or arguments.hub_strategy.value.endswith(("checkpoint", "checkpoints")):
+        raise UserError(
+            "training.hub_strategy, training.hub_revision: a run is published once, when it is finished, on the main branch "
+            "and without checkpoints; leave them out"
+        )
+    check_repo_id(arguments.hub_model_id, "training.hub_model_id")
+    require_token()

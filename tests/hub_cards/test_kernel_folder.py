@@ -2,13 +2,11 @@
 
 import ast
 import filecmp
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ import reluformer
 from reluformer import modeling_reluformer, relu_attention
 from reluformer.commands import kernel
 from reluformer.configuration.errors import UserError
-from reluformer.hub_cards import kernel_sources
 from reluformer.hub_cards.kernel import BACKENDS, VERSION, write_kernel
 from reluformer.modeling_reluformer.fused import operator
 from reluformer.modeling_reluformer.fused.compiled.library import python_loop
@@ -153,15 +150,6 @@ def test_imports_are_relative_or_of_torch_triton_and_the_standard_library(folder
                     assert top_level in {"torch", "triton"} | sys.stdlib_module_names, f"{path}: {name}"
 
 
-def test_a_module_that_needs_another_library_is_refused(monkeypatch):
-    monkeypatch.setattr(kernel_sources, "ENTRY", "configuration_reluformer")
-    with pytest.raises(
-        ValueError,
-        match=r"configuration_reluformer: .* imports huggingface_hub, transformers; a Hub kernel",
-    ):
-        kernel_sources.kernel_sources()
-
-
 def test_the_metadata_is_what_kernels_reads(folder):
     rust = pytest.importorskip("kernels._rust", reason="the metadata is checked by the package kernels")
     assert {variant.name for variant in variants(folder)} == VARIANTS
@@ -175,26 +163,8 @@ def test_the_metadata_is_what_kernels_reads(folder):
         metadata.digest.validate(rust.Digest.hash_variant(metadata.digest.algorithm, variant))  # raises if it differs
 
 
-def test_build_toml_is_valid_and_agrees_with_the_variants(folder):
-    config = tomllib.loads((folder / "build.toml").read_text())
-    assert config["general"]["hub"] == {"repo-id": REPO_ID}
-    assert {f"torch-{backend}" for backend in config["general"]["backends"]} == VARIANTS
-    rust = pytest.importorskip("kernels._rust", reason="build.toml is checked by the package kernels")
-    assert {str(backend).lower() for backend in rust.Build.open(folder).general.backends} == set(BACKENDS)
-
-
-def test_the_command_line_of_kernels_describes_it(folder, capsys):
-    loader()
-    from kernels.cli.info import print_kernel_info
-
-    print_kernel_info(str(folder), json_output=True)
-    info = json.loads(capsys.readouterr().out)
-    assert (info["name"], info["version"], info["backends"]) == ("relu-attention", VERSION, ["cpu", "cuda"])
-
-
 def test_the_card_is_valid_and_its_example_runs(folder, monkeypatch):
     text = (folder / "README.md").read_text()
-    assert text == (folder / "build/CARD.md").read_text()
     assert not re.search(r"\{\{|\}\}|\{%|None|nan", text)
     card = ModelCard(text)
     assert (card.data.library_name, card.data.license) == ("kernels", "apache-2.0")
@@ -210,62 +180,13 @@ def test_the_card_is_valid_and_its_example_runs(folder, monkeypatch):
     assert names["row_sum"].shape == (2, 8, 96)
 
 
-def test_old_releases_find_it_in_the_folder_of_its_name(folder):
-    place = folder / "build/torch-cpu/relu_attention/__init__.py"
-    found = []
-    for name in ("one", "two"):
-        spec = importlib.util.spec_from_file_location(name, place)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        found.append(module.relu_attention)
-    assert found[0] is found[1]
-    query = torch.ones(1, 1, 2, 4)
-    assert torch.equal(
-        found[0](query, query, query, scaling="none"), relu_attention(query, query, query, scaling="none")
-    )
-
-
 def test_the_same_package_writes_the_same_bytes(folder, tmp_path):
     again = write_kernel(tmp_path / "again", repo_id=REPO_ID).path
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = [file for file in files if "__pycache__" not in file]
     assert files == sorted(path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file())
     assert filecmp.cmpfiles(folder, again, files, shallow=False)[0] == files
-    assert {"README.md", "LICENSE", "build.toml"} <= set(files)
-
-
-def test_other_code_is_another_build(folder, tmp_path, monkeypatch):
-    sources = kernel_sources.kernel_sources()
-    changed = {**sources, "fused/attention.py": sources["fused/attention.py"] + "# changed\n"}
-    monkeypatch.setattr("reluformer.hub_cards.kernel.kernel_sources", lambda: changed)
-    identifiers = [
-        json.loads((place / "build/torch-cpu/metadata.json").read_text())["id"]
-        for place in (folder, write_kernel(tmp_path / "other", repo_id=REPO_ID).path)
-    ]
-    assert identifiers[0] != identifiers[1]
-
-
-def test_the_command_writes_it_once_and_replaces_it_when_told(tmp_path, capsys):
-    output = ["--output", str(tmp_path / "kernel")]
-    assert kernel.run([*output, "--repo-id", "somebody/pointwise"]) == 0
-    line = capsys.readouterr().out
-    assert "somebody/pointwise, version 0" in line and "torch-cpu, torch-cuda" in line
-    assert (tmp_path / "kernel/build/torch-cuda/pointwise/__init__.py").is_file()
-    with pytest.raises(UserError, match="holds a kernel already; give another folder, or --overwrite"):
-        kernel.run(output)
-    variant = tmp_path / "kernel/build/torch-cpu"
-    metadata = json.loads((variant / "metadata.json").read_text())
-    metadata["digest"]["files"]["stale.py"] = ""  # a module of an earlier version
-    (variant / "metadata.json").write_text(json.dumps(metadata))
-    (variant / "stale.py").write_text("")
-    (tmp_path / "kernel/build/notes.txt").write_text("years of work")
-    with pytest.raises(UserError, match=r"holds build/notes\.txt, which the program has not written"):
-        kernel.run([*output, "--overwrite"])
-    assert (variant / "stale.py").exists()
-    (tmp_path / "kernel/build/notes.txt").unlink()
-    assert kernel.run([*output, "--overwrite"]) == 0
-    assert not (variant / "stale.py").exists()
-    assert os.listdir(tmp_path) == ["kernel"]
+    assert {"README.md", "LICENSE"} <= set(files)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +194,7 @@ def test_the_command_writes_it_once_and_replaces_it_when_told(tmp_path, capsys):
     [
         ("relu-attention", "give owner/name"),
         ("somebody/ReLU_attention", "lower-case letters, digits and dashes"),
-        ("some body/relu", "is no repo id of the Hub"),
+        ("some body/relu", "cannot be the repo id of a kernel"),
     ],
 )
 def test_what_cannot_be_a_kernel_s_repo_id_is_refused(tmp_path, repo_id, message):
@@ -282,10 +203,17 @@ def test_what_cannot_be_a_kernel_s_repo_id_is_refused(tmp_path, repo_id, message
     assert not (tmp_path / "kernel").exists()
 
 
-def test_folders_and_files_of_others_are_left_alone(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="holds files but no kernel"):
-        write_kernel(tmp_path, overwrite=True)
-    with pytest.raises(UserError, match="is a file; give a folder"):
-        write_kernel(tmp_path / "thesis.txt", overwrite=True)
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+def test_the_command_replaces_a_kernel_when_told_and_leaves_other_files(tmp_path, capsys):
+    output = ["--output", str(tmp_path / "kernel")]
+    assert kernel.run([*output, "--repo-id", "somebody/pointwise"]) == 0
+    line = capsys.readouterr().out
+    assert "somebody/pointwise, version 0" in line and "torch-cpu, torch-cuda" in line
+    with pytest.raises(UserError, match="is not empty; give another folder, or --overwrite"):
+        kernel.run(output)
+    stale, notes = tmp_path / "kernel/build/torch-cpu/stale.py", tmp_path / "kernel/notes.txt"
+    stale.touch()
+    notes.write_text("years of work")
+    assert kernel.run([*output, "--overwrite"]) == 0
+    assert not stale.exists() and notes.exists()
+    with pytest.raises(UserError, match="is not empty"):
+        write_kernel(notes.parent.parent, overwrite=True)

@@ -1,22 +1,24 @@
-"""Cards of models without a recipe: what their folder says is told, what it does not say is named as not known."""
+"""Cards of models without a recipe: what their folder says is shown, what it does not say is named as not known."""
 
+import re
 import shutil
 
 import pytest
 from huggingface_hub import ModelCard
+from PIL import Image
+from transformers import ViTImageProcessor
 from transformers.modelcard import TrainingSummary
 
 from reluformer import ReLUFormerConfig
 from reluformer.commands import main as cli
-from reluformer.export.names import GRAPHS
 from reluformer.hub_cards.card import render_card, write_card
-from reluformer.hub_cards.model_kinds import MODEL_KINDS
-from reluformer.hub_cards.trainer_log import evaluation_of
+from reluformer.hub_cards.model_folder import evaluation_of
 from reluformer.training.run.records import write_json
 
-from .documented_run import TINY, change_recipe, write_documented_run
-from .saved_model import evaluation, trainer_state, write_plain_output
-from .test_card import MARKDOWN_LEFTOVERS
+from ..modeling_reluformer.decoder_cases import VOCABULARY, decoder_model
+from ..modeling_reluformer.vision_cases import vision_model
+from .model_folders import TINY, evaluation, trainer_state, write_documented_run, write_plain_output
+from .test_card import assert_whole
 
 
 @pytest.fixture
@@ -24,14 +26,7 @@ def plain(tmp_path):
     return write_plain_output(tmp_path / "plain")
 
 
-def one_line_error(capsys, *arguments):
-    assert cli.main([str(argument) for argument in arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("reluformer: error: ") and error.count("\n") == 1
-    return error
-
-
-def test_the_state_of_the_trainer_is_told_and_the_rest_is_named(plain):
+def test_the_state_of_the_trainer_is_shown_and_the_rest_is_named(plain):
     text = render_card(plain / "checkpoint-600")
     for row in ("| updates | 600 |", "| loss, last logged | 2.5 |", "| learning rate, highest logged | 0.00025 |"):
         assert row in text, row
@@ -40,14 +35,10 @@ def test_the_state_of_the_trainer_is_told_and_the_rest_is_named(plain):
     for what in ("data", "weights that it started from", "arguments", "`training_args.bin`, a pickle", "machine"):
         assert what in missing, what
     assert "the updates" not in missing and "Trained with the regulariser" not in text
-    assert not MARKDOWN_LEFTOVERS.search(text) and "built-in" not in text
     assert text.startswith("---") and text.count("\n# plain\n") == 1  # not "checkpoint-600"
-
-
-def test_the_pickled_arguments_are_never_opened(plain):
-    for folder in (plain, plain / "checkpoint-200"):
-        write_card(folder)
-    assert not (plain.parent / "opened").exists()
+    assert ModelCard(text).data.eval_results is None, "on what it was measured is not known"
+    assert_whole(text)
+    assert not (plain.parent / "opened").exists(), "the pickled arguments are never opened"
 
 
 def test_an_output_folder_without_a_state_takes_that_of_its_last_checkpoint(plain):
@@ -73,15 +64,14 @@ def test_an_evaluation_of_earlier_weights_is_called_one(plain):
     assert "not of the weights" not in render_card(plain / "checkpoint-200")
 
 
-def test_each_data_set_of_an_evaluation_is_told(plain):
+def test_each_data_set_of_an_evaluation_is_shown(plain):
     state = trainer_state()
     state["log_history"] += [
-        evaluation(600, prefix="eval_web", bleu=31.25),
-        evaluation(600, prefix="eval_news", bleu=29.5),
+        evaluation(600, prefix=f"eval_{name}", bleu=bleu) for name, bleu in (("web", 31), ("news", 29.5))
     ]
     write_json(plain / "trainer_state.json", state)
     text = render_card(plain, dataset="me/pairs")
-    assert "`eval_web`, after update 600:\n\n| metric | value |\n|---|---:|\n| bleu | 31.25 |" in text
+    assert "`eval_web`, after update 600:\n\n| metric | value |\n|---|---:|\n| bleu | 31 |" in text
     assert "runtime" not in text and "per_second" not in text
     results = {result.dataset_split: result for result in ModelCard(text).data.eval_results}
     assert (results["news"].metric_type, results["news"].metric_value) == ("bleu", 29.5)
@@ -98,45 +88,19 @@ def test_what_a_person_says_is_kept_by_later_cards(plain):
     write_card(plain, license="cc0-1.0", language=["de", "no"], dataset="me/number-words")
     data = ModelCard(render_card(plain)).data
     assert (data.license, data.language, data.datasets) == ("cc0-1.0", ["de", "no"], ["me/number-words"])
-    assert "translates from `de` to `no`" in render_card(plain)
     result = data.eval_results[0]
     assert (result.dataset_name, result.metric_type, result.metric_value) == ("me/number-words", "exact_match", 0.5)
     assert "from `en` to `fr`" in render_card(plain, language=["en", "fr"])
 
 
-def test_scores_of_an_unknown_text_are_in_the_table_alone(plain):
-    text = render_card(plain)
-    assert "| exact_match | 0.5 |" in text and ModelCard(text).data.eval_results is None
-
-
 def test_the_card_of_the_trainer_is_a_source(plain):
-    summary = TrainingSummary(
-        "plain", language="de", finetuned_from="me/base", dataset="Pairs", dataset_tags="me/pairs"
-    )
-    (plain / "README.md").write_text(summary.to_model_card(), encoding="utf-8")
+    told = {"language": "de", "finetuned_from": "me/base", "dataset": "Pairs", "dataset_tags": "me/pairs"}
+    (plain / "README.md").write_text(TrainingSummary("plain", **told).to_model_card(), encoding="utf-8")
     for _ in range(2):  # and that which was made of it
         text = write_card(plain).read_text(encoding="utf-8")
         data = ModelCard(text).data
         assert (data.base_model, data.language, data.datasets) == ("me/base", ["de"], ["me/pairs"])
         assert "[me/base](https://huggingface.co/me/base)" in text
-
-
-def test_a_recipe_is_not_contradicted(tmp_path, capsys):
-    run = write_documented_run(tmp_path / "run")
-    error = one_line_error(capsys, "card", "--run", run, "--language", "de", "en")
-    assert "'de en' was given, but the recipe of" in error and "says 'de no'" in error
-    assert "from `de` to `no`" in render_card(run, language=["de", "no"])
-    change_recipe(run, data={"train": None, "dataset": {"path": "wmt14"}})
-    assert "--dataset: 'wmt16' was given" in one_line_error(capsys, "card", "--run", run, "--dataset", "wmt16")
-
-
-def test_model_and_run_give_the_same_card_of_a_run(tmp_path, capsys):
-    run = write_documented_run(tmp_path / "run")
-    cards = {}
-    for option in ("--run", "--model"):
-        assert cli.main(["card", option, str(run), "--output", str(tmp_path / "card.md")]) == 0
-        cards[option] = (tmp_path / "card.md").read_text(encoding="utf-8")
-    assert cards["--run"] == cards["--model"]
 
 
 def test_a_checkpoint_of_a_run_has_the_settings_of_the_run(tmp_path):
@@ -147,88 +111,68 @@ def test_a_checkpoint_of_a_run_has_the_settings_of_the_run(tmp_path):
     assert "from `de` to `no`" in text and "# little" in text
 
 
-def test_one_folder_is_named(capsys):
-    assert "not allowed with argument" in one_line_error(capsys, "card", "--run", "a", "--model", "b")
-    for verb in (["card"], ["publish", "--repo-id", "me/little"]):
-        assert "--run --model is required" in one_line_error(capsys, *verb)
-
-
-def test_folders_without_a_model_say_where_one_is(plain, capsys):
-    assert "no such folder" in one_line_error(capsys, "card", "--model", plain / "nowhere")
-    (plain / "config.json").unlink()
-    error = one_line_error(capsys, "card", "--model", plain)
-    assert f"holds no config.json; give {plain}/checkpoint-600" in error
-
-
 @pytest.mark.parametrize("verb", [["card"], ["publish", "--repo-id", "me/little", "--dry-run"]])
 def test_an_exported_model_is_refused_and_its_place_on_the_hub_is_told(plain, verb, capsys):
     """The card would say that AutoModel loads what has no weights; graphs beside the weights do not disturb."""
-    for name in GRAPHS:
-        (plain / name).touch()
-    assert f"hf upload OWNER/NAME {plain} onnx" in one_line_error(capsys, *verb, "--model", plain)
+    (plain / "encoder_model.onnx").touch()
+    assert cli.main([*verb, "--model", str(plain)]) == 2
+    assert f"hf upload OWNER/NAME {plain} onnx" in capsys.readouterr().err
     (plain / "model.safetensors").touch()
     assert "ONNX" not in render_card(plain)
-
-
-def test_another_kind_of_model_is_refused_and_the_kinds_are_named(plain, capsys):
-    write_json(plain / "config.json", {"model_type": "bert", "attn_implementation": "reluformer"})
-    error = one_line_error(capsys, "card", "--model", plain)
-    assert "'bert', expected 'reluformer'" in error and "create_model_card" in error
-    assert all(kind.config_class.model_type == name for name, kind in MODEL_KINDS.items())
-
-
-@pytest.mark.parametrize("damage", ["{", "[]", '{"log_history": 3}', '{"log_history": [3]}', "\xff"])
-def test_a_damaged_state_is_named(plain, damage, capsys):
-    (plain / "trainer_state.json").write_bytes(damage.encode("latin-1"))
-    error = one_line_error(capsys, "card", "--model", plain)
-    assert f"{plain}/trainer_state.json: is damaged" in error
-
-
-@pytest.mark.parametrize(
-    ("record", "says"),
-    [
-        ({"settings": "x", "evaluations": [1]}, "its settings is no mapping"),
-        ({"settings": {"training": [1]}}, "its settings.training is no mapping"),
-        ({"evaluations": [1]}, "its evaluations is no mapping"),
-        ({"machine": "a big one"}, "its machine is no mapping"),
-        ({"evaluations": {"eval": 3}}, "an entry of its evaluations holds no metrics that are numbers"),
-        ({"evaluations": {"eval": {"metrics": {"bleu": "high"}}}}, "an entry of its evaluations"),
-    ],
-)
-def test_a_damaged_record_is_named(plain, record, says, capsys):
-    write_json(plain / "training_record.json", record)
-    error = one_line_error(capsys, "card", "--model", plain)
-    assert f"{plain}/training_record.json: is damaged ({says}" in error and "); remove or rewrite it" in error
-
-
-@pytest.mark.parametrize("field", ["name", "base_model", "initialize_from"])
-@pytest.mark.parametrize("text", ["runs/one\n# Another heading", 'runs/a")\nimport os', "runs/`a`", ["a"]])
-def test_what_would_break_headings_and_code_is_refused(plain, field, text, capsys):
-    """It stands in a heading, a link or an example that is copied and run."""
-    write_json(plain / "training_record.json", {"settings": {field: text}})
-    assert f"{plain}: its {field} is {text!r}" in one_line_error(capsys, "card", "--model", plain)
-    assert not (plain / "README.md").exists()
-
-
-def test_a_base_model_of_an_older_card_must_be_an_id(plain, capsys):
-    (plain / "README.md").write_text("---\nbase_model: |\n  me/base\n  # Another heading\n---\n")
-    assert f"{plain}: its base_model is 'me/base\\n# A" in one_line_error(capsys, "card", "--model", plain)
-
-
-@pytest.mark.parametrize(
-    ("option", "values"),
-    [
-        ("--license", ["MIT License"]),
-        ("--language", ["German"]),
-        ("--language", ["de", "../en"]),
-        ("--dataset", ["my corpus"]),
-    ],
-)
-def test_statements_of_another_form_are_refused(plain, option, values, capsys):
-    assert f"{option}: {values[-1]!r}" in one_line_error(capsys, "card", "--model", plain, option, *values)
 
 
 def test_a_metric_that_is_called_runtime_is_no_other_evaluation():
     logged = {"eval_decoder_runtime": 3.0, "eval_bleu": 20.0, "eval_runtime": 1.0, "epoch": 1.0}
     assert evaluation_of(logged) == ("eval", {"decoder_runtime": 3.0, "bleu": 20.0})
     assert evaluation_of({"train_runtime": 1.0, "train_loss": 2.0}) is None
+
+
+# Other kinds of model
+
+DECODERS = {
+    "llama_relu": (
+        "4 heads that share 2 of keys",
+        "gated FFN 40 with `relu`",
+        "RMSNorm before each block and at the end, rotary positions",
+        "Made for contexts of 40 tokens: longer ones are not refused",
+    ),
+    "normalization_free": (
+        "FFN 40 with `relu`",
+        "no norm but one LayerNorm at the end, learned positions",
+        "attention activation `softmax`",
+        "At most 40 tokens of prompt and continuation together; more are refused",
+    ),
+    "gpt2": ("4 heads,", "LayerNorm before each block and at the end", "divided by √(2 · layers)"),
+}
+
+
+@pytest.mark.parametrize("preset", DECODERS)
+def test_the_card_of_a_language_model(preset, tmp_path):
+    fields = {"num_key_value_heads": 2} if preset == "llama_relu" else {}
+    decoder_model(preset=preset, **fields).config.save_pretrained(tmp_path)
+    text = render_card(tmp_path, repo_id="someone/tiny")
+    assert ModelCard(text).data.pipeline_tag == "text-generation"
+    expected = ("AutoModelForCausalLM, AutoTokenizer", "max_new_tokens=50", f"| vocabulary | {VOCABULARY} pieces |")
+    for part in (*expected, *DECODERS[preset]):
+        assert part in text, part
+    assert "translat" not in text.lower() and "encoder-decoder" not in text
+    assert_whole(text)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_programs_of_the_card_of_a_classifier_run(channels, tmp_path, monkeypatch, capsys):
+    model = vision_model(num_channels=channels)
+    model.save_pretrained(tmp_path / "model")
+    size = dict(zip(("height", "width"), model.config.patch_grid, strict=True))
+    ViTImageProcessor(size={name: 4 * length for name, length in size.items()}).save_pretrained(tmp_path / "model")
+    Image.new("RGB", (11, 5), "red").save(tmp_path / "picture.png")
+    monkeypatch.chdir(tmp_path)
+    text = render_card(tmp_path / "model", repo_id="me/tiny")
+    assert_whole(text)
+    data = ModelCard(text).data
+    assert data.pipeline_tag == "image-classification" and "arxiv:2309.08586" in data.tags
+    assert f"for {model.config.num_labels} classes" in text and "tokenizer" not in text.lower()
+    loading, alone = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "trust_remote_code=True" in alone and f'convert("{"L" if channels == 1 else "RGB"}")' in alone
+    compile(alone, "card", "exec")
+    assert "AutoImageProcessor, AutoModelForImageClassification" in loading

@@ -13,9 +13,7 @@ from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
 from reluformer.commands import space
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.space.observation import ObservedTranslator, Place, opening_place
-from reluformer.hub_cards.space.pictures import draw_map
 from reluformer.hub_cards.space.views import heading_html, result_html
-from reluformer.training.scoring.evaluation import write_translations
 from reluformer.training.translation import Translator
 
 from ..analysis.small_models import HEADS, LAYERS, POSITIONS, make_model, make_tokenizer, save_model
@@ -85,20 +83,6 @@ def test_the_html_holds_the_figures_of_the_head_and_of_all_heads(observe):
     assert "Cross-attention, layer 2 of 2, head 3 of 4: Exact zeros" in html
     assert "ReLU attention" in heading_html(model) and "γ = 8" in heading_html(model)
     assert "softmax attention" in heading_html(observe("vanilla"))
-
-
-def test_a_picture_says_what_it_shows(observe):
-    observed = observe()(TEXT)
-    one, mean = draw_map(observed, Place(CROSS, 1, 2)), draw_map(observed, Place(CROSS, 1))
-    assert one.png.startswith(b"\x89PNG") and one.png != mean.png
-    assert "Cross-attention, layer 1 of 2, head 2 of 4" in one.description
-    assert "mean of 4 heads" in mean.description
-    queries, keys = observed.maps.axes(CROSS)
-    zeros = int((observed.weights(Place(CROSS, 1, 2)) == 0).sum())
-    assert f"{zeros} of {len(queries) * len(keys)} weights are exactly 0" in one.description
-    hidden = draw_map(observed, Place(DECODER_SELF, 1, 2)).description
-    assert f"of {len(queries) * (len(queries) + 1) // 2} weights" in hidden, "a hidden cell is no weight"
-    assert f"{len(queries)} tokens that look" in one.description and f"{len(keys)} tokens looked at" in one.description
 
 
 def test_a_long_text_says_how_much_of_it_the_map_shows(observe):
@@ -174,36 +158,6 @@ def test_the_command_refuses_in_one_line(tmp_path, monkeypatch, tokenizer):
         space.run(["--model", folder])
 
 
-def test_examples_are_short_sources_of_the_run(tmp_path):
-    assert space.examples_of(tmp_path) == []
-    sources = ["zwei", "zwei", "lang " * 40, "drei", "vier"]
-    write_translations(tmp_path / "translations.test.tsv", sources, sources, sources)
-    assert space.examples_of(tmp_path) == ["zwei", "drei", "vier"]
-
-
-def test_a_space_without_a_model_says_so(monkeypatch, capsys):
-    pytest.importorskip("gradio", reason="the page needs the optional package gradio")
-    from reluformer.hub_cards.space import app
-
-    monkeypatch.setattr(app.os, "environ", {})
-    assert app.main() == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "MODEL: not set" in line
-
-
-def test_choosing_keeps_to_what_there_is(observe):
-    """A module with fewer heads or layers shows its last layer, and the mean where the head is missing."""
-    gradio = pytest.importorskip("gradio", reason="the page needs the optional package gradio")
-    from reluformer.hub_cards.space.page import _Actions
-
-    model = observe()
-    actions = _Actions([model], *[SimpleNamespace()] * 2, [], [])
-    module, layer, head, view = actions._choose([model(TEXT)], CROSS, 9, 9)
-    assert isinstance(module, gradio.Radio) and (layer.value, head.value) == (LAYERS, "all")
-    assert "layer 2 of 2, mean of 4 heads" in view
-    assert actions._choose([], CROSS, 1, 1)[3:] == []
-
-
 def test_the_page_opens_on_the_head_with_most_zeros_that_is_not_dead(observe):
     row = {"module": CROSS, "layer": 1, "dead_row_fraction": 0.0}
     rows = [
@@ -217,25 +171,6 @@ def test_the_page_opens_on_the_head_with_most_zeros_that_is_not_dead(observe):
     dense = observe("vanilla")(TEXT)
     assert opening_place([dense, text]) == Place(CROSS, 1, 2)
     assert opening_place([dense]) == opening_place([]) == Place(CROSS, 1)
-
-
-def test_the_page_opens_on_a_translation(observe):
-    pytest.importorskip("gradio", reason="the page needs the optional package gradio")
-    from reluformer.hub_cards.space.page import build_page
-
-    def shown(page) -> dict[str, list]:
-        values = {}
-        for block in page.blocks.values():
-            values.setdefault(getattr(block, "elem_id", None) or type(block).__name__.lower(), []).append(block)
-        return values
-
-    model = observe()
-    page = shown(build_page([model], [TEXT]))
-    place = opening_place([model(TEXT)])
-    assert page["head"][0].value == place.head and page["layer"][0].value == place.layer
-    assert any(model(TEXT).translation in str(html.value) and "<img" in html.value for html in page["html"])
-    without = shown(build_page([model]))
-    assert not any("<img" in str(html.value) for html in without["html"])
 
 
 def test_the_space_installs_what_the_package_needs():

@@ -10,7 +10,7 @@ import pytest
 from reluformer.hub_cards.space.observation import ObservedTranslator
 from reluformer.training.translation import Translator
 
-from ..analysis.small_models import HEADS, LAYERS, POSITIONS, make_model, make_tokenizer
+from ..analysis.small_models import HEADS, LAYERS, make_model, make_tokenizer
 
 pytest.importorskip("gradio", reason="the page needs the optional package gradio")
 pytest.importorskip("selenium", reason="the browser is driven by the optional package selenium")
@@ -127,19 +127,3 @@ def test_one_model(visit, models, tmp_path):
 
     shots.save_screenshot(browser, tmp_path / "page.png")
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_two_models_side_by_side_and_wrong_input(visit, models):
-    browser = visit(models)
-    for wrong, said in (("", "no text yet"), ("schnee " * POSITIONS, f"takes {POSITIONS} at most")):
-        shots.translate(browser, wrong)
-        assert all(said in view.text for view in shots.views(browser))
-        assert not browser.find_elements(By.CSS_SELECTOR, "img.map")
-    shots.translate(browser, TEXT)
-    left, right = shots.views(browser)
-    assert left.rect["y"] == right.rect["y"] and left.rect["x"] + left.rect["width"] <= right.rect["x"]
-    assert map_of(left) != map_of(right)
-    tiles = [view.find_element(By.CSS_SELECTOR, ".figures dd").text for view in (left, right)]
-    assert tiles[0] != "0.0%" and tiles[1] == "0.0%"
-    headings = [heading.text for heading in browser.find_elements(By.TAG_NAME, "h2")]
-    assert headings == ["small-reluformer ReLU attention", "small-vanilla softmax attention"]
