@@ -1,8 +1,13 @@
 """The figure `ppl-sparsity`: how many activations can be dropped until the perplexity rises by p % (PPL-p%, arXiv 2411.02335).
 
-One CETT (see `cett`) for all feed-forward blocks is bisected; each block then has the threshold that reaches it on the
-activations of the whole model. With these thresholds the model is run again: what it keeps is the active share, and its
-perplexity over that of the whole model must stay below 1 + p/100.
+Neuron i adds `a_i w_i` to the output of its block, where `a_i` is its activation and `w_i` its column of the last projection.
+With a threshold e it is dropped where `|a_i| ‖w_i‖ < e`. The cumulative error of tail truncation is the mean over tokens of
+
+    CETT(e) = ‖Σ_dropped a_i w_i‖ / ‖Σ_all a_i w_i‖
+
+Biases are left out of both norms. One CETT for all blocks is bisected; each block then has the threshold that reaches it on the
+activations of the whole model, searched as in the paper's public code (thunlp/SparsingLaw, MIT). With these thresholds the model
+is run again: what it keeps is the active share, and its perplexity over that of the whole model must stay below 1 + p/100.
 """
 
 from __future__ import annotations
@@ -20,7 +25,6 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from reluformer.analysis.cett import TailTruncation, below
 from reluformer.analysis.collection import IGNORED_LABEL, AnyBatch, ImageBatch, eager, forward
 from reluformer.analysis.colors import GREY, OLIVE, PURPLE, TEAL, WINE
 from reluformer.analysis.drawing import draw_bars
@@ -46,12 +50,60 @@ DEFINITIONS = {
 DEFAULT_INCREASES = (1.0,)
 DEFAULT_TOKENS = 2_048
 TOLERANCE = 1e-6  # of the bisected CETT
+CANDIDATES = (
+    65_536  # thresholds, evenly spaced from the smallest product |a_i| ‖w_i‖ to this quantile of a sample of them
+)
+QUANTILE = 0.99
 Place = tuple[str, int]
+
+
+class TailTruncation:
+    """The thresholds of one block on the activations of a text.
+
+    Args:
+        activations: (tokens, neurons), what the last projection multiplies.
+        value_slots: (features, neurons), its weight.
+    """
+
+    def __init__(self, activations: Tensor, value_slots: Tensor) -> None:
+        wide = torch.promote_types(activations.dtype, torch.float32)
+        self.activations, self.value_slots = activations.to(wide), value_slots.detach().to(activations.device, wide)
+        self.slot_norms = self.value_slots.norm(dim=0)
+        self._output_norms = (self.activations @ self.value_slots.T).norm(dim=-1)
+        self._products = self.activations.abs() * self.slot_norms
+        sample = self._products.flatten()[:: max(self._products.numel() // CANDIDATES, 1)]
+        least, most = float(self._products.min()), float(sample.quantile(QUANTILE))
+        self.candidates = torch.linspace(least, most, CANDIDATES, dtype=wide)
+        self._errors: dict[int, float] = {}
+
+    def threshold(self, cett: float) -> float:
+        """The largest candidate that a bisection finds with at most this CETT; 0, which drops nothing, where there is none."""
+        least, most = 0, CANDIDATES - 1
+        while least < most:
+            middle = (least + most) // 2
+            if middle not in self._errors:  # the searches of many CETTs pass the same candidates
+                self._errors[middle] = self.cett(float(self.candidates[middle]))
+            if self._errors[middle] > cett:
+                most = middle
+            else:
+                least = middle + 1
+        return float(self.candidates[least - 1]) if least else 0.0
+
+    def cett(self, threshold: float) -> float:
+        """CETT of a threshold; a token whose output is 0 counts as 0 where nothing is lost."""
+        dropped = torch.where(self._products <= threshold, self.activations, 0.0)
+        lost = (dropped @ self.value_slots.T).norm(dim=-1)
+        return float(torch.where(lost == 0, 0.0, lost / self._output_norms).mean())
 
 
 def perplexity(nats: float) -> float:
     """exp of a mean cross-entropy; infinity where a float has no room."""
     return math.exp(nats) if nats < 700 else math.inf
+
+
+def below(activations: Tensor, threshold: float, slot_norms: Tensor) -> Tensor:
+    """Which of the activations (…, neurons) a threshold drops; `slot_norms` (neurons,) are the `‖w_i‖`."""
+    return activations.abs() < threshold / slot_norms
 
 
 @dataclass(frozen=True)
@@ -88,47 +140,40 @@ class SparsitySearch:
         self.truncations = {
             place: TailTruncation(torch.cat(kept.pop(place)), block.value_slots) for place, block in self.blocks.items()
         }
-        self._runs: dict[tuple[float, ...], tuple[dict[Place, int], float]] = {}
 
     def at_increase(self, p_percent: float) -> Truncated:
         """The model at the CETT, bisected to 1e-6, where the perplexity rises by `p_percent`."""
         least, most, allowed = 0.0, 1.0, math.log1p(p_percent / 100)
-        with tqdm(total=20, desc=f"PPL-{p_percent:g}%", unit="step", leave=False, disable=None) as bar:
-            while most - least > TOLERANCE:
-                middle = (least + most) / 2
-                if self.at_cett(middle).cross_entropy - self.dense_cross_entropy < allowed:
-                    least = middle
-                else:
-                    most = middle
-                bar.update()
+        steps = range(math.ceil(-math.log2(TOLERANCE)))
+        for _ in tqdm(steps, desc=f"PPL-{p_percent:g}%", unit="step", leave=False, disable=None):
+            middle = (least + most) / 2
+            if self.at_cett(middle).cross_entropy - self.dense_cross_entropy < allowed:
+                least = middle
+            else:
+                most = middle
         return self.at_cett((least + most) / 2)
 
     def at_cett(self, cett: float) -> Truncated:
         """The model with the thresholds of one CETT."""
         thresholds = {place: truncation.threshold(cett) for place, truncation in self.truncations.items()}
-        run = tuple(thresholds.values())
-        if run not in self._runs:  # near its end the bisection meets the same candidates again
-            active = dict.fromkeys(self.blocks, 0)
+        active = dict.fromkeys(self.blocks, 0)
 
-            def count(stack: str, layer: int, scores: Tensor) -> None:
-                active[stack, layer] += int((scores != 0).sum())
+        def count(stack: str, layer: int, scores: Tensor) -> None:
+            active[stack, layer] += int((scores != 0).sum())
 
-            with self._truncated(thresholds):
-                self._runs[run] = active, self._pass(count)
-        return Truncated(cett, thresholds, *self._runs[run])
+        with self._truncated(thresholds):
+            cross_entropy = self._pass(count)
+        return Truncated(cett, thresholds, active, cross_entropy)
 
     @contextmanager
     def _truncated(self, thresholds: dict[Place, float]) -> Iterator[None]:
+        def drop(norms: Tensor, threshold: float) -> Any:
+            return lambda module, inputs: inputs[0].masked_fill(below(inputs[0], threshold, norms), 0)
+
         with ExitStack() as hooks:
             for place, block in self.blocks.items():
-                norms = self.truncations[place].slot_norms
-
-                def drop(
-                    module: nn.Module, inputs: tuple[Tensor], place: Place = place, norms: Tensor = norms
-                ) -> Tensor:
-                    return inputs[0].masked_fill(below(inputs[0], thresholds[place], norms), 0)
-
-                hooks.callback(block.values.register_forward_pre_hook(drop).remove)
+                hook = drop(self.truncations[place].slot_norms, thresholds[place])
+                hooks.callback(block.values.register_forward_pre_hook(hook).remove)
             yield
 
     def _pass(self, on_scores: OnScores) -> float:
@@ -170,16 +215,16 @@ class PPLSparsity(Figure):
         feed_forward_blocks(model)
 
     def watch(self, model: PreTrainedModel) -> Watch:
-        self._batches, self._read, self._seen, self._is_full = [], 0, 0, False
+        self._batches, self._read, self._seen = [], 0, 0
         return Watch(on_batch=self._keep)
 
     def _keep(self, batch: AnyBatch) -> None:
         tokens = batch.predicted.numel() if not isinstance(batch, ImageBatch) else len(batch.labels) * batch.tokens
+        is_next = self._read == self._seen
         self._seen += tokens
-        self._is_full |= bool(self._batches) and self._read + tokens > self.sparsity_tokens
-        if not self._is_full:
+        if is_next and (not self._batches or self._seen <= self.sparsity_tokens):
             self._batches.append(batch)
-            self._read += tokens
+            self._read = self._seen
 
     def take(self, subject: Subject) -> Taken:
         search = SparsitySearch(subject.model, self._batches)
@@ -187,9 +232,9 @@ class PPLSparsity(Figure):
         parts, notes = [], []
         for p_percent in dict.fromkeys(self.ppl_increase):
             found = search.at_increase(p_percent)
-            table += _rows(p_percent, found, search)
-            active = next(row["active_fraction"] for row in reversed(table) if row["module"] == ALL)
-            parts.append(f"PPL-{p_percent:g}% {1 - active:.1%} zeros at CETT {found.cett:.4f}")
+            rows = _rows(p_percent, found, search)
+            table += rows
+            parts.append(f"PPL-{p_percent:g}% {1 - rows[0]['active_fraction']:.1%} zeros at CETT {found.cett:.4f}")
             if found.cett > 1 - 2 * TOLERANCE:
                 notes.append(
                     f"ppl-sparsity: with the largest thresholds that are searched, the perplexity is not {p_percent:g} % higher; "
@@ -204,11 +249,12 @@ class PPLSparsity(Figure):
 
     def draw(self, rows: Rows, path: Path, title: str) -> Path:
         """The active share of each block as bars, a bar for each p."""
-        blocks = [row for row in rows if row["layer"] != ALL]
         merged: dict[Place, dict[str, Any]] = {}
-        for row in blocks:
-            place = merged.setdefault((row["module"], row["layer"]), {"module": row["module"], "layer": row["layer"]})
-            place |= {"nonzero": row["nonzero_fraction"], f"p{row['p_percent']:g}": row["active_fraction"]}
+        for row in rows:
+            if row["layer"] != ALL:
+                place = {name: row[name] for name in ("module", "layer")}
+                shares = {"nonzero": row["nonzero_fraction"], f"p{row['p_percent']:g}": row["active_fraction"]}
+                merged.setdefault(tuple(place.values()), place).update(shares)
         colors = itertools.cycle((TEAL, PURPLE, OLIVE, WINE))
         columns = {"nonzero": ("not zero", GREY)}
         columns |= {f"p{p:g}": (f"active at PPL-{p:g}%", next(colors)) for p in self.ppl_increase}
@@ -217,9 +263,8 @@ class PPLSparsity(Figure):
 
 def _rows(p_percent: float, found: Truncated, search: SparsitySearch) -> Rows:
     """One for all blocks, for each stack, and for each block."""
-    stacks = dict.fromkeys(stack for stack, _ in search.blocks)
     groups: list[tuple[str, int | str, list[Place]]] = [(ALL, ALL, list(search.blocks))]
-    for stack in stacks:
+    for stack in dict.fromkeys(stack for stack, _ in search.blocks):
         places = [place for place in search.blocks if place[0] == stack]
         groups += [(f"{stack}_ffn", ALL, places), *((f"{stack}_ffn", place[1] + 1, [place]) for place in places)]
     rows = []

@@ -18,7 +18,6 @@ from reluformer.configuration.recipe_checks import (
     check_name,
     check_training,
 )
-from reluformer.configuration.zeros import ZerosConfig
 
 
 @dataclass(kw_only=True)
@@ -38,7 +37,6 @@ class RunSettings:
 
     Args:
         averaging: of weights over the last checkpoints.
-        zeros: a schedule of zeros in the feed-forward networks; null: none.
         on_divergence: what happens when the loss becomes NaN or infinite, the cross-entropy more than twice that of guessing, or
             all rows of an attention module are dead: `stop` ends the run with an error that says what to change; `record` ends
             a run whose loss is not finite and records that it did not converge; in the other cases it goes on and records what
@@ -47,7 +45,6 @@ class RunSettings:
     """
 
     averaging: AveragingConfig = field(default_factory=AveragingConfig)
-    zeros: ZerosConfig | None = None
     on_divergence: Literal["stop", "record"] = "stop"
     training: TrainingArguments
 
@@ -66,8 +63,6 @@ class RunSettings:
         check_name(self.name)
         check_training(self.training, replaced_arguments)
         check_averaging(self.averaging, self.training)
-        if self.zeros is not None:
-            self.zeros.check()
 
 
 @dataclass(kw_only=True)

@@ -33,7 +33,6 @@ from reluformer.training.run.run_folder import (
 )
 from reluformer.training.run.training_record import write_training_record
 from reluformer.training.trainer import RunTrainer
-from reluformer.training.zeros import ZerosCallback
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +120,6 @@ def _trainer(recipe: Recipe, task: Task, data: Any) -> tuple[RunTrainer, Diverge
     trainer.settings = settings
     watch = DivergenceWatch(trainer, recipe.on_divergence)
     trainer.add_callback(watch)
-    if recipe.zeros is not None:
-        trainer.add_callback(ZerosCallback(recipe.zeros))
     return trainer, watch
 
 

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.zeros import ZerosConfig
 from reluformer.modeling_reluformer.layers_reluformer import AttentionPreTrainedModel, FeedForward
 
 logger = logging.getLogger(__name__)
 
 
 class ZerosCallback(TrainerCallback):
-    """Sets, before each update, what follows from its number; so a run that is resumed goes on as one that was not interrupted.
+    """Sets, before each update, what follows from its number; so a resumed run goes on as one that was not interrupted.
 
     The model must be one of this package. What is drawn comes from torch's random numbers, which checkpoints of the Trainer
     hold. The threshold stands in the model's configuration and is saved with it; the L1 weight and the probability are those of
     training alone.
 
     Args:
-        zeros: the schedule.
-        fields: the arguments of `ZerosConfig` by name, in the place of `zeros`.
+        l1_weights: weights of the L1 term of the loss (`ffn_l1_weight`), one for each stage of ProSparse (arXiv 2402.13516): the
+            first is constant, and each later stage rises from the weight before along a sine. Empty: no schedule.
+        l1_steps: the update at which each stage ends; after the last one its weight stays.
+        threshold: what `ffn_threshold` becomes; 0: it stays as it is.
+        threshold_step: from which update on; None: when training is over, as in ProSparse.
+        stochastic_probability: the share of scores below 0 that go through SiLU, in a model of ReLUs (stochastic activations);
+            0: none.
+        relu_share: the last share of the updates, rounded to at least one, in which the model is a ReLU's alone.
+
+    Raises:
+        UserError: values that make no schedule; when training begins, a model that they do not fit.
 
     Example:
 
@@ -34,97 +44,114 @@ class ZerosCallback(TrainerCallback):
     >>> schedule = ZerosCallback(l1_weights=[0.001, 0.01], l1_steps=[100, 1000], threshold=0.01)
     ```"""
 
-    def __init__(self, zeros: ZerosConfig | None = None, **fields: Any) -> None:
-        if (zeros is None) == (not fields):
-            raise UserError("ZerosCallback: give a ZerosConfig, or its arguments by name, and not both or neither")
-        self.zeros = zeros or ZerosConfig(**fields)
-        self.zeros.check()
+    def __init__(
+        self,
+        *,
+        l1_weights: Sequence[float] = (),
+        l1_steps: Sequence[int] = (),
+        threshold: float = 0.0,
+        threshold_step: int | None = None,
+        stochastic_probability: float = 0.0,
+        relu_share: float = 0.1,
+    ) -> None:
+        self.l1_weights, self.l1_steps = list(l1_weights), list(l1_steps)
+        self.threshold, self.threshold_step = threshold, threshold_step
+        self.stochastic_probability, self.relu_share = stochastic_probability, relu_share
+        if len(self.l1_weights) != len(self.l1_steps) or self.l1_steps != sorted({*self.l1_steps} - {0}):
+            raise UserError(
+                f"ZerosCallback: l1_weights={self.l1_weights} and l1_steps={self.l1_steps}; give each weight the update at which "
+                "its stage ends, rising from above 0"
+            )
+        for name, value, most in (
+            *(("l1_weights", weight, math.inf) for weight in self.l1_weights),
+            ("threshold", threshold, math.inf),
+            ("stochastic_probability", stochastic_probability, 1),
+            ("relu_share", relu_share, 1),
+        ):
+            if not 0 <= value <= most or math.isinf(value):
+                raise UserError(f"ZerosCallback: {name}: {value} must be a number from 0 to {most}")
+        if threshold_step is not None and not threshold:
+            raise UserError(f"ZerosCallback: threshold_step={threshold_step} needs a threshold above 0")
+
+    def l1_weight(self, step: int) -> float | None:
+        """The weight of the update after `step` updates; None without a schedule.
+
+        In stage i, which ends at update T_i with the weight w_i, w_{i-1} + (w_i - w_{i-1}) (1 - cos(pi (t - T_{i-1}) / (T_i -
+        T_{i-1}))) / 2, which is ProSparse's sine; in the first stage w_1.
+        """
+        if not self.l1_weights:
+            return None
+        stages = zip(self.l1_weights, self.l1_weights[1:], self.l1_steps, self.l1_steps[1:], strict=False)
+        for before, weight, start, end in stages:
+            if start <= step < end:
+                return before + (weight - before) * (1 - math.cos(math.pi * (step - start) / (end - start))) / 2
+        return self.l1_weights[0] if step < self.l1_steps[0] else self.l1_weights[-1]
+
+    def negative_probability(self, step: int, steps: int) -> float:
+        """The probability of the update after `step` of `steps` updates."""
+        # One at least, also of few updates: what is saved must have been trained as it is used.
+        relu_steps = max(round(steps * self.relu_share), 1)
+        return self.stochastic_probability if step < steps - relu_steps else 0.0
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuses a model or a number of updates that the schedule does not fit."""
-        config = _ours(model).config
-        if self.zeros.l1_weights and config.ffn_l1_weight:
+        """Refuses a model that the schedule does not fit, and warns of updates that are never reached."""
+        config = _ours(kwargs["model"]).config
+        activation, pattern = config.activation_function, config.activation_sparsity_pattern
+        if self.l1_weights and config.ffn_l1_weight:
             raise UserError(
-                f"zeros.l1_weights: the model has ffn_l1_weight={config.ffn_l1_weight}, which they would replace; set it to 0, "
-                "or leave them out"
+                f"ZerosCallback: l1_weights would replace the model's ffn_l1_weight={config.ffn_l1_weight}; give one of them"
             )
-        activation = config.activation_function
         if activation == "softmax":
-            raise UserError("zeros: the model's feed-forward networks are softmax memories, which have no zeros")
-        if self.zeros.stochastic_probability and activation != "relu":
             raise UserError(
-                f"zeros.stochastic_probability: the model's activation is {activation!r}; stochastic activations end as ReLU, so "
-                "give activation_function='relu'"
+                "ZerosCallback: the model's feed-forward networks are softmax memories, which have no zeros"
             )
-        pattern = config.activation_sparsity_pattern
-        if self.zeros.stochastic_probability and all(pattern if isinstance(pattern, list) else [pattern]):
+        if self.stochastic_probability and activation != "relu":
             raise UserError(
-                f"zeros.stochastic_probability: the model has activation_sparsity_pattern={pattern}, which leaves no score below "
-                "0 to draw from; leave one of them out"
+                f"ZerosCallback: the model's activation is {activation!r}; stochastic activations end as ReLU, so give "
+                "activation_function='relu'"
             )
-        for name, step in (
-            ("l1_steps", max(self.zeros.l1_steps, default=0)),
-            ("threshold_step", self.zeros.threshold_step),
-        ):
-            if step is not None and step > state.max_steps:
-                logger.warning("zeros.%s: update %d is never reached; training has %d", name, step, state.max_steps)
+        if self.stochastic_probability and all(pattern if isinstance(pattern, list) else [pattern]):
+            raise UserError(
+                f"ZerosCallback: activation_sparsity_pattern={pattern} leaves no score below 0 to draw from; leave it or "
+                "stochastic_probability out"
+            )
+        last = max([*self.l1_steps, self.threshold_step or 0])
+        if last > state.max_steps:
+            logger.warning("ZerosCallback: update %d is never reached; training has %d", last, state.max_steps)
 
     def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """What holds for the next update, all of its steps of accumulation alike."""
-        found, zeros = _ours(model), self.zeros
-        found.scheduled_ffn_l1_weight = zeros.l1_weight(state.global_step)
-        if zeros.stochastic_probability:
-            set_zeros(found, negative_probability=zeros.negative_probability(state.global_step, state.max_steps))
-        if zeros.threshold_step is not None and state.global_step >= zeros.threshold_step:
-            set_zeros(found, threshold=zeros.threshold)
+        model, step = _ours(kwargs["model"]), state.global_step
+        model.scheduled_ffn_l1_weight = self.l1_weight(step)
+        if self.stochastic_probability:
+            set_zeros(model, negative_probability=self.negative_probability(step, state.max_steps))
+        if self.threshold_step is not None and step >= self.threshold_step:
+            set_zeros(model, threshold=self.threshold)
 
     def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The model as it is used from now on: no L1 term but its own, ReLUs, and the threshold."""
-        found, zeros = _ours(model), self.zeros
-        found.scheduled_ffn_l1_weight = None
-        if zeros.stochastic_probability:
-            set_zeros(found, negative_probability=0.0)
-        if not zeros.threshold:
-            return
-        step = state.max_steps if zeros.threshold_step is None else zeros.threshold_step
-        if state.global_step >= step:
-            set_zeros(found, threshold=zeros.threshold)
-        else:
-            logger.warning(
-                "zeros.threshold: not set, since training ended at update %d, before %d", state.global_step, step
-            )
+        model = _ours(kwargs["model"])
+        model.scheduled_ffn_l1_weight = None
+        if self.stochastic_probability:
+            set_zeros(model, negative_probability=0.0)
+        step = state.max_steps if self.threshold_step is None else self.threshold_step
+        if self.threshold and state.global_step >= step:
+            set_zeros(model, threshold=self.threshold)
+        elif self.threshold:
+            logger.warning("ZerosCallback: no threshold is set: training ended at update %d", state.global_step)
 
 
-def _ours(model: nn.Module | None) -> AttentionPreTrainedModel:
+def _ours(model: nn.Module) -> AttentionPreTrainedModel:
     """The model of this package inside what a Trainer trains."""
-    found = next(
-        (part for part in (model or nn.Module()).modules() if isinstance(part, AttentionPreTrainedModel)), None
-    )
+    found = next((part for part in model.modules() if isinstance(part, AttentionPreTrainedModel)), None)
     if found is None:
-        raise UserError(
-            f"ZerosCallback: {type(model).__name__} is no model of this package; its loss and activations cannot be scheduled"
-        )
+        raise UserError(f"ZerosCallback: {type(model).__name__} is no model of this package")
     return found
 
 

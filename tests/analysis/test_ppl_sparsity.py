@@ -1,0 +1,180 @@
+"""PPL-p%: thresholds of a CETT as in the authors' code and by a slow float64 oracle, and where the perplexity has risen."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reluformer.analysis.collection import TextBatch, observe
+from reluformer.analysis.feed_forward import feed_forward_blocks
+from reluformer.analysis.figure import Subject
+from reluformer.analysis.ppl_sparsity import PPLSparsity, SparsitySearch, TailTruncation, below
+
+from .test_ffn_sparsity import batch_for, make, take
+
+FIXTURE = Path(__file__).parent / "authors_thresholds"
+CARRIED_OVER = json.loads((FIXTURE / "thresholds.json").read_text())
+AUTHORS, LARGEST = CARRIED_OVER["thresholds"], CARRIED_OVER["largest_candidates"]
+
+
+def formula(rows, columns, salt):
+    """Numbers in [-1, 1) that any machine makes alike."""
+    numbers = (torch.arange(rows * columns, dtype=torch.int64) * 2654435761 + salt) % 2**31
+    return (numbers.double() / 2**30 - 1).float().view(rows, columns)
+
+
+def activations(name):
+    if name == "formula":  # more than 65,536 products: the quantile is of a sample
+        return formula(400, 512, 12345) * formula(400, 512, 999).abs(), formula(16, 512, 777)
+    held = load_file(FIXTURE / "activations.safetensors")
+    return held[f"{name}.activations"], held[f"{name}.value_slots"]
+
+
+def step_of(truncation):
+    return float(truncation.candidates[1] - truncation.candidates[0])
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+def test_thresholds_are_those_of_the_authors_code(name):
+    truncation = TailTruncation(*activations(name))
+    assert float(truncation.candidates[-1]) == pytest.approx(LARGEST[name], rel=1e-6)
+    for cett, threshold in AUTHORS[name].items():
+        # the sums of another machine may turn one comparison with a candidate
+        assert truncation.threshold(float(cett)) == pytest.approx(threshold, abs=1.5 * step_of(truncation))
+
+
+def slow_cett(activations, value_slots, threshold):
+    """By its definition, token by token and neuron by neuron, in float64."""
+    activations, slots = activations.double().tolist(), value_slots.double().T.tolist()
+    norms = [math.sqrt(sum(value**2 for value in slot)) for slot in slots]
+    errors = []
+    for token in activations:
+        whole, lost = [0.0] * len(slots[0]), [0.0] * len(slots[0])
+        for activation, slot, norm in zip(token, slots, norms, strict=True):
+            for feature, value in enumerate(slot):
+                whole[feature] += activation * value
+                if abs(activation) * norm <= threshold:
+                    lost[feature] += activation * value
+        lost, whole = (math.sqrt(sum(value**2 for value in vector)) for vector in (lost, whole))
+        errors.append(0.0 if lost == 0 else lost / whole)
+    return sum(errors) / len(errors)
+
+
+@pytest.mark.parametrize("kind", ["relu", "gated"])
+def test_cett_equals_a_slow_oracle_and_the_threshold_is_its_last_candidate(kind):
+    torch.manual_seed(5)
+    found = torch.randn(13, 21, dtype=torch.float64)
+    found = found.relu() if kind == "relu" else torch.nn.functional.silu(found) * torch.randn_like(found)
+    found[3] = 0  # a token without any activation loses nothing
+    truncation = TailTruncation(found, torch.randn(7, 21, dtype=torch.float64))
+    step = step_of(truncation)
+    for cett in (0.02, 0.15, 0.5):
+        threshold = truncation.threshold(cett)
+        assert truncation.cett(threshold) == pytest.approx(slow_cett(found, truncation.value_slots, threshold))
+        # by the slow oracle, too: at most the CETT here, more at the next candidate
+        assert slow_cett(found, truncation.value_slots, threshold) <= cett
+        assert slow_cett(found, truncation.value_slots, threshold + step * (1 + 1e-9)) > cett
+        dropped = below(found, threshold, truncation.slot_norms)
+        assert torch.equal(dropped, found.abs() * truncation.value_slots.norm(dim=0) < threshold)
+
+
+def test_where_no_candidate_is_small_enough_nothing_is_dropped():
+    # one neuron: its smallest product is the whole output of a token, so that any candidate loses half on the mean
+    truncation = TailTruncation(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]]))
+    assert truncation.threshold(0.1) == 0 and not below(truncation.activations, 0.0, truncation.slot_norms).any()
+    assert not below(torch.tensor([0.0, 1.0]), 0.0, torch.tensor([2.0, 0.0])).any()
+    # what lies at the threshold itself stays
+    assert below(torch.tensor([0.5, 1.0, 1.5]), 2.0, torch.full((3,), 2.0)).tolist() == [True, False, False]
+
+
+def truncated_cross_entropy(model, name, batch, thresholds):
+    """The model patched as the README of the authors' code says it, and what it keeps."""
+    active, size, handles = 0, 0, []
+    projections = [module for path, module in model.named_modules() if path.endswith(f".{name}")]
+
+    def patch(module, threshold):
+        limit = threshold / module.weight.norm(dim=0)
+
+        def drop(_, inputs):
+            nonlocal active, size
+            kept = inputs[0].clone()
+            kept[kept.abs() < limit] = 0
+            active, size = active + int((kept != 0).sum()), size + kept.numel()
+            return kept
+
+        handles.append(module.register_forward_pre_hook(drop))
+
+    for module, threshold in zip(projections, thresholds, strict=True):
+        patch(module, threshold)
+    with torch.no_grad():
+        loss = model(input_ids=batch.input_ids, labels=batch.input_ids).loss
+    for handle in handles:
+        handle.remove()
+    return float(loss), active / size
+
+
+@pytest.mark.parametrize("kind", ["opt", "llama"])
+def test_ppl_p_is_where_the_perplexity_has_risen_by_p(kind):
+    model, name = make(kind)
+    batch = batch_for(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(40):  # what is learned by heart is lost by truncation
+        model(input_ids=batch.input_ids, labels=batch.input_ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        dense = float(model(input_ids=batch.input_ids, labels=batch.input_ids).loss)
+    search = SparsitySearch(model, [batch])
+    assert search.dense_cross_entropy == pytest.approx(dense)
+    for p_percent in (1.0, 10.0):
+        found = search.at_increase(p_percent)
+        loss, active = truncated_cross_entropy(model, name, batch, found.thresholds.values())
+        assert found.cross_entropy == pytest.approx(loss, abs=1e-5)
+        size = sum(each.activations.numel() for each in search.truncations.values())
+        assert sum(found.active.values()) / size == pytest.approx(active)
+        rises = [search.at_cett(found.cett + off).cross_entropy - dense for off in (-1e-6, 1e-6)]
+        assert rises[0] < math.log1p(p_percent / 100) <= rises[1]
+        assert 0 < found.cett < 1 and active < 1
+    assert not any(block.values._forward_pre_hooks for block in feed_forward_blocks(model))
+
+
+@pytest.mark.parametrize("kind", ["t5_gated", "ours_translation", "ours_vision", "vit"])
+def test_ppl_p_of_pairs_and_pictures(kind):
+    model, _ = make(kind)
+    figure = PPLSparsity(ppl_increase=[5.0])
+    taken = take(figure, model, batch_for(model))
+    whole = taken.table[0]
+    assert whole["module"] == whole["layer"] == "all"
+    assert 1 <= whole["perplexity"] / whole["dense_perplexity"] < 1.2 or whole["cett"] > 0.999
+    assert 0 < whole["active_fraction"] < whole["nonzero_fraction"] <= 1
+    layers = [row for row in taken.table if row["layer"] != "all"]
+    assert all(row["threshold"] > 0 for row in layers)
+    sizes = [row["tokens"] * row["neurons"] for row in layers]
+    mean = sum(row["active_fraction"] * size for row, size in zip(layers, sizes, strict=True)) / sum(sizes)
+    assert whole["active_fraction"] == pytest.approx(mean)
+
+
+def test_a_text_is_read_up_to_the_tokens_that_fit():
+    figure = PPLSparsity(sparsity_tokens=20)
+    figure.watch(None)
+    for sequences in (2, 1, 2, 1):  # the last one would fit, but is not next
+        figure._keep(TextBatch(torch.zeros(sequences, 5, dtype=torch.long)))
+    assert len(figure._batches) == 2 and (figure._read, figure._seen) == (15, 30)
+
+
+def test_notes_tell_where_the_search_ends_and_what_was_not_read():
+    model, _ = make("opt")
+    batch = batch_for(model)
+    (note,) = take(PPLSparsity(ppl_increase=[1e9]), model, batch).notes
+    assert "with the largest thresholds that are searched, the perplexity is not 1e+09 % higher" in note
+    figure = PPLSparsity(ppl_increase=[0.001, 0.001], sparsity_tokens=40)
+    watch = figure.watch(model)
+    observe(model, [batch, batch], on_scores=watch.on_scores, on_batch=watch.on_batch)
+    taken = figure.take(Subject(model))
+    assert taken.notes == [
+        "ppl-sparsity: read the first 33 of 66 tokens, padding included; --sparsity_tokens reads more"
+    ]
+    assert [row["layer"] for row in taken.table] == ["all", "all", 1, 2], "once, though given twice"
