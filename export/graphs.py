@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from reluformer.export.caches import KeysAndValues, both, pairs_of
 from reluformer.export.names import DECODER_FILE, ENCODER_FILE, cache_names
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
-from reluformer.modeling_reluformer.modeling_reluformer import SharedSources
+from reluformer.modeling_reluformer.fused.generation import SharedSources
 
 # Of an ONNX file: what is larger has its weights in a file beside it.
 LARGEST_FILE = 2**31 - 2**20

@@ -25,14 +25,16 @@ from reluformer.configuration.errors import UserError, one_line
 from reluformer.export.caches import filled, pairs_of
 from reluformer.export.names import GRAPHS, cache_names
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
+from reluformer.modeling_reluformer.fused.generation import SharedSources
 from reluformer.modeling_reluformer.layers_reluformer import (
+    CompactMask,
     attention_visibility,
     checked_keywords,
     require_known_ids,
     require_positions,
     require_token_ids,
 )
-from reluformer.modeling_reluformer.modeling_reluformer import SharedSources, require_same_batch
+from reluformer.modeling_reluformer.modeling_reluformer import require_same_batch
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
@@ -72,7 +74,7 @@ class OnnxEncoder(nn.Module):
         return OnnxEncoderOutput(last_hidden_state=hidden_states, cross_attention=tuple(cross))
 
 
-class OnnxTranslationModel(SharedSources, PreTrainedModel, GenerationMixin):
+class OnnxTranslationModel(SharedSources, CompactMask, PreTrainedModel, GenerationMixin):
     """A folder of `reluformer export`, for `generate`, `Translator` and whatever else takes a model of Transformers.
 
     Args:

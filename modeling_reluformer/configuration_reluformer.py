@@ -4,7 +4,7 @@
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, NoReturn
 
@@ -39,14 +39,8 @@ NEAR_NAMES = 0.85
 CACHE_NAME = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
 
 # What a pass with labels returns beside loss and logits; predictions of the Trainer leave it out (`keys_to_ignore_at_inference`).
-LOSS_PARTS = (
-    "cross_entropy",
-    "regularization",
-    "attention_sum",
-    "attention_entropy",
-    "dead_row_fraction",
-    "ffn_l1",
-)
+_ATTENTION_PARTS = ("regularization", "attention_sum", "attention_entropy", "dead_row_fraction")
+LOSS_PARTS = ("cross_entropy", *_ATTENTION_PARTS, "ffn_l1")
 
 
 def valid_attention_implementations(attention_activation: str) -> tuple[str, ...]:
@@ -143,21 +137,15 @@ class AttentionConfig(PreTrainedConfig):
         """Moves what is given under another name of a field (see `attribute_map`) to the field, where the checks find it.
 
         Raises:
-            ValueError: the field is given as well, with another value; or a name is nearly a field's. In a saved configuration
-                such a name passes: another version may have written it.
+            ValueError: a name is nearly a field's. In a saved configuration it passes: another version may have written it.
         """
-        defaults = {field.name: field.default for field in fields(self)}
         for name in self.attribute_map.keys() & given.keys():
-            value, field = given.pop(name), self.attribute_map[name]
-            if (own := getattr(self, field)) not in (value, defaults[field]):
-                raise ValueError(f"{name}={value!r} is another name of {field}, which is {own!r}; give one of the two.")
-            setattr(self, field, value)
-        if self.transformers_version is not None:  # a saved configuration names the version that wrote it
-            return
+            setattr(self, self.attribute_map[name], given.pop(name))
         known = self._known_names()
         for name in given.keys() - known:
             short = [f"attention_{name}"] if f"attention_{name}" in known else []
-            if near := short or difflib.get_close_matches(name, known, n=3, cutoff=NEAR_NAMES):
+            near = short or difflib.get_close_matches(name, known, n=3, cutoff=NEAR_NAMES)
+            if near and self.transformers_version is None:  # a saved configuration names the version that wrote it
                 self._refuse(name, near)
 
     def resolve_attention(self) -> None:
@@ -203,37 +191,32 @@ class AttentionConfig(PreTrainedConfig):
                 f"attention_scaling is {self.attention_scaling!r}."
             )
 
-    def require_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
-        """Raises a `ValueError` unless the field is one of the choices."""
-        value = getattr(self, name)
-        if value not in choices:
+    # Checks of fields; each raises a `ValueError` that names field, value and what is allowed.
+
+    def require_choice(self, name: str, choices: Iterable[str | None]) -> None:
+        if (value := getattr(self, name)) not in choices:
             raise ValueError(f"{name}={value!r} is not supported; choose one of {', '.join(map(str, choices))}.")
 
     def require_range(self, name: str, least: float, most: float) -> None:
-        """Raises a `ValueError` unless the field lies in [least, most]."""
         if not least <= getattr(self, name) <= most:
             raise ValueError(f"{name}={getattr(self, name)} must lie in [{least}, {most}].")
 
     def require_rates(self, *names: str) -> None:
-        """Raises a `ValueError` unless the fields lie in [0, 1), as rates of dropout do."""
         for name in names:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1).")
 
     def require_positive(self, *names: str) -> None:
-        """Raises a `ValueError` unless the fields are finite and above 0."""
         for name in names:
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)} must be a finite number above 0.")
 
     def require_not_negative(self, *names: str) -> None:
-        """Raises a `ValueError` unless the fields are finite and at least 0."""
         for name in names:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)} must be a finite number of at least 0.")
 
     def require_at_least_one(self, *names: str) -> None:
-        """Raises a `ValueError` unless the fields are at least 1."""
         for name in names:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
@@ -296,23 +279,15 @@ class FeedForwardConfig(AttentionConfig):
                 )
 
 
+_RELU = {"attention_activation": "relu"}
+_NO_REGULARIZER = {"regularization_weight": 0.0}
 PRESETS: dict[str, dict[str, Any]] = {
-    "reluformer": {"attention_activation": "relu", "attention_scaling": "variance"},
-    "vanilla": {"attention_activation": "softmax", "regularization_weight": 0.0},
-    "sparsemax": {"attention_activation": "sparsemax", "regularization_weight": 0.0},
-    "entmax15": {"attention_activation": "entmax15", "regularization_weight": 0.0},
-    "rela": {
-        "attention_activation": "relu",
-        "attention_scaling": "none",
-        "attention_output_norm": "gated_rms",
-        "regularization_weight": 0.0,
-    },
-    "relu_vit": {
-        "attention_activation": "relu",
-        "attention_scaling": "length",
-        "attention_qk_norm": True,
-        "regularization_weight": 0.0,
-    },
+    "reluformer": {**_RELU, "attention_scaling": "variance"},
+    "vanilla": {"attention_activation": "softmax", **_NO_REGULARIZER},
+    "sparsemax": {"attention_activation": "sparsemax", **_NO_REGULARIZER},
+    "entmax15": {"attention_activation": "entmax15", **_NO_REGULARIZER},
+    "rela": {**_RELU, "attention_scaling": "none", "attention_output_norm": "gated_rms", **_NO_REGULARIZER},
+    "relu_vit": {**_RELU, "attention_scaling": "length", "attention_qk_norm": True, **_NO_REGULARIZER},
 }
 
 

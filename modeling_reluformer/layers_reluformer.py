@@ -9,7 +9,6 @@ import inspect
 import math
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
@@ -18,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from transformers import AttentionInterface, Cache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, Cache, EncoderDecoderCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
@@ -44,29 +43,19 @@ from .configuration_reluformer import (
 from .loss_reluformer import DEFAULT_ENTROPY_MARGIN, cross_entropy_sum, module_sums
 
 try:  # a copy of these files on the Hub takes the fused paths from the installed package
+    from reluformer.modeling_reluformer.fused.generation import SharedSources
     from reluformer.modeling_reluformer.fused.model_attention import fused_attention_forward
     from reluformer.modeling_reluformer.fused.vocabulary_loss import vocabulary_loss
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("reluformer"):
         raise
     fused_attention_forward = vocabulary_loss = None
+    SharedSources = type("SharedSources", (), {})
 
 logger = logging.get_logger(__name__)
 
 # How attention is computed: these two by this package, all else by the library.
 OWN_IMPLEMENTATIONS = ("eager", "fused")
-
-
-def default_implementation(attention_activation: str) -> str:
-    """The first of `valid_attention_implementations`; without the package "eager" for "fused", and a line says so once."""
-    preferred = valid_attention_implementations(attention_activation)[0]
-    if preferred != "fused" or fused_attention_forward is not None:
-        return preferred
-    logger.info_once(
-        "The package reluformer is not installed: attention is computed with attn_implementation='eager', which keeps all its "
-        "weights in memory. The package brings 'fused'."
-    )
-    return "eager"
 
 
 def eager_attention_forward(
@@ -123,8 +112,8 @@ def attention_visibility(
             A causal (batch, seen) mask may be shorter than a static cache; keys that were not written yet are not visible.
 
     Raises:
-        ValueError: a mask of another shape; a four-dimensional mask that is not boolean or comes with segments; a mask with
-            values other than 0 and 1; segments that do not fit queries and keys, as with a cache.
+        ValueError: a mask of another shape, or with values other than 0 and 1; one of four dimensions that is not boolean or
+            comes with segments; segments that do not fit queries and keys, as with a cache.
     """
     for name, segments, length in (("queries", query_segments, queries), ("keys", key_segments, keys)):
         if segments is not None and segments.shape != (batch, length):
@@ -134,47 +123,31 @@ def attention_visibility(
             )
     if attention_mask is None:
         return Visibility(None, causal, query_offset, query_segments, key_segments)
-    if attention_mask.ndim == 4:
-        return _given_visibility(attention_mask, (batch, queries, keys), packed=query_segments is not None)
-    seen = attention_mask.shape[1] if attention_mask.ndim == 2 and attention_mask.shape[0] == batch else None
-    if seen is None or seen > keys or (seen < keys and not causal):
-        raise _wrong_shape(attention_mask, batch, queries, keys)
+    shape, whole = attention_mask.shape, attention_mask.ndim == 4
+    if whole:
+        fits = shape[0] in (1, batch) and shape[1:] == (1, queries, keys)
+        fits = fits and attention_mask.dtype == torch.bool and query_segments is None
+    else:
+        fits = len(shape) == 2 and shape[0] == batch and (shape[1] == keys or (causal and shape[1] < keys))
+    if not fits:
+        raise ValueError(
+            f"An attention mask must have the shape (batch, keys) = ({batch}, {keys}) or (batch, 1, queries, keys) = "
+            f"({batch}, 1, {queries}, {keys}); got {tuple(shape)}. One of four dimensions must be boolean, True where the key "
+            f"is visible, and goes without segment ids; this one is {attention_mask.dtype}."
+        )
+    if whole:
+        return Visibility(given_mask=attention_mask)
     _refuse_additive(attention_mask)
     mask = attention_mask.bool()
-    if seen < keys:
-        mask = nn.functional.pad(mask, (0, keys - seen), value=False)
+    if shape[1] < keys:
+        mask = nn.functional.pad(mask, (0, keys - shape[1]), value=False)
     return Visibility(mask, causal, query_offset, query_segments, key_segments)
-
-
-def _given_visibility(mask: Tensor, sizes: tuple[int, int, int], packed: bool) -> Visibility:
-    batch, queries, keys = sizes
-    if mask.dtype != torch.bool:
-        raise ValueError(
-            f"A four-dimensional attention mask must be boolean, True where the key is visible; got {mask.dtype}. "
-            "Additive masks do not work with point-wise activations."
-        )
-    if mask.shape[0] not in (1, batch) or mask.shape[1:] != (1, queries, keys):
-        raise _wrong_shape(mask, batch, queries, keys)
-    if packed:
-        raise ValueError(
-            f"A four-dimensional attention mask {tuple(mask.shape)} and segment ids were given; the mask says all about what "
-            "each query sees. Give one of them, or segment ids with a (batch, keys) mask."
-        )
-    return Visibility(given_mask=mask)
-
-
-def _wrong_shape(mask: Tensor, batch: int, queries: int, keys: int) -> ValueError:
-    return ValueError(
-        f"An attention mask must have the shape (batch, keys) = ({batch}, {keys}) or (batch, 1, queries, keys) = "
-        f"({batch}, 1, {queries}, {keys}); got {tuple(mask.shape)}."
-    )
 
 
 def _refuse_additive(mask: Tensor) -> None:
     """Additive masks are 0 where the key is visible and would be read the wrong way round.
 
-    Most of them are floating-point. Masks of integers, which tokenizers give, are checked only on a CPU: the check would have
-    to wait for another device.
+    Most of them are floating-point. Masks of integers are checked on a CPU alone: the check would wait for another device.
     """
     if mask.dtype == torch.bool or is_compiling() or not (mask.is_floating_point() or mask.device.type == "cpu"):
         return
@@ -505,31 +478,11 @@ class SparseActivation(nn.Module):
         below, at_zero = self.function(torch.tensor([-1.0, 0.0])).tolist()
         return bool(self.threshold or self.top_k) or below == 0 or (self.quantile is not None and at_zero == 0)
 
-    def extra_repr(self) -> str:
-        return f"sparsity={self.sparsity}, threshold={self.threshold}, top_k={self.top_k}"
-
 
 def statistical_top_k(scores: Tensor, quantile: float) -> Tensor:
     """`relu(scores - (mean + std · quantile))` over the last dimension, as in Gemma 3n; the deviation is the biased one."""
     deviation, mean = torch.std_mean(scores, dim=-1, keepdim=True, correction=0)
     return nn.functional.relu(scores - (mean + deviation * quantile))
-
-
-class FeedForward(nn.Module):
-    """The base of what holds a feed-forward network; its `activation_fn` is made by `feed_forward_activation`."""
-
-    activation_fn: nn.Module | None
-
-    def set_zeros(self, *, threshold: float | None = None, negative_probability: float | None = None) -> None:
-        """Changes what a schedule changes during training (see `SparseActivation`); None leaves it as it is."""
-        if not isinstance(self.activation_fn, SparseActivation):
-            if not threshold and not negative_probability:
-                return
-            self.activation_fn = SparseActivation(self.activation_fn).train(self.training)
-        if threshold is not None:
-            self.activation_fn.threshold = threshold
-        if negative_probability is not None:
-            self.activation_fn.negative_probability = negative_probability
 
 
 def feed_forward_activation(config: FeedForwardConfig, activation: str, layer: int) -> nn.Module:
@@ -609,8 +562,6 @@ def token_positions(
 class EmbedsTokens:
     """A mixin for a stack with `embed_tokens`: ids or embeddings, refused where they do not fit, become scaled embeddings."""
 
-    config: PreTrainedConfig
-    embed_tokens: nn.Embedding
     embed_scale: float = 1.0
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, name: str) -> Tensor:
@@ -735,12 +686,8 @@ def checked_keywords(*more: str) -> Callable[[Callable[..., Any]], Callable[...,
                 if "cache" in kwargs:
                     raise TypeError("cache and past_key_values are two names of one argument; give one of them.")
                 kwargs["cache"] = kwargs.pop("past_key_values")
-                if CACHE_NAME == "cache" and not is_compiling():  # as the library's own models say it
-                    warnings.warn(
-                        "`past_key_values` is deprecated by Transformers; use `cache`.", FutureWarning, stacklevel=2
-                    )
-            for name, value in kwargs.items():
-                if name not in known and value is not None:
+            for name in kwargs.keys() - {*known}:
+                if kwargs[name] is not None:
                     _check_unknown(self, name, known)
             return forward(self, *args, **kwargs)
 
@@ -795,10 +742,17 @@ class AttentionPreTrainedModel(PreTrainedModel):
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         activation = self.config.attention_activation
-        requested = requested_attention or default_implementation(activation)
+        requested = requested_attention or valid_attention_implementations(activation)[0]
         require_attention_implementation(activation, requested)
         if requested == "fused" and fused_attention_forward is None:
-            raise ImportError("attn_implementation='fused' needs the package reluformer: install it, or use 'eager'.")
+            if requested_attention is not None:
+                raise ImportError(
+                    "attn_implementation='fused' needs the package reluformer: install it, or use 'eager'."
+                )
+            logger.info_once(
+                "Without the package reluformer, attention keeps all its weights in memory: 'eager', not 'fused'."
+            )
+            return "eager"
         if requested in OWN_IMPLEMENTATIONS:
             return requested
         return super().get_correct_attn_implementation(requested, is_init_check)
@@ -863,15 +817,15 @@ class LanguageHeadMixin:
     """For a model with an output layer `lm_head`: logits and their cross-entropy, or the latter alone."""
 
     def _skips_logits(self, skip_logits: bool | None, labels: Tensor | None) -> bool:
-        """The argument `skip_logits` of a forward pass, None as the configuration says it.
+        """The argument `skip_logits` of a forward pass; None: as the configuration says.
 
         Raises:
             ValueError: True without labels.
         """
-        if skip_logits is None:
-            return self.config.skip_logits and self.training and labels is not None
         if skip_logits and labels is None:
             raise ValueError("skip_logits=True leaves only the loss, which needs labels; none were given. Give labels.")
+        if skip_logits is None:
+            return self.config.skip_logits and self.training and labels is not None
         return skip_logits
 
     def _logits_and_loss_sum(
@@ -879,8 +833,15 @@ class LanguageHeadMixin:
     ) -> tuple[Tensor | None, Tensor | None]:
         """The logits (batch, target, vocabulary), None if skipped, and the sum of the cross-entropy, None without labels."""
         smoothing = self.config.label_smoothing
-        if skip_logits and self._head_computes_the_loss():
-            return None, vocabulary_loss(hidden_states, self.lm_head.weight, labels, bias, smoothing)
+        if skip_logits:
+            # what wraps or replaces the layer (LoRA, say) computes other logits than its weight
+            if vocabulary_loss is not None and type(self.lm_head) is nn.Linear:
+                return None, vocabulary_loss(hidden_states, self.lm_head.weight, labels, bias, smoothing)
+            if not is_compiling():
+                logger.warning_once(
+                    f"skip_logits saves no memory here, all logits are computed for the loss: lm_head is a {type(self.lm_head)}, "
+                    "not nn.Linear, or the package reluformer is not installed."
+                )
         logits = self.lm_head(hidden_states)
         if bias is not None:
             # in place, a step of decoding saves a pass over memory that is new; autograd and backward hooks need it apart
@@ -888,15 +849,3 @@ class LanguageHeadMixin:
             logits = add(logits, bias.to(logits.dtype))
         loss_sum = None if labels is None else cross_entropy_sum(logits, labels, smoothing)
         return None if skip_logits else logits, loss_sum
-
-    def _head_computes_the_loss(self) -> bool:
-        """Whether the logits are those of the layer's weight; what wraps or replaces it (LoRA, say) computes others."""
-        if vocabulary_loss is None:
-            reason = "the package reluformer is not installed"
-        elif type(self.lm_head) is not nn.Linear:
-            reason = f"lm_head is a {type(self.lm_head).__module__}.{type(self.lm_head).__qualname__}"
-        else:
-            return True
-        if not is_compiling():
-            logger.warning_once(f"skip_logits saves no memory here: {reason}, so all logits are computed for the loss.")
-        return False

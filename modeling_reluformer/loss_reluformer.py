@@ -112,13 +112,6 @@ def row_weights(
     return weight.gather(1, row_sentence.long())
 
 
-class SentenceRows(NamedTuple):
-    """Row weights (see `row_weights`) for the queries of the encoder, (batch, source), and of the decoder, (batch, target)."""
-
-    encoder: Tensor
-    decoder: Tensor
-
-
 def sentence_rows(
     labels: Tensor,
     source_mask: Tensor | None,
@@ -126,8 +119,8 @@ def sentence_rows(
     source_segments: Tensor | None = None,
     target_segments: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
-) -> SentenceRows:
-    """Which query rows are real and how much each counts.
+) -> tuple[Tensor, Tensor]:
+    """`row_weights` for the queries of the encoder, (batch, source), and of the decoder, (batch, target).
 
     Args:
         labels: (batch, target), -100 where there is no target.
@@ -149,10 +142,8 @@ def sentence_rows(
     if source_segments is not None and target_segments is not None:
         source_sentence, target_sentence = source_sentence * source_segments, target_sentence * target_segments
         sentences = int(torch.maximum(source_segments.max(), target_segments.max()))
-    return SentenceRows(
-        row_weights(source_sentence, target_sentence, sentences, dtype),
-        row_weights(target_sentence, target_sentence, sentences, dtype),
-    )
+    both = (source_sentence, target_sentence)
+    return tuple(row_weights(rows, target_sentence, sentences, dtype) for rows in both)
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:

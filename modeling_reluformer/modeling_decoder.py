@@ -25,7 +25,6 @@ from .layers_reluformer import (
     AttentionPreTrainedModel,
     CompactMask,
     EmbedsTokens,
-    FeedForward,
     LanguageHeadMixin,
     LayerOutput,
     LayerSums,
@@ -59,7 +58,7 @@ def norm_of(config: ReLUFormerDecoderConfig) -> nn.Module:
     return kind(config.hidden_size, eps=config.norm_eps)
 
 
-class ReLUFormerMLP(FeedForward):
+class ReLUFormerMLP(nn.Module):
     """`fc2(f(fc1(x)))`."""
 
     def __init__(self, config: ReLUFormerDecoderConfig, layer_idx: int) -> None:
@@ -80,7 +79,7 @@ class ReLUFormerMLP(FeedForward):
         return self.fc2
 
 
-class ReLUFormerGatedMLP(FeedForward):
+class ReLUFormerGatedMLP(nn.Module):
     """`down_proj(f(gate_proj(x)) * up_proj(x))`, with `ffn_type="dglu"` the activation in both factors. Names are Llama's."""
 
     def __init__(self, config: ReLUFormerDecoderConfig, layer_idx: int) -> None:

@@ -30,12 +30,12 @@ from .layers_reluformer import (
     AttentionPreTrainedModel,
     CompactMask,
     EmbedsTokens,
-    FeedForward,
     LanguageHeadMixin,
     LayerOutput,
     LayerSums,
     LossParts,
     ReLUFormerAttention,
+    SharedSources,
     attention_context,
     checked_keywords,
     feed_forward_activation,
@@ -46,7 +46,7 @@ from .layers_reluformer import (
     token_positions,
     tokens_in,
 )
-from .loss_reluformer import IGNORED_LABEL, SentenceRows, activation_norms, sentence_rows, translation_loss
+from .loss_reluformer import IGNORED_LABEL, activation_norms, sentence_rows, translation_loss
 
 logger = logging.get_logger(__name__)
 
@@ -91,7 +91,7 @@ class SinusoidalPositions(nn.Module):
         return nn.functional.embedding(position_ids, self.weight)
 
 
-class ReLUFormerLayer(FeedForward, GradientCheckpointingLayer):
+class ReLUFormerLayer(GradientCheckpointingLayer):
     """What encoder and decoder layers share: the feed-forward network, and dropout, residual and norm around each block."""
 
     def __init__(self, config: ReLUFormerConfig, ffn_dim: int, ffn_layer: int) -> None:
@@ -326,8 +326,9 @@ class ReLUFormerDecoder(ReLUFormerStack):
         inputs_embeds = self._embed(input_ids, inputs_embeds, "decoder_")
         if use_cache and cache is None:
             cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        elif encoder_hidden_states is not None and isinstance(cache, Cache):
-            cache = with_cross_attention_cache(cache, self.config)
+        elif encoder_hidden_states is not None and cache is not None and not isinstance(cache, EncoderDecoderCache):
+            # the keys of the source must not mix with its own
+            cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
         batch, length = inputs_embeds.shape[:2]
         seen = tokens_in(cache)
         require_whole_mask(attention_mask, batch, length, seen, "decoder_")
@@ -347,7 +348,6 @@ class ReLUFormerDecoder(ReLUFormerStack):
         cross_context = None
         if encoder_hidden_states is not None:
             require_same_batch(encoder_hidden_states, inputs_embeds, targets_per_source)
-            require_same_sources(cache, encoder_hidden_states)
             cross_context = attention_context(
                 self.config,
                 inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1]),
@@ -383,27 +383,6 @@ def require_same_batch(source: Tensor, target: Tensor, targets_per_source: int =
         raise ValueError(
             f"Each source must have {targets_per_source} targets ({targets_per_source=}); got {source.shape[0]} sources and "
             f"{target.shape[0]} targets."
-        )
-
-
-def with_cross_attention_cache(cache: Cache, config: ReLUFormerConfig) -> EncoderDecoderCache:
-    """`cache` for self-attention and a new one for cross-attention, whose keys must not mix with those of `cache`."""
-    if isinstance(cache, EncoderDecoderCache):
-        return cache
-    return EncoderDecoderCache(cache, DynamicCache(config=config))
-
-
-def require_same_sources(cache: Cache | None, encoder_hidden_states: Tensor) -> None:
-    """Raises a `ValueError` if the cache holds the keys of more or fewer sources than the encoder's output has."""
-    if not isinstance(cache, EncoderDecoderCache) or not cache.is_updated.get(0):
-        return
-    sources, given = cache.cross_attention_cache.layers[0].keys.shape[0], encoder_hidden_states.shape[0]
-    if sources != given:
-        raise ValueError(
-            f"The cache holds the keys of {sources} sources, and the encoder's output has {given} rows. A cache that "
-            "generate() returned holds each source once, whatever the number of its beams or sequences: give an encoder's output "
-            "that does so too, and targets_per_source, or repeat the keys by "
-            "cache.cross_attention_cache.batch_repeat_interleave(targets_per_source)."
         )
 
 
@@ -446,7 +425,7 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
         segment_ids: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
         targets_per_source: int = 1,
-        sentence_rows: SentenceRows | None = None,
+        sentence_rows: tuple[Tensor, Tensor] | None = None,
         statistics: str = "none",
         ffn_norms: bool = False,
         **kwargs: Any,
@@ -483,8 +462,7 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
             row_weight=decoder_weight,
             **common,
         )
-        both = [getattr(encoder_outputs, "attention_sums", None), decoder_outputs.attention_sums]
-        both_norms = [getattr(encoder_outputs, "ffn_norms", None), decoder_outputs.ffn_norms]
+        both = (encoder_outputs, decoder_outputs)
         return ReLUFormerModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
             **{CACHE_NAME: getattr(decoder_outputs, CACHE_NAME)},
@@ -494,38 +472,14 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
-            attention_sums=join_sums(both),
-            ffn_norms=join_sums(both_norms),
+            attention_sums=join_sums(getattr(outputs, "attention_sums", None) for outputs in both),
+            ffn_norms=join_sums(getattr(outputs, "ffn_norms", None) for outputs in both),
         )
 
 
-class SharedSources(CompactMask):
-    """A mixin before `GenerationMixin`: beams and samples share the source's mask, its keys and its values."""
-
-    def _expand_inputs_for_generation(
-        self,
-        expand_size: int = 1,
-        is_encoder_decoder: bool = False,
-        input_ids: Tensor | None = None,
-        **model_kwargs: Any,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """As in Transformers, but the source is not repeated for its beams or samples: see `targets_per_source`.
-
-        It is repeated where the caller gave a cache, which may hold its keys for each of them.
-        """
-        if expand_size == 1 or model_kwargs.get(CACHE_NAME) is not None:
-            return super()._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
-        source = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
-        input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)
-        return input_ids, {**model_kwargs, **source, "targets_per_source": expand_size}
-
-    def _reorder_cache(self, cache: Cache, beam_idx: Tensor) -> Cache:
-        """The beams of a sentence share its source, so only what they have written themselves changes places."""
-        cache.self_attention_cache.reorder_cache(beam_idx)
-        return cache
-
-
-class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUFormerPreTrainedModel, GenerationMixin):
+class ReLUFormerForConditionalGeneration(
+    LanguageHeadMixin, SharedSources, CompactMask, ReLUFormerPreTrainedModel, GenerationMixin
+):
     """ReLUFormer for translation and other sequence-to-sequence tasks.
 
     Example:
@@ -679,29 +633,25 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
                 begins with -100; segment ids of another shape.
         """
         if segment_ids is None:
-            starts, padded = None, (labels[:, :1] == IGNORED_LABEL) & (labels != IGNORED_LABEL).any(dim=1, keepdim=True)
+            segment_ids = torch.ones_like(labels)
         elif segment_ids.shape != labels.shape:
             raise ValueError(
                 f"decoder_segment_ids must have the shape of the labels, {tuple(labels.shape)}; got "
                 f"{tuple(segment_ids.shape)}."
             )
-        else:
-            starts = (positions_from_segments(segment_ids) == 0) & (segment_ids > 0)
-            padded = starts & (labels == IGNORED_LABEL)
+        starts = (positions_from_segments(segment_ids) == 0) & (segment_ids > 0)
         # on a GPU the check would wait for all that was launched before it
-        if labels.device.type == "cpu" and not is_compiling() and padded.any():
-            fault = (
-                "Labels are padded on the left." if starts is None else "A packed sequence of labels begins with -100."
-            )
-            raise ValueError(
-                f"{fault} Pad them on the right (tokenizer.padding_side='right'), or give decoder_input_ids and "
-                "decoder_attention_mask beside them."
-            )
+        if labels.device.type == "cpu" and not is_compiling():
+            padded = (starts & (labels == IGNORED_LABEL)).any(dim=1) & (labels != IGNORED_LABEL).any(dim=1)
+            if padded.any():
+                raise ValueError(
+                    "Labels are padded on the left. Pad them on the right (tokenizer.padding_side='right'), packed sequences "
+                    "too, or give decoder_input_ids and decoder_attention_mask beside them."
+                )
         shifted = labels.new_empty(labels.shape)
         shifted[:, 1:] = labels[:, :-1]
         shifted[:, 0] = self.config.decoder_start_token_id
-        if starts is not None:
-            shifted = shifted.masked_fill(starts, self.config.decoder_start_token_id)
+        shifted = shifted.masked_fill(starts, self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
     def _warn_about_missing_sums(self, encoder_outputs: Any) -> None:

@@ -20,7 +20,6 @@ from .configuration_vision import ReLUFormerVisionConfig, pair
 from .layers_reluformer import (
     AttentionContext,
     AttentionPreTrainedModel,
-    FeedForward,
     LayerOutput,
     LayerSums,
     LossParts,
@@ -123,7 +122,7 @@ class ReLUFormerVisionEmbeddings(nn.Module):
         return torch.cat([first, grid.flatten(2).transpose(1, 2)], dim=1)
 
 
-class ReLUFormerVisionLayer(FeedForward, GradientCheckpointingLayer):
+class ReLUFormerVisionLayer(GradientCheckpointingLayer):
     """Attention and feed-forward network, each behind a norm (pre-LN, as in ViT)."""
 
     def __init__(self, config: ReLUFormerVisionConfig, layer_idx: int) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from reluformer.configuration.errors import UserError
-from reluformer.modeling_reluformer.layers_reluformer import AttentionPreTrainedModel, FeedForward
+from reluformer.modeling_reluformer.layers_reluformer import AttentionPreTrainedModel, SparseActivation
 
 logger = logging.getLogger(__name__)
 
@@ -155,10 +155,21 @@ def _ours(model: nn.Module) -> AttentionPreTrainedModel:
     return found
 
 
-def set_zeros(model: AttentionPreTrainedModel, **changes: float) -> None:
-    """`FeedForward.set_zeros` of every feed-forward network; a threshold also becomes the config's."""
-    if "threshold" in changes:
-        model.config.ffn_threshold = changes["threshold"]
+def set_zeros(
+    model: AttentionPreTrainedModel, *, threshold: float | None = None, negative_probability: float | None = None
+) -> None:
+    """Sets these of every feed-forward network, see `SparseActivation`; a threshold also becomes the config's."""
+    if threshold is not None:
+        model.config.ffn_threshold = threshold
     for part in model.modules():
-        if isinstance(part, FeedForward):
-            part.set_zeros(**changes)
+        activation = part._modules.get("activation_fn")
+        if activation is None or isinstance(part, SparseActivation):
+            continue
+        if not isinstance(activation, SparseActivation):
+            if not threshold and not negative_probability:
+                continue
+            part.activation_fn = activation = SparseActivation(activation).train(part.training)
+        if threshold is not None:
+            activation.threshold = threshold
+        if negative_probability is not None:
+            activation.negative_probability = negative_probability
