@@ -53,8 +53,8 @@ test-newest: .venv-newest/dev
 # Of that, what a new Transformers breaks first: models, generation, the trainer, remote code without the package. Some three minutes on two cores.
 test-newest-short: .venv-newest/dev
 	OMP_NUM_THREADS=$(THREADS) .venv-newest/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" \
-		$(addprefix tests/,$(addprefix modeling_reluformer/test_,$(addsuffix .py,caches decoder_library keywords library_features model \
-		plain_trainer remote_code shared_sources vision_model)) training/test_trainer.py training/test_translation.py)
+		$(addprefix tests/,$(addprefix modeling_reluformer/test_,$(addsuffix .py,decoder generation loss model remote_code vision)) \
+		training/test_trainer.py training/test_translation.py)
 
 # Every lower bound of pyproject.toml at once, torch's excepted: see constraints-oldest.txt.
 test-oldest: .venv-oldest/dev

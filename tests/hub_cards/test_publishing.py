@@ -21,8 +21,7 @@ from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.hub_cards.publishing import publish
 from reluformer.training.run.records import write_json
 
-from ..modeling_reluformer.decoder_cases import VOCABULARY, decoder_model
-from ..modeling_reluformer.vision_cases import vision_model
+from ..modeling_reluformer.cases import VOCABULARY, decoder_model, vision_model
 from ..training.run.kill_harness import RECIPE
 from .model_folders import LEFT_BEHIND, OF_A_RUN, trainer_state, write_finished_run
 

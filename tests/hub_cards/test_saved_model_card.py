@@ -15,8 +15,7 @@ from reluformer.hub_cards.card import render_card, write_card
 from reluformer.hub_cards.model_folder import evaluation_of
 from reluformer.training.run.records import write_json
 
-from ..modeling_reluformer.decoder_cases import VOCABULARY, decoder_model
-from ..modeling_reluformer.vision_cases import vision_model
+from ..modeling_reluformer.cases import VOCABULARY, decoder_model, vision_model
 from .model_folders import TINY, evaluation, trainer_state, write_documented_run, write_plain_output
 from .test_card import assert_whole
 

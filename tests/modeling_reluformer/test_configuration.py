@@ -1,11 +1,21 @@
+"""What a configuration takes and refuses, and that its fields do what they say."""
+
 import json
+import math
 
 import pytest
+import torch
 from transformers import AutoConfig
 
-from reluformer import ReLUFormerConfig
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
 from ..conftest import tiny_config
+from .exact_models import (
+    assert_equals_the_paper,
+    exact_model,
+    padded_batch,
+    use_path,
+)
 
 BAD_FIELDS = [
     ({"attention_activation": "swish"}, ["attention_activation", "swish", "relu", "softmax", "entmax15"]),
@@ -82,79 +92,6 @@ def test_names_of_other_versions_and_of_users_pass(tmp_path):
     assert ReLUFormerConfig.from_pretrained(tmp_path).d_models == 7
 
 
-def test_defaults_are_the_papers_wmt14_size():
-    config = ReLUFormerConfig()
-    expected = {
-        **{"vocab_size": 32000, "decoder_vocab_size": 32000, "max_position_embeddings": 1024, "d_model": 512},
-        **{f"{part}_layers": 6 for part in ("encoder", "decoder")},
-        **{f"{part}_attention_heads": 8 for part in ("encoder", "decoder")},
-        **{f"{part}_ffn_dim": 2048 for part in ("encoder", "decoder")},
-        **{
-            "attention_activation": "relu",
-            "attention_scaling": "variance",
-            "attention_gamma": 8.0,
-            "attention_alpha": 1.0,
-        },
-        **{"attention_gamma_learnable": False, "attention_qk_norm": False, "attention_gate": False},
-        **{
-            "attention_output_norm": "none",
-            "ffn_output_norm": "none",
-            "activation_function": "relu",
-            "ffn_temperature": 1.0,
-        },
-        **{"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.0, "label_smoothing": 0.1},
-        **{"regularization_weight": 0.01, "entropy_margin": 0.7, "init_std": None, "scale_embedding": True},
-        **{"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True, "use_cache": True},
-        **{
-            "is_encoder_decoder": True,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "decoder_start_token_id": 1,
-        },
-    }
-    assert {name: getattr(config, name) for name in expected} == expected
-    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (512, 6, 8)
-
-
-SIZES = [
-    "vocab_size",
-    "max_position_embeddings",
-    "encoder_layers",
-    "decoder_layers",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-]
-
-
-@pytest.mark.parametrize(
-    ("names", "least", "most"),
-    [
-        (["dropout", "attention_dropout", "activation_dropout", "label_smoothing"], 0, 0.999),
-        (["attention_alpha"], 0, 2),
-        (["entropy_margin"], 0, 1),
-        (["attention_gamma"], 1e-6, 1e6),
-        (["regularization_weight"], 0, 1e6),
-        (SIZES, 1, 3),
-    ],
-)
-def test_bounds_are_allowed_and_what_lies_beyond_is_not(names, least, most):
-    for name in names:
-        shared = {"decoder_vocab_size": None} if name == "vocab_size" else {}
-        for value in (least, most):
-            assert getattr(ReLUFormerConfig(**{name: value}, **shared), name) == value
-        for value in (least - 1, float("inf")):
-            with pytest.raises(Exception, match=name):
-                ReLUFormerConfig(**{name: value}, **shared)
-
-
-def test_one_head_of_one_feature_is_allowed_and_no_head_is_not():
-    heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
-    assert ReLUFormerConfig(d_model=1, **heads).d_model == 1
-    with pytest.raises(ValueError, match="decoder_attention_heads=0"):
-        ReLUFormerConfig(d_model=1, **{**heads, "decoder_attention_heads": 0})
-
-
 def test_only_relu_with_variance_scaling_is_regularised_by_default():
     assert ReLUFormerConfig(attention_scaling="length").regularization_weight == 0
     assert ReLUFormerConfig(attention_activation="relu2").regularization_weight == 0
@@ -177,3 +114,120 @@ def test_round_trip_through_save_pretrained(variant, tmp_path):
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["attention_activation"] == config.attention_activation
     assert "attn_implementation" not in saved and "_attn_implementation" not in saved
+
+
+# field: what the model has beside, and a value that changes its logits or its loss, with the same weights
+CHANGES = {
+    "vocab_size": ({}, 41),
+    "decoder_vocab_size": ({"share_encoder_decoder_embeddings": False}, 50),
+    "d_model": ({}, 24),
+    "encoder_layers": ({}, 1),
+    "encoder_attention_heads": ({}, 2),
+    "encoder_ffn_dim": ({}, 16),
+    "decoder_layers": ({}, 1),
+    "decoder_attention_heads": ({}, 4),
+    "decoder_ffn_dim": ({}, 16),
+    "attention_activation": ({}, "sigmoid"),
+    "attention_scaling": ({}, "length"),
+    "attention_gamma": ({}, 1.0),
+    "attention_gamma_learnable": ({}, True),
+    "attention_alpha": ({"attention_scaling": "length"}, 0.4),
+    "attention_output_norm": ({}, "gated_rms"),
+    "attention_qk_norm": ({}, True),
+    "attention_gate": ({}, True),
+    "activation_function": ({}, "gelu"),
+    "ffn_output_norm": ({}, "layer_norm"),
+    "ffn_temperature": ({"activation_function": "softmax"}, 0.5),
+    "label_smoothing": ({}, 0.3),
+    "regularization_weight": ({}, 0.25),
+    "entropy_margin": ({}, 0.2),
+    "scale_embedding": ({}, False),
+    "share_encoder_decoder_embeddings": ({}, False),
+    "tie_word_embeddings": ({}, False),
+    "pad_token_id": ({}, 3),
+    "decoder_start_token_id": ({}, 3),
+}
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+
+
+def twins(base: dict, changes: dict) -> tuple[ReLUFormerForConditionalGeneration, ReLUFormerForConditionalGeneration]:
+    """Two models whose weights are the same wherever they have the same."""
+    base = {"regularization_weight": 0.5, **base}
+    first, second = exact_model(**base), exact_model(**{**base, **changes})
+    weights = dict(first.named_parameters())
+    with torch.no_grad():
+        for name, parameter in second.named_parameters():
+            if name in weights and weights[name].shape == parameter.shape:
+                parameter.copy_(weights[name])
+    return first, second
+
+
+def numbers(model: ReLUFormerForConditionalGeneration) -> list[torch.Tensor]:
+    with torch.no_grad():
+        output = model(**padded_batch("right"))
+    return [output.logits, output.loss]
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_change_of_the_field_changes_the_result_as_the_paper_says(field):
+    base, value = CHANGES[field]
+    model, changed = twins(base, {field: value})
+    before, after = numbers(model), numbers(changed)
+    differences = [
+        math.inf if one.shape != two.shape else (one - two).abs().max() for one, two in zip(before, after, strict=True)
+    ]
+    assert max(differences) > 1e-3
+    assert_equals_the_paper(changed, padded_batch("right"))
+
+
+@pytest.mark.parametrize("path", ["eager", "plain", "blocks"])
+@pytest.mark.parametrize("field", DROPOUTS)
+def test_dropout_changes_the_result_in_training_alone(field, path, monkeypatch):
+    model, changed = twins({"attn_implementation": use_path(monkeypatch, path)}, {field: 0.3})
+    assert all(torch.equal(one, two) for one, two in zip(numbers(model), numbers(changed), strict=True))
+    results = []
+    for one in (model, changed, changed):
+        torch.manual_seed(0)
+        results.append(numbers(one.train())[0])
+    assert (results[0] - results[1]).abs().max() > 1e-3
+    assert torch.equal(results[1], results[2])
+
+
+@pytest.mark.parametrize("path", ["eager", "plain"])
+def test_dropout_falls_where_the_paper_has_it(path, monkeypatch):
+    """Embeddings, residuals, attention weights and FFN: with the same masks, the whole model is the paper's; each at its rate."""
+    rates = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1}
+    fields = {"attn_implementation": use_path(monkeypatch, path), "regularization_weight": 0.5, **rates}
+    model = exact_model(**fields).train()
+    draw, drawn = torch.nn.functional.dropout, []
+
+    def recorded(values, p=0.5, training=True, inplace=False):
+        mask = draw(torch.ones_like(values), p, training)
+        drawn.append((p, mask))
+        return values * mask
+
+    def drawn_again(field, *shape):
+        rate, mask = drawn.pop(0)
+        assert rate == rates[field] and mask.shape == shape
+        kept[field].append(mask.flatten())
+        return mask.numpy()
+
+    kept = {field: [] for field in rates}
+    monkeypatch.setattr(torch.nn.functional, "dropout", recorded)
+    assert_equals_the_paper(model, padded_batch("right"), dropout=drawn_again)
+    assert not drawn
+    for field, rate in rates.items():
+        masks = torch.cat(kept[field])
+        assert set(masks.unique().tolist()) == {0.0, 1 / (1 - rate)}
+        deviation = math.sqrt(rate * (1 - rate) / len(masks))
+        assert abs((masks == 0).double().mean().item() - rate) < 4 * deviation
+
+
+def test_init_std_is_the_deviation_of_initial_weights():
+    torch.manual_seed(0)
+    for std, expected in ((0.5, 0.5), (None, 64**-0.5)):
+        model = ReLUFormerForConditionalGeneration(tiny_config(vocab_size=500, d_model=64, init_std=std))
+        assert model.model.shared.weight[1:].std().item() == pytest.approx(expected, rel=0.03)
+        # of 64 × 64 features, Xavier's uniform numbers lie within sqrt(6 / 128) and deviate by sqrt(2 / 128)
+        weight = model.model.encoder.layers[0].self_attn.q_proj.weight
+        assert weight.std().item() == pytest.approx(math.sqrt(2 / 128) if std is None else std, rel=0.05)

@@ -1,13 +1,15 @@
-"""The loss against its definition written out in loops, and its independence of how a batch is cut."""
+"""The loss against its definition in loops, its independence of how a batch is cut, and the plain Trainer on it."""
 
 import math
 
 import pytest
 import torch
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
+from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.loss_reluformer import module_sums, row_entropy, row_penalty, row_weights
 
-from ..conftest import random_tokens, tiny_model
+from ..conftest import random_tokens, tiny_config, tiny_model
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 
@@ -142,16 +144,6 @@ def test_batch_without_targets_costs_nothing():
     assert result.attention_sum == result.attention_entropy == result.dead_row_fraction == 0, "of no row, and no NaN"
 
 
-def test_a_four_dimensional_mask_gives_the_loss_of_the_same_in_two():
-    model, source, labels = tiny_model(attn_implementation="eager"), random_tokens(3, 7), random_tokens(3, 7, seed=1)
-    mask = torch.ones_like(source)
-    mask[1, 3:] = mask[2, 6:] = 0
-    whole = mask[:, None, None, :].bool().expand(3, 1, 7, 7)
-    found = model(input_ids=source, attention_mask=whole, labels=labels)
-    expected = model(input_ids=source, attention_mask=mask, labels=labels)
-    assert torch.equal(found.loss, expected.loss) and torch.equal(found.regularization, expected.regularization)
-
-
 def test_encoder_outputs_without_figures_warn_of_the_smaller_regulariser(monkeypatch):
     messages = []
     monkeypatch.setattr("reluformer.modeling_reluformer.modeling_reluformer.logger.warning_once", messages.append)
@@ -182,8 +174,74 @@ def test_a_row_weighs_the_targets_of_its_sentence_over_its_rows(dtype):
     torch.testing.assert_close(row_weights(rows, labels, 2), expected)
 
 
-@pytest.mark.parametrize("label", [0, 5])
-def test_one_target_alone_is_its_cross_entropy(label):
-    model = tiny_model(preset="vanilla", label_smoothing=0.0, **NO_DROPOUT)
-    result = model(input_ids=random_tokens(1, 4), labels=torch.tensor([[label]]))
-    torch.testing.assert_close(result.loss, -result.logits[0, 0].log_softmax(-1)[label])
+class CopyTask(torch.utils.data.Dataset):
+    """The target repeats the source; lengths 3 to 8."""
+
+    def __init__(self, pairs: int) -> None:
+        self.tokens = [[*random_tokens(3 + index % 6, seed=index).tolist(), 2] for index in range(pairs)]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict:
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+def collate(features: list[dict]) -> dict[str, torch.Tensor]:
+    def pad(name: str, value: int) -> torch.Tensor:
+        rows = [torch.tensor(feature[name]) for feature in features]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+
+    input_ids = pad("input_ids", 0)
+    return {"input_ids": input_ids, "attention_mask": (input_ids != 0).long(), "labels": pad("labels", -100)}
+
+
+def trainer(model, folder, pairs: int, **arguments) -> Seq2SeqTrainer:
+    options = {"learning_rate": 5e-3, "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    return Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(str(folder), **{**options, **arguments}),
+        train_dataset=CopyTask(pairs),
+        eval_dataset=CopyTask(16),
+        data_collator=collate,
+    )
+
+
+@pytest.mark.parametrize("preset", ["reluformer", "vanilla", "rela"])
+def test_lowers_the_loss(preset, tmp_path):
+    model = tiny_model(preset=preset, d_model=32)
+    run = trainer(model, tmp_path, 64, max_steps=60, per_device_train_batch_size=16, logging_steps=20)
+    before = run.evaluate()["eval_loss"]
+    run.train()
+    after = run.evaluate()["eval_loss"]
+    assert after < before - 0.5, (before, after)
+
+
+def test_four_accumulation_steps_equal_one_batch(tmp_path):
+    """The Trainer neither divides by the steps nor averages: the model must use num_items_in_batch."""
+    results = []
+    for batch, steps in ((16, 1), (4, 4)):
+        torch.manual_seed(0)
+        model = ReLUFormerForConditionalGeneration(
+            tiny_config(dropout=0.0, attention_dropout=0.0, regularization_weight=0.5)
+        ).double()  # in float32, a row whose sum is near 0 blows rounding up by 1 / S
+        run = trainer(
+            model,
+            tmp_path,
+            48,
+            max_steps=6,
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=steps,
+            logging_steps=1,
+            seed=3,
+            # plain SGD: Adam would blow rounding up where a gradient is near 0
+            optim="sgd",
+            learning_rate=0.05,
+        )
+        run.train()
+        losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+        results.append((losses, [parameter.detach().clone() for parameter in model.parameters()]))
+    assert len(results[0][0]) == 6
+    assert results[1][0] == pytest.approx(results[0][0], rel=1e-6)  # the sums of losses are float32
+    for first, second in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-9)

@@ -1,16 +1,22 @@
-"""The model's own parts: what it takes, refuses and returns, its dropout, parameters and embeddings."""
+"""The translation model where it meets its user and the library."""
+
+import copy
+import shutil
 
 import pytest
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import EncoderDecoderCache
+from torch._dynamo.backends.registry import lookup_backend
+from transformers import AttentionInterface, AutoModel, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import AttentionMaskInterface
 
-from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE
-from reluformer.modeling_reluformer.layers_reluformer import GatedRMSNorm
+from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
+from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE, Visibility
+from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
+from reluformer.modeling_reluformer.fused.compiled import library
+from reluformer.modeling_reluformer.layers_reluformer import AttentionContext, GatedRMSNorm
 
-from ..conftest import VARIANTS, VOCABULARY, random_tokens, tiny_config, tiny_model
-from .padded_batches import padded
+from ..conftest import VARIANTS, random_tokens, skip_without_entmax, tiny_config, tiny_model
+from .cases import decoder_model, implementations, mask_of, padded, pictures, vision_model
 
 
 def test_learnable_gamma_starts_at_gamma_and_gets_a_gradient():
@@ -65,60 +71,6 @@ def test_every_non_negative_activation_reports_its_figures():
             assert 0 <= output.dead_row_fraction < 1 and output.attention_entropy > 0 and output.attention_sum > 0
 
 
-def test_form_of_the_outputs():
-    """By the configuration: the same numbers as a tuple, or with hidden states beside them."""
-    batch = {"input_ids": random_tokens(2, 7), "labels": random_tokens(2, 5)}
-    expected = tiny_model()(**batch)
-    as_tuple = tiny_model(return_dict=False)(**batch)
-    assert isinstance(as_tuple, tuple)
-    assert all(torch.equal(one, two) for one, two in zip(as_tuple, expected.to_tuple(), strict=True))
-    assert expected.encoder_hidden_states is None
-    assert len(tiny_model(output_hidden_states=True)(**batch).encoder_hidden_states) == 3
-
-
-def test_attention_modules_have_the_attributes_of_the_librarys():
-    model = tiny_model().model
-    for index, layer in enumerate(model.encoder.layers):
-        module = layer.self_attn
-        assert (module.layer_idx, module.num_heads, module.head_dim) == (index, 4, 4)
-        assert (module.is_decoder, module.is_causal) == (False, False)
-    for index, layer in enumerate(model.decoder.layers):
-        for module, causal in ((layer.self_attn, True), (layer.encoder_attn, False)):
-            assert (module.layer_idx, module.num_heads, module.head_dim) == (index, 2, 8)
-            assert (module.is_decoder, module.is_causal) == (True, causal)
-
-
-def test_the_gated_norm_of_narrow_numbers_is_torchs_of_one_dtype():
-    """Torch has no fused kernel for two dtypes, and warns."""
-    norm = GatedRMSNorm(8)
-    with torch.no_grad():
-        norm.weight.uniform_(0.5, 1.5)
-        norm.gate.zero_()  # half of everything passes
-    states = torch.randn(64, 8, dtype=torch.bfloat16)
-    expected = torch.nn.functional.rms_norm(states, (8,), norm.weight.bfloat16(), norm.eps) / 2
-    torch.testing.assert_close(norm(states).bfloat16(), expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "activation_dropout"])
-@pytest.mark.parametrize("preset", ["reluformer", "vanilla"])
-def test_each_dropout_acts_while_training_and_only_then(preset, name):
-    rates = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-    plain, model = tiny_model(preset=preset, **rates), tiny_model(preset=preset, **{**rates, name: 0.5})
-    batch = {"input_ids": random_tokens(2, 9), "decoder_input_ids": random_tokens(2, 7, seed=1)}
-    expected = plain(**batch).logits
-    torch.testing.assert_close(model(**batch).logits, expected)
-    torch.testing.assert_close(plain.train()(**batch).logits, expected)
-    model.train()
-    first, second = model(**batch).logits, model(**batch).logits
-    assert not torch.allclose(first, expected) and not torch.allclose(first, second)
-
-
-def test_every_parameter_takes_part(variant):
-    model = tiny_model(**variant).train()
-    model(input_ids=random_tokens(2, 9), labels=random_tokens(2, 7, seed=1)).loss.backward()
-    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_embeddings_that_are_set_are_those_that_are_used(shared):
     model = tiny_model(share_encoder_decoder_embeddings=shared, tie_word_embeddings=shared)
@@ -129,7 +81,317 @@ def test_embeddings_that_are_set_are_those_that_are_used(shared):
     assert not torch.equal(model.get_encoder()(random_tokens(1, 4)).last_hidden_state, before)
 
 
-def test_the_library_s_loss_function_of_the_model_shifts_no_labels():
-    model, logits, labels = tiny_model(), torch.randn(2, 5, VOCABULARY), random_tokens(2, 5)
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    torch.testing.assert_close(model.loss_function(logits=logits, labels=labels, vocab_size=VOCABULARY), expected)
+def test_embeddings_may_be_given_instead_of_tokens():
+    model, tokens, target = tiny_model(), random_tokens(2, 7), random_tokens(2, 5, seed=1)
+    expected = model(input_ids=tokens, decoder_input_ids=target).logits
+    embedded = model.get_input_embeddings()(tokens)  # the model scales both
+    torch.testing.assert_close(model(inputs_embeds=embedded, decoder_input_ids=target).logits, expected)
+
+
+def test_a_cache_counts_towards_the_positions():
+    """64 positions: 60 tokens, and then 10 more."""
+    model = tiny_model()
+    source = random_tokens(1, 5)
+    past = model(input_ids=source, decoder_input_ids=random_tokens(1, 60), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="70 tokens is longer than max_position_embeddings=64"):
+        model(input_ids=source, decoder_input_ids=random_tokens(1, 10), past_key_values=past)
+
+
+def test_a_decoder_alone_refuses_them_too():
+    with pytest.raises(ValueError, match="got 3 sources and 2 targets"):
+        tiny_model().get_decoder()(input_ids=random_tokens(2, 5), encoder_hidden_states=torch.zeros(3, 7, 16))
+
+
+@pytest.mark.parametrize("size", [37, 45])
+def test_a_resized_vocabulary_keeps_the_bias_of_its_tokens(size):
+    model = tiny_model()
+    bias = torch.randn(1, 40)
+    model.final_logits_bias.copy_(bias)
+    model.resize_token_embeddings(size)
+    expected = torch.cat([bias, torch.zeros(1, 5)], dim=1)[:, :size]
+    assert torch.equal(model.final_logits_bias, expected)
+
+
+def test_a_context_moves_all_its_tensors():
+    """As accelerate's hooks ask for it between layers on two devices."""
+    visibility = Visibility(key_padding_mask=torch.ones(2, 5, dtype=torch.bool), causal=True)
+    tensors = {"visible_keys": torch.ones(2, 5), "row_scale": torch.ones(2, 1, 5), "row_weight": torch.ones(2, 5)}
+    context = AttentionContext(print, visibility, mask=None, statistics="sum", **tensors).to("meta")
+    assert (context.mask, context.statistics, context.visibility.causal) == (None, "sum", True)
+    moved = [context.visibility.key_padding_mask, *(getattr(context, name) for name in tensors)]
+    assert [tensor.device.type for tensor in moved] == ["meta"] * 4
+
+
+def test_what_a_checkpoint_lacks_has_its_initial_value(tmp_path):
+    """A softmax model is loaded as ReLA, whose gates it does not have, with a gamma that is learned."""
+    tiny_model(preset="vanilla").save_pretrained(tmp_path)
+    fields = {"attention_output_norm": "gated_rms", "attention_gamma_learnable": True, "attention_gamma": 3.0}
+    config = tiny_config(**fields, regularization_weight=0.0)
+    model = ReLUFormerForConditionalGeneration.from_pretrained(tmp_path, config=config)
+    norms = [module for module in model.modules() if isinstance(module, GatedRMSNorm)]
+    assert norms and all(bool((norm.gate == 1).all()) for norm in norms)
+    gammas = [parameter for name, parameter in model.named_parameters() if name.endswith("log_gamma")]
+    assert gammas and all(torch.allclose(gamma.exp(), torch.tensor(3.0)) for gamma in gammas)
+
+
+IDS = random_tokens(2, 6)
+
+
+def translation(**keywords):
+    return tiny_model()(input_ids=IDS, decoder_input_ids=IDS[:, :4], **keywords)
+
+
+def language(**keywords):
+    return decoder_model()(IDS, **keywords)
+
+
+def vision(**keywords):
+    return vision_model()(pictures(), **keywords)
+
+
+@pytest.mark.parametrize("call", [translation, language, vision])
+def test_a_keyword_of_a_later_library_goes_through(call):
+    assert torch.equal(call(step_of_generation=3, head_mask=None).logits, call().logits)
+
+
+@pytest.mark.parametrize(
+    ("call", "keyword", "says"),
+    [
+        (translation, "target_per_source", "did you mean targets_per_source?"),
+        (translation, "past_key_value", "did you mean past_key_values?"),
+        (translation, "output_hidden_state", "did you mean output_hidden_states?"),
+        (translation, "head_mask", "leave it out"),
+        (translation, "source_embeds", "leave it out"),
+        (translation, "position_ids", "leave it out"),
+        (language, "is_causal", "leave it out"),
+        (language, "logit_to_keep", "did you mean logits_to_keep?"),
+        (vision, "interpolate_pos_encodings", "did you mean interpolate_pos_encoding?"),
+        (vision, "input_ids", "leave it out"),
+    ],
+)
+def test_a_slip_and_an_input_without_effect_are_refused(call, keyword, says):
+    with pytest.raises(TypeError, match=rf"^ReLUFormerFor\w+ takes no {keyword}; {says}"):
+        call(**{keyword: IDS})
+
+
+@pytest.mark.parametrize("call", [translation, language])
+def test_the_cache_has_two_names_and_is_given_by_one(call):
+    caches = [
+        EncoderDecoderCache(DynamicCache(), DynamicCache()) if call is translation else DynamicCache() for _ in range(2)
+    ]
+    found = [call(**{name: cache}) for name, cache in zip(("cache", "past_key_values"), caches, strict=True)]
+    assert torch.equal(found[0].logits, found[1].logits) and {cache.get_seq_length() for cache in caches} == {
+        found[0].logits.shape[1]
+    }
+    with pytest.raises(TypeError, match="two names of one argument"):
+        call(cache=caches[0], past_key_values=caches[1])
+
+
+@pytest.mark.parametrize("make", [tiny_model, decoder_model])
+def test_layers_that_are_computed_again_write_to_no_cache(make):
+    model = make().train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    cache = DynamicCache()
+    model(input_ids=IDS, labels=IDS, cache=cache).loss.backward()
+    assert cache.get_seq_length() == 0
+
+
+def test_implementations_agree(variant):
+    source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
+    mask = mask_of(source[:, :5], 2, "right")
+    outputs = {}
+    for implementation in implementations(variant):
+        model = tiny_model(attn_implementation=implementation, **variant).double()
+        output = model(input_ids=source, attention_mask=mask, labels=target)
+        output.loss.backward()
+        gradient = torch.cat(
+            [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+        )
+        outputs[implementation] = (output.logits, output.loss, gradient)
+    first, *others = outputs.values()
+    for other in others:
+        for expected, found in zip(first, other, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "implementation"),
+    [
+        ({}, "sdpa"),
+        ({}, "flash_attention_2"),
+        ({}, "flex_attention"),
+        ({}, "paged|eager"),
+        ({}, "kernels-community/flash-attn"),
+        ({"attention_activation": "softplus"}, "sdpa"),
+        ({"preset": "vanilla"}, "fused"),
+        ({"preset": "vanilla"}, "flex_attention"),
+        ({"preset": "sparsemax"}, "sdpa"),
+        ({"preset": "entmax15"}, "fused"),
+    ],
+    ids=str,
+)
+def test_impossible_pair_is_refused_with_the_valid_ones(fields, implementation):
+    skip_without_entmax(fields)
+    config = tiny_config(**fields)
+    valid = ", ".join(valid_attention_implementations(config.attention_activation))
+    expected = f"is not supported by attention_activation='{config.attention_activation}'; choose one of {valid}"
+    config._attn_implementation = implementation
+    with pytest.raises(ValueError, match=expected):
+        ReLUFormerForConditionalGeneration(config)
+    model = tiny_model(**fields)
+    before = model.config._attn_implementation
+    with pytest.raises(ValueError, match=expected):
+        model.set_attn_implementation(implementation)
+    assert model.config._attn_implementation == before
+
+
+def test_default_implementation_follows_the_activation():
+    assert tiny_model().config._attn_implementation == "fused"
+    assert tiny_model(preset="vanilla").config._attn_implementation == "sdpa"
+
+
+def test_output_attentions_returns_the_weights_or_raises():
+    model = tiny_model()
+    source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
+    with pytest.raises(ValueError, match="output_attentions=True needs attn_implementation='eager'; 'fused'"):
+        model(input_ids=source, decoder_input_ids=target, output_attentions=True)
+    model.set_attn_implementation("eager")
+    output = model(input_ids=source, decoder_input_ids=target, output_attentions=True, output_hidden_states=True)
+    assert [weights.shape for weights in output.encoder_attentions] == [(2, 4, 7, 7)] * 2
+    assert [weights.shape for weights in output.decoder_attentions] == [(2, 2, 5, 5)] * 2
+    assert [weights.shape for weights in output.cross_attentions] == [(2, 2, 5, 7)] * 2
+    assert len(output.encoder_hidden_states) == len(output.decoder_hidden_states) == 3
+
+
+PRESETS = ("reluformer", "rela", "vanilla")
+
+
+def test_lora_has_the_loss_of_the_model_and_merges_into_one(tmp_path):
+    peft = pytest.importorskip("peft", reason="LoRA is peft's, which is not installed")
+    model, source, target = tiny_model(), random_tokens(2, 7), random_tokens(2, 5, seed=1)
+    plain = model(input_ids=source, labels=target)
+    lora = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["q_proj", "v_proj"], r=4)
+    adapted = peft.get_peft_model(model, lora).eval()
+    found = adapted(input_ids=source, labels=target)
+    torch.testing.assert_close((found.loss, found.regularization), (plain.loss, plain.regularization))
+    found.loss.backward()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            assert (parameter.grad is not None) == ("lora_" in name), name
+            if "lora_B" in name:  # 0 before the first update
+                parameter += 0.1
+        expected = adapted(input_ids=source, labels=target).logits
+        adapted.merge_and_unload().save_pretrained(tmp_path)
+        merged = ReLUFormerForConditionalGeneration.from_pretrained(tmp_path)
+        torch.testing.assert_close(merged(input_ids=source, labels=target).logits, expected)
+    assert (expected - plain.logits).abs().max() > 1e-3
+
+
+def test_a_globally_registered_foreign_name_is_refused(monkeypatch):
+    """It would run without a mask, or run softmax in a ReLU model, without a word."""
+    monkeypatch.setitem(AttentionInterface._global_mapping, "foreign", lambda *args, **kwargs: None)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "foreign", lambda *args, **kwargs: None)
+    model = tiny_model()
+    with pytest.raises(ValueError, match='attn_implementation="foreign"` is not supported'):
+        model.set_attn_implementation("foreign")
+    config = tiny_config()
+    config._attn_implementation = "foreign"
+    with pytest.raises(ValueError, match='attn_implementation="foreign"` is not supported'):
+        ReLUFormerForConditionalGeneration(config)
+
+
+def test_set_attn_implementation_after_loading(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    model = ReLUFormerForConditionalGeneration.from_pretrained(tmp_path)
+    source, target = random_tokens(2, 7), random_tokens(2, 5)
+    fused = model(input_ids=source, decoder_input_ids=target).logits
+    model.set_attn_implementation("eager")
+    output = model(input_ids=source, decoder_input_ids=target, output_attentions=True)
+    torch.testing.assert_close(output.logits, fused)
+    assert len(output.cross_attentions) == 2
+    assert (
+        ReLUFormerForConditionalGeneration.from_pretrained(
+            tmp_path, attn_implementation="eager"
+        ).config._attn_implementation
+        == "eager"
+    )
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+# Longer than what runs as plain products beside the blockwise loop (`_is_small`).
+LONG = 520
+OPERATORS = {"compiled": "reluformer_cpu.attention", "python": "reluformer.pointwise_attention"}
+
+
+@pytest.fixture(params=OPERATORS)
+def loop(request):
+    """Which loop computes: the compiled one takes every length, the other one long sequences alone."""
+    if request.param == "python":
+        with library.python_loop():
+            yield request.param
+    elif library.library(large=True) is None:
+        pytest.skip("the compiled attention cannot be built here")
+    else:
+        yield request.param
+
+
+def long_model(preset: str) -> ReLUFormerForConditionalGeneration:
+    rates = {"dropout": 0.0, "attention_dropout": 0.0}
+    return tiny_model(preset=preset, encoder_layers=1, decoder_layers=1, max_position_embeddings=LONG, **rates)
+
+
+def operators(graph: torch.fx.GraphModule, loop: str) -> int:
+    return sum(str(node.target).startswith(OPERATORS[loop]) for node in graph.graph.nodes)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("preset", "length", "backend"),
+    [
+        ("reluformer", 7, "aot_eager"),
+        pytest.param("reluformer", LONG, "inductor", marks=pytest.mark.slow),
+        pytest.param("vanilla", 7, "inductor", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_training_step_is_one_graph_and_equal(loop, preset, length, backend):
+    model = long_model(preset).train()
+    twin = copy.deepcopy(model)
+    counts = []
+
+    def counting(graph, inputs):
+        counts.append(operators(graph, loop))
+        return lookup_backend(backend)(graph, inputs)
+
+    compiled = torch.compile(twin, fullgraph=True, backend=counting)
+    batch = {"input_ids": random_tokens(2, length), "labels": random_tokens(2, length - 2)}
+    batch["attention_mask"] = torch.ones(2, length)
+    batch["attention_mask"][1, length // 2 :] = 0
+    expected, found = model(**batch), compiled(**batch)
+    # of the encoder's layer, and two of the decoder's
+    takes_part = preset == "reluformer" and (loop == "compiled" or length == LONG)
+    assert counts == [3 if takes_part else 0]
+    torch.testing.assert_close(found.loss, expected.loss)
+    expected.loss.backward()
+    found.loss.backward()
+    for (name, first), second in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(second.grad, first.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_saved_equals_loaded(variant, tmp_path):
+    model = tiny_model(**variant)
+    model.save_pretrained(tmp_path)
+    source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
+    for loader in (ReLUFormerForConditionalGeneration, AutoModelForSeq2SeqLM):
+        loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(info.values()), info
+        with torch.no_grad():
+            torch.testing.assert_close(
+                loaded(input_ids=source, labels=target).logits,
+                model(input_ids=source, labels=target).logits,
+                rtol=0,
+                atol=0,
+            )
+        torch.testing.assert_close(
+            loaded.model.encoder.embed_positions.weight, model.model.encoder.embed_positions.weight, rtol=0, atol=0
+        )
+    assert isinstance(AutoModel.from_pretrained(tmp_path), ReLUFormerModel)

@@ -10,9 +10,7 @@ import pytest
 from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel, modeling_reluformer
 
 from ..conftest import random_tokens, tiny_config, tiny_model
-from .decoder_cases import decoder_model
-from .vision_cases import vision_model
-from .without_package import run_without_package
+from .cases import decoder_model, run_without_package, vision_model
 
 PACKAGE = Path(modeling_reluformer.__file__).parent
 DOOR = {"__init__.py", "registration.py"}

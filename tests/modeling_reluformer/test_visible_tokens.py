@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ..conftest import random_tokens, tiny_model
-from .padded_batches import implementations, mask_of, padded
+from .cases import implementations, mask_of, padded
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -21,7 +21,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.training.conversion import convert
 from reluformer.training.foreign_models import FOREIGN_MODELS, gpt2_config, llama_config
 
-from ..modeling_reluformer.decoder_cases import VOCABULARY, gpt2_model, llama_model, token_ids
+from ..modeling_reluformer.cases import VOCABULARY, gpt2_model, llama_model, token_ids
 
 MODELS = {
     "gpt2": gpt2_model,

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from ...conftest import TINY, random_tokens, tiny_model
-from ..decoder_cases import decoder_model
+from ..cases import decoder_model
 from ..other_models.foreign_cases import STABLE, llama_config, marian_config
 
 

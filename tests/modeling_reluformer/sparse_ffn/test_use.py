@@ -21,9 +21,8 @@ from reluformer.modeling_reluformer.sparse_ffn import forward
 from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
 
 from ...conftest import random_tokens
-from ..decoder_cases import decoder_model
+from ..cases import decoder_model, vision_config
 from ..other_models.foreign_cases import llama_config
-from ..vision_cases import vision_config
 from .sparse_cases import MODELS, build, decoded, opt_model, t5_model
 
 KINDS = (forward.SparseFeedForward, forward.SparseProjection)

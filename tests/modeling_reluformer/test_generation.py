@@ -1,17 +1,79 @@
-"""Beams and samples that share their source are generated as if each had a copy of it, as the library makes them."""
+"""Generation: caches, and beams that share their source."""
 
 import inspect
 
 import pytest
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache
 
 from reluformer import ReLUFormerForConditionalGeneration as Model
 from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention
 from reluformer.modeling_reluformer.modeling_reluformer import SharedSources
 
 from ..conftest import random_tokens, tiny_model
-from .padded_batches import implementations, mask_of, padded
+from .cases import PADDING, implementations, mask_of, padded
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_generation_cached_equals_uncached_and_batched_equals_single(variant, beams, side):
+    model = tiny_model(**variant)
+    sources = [random_tokens(1, length, seed=length) for length in (4, 9, 6)]
+    longest = max(source.shape[1] for source in sources)
+    batch = torch.cat([padded(source, longest - source.shape[1], side) for source in sources])
+    mask = torch.cat([mask_of(source, longest - source.shape[1], side) for source in sources])
+    options = {"num_beams": beams, "do_sample": False, "max_new_tokens": 12}
+    cached = model.generate(batch, attention_mask=mask, **options)
+    assert torch.equal(cached, model.generate(batch, attention_mask=mask, use_cache=False, **options))
+    for row, source in zip(cached, sources, strict=True):
+        single = model.generate(source, **options)[0]
+        assert torch.equal(row[: len(single)], single)
+        assert (row[len(single) :] == PADDING).all()
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+@pytest.mark.parametrize("with_mask", [True, False], ids=["mask", "no-mask"])
+def test_logits_with_a_cache_in_steps_equal_those_without(variant, static, with_mask):
+    """Of a static cache, only what was written is visible, also in the prefill where it has more keys than queries."""
+    for implementation in implementations(variant):
+        model = tiny_model(attn_implementation=implementation, **variant).double()
+        source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
+        mask = mask_of(target[:, :4], 1, "left") if with_mask else None
+        if static:
+            caches = [StaticCache(config=model.config, max_cache_len=length) for length in (16, 7)]
+        else:
+            caches = [DynamicCache(config=model.config) for _ in range(2)]
+        cache = EncoderDecoderCache(*caches)
+        with torch.no_grad():
+            plain = model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=mask).logits
+            steps = [
+                model(
+                    input_ids=source,
+                    decoder_input_ids=target[:, piece],
+                    decoder_attention_mask=mask[:, : piece.stop] if with_mask else None,
+                    past_key_values=cache,
+                    use_cache=True,
+                ).logits
+                for piece in (slice(0, 3), slice(3, 4), slice(4, 5))
+            ]
+        torch.testing.assert_close(torch.cat(steps, dim=1)[:, 1:], plain[:, 1:])
+
+
+@pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
+def test_a_cache_of_one_part_keeps_cross_attention_apart(variant, cache_class):
+    for implementation in implementations(variant):
+        model = tiny_model(attn_implementation=implementation, **variant).double()
+        source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
+        cache = DynamicCache() if cache_class is DynamicCache else StaticCache(config=model.config, max_cache_len=9)
+        with torch.no_grad():
+            plain = model(input_ids=source, decoder_input_ids=target).logits
+            steps = [
+                model(input_ids=source, decoder_input_ids=target[:, i : i + 1], past_key_values=cache).logits
+                for i in range(5)
+            ]
+        torch.testing.assert_close(torch.cat(steps, dim=1), plain)
+        assert cache.get_seq_length() == 5, "it holds the target alone"
+
 
 BEAMS = {"num_beams": 4, "do_sample": False}
 MODES = {
@@ -60,33 +122,6 @@ def test_generation_with_shared_sources_equals_that_with_copies(variant, mode, s
         assert_same(shared, generated(model, batch(side), **MODES[mode]))
 
 
-@pytest.mark.parametrize("given", ["encoder-outputs", "no-mask"])
-def test_a_source_that_is_given_in_another_way(given, monkeypatch):
-    """A caller's own output of the encoder is left as it was given."""
-    model, inputs = tiny_model().double(), batch()
-    if given == "no-mask":
-        del inputs["attention_mask"]
-    else:
-        with torch.no_grad():
-            output = model.get_encoder()(**inputs)
-        inputs = {"encoder_outputs": output, "attention_mask": inputs["attention_mask"]}
-    found = generated(model, inputs, **BEAMS)
-    if given == "encoder-outputs":
-        assert output.last_hidden_state.shape[0] == 3
-    copies_of_sources(monkeypatch)
-    assert_same(found, generated(model, inputs, **BEAMS))
-
-
-def test_cross_attention_weights_come_back_for_each_beam(monkeypatch):
-    model = tiny_model(attn_implementation="eager").double()
-    options = {**BEAMS, "output_attentions": True}
-    found = generated(model, batch(), **options)
-    copies_of_sources(monkeypatch)
-    expected = generated(model, batch(), **options)
-    torch.testing.assert_close(found.cross_attentions, expected.cross_attentions)
-    torch.testing.assert_close(found.decoder_attentions, expected.decoder_attentions)
-
-
 @pytest.mark.parametrize("mode", ["beams", "samples"])
 def test_keys_of_a_source_are_computed_and_held_once(mode, monkeypatch):
     rows = []
@@ -128,18 +163,3 @@ def test_beams_go_on_with_a_callers_cache_of_copies(monkeypatch):
     found = generated(model, inputs, past_key_values=caches[0], **options)
     copies_of_sources(monkeypatch)
     assert_same(found, generated(model, inputs, past_key_values=caches[1], **options))
-
-
-def test_a_cache_of_generate_says_how_it_goes_on_with_copies():
-    """Sampling returns a cache with each source once. With the encoder's output in copies, the error says what to do."""
-    model, inputs = tiny_model().double(), batch()
-    result = generated(model, inputs, do_sample=True, num_return_sequences=2)
-    copies = {name: tensor.repeat_interleave(2, 0) for name, tensor in inputs.items()}
-    cache, last = result.past_key_values, result.sequences[:, -1:]
-    with torch.no_grad():
-        with pytest.raises(ValueError, match="holds the keys of 3 sources, and the encoder's output has 6 rows"):
-            model(**copies, decoder_input_ids=last, past_key_values=cache)
-        cache.cross_attention_cache.batch_repeat_interleave(2)
-        found = model(**copies, decoder_input_ids=last, past_key_values=cache).logits
-        expected = model(**copies, decoder_input_ids=result.sequences).logits[:, -1:]
-    torch.testing.assert_close(found, expected)

@@ -1,18 +1,21 @@
-"""The Vision Transformer: what it takes, refuses and returns, its loss with the regulariser, and the library around it."""
-
-import copy
-import shutil
+"""The Vision Transformer: its loss and labels, and ViT as an oracle."""
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, Trainer, TrainingArguments
 
-from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig, ReLUFormerVisionModel
+import reluformer  # noqa: F401  (makes attn_implementation="reluformer" known)
+from reluformer import (
+    ReLUFormerForImageClassification,
+    ReLUFormerVisionConfig,
+    ReLUFormerVisionModel,
+    use_relu_attention,
+)
 from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.modeling_reluformer.loss_reluformer import row_penalty
+from reluformer.training.foreign_models import convert_model, vit_weights
 
-from .vision_cases import CLASSES, classes, moved, pictures, vision_config, vision_model
-from .without_package import run_without_package
+from .cases import CLASSES, classes, pictures, run_without_package, vision_config, vision_model, vit_model
 
 FULL = {
     "preset": "relu_vit",
@@ -81,16 +84,6 @@ def test_a_picture_that_does_not_count_changes_nothing(kind):
     found, expected = model(pictures(), labels=labels), model(pictures()[[0, 2]], labels=labels[[0, 2]])
     for name in ("loss", "regularization", "attention_sum", "attention_entropy", "dead_row_fraction"):
         torch.testing.assert_close(found[name], expected[name])
-
-
-def test_labels_of_a_regression_have_the_shape_of_the_logits():
-    model = vision_model(problem_type="regression")
-    labels = torch.rand(3, CLASSES)
-    for wrong in (labels.flatten(), labels.T):
-        with pytest.raises(ValueError, match=r"must have the shape \(batch, num_labels\) = \(3, 5\); got"):
-            model(pictures(), labels=wrong)
-    single = vision_model(problem_type="regression", num_labels=1)
-    assert single(pictures(), labels=labels[:, 0]).loss == single(pictures(), labels=labels[:, :1]).loss
 
 
 @pytest.mark.parametrize(
@@ -255,39 +248,6 @@ def test_what_is_saved_loads_without_the_package(tmp_path):
     torch.testing.assert_close(torch.tensor(logits).view(3, CLASSES), model(pictures()).logits)
 
 
-def test_gradient_checkpointing_changes_nothing():
-    model = vision_model(attention_scaling="variance", regularization_weight=0.5).train()
-    twin = copy.deepcopy(model)
-    twin.gradient_checkpointing_enable({"use_reentrant": False})
-    for each in (model, twin):
-        each(pictures(), labels=classes()).loss.backward()
-    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, two.grad)
-
-
-@pytest.mark.parametrize("preset", ["relu_vit", "softmax_vit"])
-def test_autocast_and_half_precision_are_near(preset):
-    model = vision_model(preset=preset)
-    expected = model(pictures(), labels=classes())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = model(pictures(), labels=classes())
-    half = copy.deepcopy(model).to(torch.bfloat16)(pictures(), labels=classes())
-    for each in (found, half):
-        assert (each.logits.float() - expected.logits).abs().max() < 0.15
-        assert each.loss.dtype == torch.float32 and abs(float((each.loss - expected.loss).detach())) < 0.1
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_training_step_is_one_graph_and_equal():
-    model = vision_model(attention_scaling="variance", regularization_weight=0.5).train()
-    twin = copy.deepcopy(model)
-    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
-    for each in (model, compiled):
-        each(pictures(), labels=classes()).loss.backward()
-    for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(two.grad, one.grad, rtol=1e-4, atol=1e-5, msg=name)
-
-
 class Brightness(torch.utils.data.Dataset):
     """The class of a picture is how bright it is."""
 
@@ -311,28 +271,66 @@ def test_a_plain_trainer_learns(fields, tmp_path):
     assert trainer.evaluate()["eval_loss"] < before - 0.5
 
 
-def test_every_parameter_takes_part():
-    model = moved(ReLUFormerForImageClassification(vision_config(**FULL))).train()
-    model(pictures(), labels=classes()).loss.backward()
-    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+SCALINGS = {
+    "softmax": None,
+    "relu-length": {"activation": "relu", "scaling": "length", "alpha": 1.0},
+    "relu2-half-length": {"activation": "relu2", "scaling": "length", "alpha": 0.5},
+    "gelu-none": {"activation": "gelu", "scaling": "none"},
+    "relu-variance": {"activation": "relu", "scaling": "variance", "gamma": 2.0},
+}
+SHAPES = {"plain": {}, "no-bias": {"qkv_bias": False}, "oblong": {"image_size": (8, 12), "patch_size": (4, 2)}}
 
 
-def test_a_pass_without_labels_in_training_is_told(monkeypatch):
-    messages = []
-    monkeypatch.setattr("reluformer.modeling_reluformer.layers_reluformer.logger.warning_once", messages.append)
-    vision_model(attention_scaling="variance", regularization_weight=0.5).train()(pictures())
-    assert len(messages) == 1 and "A training pass without labels" in messages[0]
+def pair_of_models(scaling: str, **fields):
+    """The library's ViT with an attention, and ours with the same weights."""
+    vit, settings = vit_model(**fields), SCALINGS[scaling]
+    changes = None
+    if settings is not None:
+        changes = {f"attention_{name}": value for name, value in settings.items()} | {"regularization_weight": 0.0}
+    model, new = convert_model(vit, changes)
+    assert new == []
+    if settings is not None:
+        use_relu_attention(vit, **settings)
+    return vit, model
 
 
-def test_what_stands_for_the_picture():
-    """The mean of the last states, or the first of them, and what the layer behind makes of it."""
-    for pooling in ("mean", "cls"):
-        for pooler_act in (None, "tanh"):
-            model = vision_model(pooling=pooling, pooler_act=pooler_act)
-            output = model.model(pictures())
-            states = output.last_hidden_state
-            assert states.shape[1] == (4 if pooling == "mean" else 5)
-            pooled = states.mean(dim=1) if pooling == "mean" else states[:, 0]
-            expected = pooled if pooler_act is None else torch.tanh(model.model.pooler.dense(pooled))
-            torch.testing.assert_close(output.pooler_output, expected)
-            torch.testing.assert_close(model(pictures()).logits, model.classifier(expected))
+def _in_their_order(vit, model):
+    ours = dict(model.named_parameters())
+    return [ours[name] for name in vit_weights(dict(vit.named_parameters()))]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_logits_loss_and_gradients_are_those_of_vit(scaling, shape):
+    vit, model = pair_of_models(scaling, **SHAPES[shape])
+    assert model.config._attn_implementation == ("sdpa" if scaling == "softmax" else "fused")
+    inputs = {"pixel_values": pictures(size=(8, 12) if shape == "oblong" else (8, 8)), "labels": classes()}
+    expected, found = vit(**inputs), model(**inputs)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=0)
+    expected.loss.backward()
+    found.loss.backward()
+    theirs = {name: parameter.grad for name, parameter in vit.named_parameters()}
+    assert len(theirs) == len(list(model.parameters()))
+    pairs = zip(vit.named_parameters(), _in_their_order(vit, model), strict=True)
+    for (name, parameter), ours in pairs:
+        torch.testing.assert_close(ours.grad, parameter.grad, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_positions_are_interpolated_as_vit_does():
+    vit, model = pair_of_models("softmax")
+    large = pictures(size=(16, 12))
+    expected, found = (each(large, interpolate_pos_encoding=True) for each in (vit, model))
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
+    assert found.logits.isfinite().all()
+    oblong = vit_model(image_size=(8, 12))  # of 2 × 3 patches, which the library cannot interpolate
+    embeddings = convert_model(oblong, None)[0].model.embeddings
+    torch.testing.assert_close(embeddings._interpolated(8, 12), embeddings.position_embeddings)
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_other_problems_have_the_loss_of_vit(kind):
+    vit, model = pair_of_models("softmax")
+    vit.config.problem_type = model.config.problem_type = kind
+    inputs = {"pixel_values": pictures(), "labels": torch.rand(3, 5, generator=torch.Generator().manual_seed(1))}
+    torch.testing.assert_close(model(**inputs).loss, vit(**inputs).loss, atol=1e-6, rtol=0)

@@ -1,18 +1,43 @@
-"""The decoder-only model: what it takes, refuses and returns, packed sequences, and its loss with the regulariser."""
+"""The decoder-only language model: its loss and packing, GPT-2 and Llama as oracles, trainers."""
 
 import copy
+import json
 import math
-import re
 
 import pytest
 import torch
+from datasets import Dataset
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    Trainer,
+    TrainingArguments,
+)
 
-from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
+import reluformer  # noqa: F401  (makes attn_implementation="reluformer" known)
+from reluformer import ReLUFormerDecoderConfig, ReLUFormerDecoderModel, ReLUFormerForCausalLM, use_relu_attention
 from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.modeling_reluformer.loss_reluformer import row_penalty
+from reluformer.training.foreign_models import FOREIGN_MODELS, convert_model, gpt2_config, gpt2_weights
+from reluformer.training.run.initialization import model_with_weights
 
-from .decoder_cases import VOCABULARY, decoder_config, decoder_model, token_ids
-from .padded_batches import mask_of, padded
+from .cases import (
+    VOCABULARY,
+    Counting,
+    decoder_config,
+    decoder_model,
+    gpt2_model,
+    llama_model,
+    mask_of,
+    padded,
+    padded_collator,
+    run_without_package,
+    token_ids,
+    word_tokenizer,
+)
 
 # Of the tests' few keys, gamma 8 would leave so little of the attention that a fault in it is hard to see.
 RELU = {"attention_activation": "relu", "attention_gamma": 1.5, "regularization_weight": None}
@@ -76,24 +101,6 @@ def test_packed_sequences_are_those_apart(how, implementation, kind):
     targets = [len(sequence) - 1 for sequence in apart]
     expected = sum(count * output.loss for count, output in zip(targets, outputs, strict=True)) / sum(targets)
     torch.testing.assert_close(found.loss, expected, atol=1e-5, rtol=1e-4)
-
-
-def test_one_packed_row_beside_a_whole_one():
-    model, ids = decoder_model(**RELU), token_ids(2, 10)
-    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5], [*range(10)]])
-    found = model(ids, position_ids=positions).logits
-    torch.testing.assert_close(found[0, 4:], model(ids[:1, 4:]).logits[0], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(found[1], model(ids[1:]).logits[0], atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("row", [[1, 1, 2, 2, 1], [0, 1, 0, 1, 0], [1, 0, 0, 1, 0], [2, 1, 1, 3, 2]])
-def test_a_number_that_returns_behind_another_one_is_refused(row, kind):
-    """softmax took it: the second run saw the first, and its positions began anew all the same."""
-    segments = torch.tensor([[1, 1, 2, 2, 0], row])
-    model = decoder_model(**KINDS[kind])
-    with pytest.raises(ValueError, match=rf"equal numbers side by side, .*; got {re.escape(str(row))}\. Number every"):
-        model(token_ids(2, 5), segment_ids=segments)
 
 
 @pytest.mark.parametrize("use_cache", [None, True, False])
@@ -170,17 +177,6 @@ def test_labels_that_are_shifted_already():
         torch.testing.assert_close((found.loss, found.regularization), (expected.loss, expected.regularization))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "softmax"])
-def test_a_whole_boolean_mask(kind):
-    model = decoder_model(attn_implementation="eager", **KINDS[kind])
-    ids = token_ids()
-    mask = mask_of(ids, 2, "left").bool()
-    whole = mask[:, None, None, :] & torch.ones(11, 11, dtype=torch.bool).tril()
-    positions = (mask.long().cumsum(1) - 1).clamp_min(0)
-    found = model(padded(ids, 2, "left"), attention_mask=whole, position_ids=positions)
-    torch.testing.assert_close(found.logits[:, 2:], model(ids).logits, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("wide", [False, True], ids=["mask of what is seen", "mask of the cache"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_static_cache_with_padding_on_the_left(kind, wide):
@@ -195,13 +191,6 @@ def test_a_static_cache_with_padding_on_the_left(kind, wide):
         seen = torch.nn.functional.pad(mask[:, :end], (0, 20 - end if wide else 0))
         found.append(model(inputs[:, start:end], attention_mask=seen, past_key_values=cache).logits)
     torch.testing.assert_close(torch.cat(found, dim=1)[:, 3:], expected, atol=1e-5, rtol=1e-4)
-
-
-def test_logits_of_some_positions():
-    model = decoder_model(**RELU)
-    whole = model(token_ids()).logits
-    torch.testing.assert_close(model(token_ids(), logits_to_keep=2).logits, whole[:, -2:])
-    torch.testing.assert_close(model(token_ids(), logits_to_keep=torch.tensor([0, 5])).logits, whole[:, [0, 5]])
 
 
 @pytest.mark.parametrize(
@@ -245,13 +234,6 @@ def test_logits_of_some_positions():
 def test_wrong_calls_say_what_is_wrong(inputs, error, named):
     with pytest.raises(error, match=named):
         decoder_model(**RELU)(**{"input_ids": token_ids(), **inputs})
-
-
-def test_a_mask_without_the_tokens_in_the_cache_is_refused():
-    model = decoder_model(**RELU)
-    cache = model(token_ids(), use_cache=True).past_key_values
-    with pytest.raises(ValueError, match=r"cover the 9 tokens in the cache and the 1 given ones, .* = \(3, 10\)"):
-        model(token_ids(3, 1), attention_mask=torch.ones(3, 1), past_key_values=cache)
 
 
 @pytest.mark.parametrize(
@@ -334,21 +316,6 @@ def test_the_start(preset):
     assert ("model.norm" in norms) and len(norms) == (1 if preset == "normalization_free" else 7)
 
 
-def test_every_parameter_takes_part():
-    for kind in KINDS.values():
-        model = decoder_model(**kind).train()
-        model(token_ids(), labels=token_ids()).loss.backward()
-        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
-
-
-def test_each_dropout_acts_in_training_alone():
-    for name in ("embedding_dropout", "dropout", "attention_dropout", "activation_dropout"):
-        model = decoder_model(**RELU, **{name: 0.5})
-        expected = model(token_ids()).logits
-        torch.testing.assert_close(expected, decoder_model(**RELU)(token_ids()).logits)
-        assert not torch.allclose(model.train()(token_ids()).logits, expected), name
-
-
 @pytest.mark.parametrize("ffn_type", ["mlp", "glu", "dglu"])
 def test_the_feed_forward_network_is_its_formula(ffn_type):
     mlp = decoder_model(preset="llama_relu", ffn_type=ffn_type, ffn_bias=True).model.layers[0].mlp
@@ -362,19 +329,264 @@ def test_the_feed_forward_network_is_its_formula(ffn_type):
     torch.testing.assert_close(mlp(states), expected)
 
 
-@pytest.mark.parametrize("final_norm", [True, False])
-@pytest.mark.parametrize("normalization", ["pre", "none"])
-def test_norms_stand_where_the_configuration_says(normalization, final_norm):
-    model = decoder_model(normalization=normalization, final_norm=final_norm, num_hidden_layers=1).model
-    layer, ids = model.layers[0], token_ids()
-    hidden = model.embed_tokens(ids) + model.embed_positions(torch.arange(9))
-    captured = {}
-    layer.self_attn.register_forward_hook(lambda module, inputs, output: captured.update(attended=output[0]))
-    layer.self_attn.register_forward_pre_hook(lambda module, inputs: captured.update(normed=inputs[0]))
-    found = model(ids).last_hidden_state
-    pre = normalization == "pre"
-    torch.testing.assert_close(captured["normed"], layer.input_layernorm(hidden) if pre else hidden)
-    hidden = hidden + captured["attended"]
-    hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden) if pre else hidden)
-    torch.testing.assert_close(found, model.norm(hidden) if final_norm else hidden)
-    assert (model.norm is None) != final_norm and (layer.input_layernorm is None) != pre
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+MODELS = {
+    "gpt2": gpt2_model,
+    "gpt2-relu-untied": lambda: gpt2_model(activation_function="relu", tie_word_embeddings=False),
+    "gpt2-free": lambda: without_norms(gpt2_model(activation_function="relu")),
+    "llama": llama_model,
+    "llama-one-key-head": lambda: llama_model(num_key_value_heads=1, tie_word_embeddings=True),
+    "llama-biases-wide-heads": lambda: llama_model(attention_bias=True, mlp_bias=True, head_dim=10),
+    "llama-rope": lambda: llama_model(rope_parameters=LLAMA3_ROPE),
+}
+ATTENTIONS = {
+    "softmax": None,
+    "relu": {"activation": "relu", "scaling": "variance", "gamma": 2.0},
+    "relu2-length": {"activation": "relu2", "scaling": "length", "alpha": 0.5},
+}
+
+
+def without_norms(gpt2):
+    for block in gpt2.transformer.h:
+        block.ln_1 = block.ln_2 = nn.Identity()
+    return gpt2
+
+
+def converted(foreign, changes=None) -> ReLUFormerForCausalLM:
+    """As `convert_model`, also of a GPT-2 whose norms have been taken out, which its configuration cannot say."""
+    if foreign.config.model_type == "llama" or not isinstance(foreign.transformer.h[0].ln_1, nn.Identity):
+        model, new = convert_model(foreign, changes)
+    else:
+        config = gpt2_config(foreign.config)
+        fields = {**config.to_dict(), "normalization": "none", "attention_scaling": None, **(changes or {})}
+        weights = gpt2_weights(foreign.state_dict())
+        del weights["lm_head.weight"]
+        model, new = model_with_weights(type(config)(**fields), weights, dtype=foreign.dtype)
+    assert new == []
+    return model
+
+
+def pair_of_models(name: str, attention: str = "softmax"):
+    """The library's model, and ours with the same weights."""
+    foreign, settings = MODELS[name](), ATTENTIONS[attention]
+    changes = None
+    if settings is not None:
+        changes = {f"attention_{field}": value for field, value in settings.items()} | {"regularization_weight": 0.0}
+    model = converted(foreign, changes)
+    if settings is not None:
+        use_relu_attention(foreign, **settings)
+    return foreign, model
+
+
+def their_gradients(foreign) -> dict[str, torch.Tensor]:
+    source = FOREIGN_MODELS[foreign.config.model_type]
+    gradients = {name: parameter.grad for name, parameter in foreign.named_parameters()}
+    return source.weights(gradients)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_loss_and_gradients(name, attention):
+    foreign, model = pair_of_models(name, attention)
+    assert model.config._attn_implementation == ("sdpa" if attention == "softmax" else "fused")
+    ids = token_ids()
+    labels = ids.clone()
+    labels[0, 3:5] = -100
+    expected, found = (each(ids, labels=labels) for each in (foreign, model))
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=0)
+    expected.loss.backward()
+    found.loss.backward()
+    theirs, ours = their_gradients(foreign), {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-free", "llama", "llama-rope"])
+def test_padding_changes_nothing(name, side, implementation):
+    foreign, model = pair_of_models(name)
+    model.set_attn_implementation(implementation)
+    ids = token_ids()
+    expected = foreign(ids).logits
+    mask = mask_of(ids, 4, side)
+    found = model(padded(ids, 4, side), attention_mask=mask)
+    torch.testing.assert_close(found.logits[mask.bool()], expected.flatten(0, 1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "relu"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-free", "llama", "llama-rope"])
+def test_steps_with_a_cache(name, attention):
+    foreign, model = pair_of_models(name, attention)
+    ids = token_ids()
+    expected = foreign(ids).logits
+    first = model(ids[:, :4], use_cache=True)
+    second = model(ids[:, 4:7], past_key_values=first.past_key_values)
+    last = model(ids[:, 7:8], past_key_values=second.past_key_values)
+    final = model(ids[:, 8:], past_key_values=last.past_key_values)
+    found = torch.cat([output.logits for output in (first, second, last, final)], dim=1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    if name.startswith("llama"):
+        assert final.past_key_values.layers[0].keys.shape[1] == 2, "the keys of a group are held once"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_equals_loaded(kind, tmp_path):
+    model = decoder_model(**KINDS[kind])
+    model.save_pretrained(tmp_path)
+    expected = model(token_ids()).logits
+    for loader in (ReLUFormerForCausalLM, AutoModelForCausalLM):
+        loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(info.values()), info
+        torch.testing.assert_close(loaded(token_ids()).logits, expected, rtol=0, atol=0)
+    base = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(base, ReLUFormerDecoderModel)
+    torch.testing.assert_close(base(token_ids()).last_hidden_state, model.model(token_ids()).last_hidden_state)
+    assert AutoConfig.from_pretrained(tmp_path).to_dict() == loaded.config.to_dict()
+
+
+LOAD = """
+    import torch
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    ids = torch.tensor(json.loads(sys.argv[2]))
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+    base = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+    assert type(base).__module__.startswith("transformers_modules."), type(base)
+    print(json.dumps([type(base).__name__, model.generate(ids, max_new_tokens=6, do_sample=False).tolist()]))
+"""
+
+
+def test_what_is_saved_loads_without_the_package(tmp_path):
+    model = decoder_model(**KINDS["dglu-full"])
+    model.save_pretrained(tmp_path / "model")
+    carried = {path.name for path in (tmp_path / "model").glob("*.py")}
+    assert {"modeling_decoder.py", "configuration_decoder.py"} <= carried and len(carried) == 6
+    assert not carried & {"modeling_reluformer.py", "modeling_vision.py"}
+    place, ids = str(tmp_path / "model"), json.dumps(token_ids().tolist())
+    name, tokens = run_without_package(LOAD, place, ids, folder=tmp_path)
+    assert name == "ReLUFormerDecoderModel"
+    assert tokens == model.generate(token_ids(), max_new_tokens=6, do_sample=False).tolist()
+
+
+def trained(tmp_path, collator=None, batch_size: int = 16, **options):
+    torch.manual_seed(0)
+    options = {
+        "learning_rate": 1e-2,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        **options,
+    }
+    arguments = TrainingArguments(str(tmp_path), max_steps=40, per_device_train_batch_size=batch_size, **options)
+    model = ReLUFormerForCausalLM(decoder_config(**KINDS["gpt2"]))
+    trainer = Trainer(
+        model, arguments, train_dataset=Counting(), eval_dataset=Counting(), data_collator=collator or padded_collator
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    return trainer, before
+
+
+def test_a_plain_trainer_learns_and_generates(tmp_path):
+    trainer, before = trained(tmp_path)
+    assert trainer.evaluate()["eval_loss"] < before - 1.5
+    found = trainer.model.generate(torch.tensor([[5, 6, 7, 8]]), max_new_tokens=4, do_sample=False)
+    assert found[0].tolist() == [5, 6, 7, 8, 9, 10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    ("collator", "options"),
+    [
+        (DataCollatorWithFlattening(), {}),
+        (None, {"batch_size": 4, "gradient_accumulation_steps": 4}),
+        (None, {"gradient_checkpointing": True}),
+    ],
+    ids=["padding-free", "accumulation", "checkpointing"],
+)
+def test_other_ways_to_batch_train_the_same_model(tmp_path, collator, options):
+    """A row packed from 16 sequences, whose first labels the collator has taken out, is the batch of the 16."""
+    (expected, _), (found, _) = trained(tmp_path), trained(tmp_path, collator, **options)
+    for one, two in zip(expected.model.parameters(), found.model.parameters(), strict=True):
+        torch.testing.assert_close(two, one, atol=1e-3, rtol=1e-2)
+
+
+trl = pytest.importorskip("trl", reason="needs the extra trl: pip install 'reluformer[trl]'")
+ROWS = len(Counting())
+OPTIONS = {
+    "max_steps": 6,
+    "learning_rate": 1e-2,
+    "report_to": [],
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "save_strategy": "no",
+}
+WAYS = {
+    "padded": {"per_device_train_batch_size": ROWS},
+    "padding_free": {"per_device_train_batch_size": ROWS, "padding_free": True, "max_length": None},
+    "packing": {"per_device_train_batch_size": 1, "packing": True, "max_length": 1024},
+    "accumulation": {"per_device_train_batch_size": ROWS // 4, "gradient_accumulation_steps": 4},
+}
+
+
+class WithOwnLoss(trl.SFTTrainer):
+    """As docs/decoder.md has it."""
+
+    compute_loss = Trainer.compute_loss
+
+
+def new_model(regularization_weight: float) -> ReLUFormerForCausalLM:
+    torch.manual_seed(0)
+    fields = {"attention_activation": "relu", "attention_gamma": 4, "regularization_weight": regularization_weight}
+    return ReLUFormerForCausalLM(decoder_config(**fields))
+
+
+def fine_tuned(trainer_class: type, tmp_path, regularization_weight: float = 0.1, **options) -> ReLUFormerForCausalLM:
+    """After updates of all rows, however they are put into batches."""
+    model, rows = new_model(regularization_weight), Counting()
+    arguments = trl.SFTConfig(str(tmp_path), bf16=False, gradient_checkpointing=False, **{**OPTIONS, **options})
+    data = Dataset.from_list([{"input_ids": row["input_ids"]} for row in (rows[index] for index in range(ROWS))])
+    trainer_class(model, arguments, train_dataset=data, processing_class=word_tokenizer()).train()
+    return model
+
+
+@pytest.fixture(scope="module")
+def plainly_trained(tmp_path_factory) -> dict[float, ReLUFormerForCausalLM]:
+    """By the plain `Trainer`, with the regulariser and without it."""
+    models = {weight: new_model(weight) for weight in (0.1, 0.0)}
+    for model in models.values():
+        arguments = TrainingArguments(
+            str(tmp_path_factory.mktemp("plain")), **OPTIONS, per_device_train_batch_size=ROWS
+        )
+        Trainer(model, arguments, train_dataset=Counting(), data_collator=padded_collator).train()
+    assert difference(*models.values()) > 1e-2, "the regulariser matters"
+    return models
+
+
+def difference(one: ReLUFormerForCausalLM, two: ReLUFormerForCausalLM) -> float:
+    pairs = zip(one.parameters(), two.parameters(), strict=True)
+    return max((first - second).abs().max().item() for first, second in pairs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_with_the_models_own_loss_it_trains_as_the_plain_trainer_does(way, plainly_trained, tmp_path):
+    assert difference(fine_tuned(WithOwnLoss, tmp_path, **WAYS[way]), plainly_trained[0.1]) < 1e-3
+
+
+@pytest.mark.parametrize("way", ["padded", "packing"])
+def test_the_loss_of_trl_is_cross_entropy_alone_and_the_model_says_so(way, plainly_trained, tmp_path, monkeypatch):
+    messages = []
+    monkeypatch.setattr("reluformer.modeling_reluformer.layers_reluformer.logger.warning_once", messages.append)
+    found = fine_tuned(trl.SFTTrainer, tmp_path, **WAYS[way])
+    assert messages and all("compute_loss = Trainer.compute_loss" in message for message in messages)
+    assert difference(found, plainly_trained[0.0]) < 1e-3

@@ -1,0 +1,192 @@
+"""Models and inputs that several tests share, and a process without the package."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from reluformer import (
+    ReLUFormerDecoderConfig,
+    ReLUFormerForCausalLM,
+    ReLUFormerForImageClassification,
+    ReLUFormerVisionConfig,
+)
+from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
+
+from ..conftest import tiny_config
+
+PADDING = 0
+
+
+def implementations(fields: dict) -> list[str]:
+    names = valid_attention_implementations(tiny_config(**fields).attention_activation)
+    return [name for name in names if not name.startswith("flash")]
+
+
+def padded(tokens: torch.Tensor, count: int, side: str, value: int = PADDING) -> torch.Tensor:
+    padding = tokens.new_full((tokens.shape[0], count), value)
+    return torch.cat([padding, tokens] if side == "left" else [tokens, padding], dim=1)
+
+
+def mask_of(tokens: torch.Tensor, count: int, side: str) -> torch.Tensor:
+    return padded(torch.ones_like(tokens), count, side, 0)
+
+
+VOCABULARY = 53
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def decoder_config(**fields) -> ReLUFormerDecoderConfig:
+    fields = {"preset": "gpt2", **SIZES, **fields}
+    return ReLUFormerDecoderConfig.from_preset(fields.pop("preset"), **fields)
+
+
+def decoder_model(seed: int = 0, attn_implementation: str | None = None, **fields) -> ReLUFormerForCausalLM:
+    torch.manual_seed(seed)
+    config = decoder_config(**fields)
+    config._attn_implementation = attn_implementation
+    return moved(ReLUFormerForCausalLM(config))
+
+
+def gpt2_model(seed: int = 0, **fields) -> GPT2LMHeadModel:
+    torch.manual_seed(seed)
+    sizes = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return moved(GPT2LMHeadModel(GPT2Config(**{**sizes, "n_inner": 40, **no_dropout, **SPECIAL, **fields})))
+
+
+def llama_model(seed: int = 0, **fields) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return moved(LlamaForCausalLM(LlamaConfig(**{**SIZES, "num_key_value_heads": 2, **SPECIAL, **fields})))
+
+
+def token_ids(batch: int = 3, length: int = 9, seed: int = 0) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+class Counting(torch.utils.data.Dataset):
+    """Sequences of unequal lengths in which each token is the last one plus one."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict:
+        ids = [3 + (index + place) % 20 for place in range(6 + index % 4)]
+        return {"input_ids": ids, "labels": ids}
+
+
+def padded_collator(rows: list[dict]) -> dict:
+    longest = max(len(row["input_ids"]) for row in rows)
+
+    def padded_to(value: int, name: str) -> torch.Tensor:
+        return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows])
+
+    ids = padded_to(0, "input_ids")
+    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": padded_to(-100, "labels")}
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """Its words are w3, w4, …, each one token."""
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{index}": index for index in range(3, VOCABULARY)}}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
+    )
+
+
+CASES_SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "image_size": 8,
+    "patch_size": 4,
+    "num_channels": 3,
+}
+CLASSES = 5
+
+
+def vision_config(**fields) -> ReLUFormerVisionConfig:
+    fields = {"preset": "relu_vit", "num_labels": CLASSES, **CASES_SIZES, **fields}
+    return ReLUFormerVisionConfig.from_preset(fields.pop("preset"), **fields)
+
+
+def moved(model):
+    """Initial biases are zero and norms one: moves them, so that a test sees a term that is forgotten."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def vision_model(seed: int = 0, attn_implementation: str | None = None, **fields) -> ReLUFormerForImageClassification:
+    torch.manual_seed(seed)
+    config = vision_config(**fields)
+    config._attn_implementation = attn_implementation
+    return moved(ReLUFormerForImageClassification(config))
+
+
+def vit_model(seed: int = 0, **fields) -> ViTForImageClassification:
+    torch.manual_seed(seed)
+    return moved(ViTForImageClassification(ViTConfig(num_labels=CLASSES, **{**CASES_SIZES, **fields})))
+
+
+def pictures(count: int = 3, size: tuple[int, int] = (8, 8), channels: int = 3, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, channels, *size, generator=torch.Generator().manual_seed(seed))
+
+
+def classes(count: int = 3, seed: int = 0) -> torch.Tensor:
+    return torch.randint(CLASSES, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+MISSING = """
+import json, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("reluformer", "triton", "entmax"):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def run_without_package(code: str, *arguments: str, folder: Path, **environment: str) -> Any:
+    """What the code prints last, as JSON; it finds the arguments in `sys.argv`, and `json` and `sys` imported.
+
+    Args:
+        folder: where it works and has its home.
+        environment: variables beside the few that it needs.
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", MISSING + textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), **environment},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
