@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from transformers import Seq2SeqTrainingArguments
 
-from reluformer.configuration.recipe_base import RunSettings
 from reluformer.configuration.recipe_checks import check_recipe
 from reluformer.configuration.scores import Headline
 from reluformer.configuration.splits import SPLITS
@@ -221,8 +221,19 @@ class EvaluationConfig:
 
 
 @dataclass(kw_only=True)
-class TranslationSections:
-    """What a recipe for translation says before the settings of its run.
+class AveragingConfig:
+    """Averaging of weights over the last checkpoints.
+
+    Args:
+        last_checkpoints: how many; 0 and 1 both keep the last weights as they are.
+    """
+
+    last_checkpoints: int = 0
+
+
+@dataclass(kw_only=True)
+class Recipe:
+    """One experiment, complete: `reluformer train` needs nothing else.
 
     Args:
         name: of the run; its folder is `runs/<name>` unless `training.output_dir` says otherwise.
@@ -234,6 +245,12 @@ class TranslationSections:
             `initialize_from`, what differs from the checkpoint's config, which is the default for all of it.
         batching: how pairs are put together into batches.
         evaluation: how translations are decoded and scored.
+        averaging: of weights over the last checkpoints.
+        on_divergence: what happens when the loss becomes NaN or infinite, the cross-entropy more than twice that of guessing, or
+            all rows of an attention module are dead: `stop` ends the run with an error that says what to change; `record` ends
+            a run whose loss is not finite and records that it did not converge; in the other cases it goes on and records what
+            happened.
+        training: `transformers.Seq2SeqTrainingArguments`.
     """
 
     name: str
@@ -244,26 +261,14 @@ class TranslationSections:
     model: dict[str, Any] = field(default_factory=dict)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-
-
-@dataclass(kw_only=True)
-class Recipe(RunSettings, TranslationSections):
-    """One experiment, complete: `reluformer train` needs nothing else.
-
-    Args:
-        training: `transformers.Seq2SeqTrainingArguments`.
-    """
-
+    averaging: AveragingConfig = field(default_factory=AveragingConfig)
+    on_divergence: Literal["stop", "record"] = "stop"
     training: Seq2SeqTrainingArguments
 
-    batch_key: ClassVar[str] = "batching.tokens_per_batch"
-    batch_unit: ClassVar[str] = "tokens"
-    always_written: ClassVar[frozenset[str]] = frozenset({"data", "tokenizer", "model", "batching", "evaluation"})
-
     @property
-    def batch_size(self) -> int:
-        """Tokens of a batch, with padding."""
-        return self.batching.tokens_per_batch
+    def run_folder(self) -> Path:
+        """Where everything of the run is written."""
+        return Path(self.training.output_dir)
 
     def inputs(self) -> list[tuple[str, str | None]]:
         """What the run begins with: key and path or id."""

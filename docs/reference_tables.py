@@ -14,12 +14,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import yaml
-
 from reluformer import ReLUFormerConfig
 from reluformer.analysis.figure import figure_class
 from reluformer.configuration.analyses import ANALYSES
-from reluformer.configuration.recipe_checks import _REPLACED_ARGUMENTS
+from reluformer.configuration.recipe_checks import REPLACED_ARGUMENTS
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, recipe_layers, recipe_names
 from reluformer.modeling_reluformer.attention_reluformer import ATTENTION_SCALINGS, NON_NEGATIVE, NORMALIZED, POINTWISE
 from reluformer.modeling_reluformer.configuration_reluformer import PRESETS, valid_attention_implementations
@@ -79,7 +77,8 @@ def presets() -> str:
 def recipes() -> str:
     """Every recipe for translation."""
     rows = []
-    for name, says in ((name, _resolved(name)) for name in recipe_names()):
+    for name in recipe_names():
+        says = _resolved(name)
         data, model = says["data"], says["model"]
         languages = f"{data['source_language']} → {data['target_language']}"
         preset = model.get("preset", "reluformer")
@@ -93,8 +92,7 @@ def recipes() -> str:
 def _resolved(name: str) -> dict:
     """The sections of a recipe over those of its base, one level deep and `model` key by key, as far as the table reads."""
     merged: dict = {}
-    for path, text in recipe_layers(RECIPES_FOLDER / f"{name}.yaml"):
-        says = yaml.safe_load(Path(path).read_text(encoding="utf-8") if text is None else text)
+    for _, says in recipe_layers(RECIPES_FOLDER / f"{name}.yaml"):
         for section, value in says.items():
             merged[section] = {**merged.get(section, {}), **value} if isinstance(value, dict) else value
     return merged
@@ -102,7 +100,7 @@ def _resolved(name: str) -> dict:
 
 def refused_arguments() -> str:
     """Arguments of the Trainer that recipes refuse, and what to do instead."""
-    rows = [[f"`training.{name}`", instead] for name, instead in _REPLACED_ARGUMENTS.items()]
+    rows = [[f"`training.{name}`", instead] for name, instead in REPLACED_ARGUMENTS.items()]
     return table(("refused", "because"), rows)
 
 

@@ -299,8 +299,7 @@ def layer(name: str, folder: Path = STUDIES_FOLDER) -> dict[str, Any]:
     candidates = (folder / BASES / f"{name}.yaml", RECIPES_FOLDER / f"{name}.yaml")
     for path in candidates:
         if path.is_file():
-            parts = recipe_layers(path)
-            return merged(*(_mapping(at, Path(at).read_text("utf-8") if text is None else text) for at, text in parts))
+            return merged(*(says for _, says in recipe_layers(path)))
     raise UserError(f"{folder / ROWS_FILE}: no layer {name!r}; expected {' or '.join(map(str, candidates))}")
 
 
