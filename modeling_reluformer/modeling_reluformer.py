@@ -512,12 +512,6 @@ class ReLUFormerForConditionalGeneration(
         if module is self:
             init.zeros_(self.final_logits_bias)
 
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.lm_head = new_embeddings
-
     @checked_keywords("targets_per_source")
     @can_return_tuple
     def forward(

@@ -1,8 +1,5 @@
 """Zeros in the feed-forward networks of all models: makers by hand, the L1 term by its definition, defaults that cost nothing."""
 
-import copy
-import json
-
 import pytest
 import torch
 from torch import nn
@@ -19,7 +16,6 @@ from reluformer import (
     ReLUFormerVisionConfig,
 )
 from reluformer.modeling_reluformer.layers_reluformer import SparseActivation
-from reluformer.training.zeros import set_zeros
 
 VOCABULARY, WIDTH = 40, 20
 SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 12}
@@ -168,28 +164,6 @@ def test_threshold_is_fatrelu(kind):
     assert int((after != 0).sum()) < int((before != 0).sum())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fields_change_no_weights_and_are_saved(kind, tmp_path):
-    plain, made = (
-        make(kind),
-        make(kind, ffn_top_k=5, ffn_threshold=0.01, activation_sparsity_pattern=0.3, ffn_l1_weight=0.1),
-    )
-    assert list(plain.state_dict()) == list(made.state_dict())
-    made.save_pretrained(tmp_path)
-    loaded = type(made).from_pretrained(tmp_path).eval()
-    with torch.no_grad():
-        assert torch.equal(loaded(**batch_for(kind)).logits, made.eval()(**batch_for(kind)).logits)
-    # a configuration from before there were such fields
-    path = tmp_path / "config.json"
-    old = {key: value for key, value in json.loads(path.read_text()).items() if not key.startswith("ffn_t")}
-    old = {key: value for key, value in old.items() if key not in ("activation_sparsity_pattern", "ffn_l1_weight")}
-    path.write_text(json.dumps({**old, **({"ffn_type": kind} if "ffn_type" in plain.config.to_dict() else {})}))
-    loaded = type(made).from_pretrained(tmp_path).eval()
-    loaded.load_state_dict(plain.state_dict())
-    with torch.no_grad():
-        assert torch.equal(loaded(**batch_for(kind)).logits, plain.eval()(**batch_for(kind)).logits)
-
-
 def l1_by_definition(kind, batch, seen):
     """Of each sentence the mean over FFNs and its real rows of the sum of |a|, times its targets; over all targets."""
     total, targets_of_all = 0.0, 0
@@ -236,31 +210,6 @@ def test_l1_is_its_definition(kind):
             first.sub_(sign * step * direction)
     assert float((first.grad * direction).sum()) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4)
     assert weight.weight.grad is None or torch.isfinite(weight.weight.grad).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_l1_does_not_depend_on_how_a_batch_is_cut(kind, checkpointed):
-    model, batch = make(kind, ffn_l1_weight=0.25).double().train(), batch_for(kind)
-    batch = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
-    twin = copy.deepcopy(model)
-    model(**batch).loss.backward()
-    if checkpointed:
-        twin.activation_checkpointing_enable()
-    shifted = batch["labels"] if kind in ("vision", "translation") else batch["labels"][:, 1:]
-    items = (shifted != -100).sum()
-    for rows in (slice(0, 1), slice(1, 3), slice(3, 5)):
-        twin(**{key: value[rows] for key, value in batch.items()}, num_items_in_batch=items).loss.backward()
-    for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
-        if one.grad is not None:
-            torch.testing.assert_close(two.grad, one.grad, msg=lambda found, name=name: f"{name}: {found}")
-
-
-def test_a_schedule_leaves_a_model_in_evaluation_mode_there():
-    model, batch = make("mlp").eval(), batch_for("mlp")
-    expected = model(**batch).logits
-    set_zeros(model, negative_probability=0.9)
-    assert torch.equal(model(**batch).logits, expected)
 
 
 def test_stochastic_activations_are_relus_at_the_end():

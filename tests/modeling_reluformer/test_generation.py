@@ -7,8 +7,8 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache
 
 from reluformer import ReLUFormerForConditionalGeneration as Model
+from reluformer.modeling_reluformer.fused.generation import SharedSources
 from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention
-from reluformer.modeling_reluformer.modeling_reluformer import SharedSources
 
 from ..conftest import random_tokens, tiny_model
 from .cases import PADDING, implementations, mask_of, padded

@@ -7,7 +7,7 @@ import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.modeling_reluformer.loss_reluformer import module_sums, row_entropy, row_penalty, row_weights
+from reluformer.modeling_reluformer.loss_reluformer import module_sums, row_weights
 
 from ..conftest import random_tokens, tiny_config, tiny_model
 
@@ -123,25 +123,6 @@ def test_dead_rows_stay_in_the_denominator():
     penalty, total, entropy, dead, rows = figures.tolist()
     assert penalty == pytest.approx(math.log(2) / 4)
     assert (total, entropy, dead, rows) == (pytest.approx(2.0), pytest.approx(0.0, abs=1e-6), 0.5, 2.0)
-
-
-def test_gradient_of_the_penalty_matches_finite_differences():
-    def function(row_sum, row_sum_log):
-        return row_penalty(row_sum, row_entropy(row_sum, row_sum_log), torch.full((1, 6), 9.0), 0.7)
-
-    row_sum = (torch.rand(1, 2, 6, dtype=torch.float64) + 0.2).requires_grad_()
-    row_sum_log = (torch.randn(1, 2, 6, dtype=torch.float64) - 1).requires_grad_()
-    assert torch.autograd.gradcheck(function, (row_sum, row_sum_log))
-
-
-def test_batch_without_targets_costs_nothing():
-    batch = unequal_batch()
-    batch["labels"] = torch.full_like(batch["labels"], -100)
-    result = tiny_model(**NO_DROPOUT)(
-        **batch
-    )  # a row without any target is not taken for one that is padded on the left
-    assert result.loss == 0
-    assert result.attention_sum == result.attention_entropy == result.dead_row_fraction == 0, "of no row, and no NaN"
 
 
 def test_encoder_outputs_without_figures_warn_of_the_smaller_regulariser(monkeypatch):

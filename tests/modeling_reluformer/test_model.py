@@ -6,16 +6,16 @@ import shutil
 import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
-from transformers import AttentionInterface, AutoModel, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
+from transformers import AttentionInterface, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import AttentionMaskInterface
 
-from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
-from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE, Visibility
+from reluformer import ReLUFormerForConditionalGeneration
+from reluformer.modeling_reluformer.attention_reluformer import Visibility
 from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
 from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.modeling_reluformer.layers_reluformer import AttentionContext, GatedRMSNorm
 
-from ..conftest import VARIANTS, random_tokens, skip_without_entmax, tiny_config, tiny_model
+from ..conftest import random_tokens, skip_without_entmax, tiny_config, tiny_model
 from .cases import decoder_model, implementations, mask_of, padded, pictures, vision_model
 
 
@@ -39,7 +39,7 @@ def test_wrong_calls_say_what_is_wrong():
         model(input_ids=source, attention_mask=torch.ones(2, 6), labels=target)
     with pytest.raises(ValueError, match="this one has other values"):
         model(input_ids=source, attention_mask=(torch.ones_like(source) - 1) * 10000 - 3, labels=target)
-    with pytest.raises(ValueError, match="must be boolean"):
+    with pytest.raises(ValueError, match=r"must be boolean, .* torch\.float32"):
         model(input_ids=source, attention_mask=torch.zeros(2, 1, 7, 7), labels=target)
     with pytest.raises(ValueError, match="only segment_ids was given"):
         model(input_ids=source, decoder_input_ids=target, segment_ids=torch.ones_like(source))
@@ -47,13 +47,13 @@ def test_wrong_calls_say_what_is_wrong():
         model(input_ids=source, labels=padded(target, 2, "left", -100))
     segments = {"segment_ids": torch.ones_like(source), "decoder_segment_ids": torch.tensor([[1, 1, 1, 2, 2]] * 2)}
     first_missing = target.masked_fill(torch.tensor([False, False, False, True, False]), -100)
-    with pytest.raises(ValueError, match="begins with -100"):
+    with pytest.raises(ValueError, match="padded on the left"):
         model(input_ids=source, labels=first_missing, **segments)
     with pytest.raises(ValueError, match=r"shape of the labels, \(2, 4\); got \(2, 5\)"):
         model(input_ids=source, labels=target[:, :4], **segments)
     with pytest.raises(ValueError, match=r"\(batch, queries\) = \(2, 4\); got \(2, 5\)"):
         model(input_ids=source, decoder_input_ids=target[:, :4], **segments)
-    with pytest.raises(ValueError, match=r"four-dimensional attention mask .* and segment ids were given"):
+    with pytest.raises(ValueError, match="goes without segment ids"):
         model.model.encoder(source, torch.ones(2, 1, 7, 7).bool(), segment_ids=segments["segment_ids"])
     with pytest.raises(ValueError, match=r"\(2, 1, 7, 7\); got \(2, 4, 7, 7\)"):
         model.model.encoder(source, torch.ones(2, 4, 7, 7).bool())
@@ -61,14 +61,6 @@ def test_wrong_calls_say_what_is_wrong():
     model(input_ids=source, decoder_input_ids=target, past_key_values=cache)
     with pytest.raises(ValueError, match="do not go with a cache that holds earlier tokens"):
         model(input_ids=source, decoder_input_ids=target, past_key_values=cache, **segments)
-
-
-def test_every_non_negative_activation_reports_its_figures():
-    for fields in VARIANTS.values():
-        config = tiny_config(**fields)
-        if config.attention_activation in NON_NEGATIVE:
-            output = tiny_model(**fields)(input_ids=random_tokens(2, 7), labels=random_tokens(2, 5))
-            assert 0 <= output.dead_row_fraction < 1 and output.attention_entropy > 0 and output.attention_sum > 0
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -81,13 +73,6 @@ def test_embeddings_that_are_set_are_those_that_are_used(shared):
     assert not torch.equal(model.get_encoder()(random_tokens(1, 4)).last_hidden_state, before)
 
 
-def test_embeddings_may_be_given_instead_of_tokens():
-    model, tokens, target = tiny_model(), random_tokens(2, 7), random_tokens(2, 5, seed=1)
-    expected = model(input_ids=tokens, decoder_input_ids=target).logits
-    embedded = model.get_input_embeddings()(tokens)  # the model scales both
-    torch.testing.assert_close(model(inputs_embeds=embedded, decoder_input_ids=target).logits, expected)
-
-
 def test_a_cache_counts_towards_the_positions():
     """64 positions: 60 tokens, and then 10 more."""
     model = tiny_model()
@@ -95,11 +80,6 @@ def test_a_cache_counts_towards_the_positions():
     past = model(input_ids=source, decoder_input_ids=random_tokens(1, 60), use_cache=True).past_key_values
     with pytest.raises(ValueError, match="70 tokens is longer than max_position_embeddings=64"):
         model(input_ids=source, decoder_input_ids=random_tokens(1, 10), past_key_values=past)
-
-
-def test_a_decoder_alone_refuses_them_too():
-    with pytest.raises(ValueError, match="got 3 sources and 2 targets"):
-        tiny_model().get_decoder()(input_ids=random_tokens(2, 5), encoder_hidden_states=torch.zeros(3, 7, 16))
 
 
 @pytest.mark.parametrize("size", [37, 45])
@@ -245,11 +225,6 @@ def test_impossible_pair_is_refused_with_the_valid_ones(fields, implementation):
     assert model.config._attn_implementation == before
 
 
-def test_default_implementation_follows_the_activation():
-    assert tiny_model().config._attn_implementation == "fused"
-    assert tiny_model(preset="vanilla").config._attn_implementation == "sdpa"
-
-
 def test_output_attentions_returns_the_weights_or_raises():
     model = tiny_model()
     source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
@@ -298,23 +273,6 @@ def test_a_globally_registered_foreign_name_is_refused(monkeypatch):
     config._attn_implementation = "foreign"
     with pytest.raises(ValueError, match='attn_implementation="foreign"` is not supported'):
         ReLUFormerForConditionalGeneration(config)
-
-
-def test_set_attn_implementation_after_loading(tmp_path):
-    tiny_model().save_pretrained(tmp_path)
-    model = ReLUFormerForConditionalGeneration.from_pretrained(tmp_path)
-    source, target = random_tokens(2, 7), random_tokens(2, 5)
-    fused = model(input_ids=source, decoder_input_ids=target).logits
-    model.set_attn_implementation("eager")
-    output = model(input_ids=source, decoder_input_ids=target, output_attentions=True)
-    torch.testing.assert_close(output.logits, fused)
-    assert len(output.cross_attentions) == 2
-    assert (
-        ReLUFormerForConditionalGeneration.from_pretrained(
-            tmp_path, attn_implementation="eager"
-        ).config._attn_implementation
-        == "eager"
-    )
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
@@ -375,23 +333,3 @@ def test_compiled_training_step_is_one_graph_and_equal(loop, preset, length, bac
     found.loss.backward()
     for (name, first), second in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(second.grad, first.grad, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def test_saved_equals_loaded(variant, tmp_path):
-    model = tiny_model(**variant)
-    model.save_pretrained(tmp_path)
-    source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
-    for loader in (ReLUFormerForConditionalGeneration, AutoModelForSeq2SeqLM):
-        loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True)
-        assert not any(info.values()), info
-        with torch.no_grad():
-            torch.testing.assert_close(
-                loaded(input_ids=source, labels=target).logits,
-                model(input_ids=source, labels=target).logits,
-                rtol=0,
-                atol=0,
-            )
-        torch.testing.assert_close(
-            loaded.model.encoder.embed_positions.weight, model.model.encoder.embed_positions.weight, rtol=0, atol=0
-        )
-    assert isinstance(AutoModel.from_pretrained(tmp_path), ReLUFormerModel)

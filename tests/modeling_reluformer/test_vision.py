@@ -2,20 +2,18 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, Trainer, TrainingArguments
+from transformers import AutoModelForImageClassification
 
 import reluformer  # noqa: F401  (makes attn_implementation="reluformer" known)
 from reluformer import (
     ReLUFormerForImageClassification,
-    ReLUFormerVisionConfig,
-    ReLUFormerVisionModel,
     use_relu_attention,
 )
 from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.modeling_reluformer.loss_reluformer import row_penalty
 from reluformer.training.foreign_models import convert_model, vit_weights
 
-from .cases import CLASSES, classes, pictures, run_without_package, vision_config, vision_model, vit_model
+from .cases import CLASSES, classes, pictures, vision_config, vision_model, vit_model
 
 FULL = {
     "preset": "relu_vit",
@@ -160,17 +158,6 @@ def test_bad_fields_are_refused_by_name(fields, named):
         vision_config(**fields)
 
 
-def test_presets_and_sizes_are_the_papers():
-    config = ReLUFormerVisionConfig.from_preset("relu_vit", size="S/8", num_labels=21843)
-    assert (config.attention_activation, config.attention_scaling, config.attention_alpha) == ("relu", "length", 1.0)
-    assert (config.attention_qk_norm, config.regularization_weight, config.num_labels) == (True, 0.0, 21843)
-    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (384, 12, 6)
-    assert (config.intermediate_size, config.patch_grid, config.initialization) == (1536, (28, 28), "xavier")
-    softmax = ReLUFormerVisionConfig.from_preset("softmax_vit", size="S/32")
-    assert (softmax.attention_activation, softmax.attention_scaling) == ("softmax", "none")
-    assert softmax.patch_grid == (7, 7) and softmax.attention_qk_norm
-
-
 def test_the_start_of_the_paper():
     torch.manual_seed(0)
     config = vision_config(hidden_size=64, num_attention_heads=4, problem_type="multi_label_classification")
@@ -206,69 +193,6 @@ def test_a_start_that_is_too_small_for_length_scaling_is_told(fields, warns, mon
     model.save_pretrained(tmp_path)
     AutoModelForImageClassification.from_pretrained(tmp_path)
     assert len(messages) == warns, "weights that were trained are no start"
-
-
-@pytest.mark.parametrize("fields", [{}, FULL, {"preset": "softmax_vit"}], ids=["relu_vit", "full", "softmax_vit"])
-def test_saved_equals_loaded(fields, tmp_path):
-    model = vision_model(**fields)
-    model.save_pretrained(tmp_path)
-    expected = model(pictures()).logits
-    for loader in (ReLUFormerForImageClassification, AutoModelForImageClassification):
-        loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True)
-        assert not any(info.values()), info
-        torch.testing.assert_close(loaded(pictures()).logits, expected, rtol=0, atol=0)
-    base = AutoModel.from_pretrained(tmp_path)
-    assert isinstance(base, ReLUFormerVisionModel)
-    torch.testing.assert_close(base(pictures()).pooler_output, model.model(pictures()).pooler_output)
-    assert AutoConfig.from_pretrained(tmp_path).patch_grid == (2, 2)
-
-
-LOAD = """
-    import torch
-    from transformers import AutoModel, AutoModelForImageClassification
-
-    model = AutoModelForImageClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
-    base = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
-    picture = torch.load(sys.argv[2])
-    assert type(base).__module__.startswith("transformers_modules."), type(base)
-    print(json.dumps([type(base).__name__, *model(picture).logits.flatten().tolist()]))
-"""
-
-
-def test_what_is_saved_loads_without_the_package(tmp_path):
-    model = vision_model(**FULL)
-    model.save_pretrained(tmp_path / "model")
-    torch.save(pictures(), tmp_path / "picture.pt")
-    carried = {path.name for path in (tmp_path / "model").glob("*.py")}
-    assert {"modeling_vision.py", "configuration_vision.py"} <= carried
-    assert not carried & {"modeling_reluformer.py", "modeling_decoder.py"} and len(carried) == 6
-    places = (str(tmp_path / "model"), str(tmp_path / "picture.pt"))
-    name, *logits = run_without_package(LOAD, *places, folder=tmp_path)
-    assert name == "ReLUFormerVisionModel"
-    torch.testing.assert_close(torch.tensor(logits).view(3, CLASSES), model(pictures()).logits)
-
-
-class Brightness(torch.utils.data.Dataset):
-    """The class of a picture is how bright it is."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> dict:
-        label = index % CLASSES
-        return {"pixel_values": 0.1 * pictures(1, seed=index)[0] + label - 2, "labels": label}
-
-
-@pytest.mark.parametrize("fields", [{"regularization_weight": 0.01, "attention_scaling": "variance"}, {}], ids=str)
-def test_a_plain_trainer_learns(fields, tmp_path):
-    torch.manual_seed(0)
-    options = {"learning_rate": 3e-3, "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
-    arguments = TrainingArguments(str(tmp_path), max_steps=40, per_device_train_batch_size=16, **options)
-    model = ReLUFormerForImageClassification(vision_config(**fields))
-    trainer = Trainer(model, arguments, train_dataset=Brightness(), eval_dataset=Brightness())
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    assert trainer.evaluate()["eval_loss"] < before - 0.5
 
 
 SCALINGS = {

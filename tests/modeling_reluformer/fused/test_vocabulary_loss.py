@@ -130,17 +130,6 @@ def test_what_needs_no_gradient_is_not_computed(monkeypatch, frozen):
     assert all(given[name].grad is None for name in frozen)
 
 
-def test_second_passes_are_refused():
-    given = problem(6, 4, 9)
-    loss = vocabulary_loss(**given)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="a second backward pass through a loss without logits"):
-        loss.backward()
-    gradient = torch.autograd.grad(vocabulary_loss(**given) ** 2, given["hidden_states"], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient[0].sum().backward()
-
-
 class LargestTensor(TorchDispatchMode):
     """How many numbers the largest tensor has that an operator returns."""
 
@@ -215,11 +204,6 @@ def test_the_config_skips_logits_in_training_alone(tmp_path):
     assert tiny_model().train()(**batch).logits is not None
 
 
-def test_without_labels_there_is_nothing_but_logits():
-    with pytest.raises(ValueError, match="skip_logits=True leaves only the loss, which needs labels"):
-        tiny_model()(input_ids=random_tokens(2, 5), decoder_input_ids=random_tokens(2, 5), skip_logits=True)
-
-
 def replaced_head(model) -> str:
     """A head of another class that computes something else."""
 
@@ -242,4 +226,4 @@ def test_a_head_that_computes_other_logits_is_called_for_them(caplog, monkeypatc
     with caplog.at_level(logging.WARNING):
         losses = [model(**batch, skip_logits=skip_logits).loss for skip_logits in (False, True)]
     assert losses[0] == losses[1] != before
-    assert "skip_logits saves no memory here: lm_head is a" in caplog.text and name in caplog.text
+    assert "skip_logits saves no memory here" in caplog.text and name in caplog.text
