@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePath
+from typing import TextIO
+
+from tqdm.auto import tqdm
 
 from reluformer.commands.parsing import DECODING, Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.text_lines import check_output, output, read_lines, texts_of_arguments, write_lines
+from reluformer.training.data.readers import is_unicode, refuse_table, text_lines, without_line_end
 
 
 def run(arguments: list[str]) -> int:
@@ -23,8 +30,8 @@ def run(arguments: list[str]) -> int:
     if options.text and options.input:
         raise UserError("translate: give texts or --input, not both")
     if options.output is not None:
-        check_output(options.output, options.input)
-    texts = texts_of_arguments(options.text) or read_lines(options.input or "-")
+        _check_output(options.output, options.input)
+    texts = _texts_of_arguments(options.text) or read_lines(options.input or "-")
 
     from reluformer.export.translating import load_translator
 
@@ -34,6 +41,79 @@ def run(arguments: list[str]) -> int:
     # The bar goes to stderr; a person who gave a text or two, or sees each line as it is done, has no need of it.
     progress = not options.text and (options.output is not None or not sys.stdout.isatty())
     translations = translator.stream(texts, progress=progress)  # all texts are checked before a file is opened
-    with output(options.output) as stream:
+    with _output(options.output) as stream:
         write_lines(translations, stream, len(texts))
     return 0
+
+
+def read_lines(path: str) -> list[str]:
+    """Lines of a file, perhaps compressed, or, for "-", of standard input. Only "\\n" ends a line: line n is translation n.
+
+    Raises:
+        UserError: no such file, a damaged one, a table, or bytes that are not UTF-8, with the line.
+    """
+    refuse_table(PurePath(path), "write the column to translate into a text file, or give plain text as standard input")
+    try:
+        lines = [without_line_end(line) for line in text_lines(sys.stdin.buffer if path == "-" else Path(path))]
+    except UserError as error:
+        raise UserError(f"--input: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not is_unicode(line):
+            raise UserError(f"--input: {path!r}, line {number}: not UTF-8")
+    return lines
+
+
+def _texts_of_arguments(texts: list[str]) -> list[str]:
+    for number, text in enumerate(texts, start=1):
+        if not is_unicode(text):
+            raise UserError(f"translate: text {number}: not UTF-8 ({text!a})")
+    return texts
+
+
+def _check_output(name: str, source: str | None) -> None:
+    """Raises `UserError` for a file that cannot be written, before minutes of translating, and for the one that is read."""
+    path = Path(name)
+    if source not in (None, "-") and path.is_file() and Path(source).exists() and path.samefile(source):
+        raise UserError(f"--output: {name!r} is the file that --input reads and would be replaced; give another file")
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise UserError(f"--output: {name!r} cannot be written ({error.strerror}); give another file") from error
+
+
+def write_lines(translations: Iterable[str], stream: TextIO, total: int) -> None:
+    """Each translation as one line as soon as it is there; a line break in it becomes a space, with a note on stderr.
+
+    Args:
+        translations: in order.
+        stream: where to write.
+        total: how many there will be, to say what is written if one of them fails.
+    """
+    written = 0
+    try:
+        for translation in translations:
+            line = re.sub(r"[\r\n]+", " ", translation)
+            if line != translation:
+                _note(f"translation {written + 1} held line breaks, written as spaces")
+            stream.write(f"{line}\n")
+            stream.flush()
+            written += 1
+    except BrokenPipeError:
+        raise
+    except BaseException:
+        _note(f"the first {written:,} of {total:,} translations are written")
+        raise
+
+
+def _note(text: str) -> None:
+    tqdm.write(f"reluformer: note: {text}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _output(path: str | None) -> Iterator[TextIO]:
+    """The file, opened to be written, or standard output for None."""
+    if path is None:
+        yield sys.stdout
+        return
+    with Path(path).open("w", encoding="utf-8", newline="\n") as stream:
+        yield stream

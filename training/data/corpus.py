@@ -16,7 +16,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from reluformer.configuration.errors import UserError
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import DataConfig, DatasetConfig, ParallelFiles, TablesConfig
 from reluformer.configuration.splits import SPLITS
 from reluformer.training.data.demo_corpus import demo_pairs
@@ -95,85 +95,6 @@ def keep_good(rows: datasets.Dataset, name: str, place: Callable[[int], str]) ->
     return rows.select(np.flatnonzero(good)).flatten_indices() if report.skipped else rows, report
 
 
-@dataclass(frozen=True)
-class PairColumns:
-    """The columns that a recipe names, or those named as the languages.
-
-    Args:
-        source_language: of the recipe's data.
-        target_language: of the recipe's data.
-        source: column of the source texts. `translation.de` is the field `de` of the column `translation`. None: that field
-            of the source language, or the column of its name.
-        target: column of the target texts, likewise.
-        document: column that names each pair's document; None: there is none.
-        section: of the recipe in which the columns are named, for errors.
-    """
-
-    source_language: str
-    target_language: str
-    source: str | None = None
-    target: str | None = None
-    document: str | None = None
-    section: str = "data.tables"
-
-    def choose(self, known: Sequence[str], label: object) -> dict[str, str]:
-        """The column of each side, and of the document if one is given.
-
-        Args:
-            known: all columns, with those inside others as `outer.inner`.
-            label: of the table, for errors.
-
-        Raises:
-            UserError: one of them does not exist, with those that do; source and target are the same.
-        """
-        wanted = {
-            "source": [self.source] if self.source else _columns_of(self.source_language),
-            "target": [self.target] if self.target else _columns_of(self.target_language),
-            "document": [self.document] if self.document else [],
-        }
-        chosen = {}
-        for side, candidates in wanted.items():
-            found = [name for name in candidates if name in known]
-            if candidates and not found:
-                more = f" and {len(known) - _MOST_NAMED:,} more" if len(known) > _MOST_NAMED else ""
-                listed = ", ".join(known[:_MOST_NAMED]) or "none"
-                delimiter = ", or data.tables.delimiter" if len(known) == 1 else ""
-                raise UserError(
-                    f"{label}: no column {' or '.join(map(repr, candidates))}; there are: "
-                    f"{listed}{more}; set {self.section}.{side}_column{delimiter}"
-                )
-            if found:
-                chosen[side] = found[0]
-        if chosen["source"] == chosen["target"]:
-            raise UserError(
-                f"{label}: column {chosen['source']!r} is both source and target; set {self.section}.source_column and "
-                f"{self.section}.target_column to the two sides"
-            )
-        return chosen
-
-
-def _columns_of(language: str) -> list[str]:
-    return [f"translation.{language}", language]
-
-
-def value_at(record: Mapping[str, Any], name: str) -> Any:
-    """The value of a column of a row, or of the field of one (`translation.de`); None where there is none."""
-    if name in record:
-        return record[name]
-    value: Any = record
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def names_inside(record: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The names of all columns, those inside others as `outer.inner`."""
-    names = []
-    for name, inside in record.items():
-        names += names_inside(inside, f"{prefix}{name}.") if isinstance(inside, Mapping) else [f"{prefix}{name}"]
-    return names
-
-
 def has_split(data: DataConfig, split: str) -> bool:
     """Whether the recipe names the split."""
     if data.demo is not None:
@@ -216,20 +137,15 @@ def _read_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusR
         pairs = demo_pairs(getattr(data.demo, split), split=split, seed=data.demo.seed)
         return pairs, CorpusReport(f"demo {split}", read=len(pairs), kept=len(pairs))
     if data.dataset is not None:
-        given, columns = data.dataset, _columns(data, data.dataset, "data.dataset")
-        return read_dataset(given.path, given.name, getattr(given, split), columns, revision=given.revision)
+        return _read_dataset(data.dataset, getattr(data.dataset, split), _wanted_columns(data, data.dataset))
     if data.tables is not None:
-        columns = _columns(data, data.tables, "data.tables")
-        return read_tables(data.tables.paths(split), columns, name=split, delimiter=data.tables.delimiter)
+        files = tuple(existing_file(path, split) for path in data.tables.paths(split))
+        rows = partial(_table_rows, files, _wanted_columns(data, data.tables), data.tables.delimiter)
+        return _read(rows, split, files)
     files: ParallelFiles = getattr(data, split)
     if Path(files.source).expanduser().resolve() == Path(files.target).expanduser().resolve():
         raise UserError(f"data.{split}: source and target are the same file, {files.source}; expected a file for each")
     return read_parallel_files(files.source, files.target, name=split, documents=files.documents, only=files.only)
-
-
-def _columns(data: DataConfig, given: TablesConfig | DatasetConfig, section: str) -> PairColumns:
-    named = (given.source_column, given.target_column, given.document_column)
-    return PairColumns(data.source_language, data.target_language, *named, section)
 
 
 def read_parallel_files(
@@ -287,62 +203,21 @@ def _parallel_rows(paths: tuple[tuple[str, Path], ...], name: str, only: tuple[s
         raise UserError(f"data.{name}.only: no document {min(missing)!r} in {dict(paths)['document']}")
 
 
-def read_tables(
-    paths: Sequence[str | Path], columns: PairColumns, *, name: str, delimiter: str | None = None
-) -> tuple[datasets.Dataset, CorpusReport]:
-    """Reads one table, or several one after the other, whose columns hold the two sides of each pair.
-
-    Args:
-        paths: of the tables; the end of a name says what a table is, see `readers.TABLE_READERS`.
-        columns: that hold the pairs.
-        name: of the corpus, for the report.
-        delimiter: between the columns of CSV or TSV; None: a comma in CSV, a tab in TSV.
-
-    Returns:
-        The columns "source" and "target", with a document column "document" too, and the report.
-
-    Raises:
-        CorpusNotFound: a missing file.
-        UserError: a file that cannot be read or is no such table; a missing column (listing those that exist); a document that
-            begins twice; no pair left.
-    """
-    files = tuple(existing_file(path, name) for path in paths)
-    return _read(partial(_table_rows, files, columns, delimiter), name, files)
-
-
-def _table_rows(paths: tuple[Path, ...], columns: PairColumns, delimiter: str | None) -> Iterator[Row]:
+def _table_rows(paths: tuple[Path, ...], wanted: _Wanted, delimiter: str | None) -> Iterator[Row]:
+    """The rows of tables one after the other."""
     for path in paths:
         rows = table_rows(path, delimiter)
         head = list(islice(rows, _FIRST_RECORDS))
-        known = dict.fromkeys(name for _, row in head if isinstance(row, dict) for name in names_inside(row))
-        chosen = columns.choose(list(known), path)
+        known = dict.fromkeys(name for _, row in head if isinstance(row, dict) for name in _columns_inside(row))
+        chosen = _choose_columns(list(known), wanted, path, "data.tables")
         for place, row in chain(head, rows):
             yield place, row if isinstance(row, str) else _values(row, chosen)
 
 
-def read_dataset(
-    path: str, name: str | None, split: str, columns: PairColumns, *, revision: str | None = None
-) -> tuple[datasets.Dataset, CorpusReport]:
-    """Reads one split of a data set whose columns hold the two sides of each pair.
-
-    Args:
-        path: what `datasets.load_dataset` takes, a Hub id or a folder of data files, or a folder written by `save_to_disk`.
-        name: configuration of the set.
-        split: its name, or a slice of it such as `train[:1%]`.
-        columns: that hold the pairs.
-        revision: branch, tag or commit on the Hub.
-
-    Returns:
-        The columns "source" and "target", with a document column "document" too, and the report.
-
-    Raises:
-        CorpusNotFound: a set that does not exist, or a Hub that cannot be reached.
-        UserError: a set that cannot be loaded; a missing split or column (listing those that exist); no pair left; a document
-            that begins twice.
-    """
-    loaded = load_set(path, name, split, revision)
-    label = without_secrets(" ".join(part for part in (path, name, split) if part))
-    chosen = columns.choose(names_inside(_fields(loaded.features)), label)
+def _read_dataset(given: DatasetConfig, split: str, wanted: _Wanted) -> tuple[datasets.Dataset, CorpusReport]:
+    loaded = _load_set(given, split)
+    label = without_secrets(" ".join(part for part in (given.path, given.name, split) if part))
+    chosen = _choose_columns(_columns_inside(_fields(loaded.features)), wanted, label, "data.dataset")
     return _read(partial(_set_rows, loaded, chosen), label, ())
 
 
@@ -358,9 +233,9 @@ def _fields(features: Any) -> Any:
     return {name: _fields(inside) for name, inside in features.items()} if isinstance(features, dict) else None
 
 
-def load_set(path: str, name: str | None, split: str, revision: str | None) -> datasets.Dataset:
-    """The rows of a split; arguments and errors as of `read_dataset`."""
-    local = Path(path).expanduser()
+def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
+    """A split of a set of the Hub, of a folder of data files, or of a folder written by `save_to_disk`."""
+    local = Path(given.path).expanduser()
     if (local / "dataset_dict.json").exists() or (local / "state.json").exists():
         saved = datasets.load_from_disk(str(local))
         by_split = {str(saved.split or split): saved} if isinstance(saved, datasets.Dataset) else saved
@@ -368,21 +243,77 @@ def load_set(path: str, name: str | None, split: str, revision: str | None) -> d
             raise UserError(f"{local}: no split {split!r}; there are: {', '.join(by_split)}")
         return by_split[split]
     if local.is_file():
-        raise UserError(f"data.dataset.path: {path!r} is a file; give a table as data.tables.train")
+        raise UserError(f"data.dataset.path: {given.path!r} is a file; give a table as data.tables.train")
     try:
-        return datasets.load_dataset(path, name, split=split, revision=revision)
+        return datasets.load_dataset(given.path, given.name, split=split, revision=given.revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}".split())
-        fault = f"data set {path!r} (name {name!r}, split {split!r}) cannot be loaded: {reason}"
+        reason = one_line(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}")
+        fault = f"data set {given.path!r} (name {given.name!r}, split {split!r}) cannot be loaded: {reason}"
         kind = CorpusNotFound if isinstance(error, (FileNotFoundError, ConnectionError)) else UserError
         raise kind(without_secrets(fault)) from error
 
 
-def _values(row: dict[str, Any], chosen: dict[str, str]) -> dict[str, Any]:
-    values = {side: value_at(row, column) for side, column in chosen.items()}
+# By side ("source", "target", perhaps "document"), the columns that may hold it.
+_Wanted = dict[str, list[str]]
+
+
+def _wanted_columns(data: DataConfig, given: TablesConfig | DatasetConfig) -> _Wanted:
+    """Those that the recipe names, or those named as the languages."""
+    wanted = {}
+    for side, language in (("source", data.source_language), ("target", data.target_language)):
+        named = getattr(given, f"{side}_column")
+        wanted[side] = [f"translation.{language}", language] if named is None else [named]
+    return wanted if given.document_column is None else {**wanted, "document": [given.document_column]}
+
+
+def _choose_columns(known: Sequence[str], wanted: _Wanted, label: object, section: str) -> dict[str, str]:
+    """The column of each side; `known` are all, with those inside others as `outer.inner`.
+
+    Raises:
+        UserError: one of them does not exist, with those that do; source and target are the same.
+    """
+    chosen = {}
+    for side, candidates in wanted.items():
+        found = [name for name in candidates if name in known]
+        if not found:
+            more = f" and {len(known) - _MOST_NAMED:,} more" if len(known) > _MOST_NAMED else ""
+            raise UserError(
+                f"{label}: no column {' or '.join(map(repr, candidates))}; there are: "
+                f"{', '.join(known[:_MOST_NAMED]) or 'none'}{more}; set {section}.{side}_column"
+                f"{', or data.tables.delimiter' if len(known) == 1 else ''}"
+            )
+        chosen[side] = found[0]
+    if chosen["source"] == chosen["target"]:
+        raise UserError(
+            f"{label}: column {chosen['source']!r} is both source and target; set {section}.source_column and "
+            f"{section}.target_column to the two sides"
+        )
+    return chosen
+
+
+def _columns_inside(record: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The names of all columns, those inside others as `outer.inner`."""
+    names = []
+    for name, inside in record.items():
+        names += _columns_inside(inside, f"{prefix}{name}.") if isinstance(inside, Mapping) else [f"{prefix}{name}"]
+    return names
+
+
+def _values(record: Mapping[str, Any], chosen: dict[str, str]) -> dict[str, Any]:
+    """By side, the value of its column, or of a field of one (`translation.de`); None where there is none."""
+    values = {side: _value(record, name) for side, name in chosen.items()}
     if "document" in values:  # may be a number
         values["document"] = "" if values["document"] is None else str(values["document"]).strip()
     return values
+
+
+def _value(record: Mapping[str, Any], name: str) -> Any:
+    if name in record:
+        return record[name]
+    value: Any = record
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def _read(rows: Callable[[], Iterator[Row]], name: str, files: Iterable[Path]) -> tuple[datasets.Dataset, CorpusReport]:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import datasets
 import numpy as np
@@ -39,48 +39,32 @@ COLUMNS = {"source": "input_ids", "target": "labels"}
 
 @dataclass
 class PackingReport:
-    """What became of the sentences of one corpus: `read == sentences + sum(skipped.values())`.
-
-    Args:
-        name: of the corpus.
-        max_tokens: L, `</s>` included.
-        documents: original documents.
-        read: sentences given.
-        sentences: sentences in packed documents.
-        packed: packed documents.
-        sentences_per_packed: their mean number of sentences.
-        source_tokens: of all packed documents, each with its `</s>`.
-        target_tokens: likewise.
-        longest_source: tokens of the longest packed document.
-        longest_target: likewise.
-        too_long: sentences that alone are longer than L on a side.
-        kept_too_long: those of them that are packed documents of their own.
-        skipped: sentences left out, by reason.
-        first: place of the first sentence of each reason.
-    """
+    """What became of the sentences of one corpus: `read == sentences + sum(skipped.values())`."""
 
     name: str
-    max_tokens: int
-    documents: int = 0
-    read: int = 0
-    sentences: int = 0
-    packed: int = 0
+    max_tokens: int  # L, `</s>` included
+    documents: int = 0  # original ones
+    read: int = 0  # sentences
+    sentences: int = 0  # that are in packed documents
+    packed: int = 0  # packed documents
     sentences_per_packed: float = 0.0
-    source_tokens: int = 0
+    source_tokens: int = 0  # of all packed documents, each with its `</s>`
     target_tokens: int = 0
     longest_source: int = 0
     longest_target: int = 0
-    too_long: int = 0
-    kept_too_long: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    first: dict[str, str] = field(default_factory=dict)
+    too_long: int = 0  # sentences that alone are longer than L on a side
+    kept_too_long: int = 0  # those of them that are packed documents of their own
+    skipped: dict[str, int] = field(default_factory=dict)  # sentences, by reason
+    first: dict[str, str] = field(default_factory=dict)  # place of the first sentence of each reason
 
-    def count(self, starts: np.ndarray, stops: np.ndarray, source: np.ndarray, target: np.ndarray) -> None:
-        """Fill in the packed documents: their ranges of sentences and their tokens, each (packed documents,)."""
-        self.packed, self.sentences = len(starts), int((stops - starts).sum())
+    def count(self, pairs: datasets.Dataset, encoded: datasets.Dataset) -> None:
+        """Fills in the packed documents: their texts and their tokens."""
+        self.packed, self.sentences = len(pairs), sum(pairs["sentences"])
         self.sentences_per_packed = self.sentences / self.packed
-        self.source_tokens, self.longest_source = int(source.sum()), int(source.max())
-        self.target_tokens, self.longest_target = int(target.sum()), int(target.max())
+        for side, column in COLUMNS.items():
+            tokens = token_lengths(encoded, column)
+            setattr(self, f"{side}_tokens", int(tokens.sum()))
+            setattr(self, f"longest_{side}", int(tokens.max()))
 
     def summary(self) -> str:
         """One line for a log or an error message."""
@@ -130,17 +114,10 @@ def greedy_spans(
     *,
     max_tokens: int,
 ) -> list[tuple[int, int]]:
-    """Packed documents as half-open ranges of sentences, in order.
+    """Packed documents as half-open ranges of sentences, in order; `max_tokens` counts `</s>`, the counts of tokens do not.
 
-    A sentence that alone is longer than `max_tokens` is a range of its own unless it is left out.
-
-    Args:
-        source_tokens: of each sentence, without `</s>`.
-        target_tokens: likewise.
-        documents: the document of each sentence.
-        left_out: whether a sentence is in no range. It ends the packed document before it, since what stands on its two
-            sides is not consecutive. A pair that reading skipped, for an empty line, is no sentence here and ends nothing.
-        max_tokens: L, the `</s>` of the packed document included.
+    A sentence that alone is longer is a range of its own. One that is left out is in no range and ends the packed document before
+    it, since what stands on its two sides is not consecutive. (A pair that reading skipped is no sentence here and ends nothing.)
     """
     room = max_tokens - 1
     spans: list[tuple[int, int]] = []
@@ -205,15 +182,10 @@ def pack_documents(
     spans = greedy_spans(*counts, documents, left_out.tolist(), max_tokens=max_tokens)
     if not spans:
         raise UserError(f"{name}: nothing to pack: {report.summary()}; raise the limit or give longer documents")
-    starts, stops = np.array(spans).T
-    columns = {side: _joined_texts(sentences, side, spans) for side in COLUMNS}
-    columns |= {"document": pa.array([documents[start] for start, _ in spans])}
-    columns |= {"sentences": pa.array(stops - starts), "first": pa.array(starts)}
-    ids = {column: _joined_ids(rows, column, starts, stops) for column in COLUMNS.values()}
-    _check_joined(columns, ids, tokenizer, name)
-    encoded = _encoded(ids)
-    report.count(starts, stops, *(token_lengths(encoded, column) for column in COLUMNS.values()))
-    pairs = datasets.Dataset(datasets.table.InMemoryTable(pa.table(columns)))
+    pairs = _packed_pairs(sentences, spans)
+    encoded = _encoded(*(_joined_ids(rows, column, spans) for column in COLUMNS.values()))
+    _check_joined(pairs, encoded, tokenizer, name)
+    report.count(pairs, encoded)
     return PackedDocuments(pairs, encoded, sentences, report)
 
 
@@ -225,24 +197,12 @@ def pack_split(
     *,
     positions: int | None = None,
 ) -> PackedDocuments:
-    """The sentences of a split packed as the recipe says, which has a section `packing`.
-
-    Args:
-        data: the recipe's section.
-        split: "train", "validation" or "test".
-        sentences: of `load_split`.
-        tokenizer: of the run.
-        positions: of the model, None where the model itself will refuse what is too long.
-
-    Raises:
-        UserError: see `pack_documents`.
-    """
-    packing = data.packing
+    """The sentences of a split packed as the recipe's section `packing` says; see `pack_documents`."""
     return pack_documents(
         sentences,
         tokenizer,
         max_tokens=data.max_length,
-        too_long=packing.too_long if split == "train" else packing.too_long_evaluated,
+        too_long=data.packing.too_long if split == "train" else data.packing.too_long_evaluated,
         name=f"{split} documents",
         positions=positions,
         workers=data.workers,
@@ -288,45 +248,48 @@ def _left_out(
     return np.any(list(reasons.values()), axis=0)
 
 
-def _joined_texts(sentences: datasets.Dataset, side: str, spans: list[tuple[int, int]]) -> pa.Array:
-    texts = sentences[side][:]
-    return pa.array([" ".join(texts[start:stop]) for start, stop in spans])
-
-
-def _joined_ids(rows: datasets.Dataset, column: str, starts: np.ndarray, stops: np.ndarray) -> pa.ListArray:
-    """The ids of sentences start to stop, one list a range: of each sentence but the last without its `</s>`."""
+def _joined_ids(rows: datasets.Dataset, column: str, spans: list[tuple[int, int]]) -> pa.ListArray:
+    """The ids of each range of sentences as one list; all sentences but the last of a range lose their `</s>`."""
     lists = rows.data.column(column).combine_chunks()
     lengths = np.asarray(lists.value_lengths())
-    included, ends_text = np.zeros(len(lists) + 1, dtype=int), np.zeros(len(lists), dtype=bool)
-    np.add.at(included, starts, 1)
-    np.add.at(included, stops, -1)
-    ends_text[stops - 1] = True
-    kept = np.repeat(np.cumsum(included)[:-1] > 0, lengths)
-    inner = ~ends_text & (lengths > 0)
-    kept[np.cumsum(lengths)[inner] - 1] = False
-    before = np.concatenate(([0], np.cumsum(np.where(lengths > 0, lengths - 1, 0))))
-    offsets = np.concatenate(([0], np.cumsum(before[stops] - before[starts] + 1)))
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), lists.flatten().filter(pa.array(kept)))
+    span_of, is_inner = np.full(len(lists), -1), np.ones(len(lists), dtype=bool)
+    for number, (start, stop) in enumerate(spans):
+        span_of[start:stop] = number
+        is_inner[stop - 1] = False
+    kept = np.repeat(span_of, lengths)
+    kept[np.cumsum(lengths)[is_inner & (lengths > 0)] - 1] = -1
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(kept[kept >= 0], minlength=len(spans)))))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), lists.flatten().filter(pa.array(kept >= 0)))
+
+
+def _packed_pairs(sentences: datasets.Dataset, spans: list[tuple[int, int]]) -> datasets.Dataset:
+    columns: dict[str, list[Any]] = {}
+    for side in COLUMNS:
+        texts = sentences[side][:]
+        columns[side] = [" ".join(texts[start:stop]) for start, stop in spans]
+    documents = sentences["document"][:]
+    columns["document"] = [documents[start] for start, _ in spans]
+    columns["sentences"] = [stop - start for start, stop in spans]
+    columns["first"] = [start for start, _ in spans]
+    return datasets.Dataset.from_dict(columns)
+
+
+def _encoded(source: pa.ListArray, target: pa.ListArray) -> datasets.Dataset:
+    """The columns of `encode_pairs`."""
+    mask = pa.ListArray.from_arrays(source.offsets, pa.array(np.ones(len(source.values), dtype=np.int8)))
+    table = pa.table({"input_ids": source, "attention_mask": mask, "labels": target})
+    return datasets.Dataset(datasets.table.InMemoryTable(table), info=datasets.DatasetInfo(features=ENCODED_FEATURES))
 
 
 def _check_joined(
-    columns: dict[str, pa.Array], ids: dict[str, pa.ListArray], tokenizer: PreTrainedTokenizerBase, name: str
+    pairs: datasets.Dataset, encoded: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
     """The first texts, tokenised whole as in translation, must give the ids that are trained on."""
-    first = {side: columns[side][:CHECKED_TEXTS].to_pylist() for side in COLUMNS}
-    whole = dict(zip(COLUMNS, token_ids(tokenizer, first), strict=True))
-    for side, column in COLUMNS.items():
-        for index, expected in enumerate(whole[side]):
-            if ids[column][index].as_py() != expected:
+    whole = token_ids(tokenizer, pairs[:CHECKED_TEXTS])
+    for (side, column), expected in zip(COLUMNS.items(), whole, strict=True):
+        for index, (ids, found) in enumerate(zip(expected, encoded[column][:CHECKED_TEXTS], strict=True)):
+            if ids != found:
                 raise UserError(
                     f"{name}: the {side} tokens of packed document {index} are not those of its sentences one after the "
                     "other; packing needs a tokenizer that splits a sentence alike wherever it stands"
                 )
-
-
-def _encoded(ids: dict[str, pa.ListArray]) -> datasets.Dataset:
-    """The columns of `encode_pairs`."""
-    source = ids["input_ids"]
-    mask = pa.ListArray.from_arrays(source.offsets, pa.array(np.ones(len(source.values), dtype=np.int8)))
-    table = pa.table({"input_ids": source, "attention_mask": mask, "labels": ids["labels"]})
-    return datasets.Dataset(datasets.table.InMemoryTable(table), info=datasets.DatasetInfo(features=ENCODED_FEATURES))

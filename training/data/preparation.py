@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import datasets
 from transformers import PreTrainedTokenizerBase
@@ -41,78 +41,58 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
 
     Args:
         recipe: of the run.
-        resume_from: a checkpoint; take the tokenizer that the run has trained already, and compare it with the checkpoint's.
+        resume_from: a checkpoint, whose tokenizer is taken.
 
     Raises:
-        UserError: files that cannot be used, a split with no pair left, sources of an evaluated split that are too long, or a
-            tokenizer that has become another one.
+        UserError: files that cannot be used, a split with no pair left, or sources of an evaluated split that are too long.
     """
-    reports: list[CorpusReport] = []
-    learned, evaluated = _splits(recipe)
-    pairs = {}
+    learned = [split for split in ("train", "validation") if has_split(recipe.data, split)]
     # What is evaluated when training is over is read now: its faults are found before the first update.
-    for split in (*learned, *evaluated):
+    splits = [*learned, *(split for split in recipe.evaluation.splits if split not in learned)]
+    pairs, reports = {}, []
+    for split in splits:
         pairs[split], report = load_split(recipe.data, split)
-        reports.append(report)
-        say(recipe, report.summary())
+        _tell(recipe, report, reports)
     if recipe.data.text == "plain":
         some = pairs["train"].select(range(0, len(pairs["train"]), 1 + len(pairs["train"]) // _LINES_LOOKED_AT))
         warn_of_tokenized_text([*some["source"], *some["target"]])
     tokenizer = run_tokenizer(recipe, lambda: train_recipe_tokenizer(recipe, pairs["train"]), resume_from)
-    if recipe.data.packing is None:
-        encoded = _encode(recipe, learned, pairs, tokenizer, reports)
-    else:
-        encoded = _pack(recipe, (*learned, *evaluated), pairs, tokenizer)
+    encoded, packed = {}, []
+    for split in splits if recipe.data.packing else learned:
+        # The other processes find in the cache what the first one has encoded.
+        with recipe.training.main_process_first(desc="token ids"):
+            if recipe.data.packing is None:
+                encoded[split], report = _encode(recipe, split, pairs[split], tokenizer)
+                _tell(recipe, report, reports)
+            else:
+                pairs[split], encoded[split], report = _pack(recipe, split, pairs[split], tokenizer)
+                _tell(recipe, report, packed)
     for split in recipe.evaluation.splits:
         _check_sources(recipe, split, pairs[split], tokenizer)
-    _write_reports(recipe, "corpus_report.json", reports)
+    for name, told in (("corpus_report.json", reports), ("packing_report.json", packed)):
+        if told and recipe.training.should_save:
+            write_json(recipe.run_folder / name, [dataclasses.asdict(report) for report in told])
     return PreparedCorpus(tokenizer, pairs, encoded)
 
 
-def _splits(recipe: Recipe) -> tuple[list[str], list[str]]:
-    """The splits that training reads, and those that are evaluated alone."""
-    learned = [split for split in ("train", "validation") if has_split(recipe.data, split)]
-    return learned, [split for split in recipe.evaluation.splits if split not in learned]
+def _tell(recipe: Recipe, report: CorpusReport | PackingReport, reports: list[Any]) -> None:
+    say(recipe, report.summary())
+    reports.append(report)
 
 
 def _encode(
-    recipe: Recipe,
-    splits: Sequence[str],
-    pairs: Mapping[str, datasets.Dataset],
-    tokenizer: PreTrainedTokenizerBase,
-    reports: list[CorpusReport],
-) -> dict[str, datasets.Dataset]:
-    """The token ids of each split; `reports` gets what was left out of each."""
-    data, encoded = recipe.data, {}
-    for split in splits:
-        # The other processes find in the cache what the first one has encoded.
-        with recipe.training.main_process_first(desc="token ids"):
-            encoded[split], report = encode_pairs(
-                pairs[split], tokenizer, max_length=data.max_length, name=f"{split} tokens", workers=data.workers
-            )
-        reports.append(report)
-        say(recipe, report.summary())
-    return encoded
+    recipe: Recipe, split: str, pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase
+) -> tuple[datasets.Dataset, CorpusReport]:
+    data = recipe.data
+    return encode_pairs(pairs, tokenizer, max_length=data.max_length, name=f"{split} tokens", workers=data.workers)
 
 
 def _pack(
-    recipe: Recipe, splits: Sequence[str], pairs: dict[str, datasets.Dataset], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, datasets.Dataset]:
-    """The token ids of each split's packed documents, which take the place of its sentences in `pairs`."""
+    recipe: Recipe, split: str, pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase
+) -> tuple[datasets.Dataset, datasets.Dataset, PackingReport]:
     positions = build_config(recipe, tokenizer).max_position_embeddings
-    encoded, reports = {}, []
-    for split in splits:
-        packed = pack_split(recipe.data, split, pairs[split], tokenizer, positions=positions)
-        pairs[split], encoded[split] = packed.pairs, packed.encoded
-        reports.append(packed.report)
-        say(recipe, packed.report.summary())
-    _write_reports(recipe, "packing_report.json", reports)
-    return encoded
-
-
-def _write_reports(recipe: Recipe, name: str, reports: Sequence[CorpusReport | PackingReport]) -> None:
-    if recipe.training.should_save:
-        write_json(recipe.run_folder / name, [dataclasses.asdict(report) for report in reports])
+    packed = pack_split(recipe.data, split, pairs, tokenizer, positions=positions)
+    return packed.pairs, packed.encoded, packed.report
 
 
 def _check_sources(recipe: Recipe, split: str, pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:

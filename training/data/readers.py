@@ -46,7 +46,7 @@ def text_lines(path: Path | BinaryIO) -> Iterator[str]:
 
     try:
         with path if hasattr(path, "peek") else io.BufferedReader(pa.input_stream(str(path))) as stream:
-            check_encoding(stream.peek(_HEAD_BYTES)[:_HEAD_BYTES], path)
+            _check_encoding(stream.peek(_HEAD_BYTES)[:_HEAD_BYTES], path)
             for number, line in enumerate(stream):
                 line = line if number else line.removeprefix(codecs.BOM_UTF8)
                 yield line.decode("utf-8", "surrogateescape")
@@ -59,15 +59,14 @@ def without_line_end(line: str) -> str:
     return line.removesuffix("\n").removesuffix("\r")
 
 
-def check_encoding(head: bytes, path: object) -> None:
+def _check_encoding(head: bytes, path: object) -> None:
     """Raises `UserError` for a beginning of a file that is no text in UTF-8."""
-    found = next((kind for mark, kind in _OTHER_CONTENT.items() if head.startswith(mark)), None)
+    found = [kind for mark, kind in _OTHER_CONTENT.items() if head.startswith(mark)]
     # Every other byte of Latin text in UTF-16 is NUL, and NUL is valid UTF-8.
-    if found is None and head.count(0) >= max(4, len(head) // 4):
-        found = "UTF-16 or no text at all by its NUL bytes"
-    if found is not None:
+    found += ["UTF-16 or no text at all by its NUL bytes"] * (head.count(0) >= max(4, len(head) // 4))
+    if found:
         raise UserError(
-            f"{path}: is {found}; expected text in UTF-8, or a name that ends in {', '.join(COMPRESSED_SUFFIXES)}: "
+            f"{path}: is {found[0]}; expected text in UTF-8, or a name that ends in {', '.join(COMPRESSED_SUFFIXES)}: "
             "convert it (`iconv -f UTF-16 -t UTF-8`), rename it or unpack it"
         )
 
@@ -94,26 +93,15 @@ def refuse_table(path: PurePath, instead: str) -> None:
 
 
 def content_hash(path: Path) -> str:
-    """Hash of the content of a file.
-
-    Raises:
-        UserError: a file that cannot be read; a pipe, which would be empty the second time.
-    """
+    """Hash of the content of a file; raises `UserError` for a pipe, which would be empty the second time."""
     if not path.is_file():
         raise UserError(f"{path}: is not a regular file, and a corpus is read more than once; write the text to a file")
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def table_rows(path: Path, delimiter: str | None = None) -> Iterator[Row]:
-    """The rows of a table, read by the end of its name.
-
-    Args:
-        path: of the file.
-        delimiter: between the columns of CSV or TSV; None: a comma in CSV, a tab in TSV.
+    """The rows of a table, read by the end of its name; `delimiter` separates the columns of CSV (comma) or TSV (tab).
 
     Raises:
         UserError: a file that cannot be read, or that is not what its name says.
@@ -129,26 +117,25 @@ def table_rows(path: Path, delimiter: str | None = None) -> Iterator[Row]:
 
 def _csv_rows(path: Path, delimiter: str | None) -> Iterator[Row]:
     """CSV, in which a quoted text may have line breaks."""
+    return _with_header(path, _csv_fields(path, delimiter or ","))
+
+
+def _csv_fields(path: Path, delimiter: str) -> Iterator[tuple[str, list[str] | str]]:
     csv.field_size_limit(_LONGEST_FIELD)
-    reader = csv.reader(text_lines(path), delimiter=delimiter or ",", strict=True)
-
-    def fields() -> Iterator[tuple[str, list[str] | str]]:
-        while True:
-            line = reader.line_num + 1
-            try:
-                values: list[str] | str = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                if reader.line_num > line or str(error) == "unexpected end of data":
-                    raise UserError(
-                        f"{path}:{line}: a quotation that begins in this row does not end as it should by line "
-                        f"{reader.line_num:,} ({error}); close it, or write a quotation mark inside a quotation twice"
-                    ) from error
-                values = f"row cannot be read ({error})"
-            yield f"{path}:{line}", values
-
-    return _with_header(path, fields())
+    reader = csv.reader(text_lines(path), delimiter=delimiter, strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            yield f"{path}:{line}", next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if reader.line_num > line or str(error) == "unexpected end of data":
+                raise UserError(
+                    f"{path}:{line}: a quotation that begins in this row does not end as it should by line "
+                    f"{reader.line_num:,} ({error}); close it, or write a quotation mark inside a quotation twice"
+                ) from error
+            yield f"{path}:{line}", f"row cannot be read ({error})"
 
 
 def _tsv_rows(path: Path, delimiter: str | None) -> Iterator[Row]:

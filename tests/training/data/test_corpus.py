@@ -9,15 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from reluformer.commands.translate import read_lines
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import DataConfig, ParallelFiles, TablesConfig
+from reluformer.configuration.recipe import DataConfig, DatasetConfig, ParallelFiles, TablesConfig
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data import corpus
-from reluformer.training.data.corpus import PairColumns, load_split, read_dataset, read_parallel_files, read_tables
-from reluformer.training.data.text_lines import read_lines
+from reluformer.training.data.corpus import load_split, read_parallel_files
 
 LANGUAGES = {"source_language": "de", "target_language": "en"}
-COLUMNS = PairColumns("de", "en")
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +50,14 @@ def texts(pairs, report):
     return [(row["source"], row["target"]) for row in pairs], report
 
 
-def tables(*paths, columns=COLUMNS, **options):
-    return texts(*read_tables(paths, columns, name="train", **options))
+def tables(*paths, **columns):
+    given = TablesConfig(train=[str(path) for path in paths], **columns)
+    return texts(*load_split(DataConfig(**LANGUAGES, tables=given), "train"))
+
+
+def data_set(path, split="train", languages=LANGUAGES, **columns):
+    given = DatasetConfig(path=str(path), train=split, **columns)
+    return load_split(DataConfig(**languages, dataset=given), "train")
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
@@ -164,10 +169,9 @@ def test_every_kind_of_table_plain_and_compressed(tmp_path, name, content, suffi
 def test_parquet_with_columns_of_any_name_and_several_tables(tmp_path):
     rows = [{"german": source, "translation": {"en": target}} for source, target in PAIRS]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    columns = PairColumns("de", "en", "german")
-    assert tables(tmp_path / "a.parquet", columns=columns)[0] == PAIRS
-    twice = tables(tmp_path / "a.parquet", written(tmp_path, "b.csv", CSV.replace("de", "german")), columns=columns)
-    assert twice[0] == PAIRS * 2
+    other = written(tmp_path, "b.csv", CSV.replace("de", "german"))
+    assert tables(tmp_path / "a.parquet", source_column="german")[0] == PAIRS
+    assert tables(tmp_path / "a.parquet", other, source_column="german")[0] == PAIRS * 2
 
 
 def test_texts_of_a_table_may_have_line_breaks_and_be_long(tmp_path):
@@ -273,33 +277,34 @@ def test_a_data_set_of_a_folder_of_files_or_saved(tmp_path):
     (tmp_path / "folder").mkdir()
     written(tmp_path, "folder/train.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS))
     for folder in (str(tmp_path / "folder"), saved(tmp_path, ROWS)):
-        pairs, report = texts(*read_dataset(folder, None, "train", COLUMNS))
+        pairs, report = texts(*data_set(folder))
         assert pairs == [("eins", "one"), ("fünf", "five")]
         assert report.skipped == {"source is not text": 2, "target empty": 1}
         assert report.first == {"source is not text": "row 1", "target empty": "row 3"}
-    assert read_dataset(str(tmp_path / "folder"), None, "train[:20%]", COLUMNS)[1].read == 1
+    assert data_set(tmp_path / "folder", "train[:20%]")[1].read == 1
 
 
 def test_a_data_set_of_the_translation_feature(tmp_path):
     features = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
     folder = saved(tmp_path, ROWS[:1], features=features)
-    assert read_dataset(folder, None, "train", COLUMNS)[0][0] == {"source": "eins", "target": "one"}
+    assert data_set(folder)[0][0] == {"source": "eins", "target": "one"}
 
 
 def test_errors_of_a_data_set_list_what_exists(tmp_path):
     folder = saved(tmp_path, ROWS)
-    for columns, says in (
-        (PairColumns("de", "en", source="text"), r"no column 'text'; there are: translation\.de, translation\.en"),
-        (PairColumns("en", "en"), r"'translation\.en' is both source and target"),
+    for path, options, says in (
+        (
+            folder,
+            {"source_column": "text"},
+            r"no column 'text'; there are: translation\.de, translation\.en; set data\.dataset",
+        ),
+        (folder, {"languages": {**LANGUAGES, "source_language": "en"}}, r"'translation\.en' is both source and target"),
+        (folder, {"split": "test"}, "no split 'test'; there are: train"),
+        (tmp_path / "nowhere", {}, "cannot be loaded"),
+        (written(tmp_path, "a.csv", CSV), {}, r"is a file; give a table as data\.tables\.train"),
     ):
         with pytest.raises(UserError, match=says):
-            read_dataset(folder, None, "train", columns)
-    with pytest.raises(UserError, match="no split 'test'; there are: train"):
-        read_dataset(folder, None, "test", COLUMNS)
-    with pytest.raises(UserError, match=r"cannot be loaded"):
-        read_dataset(str(tmp_path / "nowhere"), None, "train", COLUMNS)
-    with pytest.raises(UserError, match=r"is a file; give a table as data\.tables\.train"):
-        read_dataset(str(written(tmp_path, "a.csv", CSV)), None, "train", COLUMNS)
+            data_set(path, **options)
 
 
 def test_documents_are_named_by_a_file_or_a_column_and_stand_together(tmp_path):
@@ -310,11 +315,11 @@ def test_documents_are_named_by_a_file_or_a_column_and_stand_together(tmp_path):
     assert list(pairs["document"]) == ["d0", "d1"]
     assert report.first == {"target empty": "line 2", "no name of a document": "line 3"}
     rows = [{"de": "a", "en": "b", "session": session} for session in (0, 0, 1)]
-    columns = PairColumns("de", "en", document="session")
-    assert list(read_dataset(saved(tmp_path, rows), None, "train", columns)[0]["document"]) == ["0", "0", "1"]
+    pairs, _ = data_set(saved(tmp_path, rows), document_column="session")
+    assert list(pairs["document"]) == ["0", "0", "1"]
     path = written(tmp_path, "a.csv", "session,de,en\n0,a,b\n1,c,d\n0,e,f\n")
     with pytest.raises(UserError, match=r"train: document '0' begins again after '1' at pair 2, first at 0; "):
-        tables(path, columns=columns)
+        tables(path, document_column="session")
 
 
 def test_a_recipe_chooses_documents(tmp_path):

@@ -5,10 +5,10 @@ import io
 import pytest
 
 from reluformer.commands import main as cli
-from reluformer.training.data.text_lines import write_lines
+from reluformer.commands.translate import write_lines
 from reluformer.training.translation import Translator
 
-from ...conftest import demo_tokenizer, tiny_model
+from ..conftest import demo_tokenizer, tiny_model
 
 
 def test_line_breaks_of_a_translation_do_not_break_the_lines(capsys):
