@@ -60,21 +60,16 @@ test-newest-short: .venv-newest/dev
 test-oldest: .venv-oldest/dev
 	.venv-oldest/bin/python -m pytest -rfEs
 
-# Speed and memory of the attention and of whole models, on this machine alone, which must be idle. Writes
-# benchmarks/results/, benchmarks/ATTENTION.md, VISION.md and DECODER.md. All of it with the allocator as it comes; benchmarks/NOTES.md says what glibc's
+# Speed and memory of the attention and of whole models, beside rivals, on this machine alone, which must be idle. Writes
+# benchmarks/results/, benchmarks/ATTENTION.md and MODELS.md. All of it with the allocator as it comes; benchmarks/NOTES.md says what glibc's
 # variables give. On a GPU: python -m benchmarks.gpu --help
 bench: .venv/all
-	$(BIN)/python -m benchmarks.speed.attention
-	$(BIN)/python -m benchmarks.memory.peak
-	$(BIN)/python -m benchmarks.speed.loss
-	$(BIN)/python -m benchmarks.speed.end_to_end
-	$(BIN)/python -m benchmarks.speed.generation
-	$(BIN)/python -m benchmarks.speed.compiled_step
-	$(BIN)/python -m benchmarks.speed.vision
-	$(BIN)/python -m benchmarks.speed.decoder
-	$(BIN)/python -m benchmarks.speed.attention_tables
-	$(BIN)/python -m benchmarks.speed.vision_tables
-	$(BIN)/python -m benchmarks.speed.decoder_tables
+	$(BIN)/python -m benchmarks attention memory loss end-to-end generation compiled-step vision decoder decoder-memory
+
+# Feed-forward networks that skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
+# Writes benchmarks/results/sparse-cpu.json, sparse-models-cpu.json and benchmarks/SPARSE.md.
+bench-sparse: .venv/all
+	$(BIN)/python -m benchmarks sparse sparse-models
 
 # Lines of every folder, of a published model's code and of functions, beside what they may be at most.
 size: .venv/all
@@ -84,13 +79,6 @@ size: .venv/all
 DATA ?= ../shared/data
 gpu-bundle: .venv/all
 	$(BIN)/python -m benchmarks.gpu bundle --output build/gpu --data $(DATA)
-
-# Feed-forward networks that skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
-# Writes benchmarks/results/sparse-cpu.json, sparse-models-cpu.json and benchmarks/SPARSE.md.
-bench-sparse: .venv/all
-	$(BIN)/python -m benchmarks.speed.sparse
-	$(BIN)/python -m benchmarks.speed.sparse_models
-	$(BIN)/python -m benchmarks.speed.sparse_tables
 
 # Every study of the paper, so small that it means nothing: does all of it run?
 studies-smoke: .venv/all

@@ -1,32 +1,76 @@
-"""What every benchmark file of this folder begins with, and the options that every benchmark program has."""
+"""What every result file begins with, and the one form of all benchmarks: cells that are measured one after the other."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Mapping
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from tqdm.auto import tqdm
 
 from reluformer.modeling_reluformer.fused.compiled.library import library, loop_name
-from reluformer.training.run.records import run_record
+from reluformer.training.run.records import run_record, write_json
 
 PAGES = Path(__file__).parent
-ROOT = PAGES.parent  # where `python -m benchmarks.…` works
+ROOT = PAGES.parent  # where `python -m benchmarks…` works
 RESULTS = PAGES / "results"
 # They change what is measured: allocation and threads.
 RECORDED_VARIABLES = ("RELUFORMER_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "LD_PRELOAD")
+Names = dict[str, Any]
 
 
-def benchmark_parser(description: str, output: str) -> argparse.ArgumentParser:
+@dataclass(frozen=True)
+class Benchmark:
+    """One result file, `results/<file>-cpu.json`.
+
+    cells: quick → what each cell is, by the names of its facts; `threads` among them are those of torch.
+    measure: a cell, the options, and the records of the cells before it → what was measured: `times`, `speedups` and
+        `left_out` as `Timing.record` has them, or bytes of memory; beside them facts of the cell, and with a `unit`, `speeds`.
+    settings: what all cells have in common, or a function that finds it out.
+    check: is what is timed right? Returns records that stand in the file as `gate`; raises where it is not.
+    """
+
+    file: str
+    cells: Callable[[bool], Iterable[Names]]
+    measure: Callable[[Names, argparse.Namespace, list[Names]], Names]
+    settings: Mapping[str, Any] | Callable[[], Names]
+    check: Callable[[argparse.Namespace], list[Names]] | None = None
+
+    def run(self, options: argparse.Namespace) -> Path:
+        """Measures every cell and writes the file."""
+        record, start = begin(options), time.perf_counter()
+        threads = torch.get_num_threads()
+        gate = {"gate": self.check(options)} if self.check else {}
+        cells: list[Names] = []
+        for names in tqdm(list(self.cells(options.quick)), desc=self.file, unit="cell"):
+            torch.set_num_threads(names.get("threads", threads))
+            cells.append({**names, **self.measure(names, options, cells)})
+        torch.set_num_threads(threads)
+        settings = {"threads": threads, **(self.settings() if callable(self.settings) else self.settings)}
+        result = {**record, "settings": settings, "seconds": time.perf_counter() - start, **gate, "cells": cells}
+        return write_json(options.output / f"{self.file}-cpu.json", result)
+
+
+def read_result(path: Path) -> Names | None:
+    """The content of a result file; None where it was not measured."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def benchmark_parser(description: str, output: str = "") -> argparse.ArgumentParser:
     """A parser with the options --output, --quick, --threads and --seed.
 
     Args:
         description: the docstring of the program.
-        output: name of the file that is written by default, in `benchmarks/results/`.
+        output: what is written by default, in `benchmarks/results/`.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS / output, help=f"default: benchmarks/results/{output}")
@@ -37,7 +81,7 @@ def benchmark_parser(description: str, output: str) -> argparse.ArgumentParser:
 
 
 def begin(options: argparse.Namespace) -> dict[str, Any]:
-    """Sets threads and seed as the options say; what stands beside the figures of this run.
+    """Sets threads and seed as the options say; what stands beside all that is measured.
 
     Returns:
         `run_record` with the machine's memory and its load of the last minute (1 is one busy core), and `environment`
@@ -46,7 +90,9 @@ def begin(options: argparse.Namespace) -> dict[str, Any]:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    record = run_record(None, None, options.seed)
+    program = Path(sys.argv[0])
+    command = ["python -m benchmarks"] if program.name == "__main__.py" else [program.name]
+    record = run_record(" ".join([*command, shlex.join(sys.argv[1:])]).rstrip(), None, options.seed)
     record["machine"]["memory_gb"] = round(psutil.virtual_memory().total / 1e9, 1)
     record["machine"]["load_average"] = round(os.getloadavg()[0], 2)
     record["environment"] = {
@@ -56,25 +102,6 @@ def begin(options: argparse.Namespace) -> dict[str, Any]:
     return {**record, "loop": loop_name(), "quick": options.quick}
 
 
-def origin(result: Mapping[str, Any], file: str) -> list[str]:
-    """The lines of a page that say where its figures are from: command, file, commit, machine, versions.
-
-    Args:
-        result: the content of the file.
-        file: its name in `benchmarks/results/`; one with `gpu` in it names the accelerators.
-    """
-    machine, versions = result["machine"], result["versions"]
-    device = ", ".join(machine.get("accelerators", [])) if "gpu" in file else machine["cpu"]
-    commit = (result["git_commit"] or "unknown")[:12] + (", with local changes" if result["git_dirty"] else "")
-    threads = result["settings"].get("threads", machine["torch_threads"])
-    environment = " ".join(f"{name}={value}" for name, value in result["environment"].items()) or "none of note"
-    # Files from before the compiled loop was the default do not name theirs, which was the Python loop.
-    lines = [
-        f"`{result['command']}` → [{file}](results/{file})",
-        f": {result['date'][:10]}, commit {commit}, {result['seconds'] / 60:.1f} min on {device} ({threads} threads, "
-        f"{machine['usable_cores']} cores, {machine['memory_gb']:.0f} GB, load before the start "
-        f"{machine['load_average']:.1f}), torch {versions['torch']}, transformers "
-        f"{versions['transformers']}, Python {machine['python']}; loop: {result.get('loop', 'python')}; environment: "
-        f"{environment}.",
-    ]
-    return ["**A quick run, to try the programs: its figures mean nothing.**", "", *lines] if result["quick"] else lines
+def effort(options: argparse.Namespace, **given: float) -> dict[str, float]:
+    """How long `time_contenders` times a cell: as given, and three short rounds of a quick run."""
+    return {"rounds": 3, "round_seconds": 1e-3} if options.quick else given

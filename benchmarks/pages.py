@@ -1,59 +1,458 @@
-"""Pages of figures: the file of a benchmark is read, and a page is written of it. What renders a page types no figure."""
+"""benchmarks/ATTENTION.md, MODELS.md and SPARSE.md from the result files: no number in them is typed, but the goals."""
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measurement_file import RESULTS, ROOT
+from benchmarks.attention import EAGER, EAGER_RELU, OURS, PLAIN, SDPA, SPARSE, WITH_STATISTICS
+from benchmarks.markdown import table
+from benchmarks.measurement_file import RESULTS, read_result
+from benchmarks.pictures import plot_memory, plot_speedups
+from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS_UNREGULARIZED
+from benchmarks.translation import OURS as RELUFORMER
+from benchmarks.zeros import OURS as ZEROS_MODEL
+
+Result = Mapping[str, Any]
+SHORT, LONG = (16, 32, 64, 128, 256), (512, 1024, 2048)
+DTYPES, PASSES = ("float32", "bfloat16"), ("forward", "forward+backward")
+MEMORY_LENGTH, MEMORY_BYTES = 8192, 300e6
+ZEROS_SHARE = 95
 
 
-def read_result(path: Path) -> dict[str, Any] | None:
-    """The content of a file of figures; None where it was not measured."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+@dataclass(frozen=True)
+class Goal:
+    """Each cell is to have this speedup of `ours` over the fastest of `rivals`.
+
+    where: name of a fact of the cell → its values.
+    """
+
+    file: str
+    where: Mapping[str, Sequence[Any]]
+    ours: str
+    rivals: Sequence[str]
+    at_least: float
 
 
-def write_page(
-    render: Callable[[Mapping[str, Any] | None], str],
-    description: str,
-    file: str,
-    page: Path,
-    arguments: list[str] | None = None,
-) -> int:
-    """The whole of a program that makes a page of one file of figures, with the options --result and --output.
+def _attention_goals() -> Iterator[Goal]:
+    def goal(dtype: str, which: str, lengths: Sequence[int], *what: Any) -> Goal:
+        where = {"dtype": [dtype], "pass": [which], "length": lengths}
+        return Goal("attention", where | ({"head_dim": [64]} if lengths[0] >= LONG[0] else {}), *what)
+
+    forward, both = PASSES
+    yield goal("float32", forward, LONG, PLAIN, [SDPA], 1.05)
+    yield goal("float32", both, LONG[:2], PLAIN, [SDPA], 1.05)
+    yield goal("float32", both, LONG[2:], PLAIN, [SDPA], 1.0)
+    yield goal("bfloat16", forward, LONG, PLAIN, [SDPA], 0.95)
+    yield goal("bfloat16", both, LONG, PLAIN, [SDPA], 1.2)
+    yield from (goal(dtype, both, LONG, WITH_STATISTICS, [SDPA], 1.0) for dtype in DTYPES)
+    for dtype, which in itertools.product(DTYPES, PASSES):
+        yield from (goal(dtype, which, LONG[:2], PLAIN, [rival], 1.7) for rival in SPARSE[:2])
+        yield goal(dtype, which, SHORT, PLAIN, [EAGER_RELU, SDPA], 0.95)
+        yield goal(dtype, which, SHORT, WITH_STATISTICS, [EAGER_RELU, SDPA], 0.9)
+
+
+def _model_goals() -> Iterator[Goal]:
+    for rival in (MARIAN, MARIAN_SMOOTHED):
+        # a loss without logits counts where there are 10,000 pieces or more
+        large = {"task": ["training"], "shape": ["tiny", "wide, 32,000 pieces"]}
+        yield Goal("end-to-end", large, RELUFORMER, [rival], 1.1)
+        yield Goal("end-to-end", {"task": ["training"], "shape": ["wide"]}, RELUFORMER, [rival], 1.0)
+    yield Goal("end-to-end", {"task": ["generation"]}, RELUFORMER, [MARIAN], 1.0)
+
+
+def _zeros_goals() -> Iterator[Goal]:
+    networks = {"kind": ["GLU"], "rows": [1]}
+    yield Goal("sparse", networks, f"float32 zeros {ZEROS_SHARE}", ["float32 dense"], 2.3)
+    yield Goal("sparse", networks, f"int8 zeros {ZEROS_SHARE}", ["int8 dense"], 1.5)
+    models = {"shape": [ZEROS_MODEL], "zeros": [ZEROS_SHARE], "beams": [1]}
+    yield Goal("sparse-models", models, "float32 zeros", ["float32 torch"], 2.0)
+    yield Goal("sparse-models", models, "float32 zeros", ["float32 dense"], 1.35)
+
+
+def goal_table(
+    goals: Iterable[Goal], results: Mapping[str, Result | None], more: Iterable[Sequence[str]] = ()
+) -> list[str]:
+    """One line a goal: in how many cells it is met, and the lowest value with its cell."""
+    rows = [row for goal in goals if (row := _goal_row(goal, results[goal.file]))]
+    return table(("what", "over", "goal", "met in", "lowest"), [*rows, *more])
+
+
+def _goal_row(goal: Goal, result: Result | None) -> list[str]:
+    found = []
+    for cell in () if result is None else result["cells"]:
+        rivals = [cell["speedups"].get(goal.ours, {}).get(rival) for rival in goal.rivals]
+        if None not in rivals and all(cell[name] in values for name, values in goal.where.items()):
+            found.append((min(rival["median"] for rival in rivals), cell))
+    if not found:
+        return []
+    lowest, cell = min(found, key=lambda each: each[0])
+    met = sum(value >= goal.at_least for value, _ in found)
+    text = f"{met} of {len(found)}" if met == len(found) else f"**{met} of {len(found)}**"
+    what = ", ".join(_values(values) for values in goal.where.values())
+    where = ", ".join(
+        _text(value)
+        for name, value in cell.items()
+        if not isinstance(value, dict | float) and name not in ("unit", "device")
+    )
+    return [f"{goal.ours}: {what}", " or ".join(goal.rivals), f"≥ {goal.at_least}×", text, f"{lowest:.2f}× ({where})"]
+
+
+def _values(values: Sequence[Any]) -> str:
+    return " / ".join(map(_text, values))
+
+
+def verdict(value: float, goal: float, *, at_most: bool = False) -> str:
+    return "met" if (value <= goal if at_most else value >= goal) else "**missed**"
+
+
+def cell_table(
+    cells: Sequence[Result],
+    facts: Sequence[str],
+    shown: Sequence[str] | None = None,
+    compared: Mapping[str, Iterable[str]] | None = None,
+    value: Callable[[Result, str], str] | None = None,
+) -> list[str]:
+    """A cell a row: what it is, what was measured of each contender, and how often one is done in the time of another.
 
     Args:
-        render: the content of the file, or None where it was not measured → the text of the page.
-        description: the docstring of the program.
-        file: name of the file in `benchmarks/results/`.
-        page: what is written by default.
-        arguments: of the command line; default: those of this process.
-
-    Returns:
-        The exit status, 0.
+        cells: of a result.
+        facts: names of those that tell one cell from the other.
+        shown: contenders, by default all.
+        compared: contender → rivals, by default all that were compared.
+        value: of a contender in a cell; by default its speed, where the cells have one, or its time in ms.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--result", type=Path, default=RESULTS / file, help=f"default: benchmarks/results/{file}")
-    parser.add_argument("--output", type=Path, default=page, help=f"default: {page.relative_to(ROOT)}")
-    options = parser.parse_args(arguments)
-    options.output.write_text(render(read_result(options.result)), encoding="utf-8")
-    print(options.output)
-    return 0
+    shown = shown or tuple(dict.fromkeys(name for cell in cells for name in cell["times"]))
+    measured = {(ours, rival): 0 for cell in cells for ours, of in cell["speedups"].items() for rival in of}
+    wanted = list(measured) if compared is None else [(ours, rival) for ours, of in compared.items() for rival in of]
+    pairs = [pair for pair in wanted if pair in measured]
+    value = value or _speed_or_time
+    rows = [
+        [
+            *(_text(cell[name]) for name in facts),
+            *(value(cell, name) if name in cell["times"] else "–" for name in shown),
+            *(spread(cell["speedups"].get(ours, {}).get(rival)) for ours, rival in pairs),
+        ]
+        for cell in cells
+    ]
+    header = [name.replace("_", " ") for name in facts]
+    return table([*header, *shown, *(f"{ours} over {rival}" for ours, rival in pairs)], rows, numbers=True)
 
 
-def page_text(title: str, program: str, body: Iterable[str] | None, arguments: str = "") -> str:
-    """The whole page as Markdown: its title, what writes it, and the lines of `body`.
+def _text(value: Any) -> str:
+    return (
+        ("yes" if value else "no")
+        if isinstance(value, bool)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
 
-    Args:
-        title: of the page.
-        program: the module of `benchmarks/` that measures; that of the page is called the same with `_tables` behind.
-        body: None where there are no figures.
-        arguments: what the program needs to measure, on its command line.
-    """
-    measures = f"python -m benchmarks.{program}"
-    lines = [f"# {title}", "", f"Generated by `{measures}_tables`; `{measures}` measures.", ""]
-    lines += [f"Not measured: `{measures}{arguments}` measures it."] if body is None else body
-    return "\n".join(lines).rstrip() + "\n"
+
+def _speed_or_time(cell: Result, name: str) -> str:
+    value = cell["speeds"][name] if "speeds" in cell else cell["times"][name]["median_ms"]
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def spread(values: Mapping[str, float] | None) -> str:
+    """Median (P10–P90)."""
+    return "–" if values is None else f"{values['median']:.2f} ({values['p10']:.2f}–{values['p90']:.2f})"
+
+
+def tables_of(
+    result: Result, split: Sequence[str], facts: Sequence[str], level: str = "###", **of_table: Any
+) -> Iterator[str]:
+    """A table for each combination of values of the facts `split`, in the order of the cells."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for cell in result["cells"]:
+        groups.setdefault(tuple(cell[name] for name in split), []).append(cell)
+    for values, cells in groups.items():
+        names = (
+            f"{name} {_text(value)}" if isinstance(value, bool | int) else value
+            for name, value in zip(split, values, strict=True)
+        )
+        unit = f", {cells[0]['unit']}" if "unit" in cells[0] else ", ms"
+        yield from ("", f"{level} {', '.join(names)}{unit}", "", *cell_table(cells, facts, **of_table))
+
+
+def origin(result: Result, file: str) -> list[str]:
+    """Where values are from: command, file, commit, machine, versions."""
+    machine, versions = result["machine"], result["versions"]
+    commit = (result["git_commit"] or "unknown")[:12] + (", with local changes" if result["git_dirty"] else "")
+    threads = result["settings"].get("threads", machine["torch_threads"])
+    environment = " ".join(f"{name}={value}" for name, value in result["environment"].items()) or "none of note"
+    minutes = f"{result['seconds'] / 60:.1f} min " if "seconds" in result else ""
+    lines = [
+        f"`{result['command']}` → [{file}-cpu.json](results/{file}-cpu.json)",
+        f": {result['date'][:10]}, commit {commit}, {minutes}on {machine['cpu']} ({threads} threads, "
+        f"{machine['usable_cores']} cores, {machine['memory_gb']:.0f} GB, load before the start "
+        f"{machine['load_average']:.1f}), torch {versions['torch']}, transformers "
+        f"{versions['transformers']}, Python {machine['python']}; loop: {result['loop']}; environment: "
+        f"{environment}.",
+    ]
+    return ["**A quick run, to try the programs: its values mean nothing.**", "", *lines] if result["quick"] else lines
+
+
+def _attention(result: Result) -> Iterator[str]:
+    yield from (
+        "![speedup over softmax by length](results/attention-cpu.png)",
+        "",
+        "### A call by itself: n = 1, ms",
+        "",
+    )
+    calls = [cell for cell in result["cells"] if cell["length"] == 1]
+    yield from cell_table(calls, ["dtype", "pass"], compared={})
+    rivals = [SDPA, *EAGER, *PRODUCTS, *list(OURS)[1:]]
+    with_row = [cell for cell in result["cells"] if SPARSE[0] in cell["times"] or cell["length"] > SHORT[-1]]
+    compared = {PLAIN: rivals, WITH_STATISTICS: [SDPA]}
+    facts = ["length", "batch", "heads"]
+    yield from tables_of({"cells": with_row}, ["dtype", "pass", "causal"], facts, shown=[PLAIN], compared=compared)
+
+
+def _memory(result: Result) -> Iterator[str]:
+    """By contender, in MB; and which tensors of queries by keys a step makes."""
+    settings, cells = result["settings"], result["cells"]
+    yield f"How: {settings['method']}"
+    if any(cell["what"] == "attention" for cell in cells):
+        yield from ("", "![extra peak memory by length](results/memory-cpu.png)")
+    for what in dict.fromkeys(cell["what"] for cell in cells):
+        row = "vocabulary" if what == "vocabulary" else "length"
+        chosen = {(cell["contender"], cell[row]): cell for cell in cells if cell["what"] == what}
+        contenders, values = (list(dict.fromkeys(key[place] for key in chosen)) for place in (0, 1))
+        yield from ("", f"### {what}: {', '.join(f'{key} {value}' for key, value in settings[what].items())}", "")
+        rows = ([f"{value:,}", *(_megabytes(chosen[name, value]) for name in contenders)] for value in values)
+        yield from table((row, *contenders), rows, numbers=True)
+        yield ""
+        for name in contenders:
+            made = chosen[name, values[0]].get("queries_by_keys_tensors")
+            if made is not None and what != "vocabulary":
+                yield f"- tensors of queries × keys in a step of `{name}` at {values[0]:,} tokens: {'; '.join(made) or 'none'}."
+
+
+def _megabytes(cell: Result) -> str:
+    return f"not run: {cell['not_run']}" if "not_run" in cell else f"{cell['extra_bytes'] / 1e6:,.0f} MB"
+
+
+def _memory_goal(result: Result | None) -> Iterator[list[str]]:
+    for cell in () if result is None else result["cells"]:
+        if (cell["what"], cell["contender"], cell["length"]) == ("attention", "fused", MEMORY_LENGTH):
+            met = "1 of 1" if cell.get("extra_bytes", MEMORY_BYTES) < MEMORY_BYTES else "**0 of 1**"
+            yield [
+                f"extra peak memory, n = {MEMORY_LENGTH:,}",
+                "",
+                f"< {MEMORY_BYTES / 1e6:.0f} MB",
+                met,
+                _megabytes(cell),
+            ]
+
+
+def _translation(result: Result) -> Iterator[str]:
+    facts = ["shape", "inputs", "dtype", "attention_dropout"]
+    rivals = (MARIAN, MARIAN_SMOOTHED, "vanilla")
+    compared = {RELUFORMER: rivals, OURS_UNREGULARIZED: rivals[:2]}
+    yield from tables_of(result, ["task"], facts, compared=compared)
+    reasons = dict.fromkeys(
+        f"- {name} is left out: {text}" for cell in result["cells"] for name, text in cell["left_out"].items()
+    )
+    yield from ("", *reasons)
+
+
+def _table_4(result: Result) -> Iterator[str]:
+    yield from cell_table(result["cells"], ["shape"])
+
+
+def _compiled(result: Result) -> Iterator[str]:
+    cells = [{**cell, "first call, s": f"{cell['first_call_seconds']:.0f}"} for cell in result["cells"]]
+    yield from cell_table(cells, ["shape", "first call, s"])
+
+
+def _vision(result: Result) -> Iterator[str]:
+    yield from tables_of(result, ["task", "dtype"], ["length", "images", "threads"])
+
+
+def _decoder(result: Result) -> Iterator[str]:
+    yield from tables_of(result, ["task", "library", "dtype"], ["context", "rows"])
+
+
+def _trained(result: Result) -> Iterator[str]:
+    state, twin, settings = result["states"][-1], result["twin"], result["settings"]
+    yield (
+        "A language model of Python sources with ReLU and a gate in its feed-forward networks, trained with an L1 weight: "
+        f"perplexity {state['perplexity']:.3f}, {state['zeros']:.1%} zeros. Its twin has SiLU, no zeros and a perplexity of "
+        f"{twin['perplexity']:.3f}, on {settings['text']['contexts_read']:,} contexts of held-out text. Milliseconds of "
+        f"{settings['new_tokens']} new tokens."
+    )
+    cells = [{**cell, "zeros while decoding": f"{cell['generated_zeros']:.1%}"} for cell in result["cells"]]
+    yield from ("", *cell_table(cells, ["zeros while decoding", "threads"]))
+
+
+def _zeros_models(result: Result) -> Iterator[str]:
+    yield "Milliseconds of a new token of `generate` behind a short prompt. Weights are new, and a bias makes the zeros."
+    cells = [{**cell, "zeros": f"{cell['measured_zeros']:.1%}"} for cell in result["cells"]]
+
+    def a_token(cell: Result, name: str) -> str:
+        return f"{cell['times'][name]['median_ms'] / cell['new_tokens']:.3g}"
+
+    yield from ("", *cell_table(cells, ["shape", "zeros", "beams", "threads"], value=a_token))
+
+
+def _networks(result: Result) -> Iterator[str]:
+    settings = result["settings"]
+    bandwidth = max(cell["bandwidth"] for cell in result["cells"])
+    yield (
+        f"Milliseconds of a call of one network, {settings['inner']} times as wide inside; a call takes the next of so many "
+        f"that their weights fill {settings['cycled_bytes'] / 2**20:.0f} MiB. `bound` is the time to read the weights that "
+        f"{ZEROS_SHARE} % zeros leave, at the bandwidth that was measured (at most {bandwidth / 1e9:.1f} GB/s)."
+    )
+    share = f"zeros {ZEROS_SHARE}"
+    for dtype in ("float32", "bfloat16", "int8"):
+        yield from ("", f"### {dtype}", "")
+        cells = [{**cell, "bound": f"{cell['bounds_ms'][f'{dtype} {ZEROS_SHARE}']:.3g}"} for cell in result["cells"]]
+        shown = [name for name in cells[0]["times"] if name.startswith(dtype)]
+        over = [f"{dtype} dense", f"{dtype} torch", "float32 torch"]
+        compared = {f"{dtype} {share}": list(dict.fromkeys(over))}
+        yield from cell_table(cells, ["kind", "width", "rows", "threads", "bound"], shown, compared)
+
+
+PRODUCTS = ("products only", "products only, torch.mm")
+TITLES = {
+    "ATTENTION": "Speed and memory of ReLU attention",
+    "MODELS": "Whole models beside their rivals",
+    "SPARSE": "Zeros of feed-forward networks, spent in decoding",
+}
+ABOUT_ALL = """\
+Generated by `python -m benchmarks pages` from the files in `results/`; `make bench` and `make bench-sparse` measure.
+A ratio says how often the first is done in the time of one call of the second: the median over rounds in which both
+were timed in turn, with P10–P90 of the rounds in brackets.
+"""
+ABOUT = {
+    "ATTENTION": """\
+`fused` is `relu_attention`, `S` and `T` the statistics of the regulariser; `sdpa softmax` is
+`torch.nn.functional.scaled_dot_product_attention`. The other rivals hold all weights, and were not timed (–) where
+that takes too long. `products only` are the matrix products in blocks and nothing else, by oneDNN and by `torch.mm`;
+the program that timed them is in commit e8591422. Goals of short lengths are over the fastest of two rivals, both
+without statistics.
+""",
+    "MODELS": """\
+All have new weights. `ReLUFormer` and `ReLU` have their regulariser in the loss, `λ = 0` has none; Marian, ViT, GPT-2
+and Llama are Transformers' with `sdpa`. The docstrings of `translation.py`, `vision.py` and `decoder.py` say what is
+compared.
+""",
+    "SPARSE": """\
+`torch` is the network as PyTorch computes it, in int8 by `quantize_dynamic`. `dense` is the loop of `use_sparse_ffn`
+with every neuron active, so that `zeros` against `dense` is what skipping gains, and `dense` against `torch` what the
+loop gains without it. `both` is `zeros` in int8, with PyTorch's int8 for all other matrices.
+""",
+}
+SECTIONS: dict[str, dict[str, tuple[str, Callable[[Result], Iterable[str]]]]] = {
+    "ATTENTION": {
+        "attention": ("Attention alone", _attention),
+        "memory": ("Peak memory of a training step", _memory),
+        "loss": (
+            "The loss without logits",
+            lambda result: cell_table(result["cells"], ["dtype", "positions", "width", "vocabulary"]),
+        ),
+    },
+    "MODELS": {
+        "end-to-end": ("Translation", _translation),
+        "generation": ("Beam search of the systems of Table 4", _table_4),
+        "compiled-step": ("The compiled step of decoding", _compiled),
+        "vision": ("Vision Transformers", _vision),
+        "decoder": ("Language models", _decoder),
+        "decoder-memory": ("Peak memory of a language model's training step", _memory),
+    },
+    "SPARSE": {
+        "sparse-trained": ("A trained model", _trained),
+        "sparse-models": ("Whole models", _zeros_models),
+        "sparse": ("Networks", _networks),
+    },
+}
+GOALS = {"ATTENTION": _attention_goals, "MODELS": _model_goals, "SPARSE": _zeros_goals}
+
+
+def write_pages(folder: Path, pages: Path) -> Iterator[Path]:
+    """Writes the pages of the result files in `folder`, and beside these the pictures; yields what was written."""
+    for file, draw in (("attention", plot_speedups), ("memory", plot_memory)):
+        result = read_result(folder / f"{file}-cpu.json")
+        if result is not None:
+            yield draw(result, folder / f"{file}-cpu.png")
+    for name in SECTIONS:
+        path = pages / f"{name}.md"
+        path.write_text(render(name, folder), encoding="utf-8")
+        yield path
+
+
+def render(name: str, folder: Path = RESULTS) -> str:
+    """A page as Markdown."""
+    results = {file: read_result(folder / f"{file}-cpu.json") for file in SECTIONS[name]}
+    lines = [f"# {TITLES[name]}", "", ABOUT_ALL, ABOUT[name], "## Goals", ""]
+    lines += goal_table(GOALS[name](), results, _memory_goal(results.get("memory")))
+    for file, (heading, body) in SECTIONS[name].items():
+        result = results[file]
+        lines += ["", f"## {heading}", ""]
+        lines += ["Not measured."] if result is None else [*origin(result, file), "", *body(result)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def overview_table() -> str:
+    """How often a step with ReLU is done in the time of the same step of the same class with softmax, for docs/when_to_use.md."""
+    lines = [
+        _overview(
+            f"translation, {words}", "end-to-end", "generation", (RELUFORMER, "vanilla"), shape="wide", inputs=inputs
+        )
+        for inputs, words in (("multi30k-like", "short sentences"), ("1,024 tokens", "documents of 1,024 tokens"))
+    ]
+    both = ("ReLU", "softmax")
+    lines += [
+        _overview(f"pictures in {length} patches", "vision", "inference", both, length=length, threads=2)
+        for length in (49, 196, 784)
+    ]
+    lines += [
+        _overview(
+            f"language model, context of {n:,}", "decoder", "generation", both, context=n, library="GPT2LMHeadModel"
+        )
+        for n in (128, 1024, 4096)
+    ]
+    header = ["model", "machine", "training, float32", "bfloat16", "use, float32", "bfloat16"]
+    return "\n".join(table(header, lines)) + "\n"
+
+
+def _overview(name: str, file: str, use: str, pair: tuple[str, str], **where: Any) -> list[str]:
+    result = read_result(RESULTS / f"{file}-cpu.json")
+    ours, softmax = pair
+    ratios = {
+        (cell["task"], cell["dtype"]): f"{cell['speedups'][ours][softmax]['median']:.2f}"
+        for cell in result["cells"]
+        if where.items() <= cell.items() and softmax in cell["speedups"].get(ours, {})
+    }
+    return [name, result["machine"]["cpu"], *(ratios[task, dtype] for task in ("training", use) for dtype in DTYPES)]
+
+
+SPENT = {
+    "zeros over PyTorch": ("float32 zeros", "float32 torch"),
+    "PyTorch's int8 over PyTorch": ("int8 torch", "float32 torch"),
+    "zeros in int8 over PyTorch's int8": ("int8 zeros", "int8 torch"),
+    "`both` over PyTorch's int8": ("int8 both", "int8 torch"),
+}
+
+
+def zeros_table() -> str:
+    """What zeros and int8 gain in decoding one row, with 1 and with 2 threads, for docs/sparse_decoding.md."""
+    made, trained = (read_result(RESULTS / f"{file}-cpu.json") for file in ("sparse-models", "sparse-trained"))
+    groups: dict[str, list[Result]] = {}
+    for cell in made["cells"]:
+        if (cell["zeros"], cell["beams"]) == (ZEROS_SHARE, 1):
+            groups.setdefault(cell["shape"], []).append(cell)
+    rows = [_spent(name, made, cells, cells[0]["measured_zeros"]) for name, cells in groups.items()]
+    rows.append(_spent(f"{ZEROS_MODEL}, trained", trained, trained["cells"], trained["cells"][0]["generated_zeros"]))
+    return "\n".join(table(["model", "machine", "zeros", *SPENT], rows)) + "\n"
+
+
+def _spent(name: str, result: Result, cells: Sequence[Result], zeros: float) -> list[str]:
+    medians = [{name: times["median_ms"] for name, times in cell["times"].items()} for cell in cells]
+    gains = (" / ".join(f"{ms[rival] / ms[ours]:.2f}" for ms in medians) for ours, rival in SPENT.values())
+    return [name, result["machine"]["cpu"], f"{zeros:.1%}", *gains]

@@ -123,14 +123,14 @@ def evidence() -> str:
 
 def speed_of_training() -> str:
     """How often a training step with ReLU attention is done in the time of one with softmax, by task and dtype."""
-    from benchmarks.speed.overview import overview_table
+    from benchmarks.pages import overview_table
 
     return overview_table()
 
 
 def zeros_spent() -> str:
     """How much faster zeros, int8 and both make decoding, by model."""
-    from benchmarks.speed.overview import zeros_table
+    from benchmarks.pages import zeros_table
 
     return zeros_table()
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
+from benchmarks import attention as contenders
+from benchmarks.attention import EAGER_RELU, OURS, AttentionCase, AttentionInputs, Forward
 from benchmarks.gpu.campaign import Cell
-from benchmarks.speed import contenders
-from benchmarks.speed.contenders import EAGER_RELU, OURS, AttentionCase, AttentionInputs, Forward
-from benchmarks.speed.timing import time_contenders
+from benchmarks.timing import time_contenders
 
 LENGTHS = (16384, 1024, 4096, 512, 2048, 8192)  # what the goals are about comes first
 TOKENS, FEATURES, HEAD_DIMS = 16384, 2048, (64, 128)

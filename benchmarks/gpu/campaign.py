@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from benchmarks import measurement_file
-from benchmarks.pages import read_result
+from benchmarks.measurement_file import read_result
 from reluformer import modeling_reluformer
 from reluformer.training.run.records import command_line, run_record, write_json
 from reluformer.training.run.redaction import public_text

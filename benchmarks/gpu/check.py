@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks import attention as contenders
+from benchmarks.attention import failures, run_gate
 from benchmarks.gpu.campaign import ROOT, Cell
-from benchmarks.speed import contenders
-from benchmarks.speed.correctness_gate import failures, run_gate
-from benchmarks.speed.translation_models import INPUTS, SHAPES, padded_batch
+from benchmarks.translation import INPUTS, SHAPES, padded_batch
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
 NUMERICS = "tests/modeling_reluformer/fused/triton_numerics.py"

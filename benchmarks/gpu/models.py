@@ -23,11 +23,19 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, ViTConfig, ViTForImageClassification
 
 import reluformer
+from benchmarks import translation
 from benchmarks.gpu.campaign import Cell
-from benchmarks.speed import translation_models as translation
-from benchmarks.speed.end_to_end import generation_step, training_step
-from benchmarks.speed.timing import time_contenders
-from benchmarks.speed.translation_models import MARIAN, MARIAN_SMOOTHED, OURS, OURS_UNREGULARIZED, SHAPES, Lengths
+from benchmarks.timing import time_contenders
+from benchmarks.translation import (
+    MARIAN,
+    MARIAN_SMOOTHED,
+    OURS,
+    OURS_UNREGULARIZED,
+    SHAPES,
+    Lengths,
+    generation_step,
+    training_step,
+)
 
 SENTENCES, LONG, UNPADDED = "sentences", "1,024 tokens", "1,024 tokens, no padding"
 LENGTHS = translation.INPUTS | {

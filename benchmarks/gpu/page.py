@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.attention import PLAIN, WITH_STATISTICS
 from benchmarks.gpu.attention import FLASH, PASSES
 from benchmarks.gpu.campaign import words
 from benchmarks.gpu.models import LONG
 from benchmarks.markdown import table
-from benchmarks.pages import read_result
-from benchmarks.speed.contenders import PLAIN, WITH_STATISTICS
-from benchmarks.speed.goals import verdict
-from benchmarks.speed.translation_models import MARIAN, MARIAN_SMOOTHED, OURS
+from benchmarks.measurement_file import read_result
+from benchmarks.pages import verdict
+from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS
 
 Result = dict[str, Any]
 TITLES = {"check": "Is it right?", "attention": "Attention alone, TFLOP/s", "models": "Whole models"}

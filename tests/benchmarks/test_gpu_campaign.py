@@ -114,7 +114,7 @@ def test_a_cell_that_hangs_is_ended(campaign, tmp_path):
 
 
 def test_operations_are_counted_as_in_the_literature(program):
-    attention, contenders = program("gpu.attention"), program("speed.contenders")
+    attention, contenders = program("gpu.attention"), program("attention")
     case = contenders.AttentionCase(1, 32, 16384, 64, torch.bfloat16, False, True)
     assert attention.operations(case, "forward") == 4 * 32 * 16384**2 * 64
     causal = contenders.AttentionCase(1, 32, 16384, 64, torch.bfloat16, True, True)
@@ -128,7 +128,7 @@ def test_without_a_cuda_device_nothing_is_written(program, tmp_path, monkeypatch
 
 
 def test_the_page_judges_goals_by_the_files_and_names_what_failed(program, campaign, tmp_path, monkeypatch):
-    page, names = program("gpu.page"), program("speed.translation_models")
+    page, names = program("gpu.page"), program("translation")
     machine = {"cores": 16, "python": "3.12", "accelerators": ["a card"]}
     origin = {
         "toy": False,

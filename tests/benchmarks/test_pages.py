@@ -1,34 +1,77 @@
-"""The generated pages of figures: they are those of the committed files, and say so where nothing was measured."""
-
-import json
+"""The generated pages: they are those of the committed results, and say where a goal was missed or nothing was measured."""
 
 import pytest
 
-PAGES = ["speed.vision_tables", "speed.decoder_tables"]
+from benchmarks import pages
+from benchmarks.measurement_file import PAGES, RESULTS
+from benchmarks.pages import Goal, cell_table, goal_table, render, write_pages
 
 
-@pytest.mark.parametrize("tables", PAGES)
-def test_the_page_is_that_of_the_committed_figures(program, tables):
-    tables = program(tables)
-    result = program("pages").read_result(program("measurement_file").RESULTS / tables.RESULT)
-    assert tables.PAGE.read_text(encoding="utf-8") == tables.render(result)
+@pytest.mark.parametrize("name", pages.SECTIONS)
+def test_a_page_is_that_of_the_committed_results(name):
+    assert (PAGES / f"{name}.md").read_text(encoding="utf-8") == render(name)
+    assert (PAGES / f"{name}.md").read_text(encoding="utf-8").count("\n## ") == 1 + len(pages.SECTIONS[name])
 
 
-def test_a_page_is_written_of_what_is_there(program, tmp_path, capsys):
-    pages, page = program("pages"), tmp_path / "PAGE.md"
+def test_where_nothing_was_measured_the_page_says_so(tmp_path):
+    written = list(write_pages(tmp_path, tmp_path))
+    assert [path.name for path in written] == ["ATTENTION.md", "MODELS.md", "SPARSE.md"]
+    assert (tmp_path / "MODELS.md").read_text(encoding="utf-8").count("Not measured.") == 6
 
-    def render(result):
-        body = None if result is None else [f"{result['figure']} s", "", ""]
-        return pages.page_text("Time", "speed.time", body, " --model FOLDER")
 
-    def written(result):
-        arguments = ["--result", str(result), "--output", str(page)]
-        assert pages.write_page(render, "", "time-cpu.json", pages.ROOT / "TIME.md", arguments) == 0
-        assert capsys.readouterr().out == f"{page}\n"
-        return page.read_text(encoding="utf-8").split("\n", 4)[-1]
+def test_the_pictures_are_drawn_of_the_committed_results(tmp_path):
+    for name in ("attention", "memory"):
+        (tmp_path / f"{name}-cpu.json").write_bytes((RESULTS / f"{name}-cpu.json").read_bytes())
+    drawn = [path for path in write_pages(tmp_path, tmp_path) if path.suffix == ".png"]
+    assert [path.name for path in drawn] == ["attention-cpu.png", "memory-cpu.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
-    assert written(tmp_path / "none.json") == (
-        "Not measured: `python -m benchmarks.speed.time --model FOLDER` measures it.\n"
-    )
-    (tmp_path / "time.json").write_text(json.dumps({"figure": 1.5}), encoding="utf-8")
-    assert written(tmp_path / "time.json") == "1.5 s\n"
+
+def ratio(median):
+    return {"median": median, "p10": median - 0.1, "p90": median + 0.1}
+
+
+def times(median):
+    return {"median_ms": median, "p10_ms": median, "p90_ms": median, "rounds": 3, "repetitions": 1}
+
+
+CELLS = [
+    {"dtype": dtype, "n": n, "times": {"a": times(2.0), "b": times(3.0)}, "speedups": {"a": {"b": ratio(over)}}}
+    for dtype, n, over in (("float32", 16, 1.5), ("float32", 1024, 0.8), ("bfloat16", 16, 0.5))
+]
+
+
+def test_a_goal_counts_its_cells_and_names_the_lowest():
+    results = {"file": {"cells": CELLS}, "absent": None}
+    met = Goal("file", {"dtype": ["float32"], "n": [16]}, "a", ["b"], 1.5)
+    missed = Goal("file", {"dtype": ["float32"]}, "a", ["b"], 0.9)
+    unmeasured = [Goal("absent", {}, "a", ["b"], 1.0), Goal("file", {}, "a", ["b", "c"], 1.0)]
+    assert goal_table([met, missed, *unmeasured], results)[2:] == [
+        "| a: float32, 16 | b | ≥ 1.5× | 1 of 1 | 1.50× (float32, 16) |",
+        "| a: float32 | b | ≥ 0.9× | **1 of 2** | 0.80× (float32, 1,024) |",
+    ]
+
+
+def test_a_goal_over_several_rivals_is_over_the_fastest():
+    cell = {"times": {}, "speedups": {"a": {"b": ratio(1.2), "c": ratio(0.9)}}}
+    row = goal_table([Goal("file", {}, "a", ["b", "c"], 1.0)], {"file": {"cells": [cell]}})[2]
+    assert "**0 of 1** | 0.90×" in row
+
+
+def test_a_table_has_times_or_speeds_and_a_dash_for_who_was_not_timed():
+    other = {"dtype": "bfloat16", "n": 2048, "times": {"a": times(4.0)}, "speedups": {"a": {}}}
+    assert cell_table([CELLS[0], other], ["dtype", "n"]) == [
+        "| dtype | n | a | b | a over b |",
+        "|---|--:|--:|--:|--:|",
+        "| float32 | 16 | 2 | 3 | 1.50 (1.40–1.60) |",
+        "| bfloat16 | 2,048 | 4 | – | – |",
+    ]
+    speeds = {**CELLS[0], "speeds": {"a": 1234.5, "b": 0.12345}}
+    assert cell_table([speeds], ["n"], shown=["b", "a"], compared={})[2] == "| 16 | 0.1235 | 1,234 |"
+
+
+@pytest.mark.parametrize(
+    ("value", "at_most", "expected"), [(1.0, False, "met"), (0.9, True, "met"), (1.1, True, "**missed**")]
+)
+def test_a_verdict_is_by_the_side_of_its_goal(value, at_most, expected):
+    assert pages.verdict(value, 1.0, at_most=at_most) == expected

@@ -27,7 +27,9 @@ WRITTEN_BY_MEASUREMENTS = (
     "benchmarks/results",
     "benchmarks/ATTENTION*.md",
     "benchmarks/GPU.md",
+    "benchmarks/MODELS.md",
     "benchmarks/MUTANTS.md",
+    "benchmarks/SPARSE.md",
     "docs/reproduction*",
 )
 PACKAGES = (

@@ -1,7 +1,7 @@
 """Interleaved timing: all contenders of a cell in turn, round after round, so that drift of the machine hits all alike.
 
 In each round every contender is called often enough to last 20 ms; the order of a round is that of the last one, rotated by
-one and reversed. Figures are of the rounds: median, P10 and P90 of the time of a call, and for two contenders the ratio of
+one and reversed. Results are of the rounds: median, P10 and P90 of the time of a call, and for two contenders the ratio of
 their times in the same round. A slow contender takes part in fewer rounds, spread over the whole.
 """
 
@@ -10,18 +10,18 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 Step = Callable[[], Any]
+Compared = Mapping[str, Iterable[str]]
 
 ROUND_SECONDS = 0.02
 MOST_ROUNDS = 41
-# A call that takes longer than this is not repeated before it is timed.
-WARM_UP_AGAIN_BELOW = 0.3
+WARM_UP_AGAIN_BELOW = 0.3  # seconds; a longer call is not repeated before it is timed
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,29 @@ class Timing:
         median, low, high = _spread([other[number] / mine[number] for number in mine if number in other])
         return {"median": median, "p10": low, "p90": high}
 
+    def record(self, compared: Compared, amount: float = 0.0, unit: str = "") -> dict[str, Any]:
+        """For the result file.
 
-def least_rounds(round_seconds: float) -> int:
-    """How many rounds a contender takes part in at least, by the time it needs for one."""
-    return 15 if round_seconds <= 0.05 else 7 if round_seconds <= 1.0 else 3
+        Args:
+            compared: contender → those that it is compared with.
+            amount: what a call does, in the unit of which `speeds` are to tell how many are done in a second.
+            unit: for example "sentences a second".
+
+        Returns:
+            `times`, `speedups`, `left_out`, and with a unit `unit` and `speeds`.
+        """
+        times = {name: self.summary(name) for name in self.seconds}
+        speeds = {name: 1e3 * amount / values["median_ms"] for name, values in times.items()}
+        return {
+            **({"unit": unit, "speeds": speeds} if unit else {}),
+            "times": times,
+            "speedups": {
+                name: {rival: self.speedup(name, rival) for rival in rivals if rival in times}
+                for name, rivals in compared.items()
+                if name in times
+            },
+            "left_out": self.left_out,
+        }
 
 
 def time_contenders(
@@ -70,18 +89,13 @@ def time_contenders(
     Args:
         contenders: what to call, by name.
         budget: seconds for the cell, without `rounds`, divided equally; more are taken where the least number of rounds needs
-            them.
+            them: 15 of up to 50 ms, 7 of up to a second, 3 of longer ones.
         slowest: a contender with a call longer than this, in seconds, is left out,
         always: unless it is one of these.
         synchronize: waits for the device, for work that goes on after the call has returned.
         rounds: this many for all, instead of what the budget allows.
         round_seconds: how long one contender's calls in one round last, at least about.
-
-    Raises:
-        ValueError: no contender.
     """
-    if not contenders:
-        raise ValueError("there is nothing to time: no contender was given.")
     calls = {name: _one_call(step, synchronize) for name, step in contenders.items()}
     left_out = {
         name: f"a call took {seconds:.1f} s, the limit is {slowest:g} s"
@@ -89,20 +103,17 @@ def time_contenders(
         if seconds > slowest and name not in always
     }
     steps = {name: step for name, step in contenders.items() if name not in left_out}
-    if not steps:
-        return Timing({}, {}, left_out)
     repetitions = {name: max(1, math.ceil(round_seconds / calls[name])) for name in steps}
-    if rounds is None:
-        share = budget / len(steps)
-        shares = {name: _round_count(share, repetitions[name] * calls[name]) for name in steps}
-    else:
-        shares = dict.fromkeys(steps, rounds)
-    seconds = _alternate(steps, repetitions, shares, synchronize)
-    return Timing(seconds, repetitions, left_out)
+    counts = {
+        name: _round_count(budget / len(steps), repetitions[name] * calls[name]) if rounds is None else rounds
+        for name in steps
+    }
+    return Timing(_alternate(steps, repetitions, counts, synchronize), repetitions, left_out)
 
 
 def _round_count(share: float, round_seconds: float) -> int:
-    return min(MOST_ROUNDS, max(least_rounds(round_seconds), int(share / round_seconds)))
+    least = 15 if round_seconds <= 0.05 else 7 if round_seconds <= 1.0 else 3
+    return min(MOST_ROUNDS, max(least, int(share / round_seconds)))
 
 
 def _one_call(step: Step, synchronize: Step | None) -> float:
@@ -112,15 +123,14 @@ def _one_call(step: Step, synchronize: Step | None) -> float:
 
 
 def _alternate(
-    steps: dict[str, Step], repetitions: dict[str, int], shares: dict[str, int], synchronize: Step | None
+    steps: dict[str, Step], repetitions: dict[str, int], counts: dict[str, int], synchronize: Step | None
 ) -> dict[str, dict[int, float]]:
-    total = max(shares.values())
+    total = max(counts.values())
     # In this order of importance a contender's rounds are spread evenly, and those of a slower one are among them.
     by_importance = sorted(range(total), key=lambda number: number * 0.6180339887 % 1)
-    taking_part = {name: set(by_importance[:count]) for name, count in shares.items()}
+    taking_part = {name: set(by_importance[:count]) for name, count in counts.items()}
     seconds: dict[str, dict[int, float]] = {name: {} for name in steps}
     names = list(steps)
-    collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
@@ -130,8 +140,7 @@ def _alternate(
                 if number in taking_part[name]:
                     seconds[name][number] = _time(steps[name], repetitions[name], synchronize)
     finally:
-        if collecting:
-            gc.enable()
+        gc.enable()
     return seconds
 
 

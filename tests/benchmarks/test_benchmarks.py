@@ -1,0 +1,70 @@
+"""Every benchmark: a quick run measures all contenders, and its cells are those of the committed results."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.measurement_file import RESULTS
+from benchmarks.pages import read_result
+
+# In processes of their own, or compiled: a minute or more.
+SLOW = ("memory", "decoder-memory", "compiled-step")
+LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
+NAMES = [pytest.param(name, marks=[pytest.mark.slow, LINUX] if name in SLOW else []) for name in BENCHMARKS]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quick_run_times_every_contender_of_the_committed_results(name, tmp_path, monkeypatch):
+    pytest.importorskip("entmax", reason="two of the rivals need the optional package entmax")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    assert main([name, "--quick", "--output", str(tmp_path)]) == 0
+    assert os.listdir(tmp_path) == [f"{name}-cpu.json"], "no page of a quick run"
+    result = json.loads((tmp_path / f"{name}-cpu.json").read_text(encoding="utf-8"))
+    assert result["quick"] and result["seed"] == 0 and "git_commit" in result and "threads" in result["settings"]
+    assert result["command"].startswith("python -m benchmarks") or "pytest" in result["command"]
+    assert result["environment"]["MALLOC_ARENA_MAX"] == "1" and result["machine"]["memory_gb"] > 0
+    assert all(check["passed"] for check in result.get("gate", []))
+    committed = read_result(RESULTS / f"{name}-cpu.json")["cells"]
+    for cell in result["cells"]:
+        if "extra_bytes" in cell:
+            assert cell["extra_bytes"] > 0 and cell["contender"] in {each["contender"] for each in committed}
+            continue
+        alike = [each for each in committed if each["speedups"].keys() >= cell["speedups"].keys()]
+        assert any(cell["times"].keys() <= each["times"].keys() for each in alike), "contenders of a committed cell"
+        assert all(values["rounds"] == 3 for values in cell["times"].values()) and cell["left_out"] == {}
+        for rival, ratio in next(iter(cell["speedups"].values())).items():
+            mine, other = (cell["times"][who] for who in (next(iter(cell["speedups"])), rival))
+            low, high = sorted((other["p10_ms"] / mine["p90_ms"], other["p90_ms"] / mine["p10_ms"]))
+            assert 0.5 * low <= ratio["median"] <= 2 * high
+        parameters = cell.get("parameters", 0)
+        if name in ("end-to-end", "decoder"):
+            assert len(set(parameters.values())) == 1, "all contenders have the same number of weights"
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_cells_are_those_of_the_committed_results(name):
+    planned = list(BENCHMARKS[name].cells(False))
+    committed = read_result(RESULTS / f"{name}-cpu.json")["cells"]
+
+    def told(cells):
+        return sorted(json.dumps({fact: cell[fact] for fact in planned[0] if fact in committed[0]}) for cell in cells)
+
+    assert told(planned) == told(committed)
+
+
+def test_threads_of_a_cell_are_set_for_it_alone(tmp_path):
+    before, seen = torch.get_num_threads(), []
+    benchmark = type(BENCHMARKS["loss"])(
+        "threads",
+        lambda quick: [{"threads": before + 1}, {}],
+        lambda cell, options, earlier: seen.append((torch.get_num_threads(), len(earlier))) or {},
+        {},
+    )
+    options = type("Options", (), {"quick": True, "threads": None, "seed": 0, "output": tmp_path})
+    benchmark.run(options)
+    assert seen == [(before + 1, 0), (before, 1)] and torch.get_num_threads() == before

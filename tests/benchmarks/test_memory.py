@@ -1,0 +1,102 @@
+"""Peak memory: what is expected of longer cells, what is not run, and one real measurement in a process of its own."""
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks import memory
+
+OPTIONS = argparse.Namespace(seed=0)
+LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
+LENGTH = 400  # long enough that `fused` does not take plain products
+
+
+def test_needs_are_a_linear_and_a_quadratic_part():
+    needs = {n: 7.0 * n + 3.0 * n * n for n in (64, 128)}
+    assert memory.expected_bytes(needs, {"length": 256}) == pytest.approx(7.0 * 256 + 3.0 * 256**2)
+    assert memory.expected_bytes({64: 10.0, 128: 15.0}, {"length": 256}) == 40.0, "less than linear counts as linear"
+    assert memory.expected_bytes({64: 10.0}, {"length": 128}) == 40.0
+    assert memory.expected_bytes({128: None}, {"length": 256}) == 0.0
+
+
+def test_cells_beyond_the_limit_are_computed_and_not_run(monkeypatch):
+    started = []
+
+    def run(command, env, **options):
+        cell = json.loads(command[-1])
+        started.append((cell["length"], "MALLOC_ARENA_MAX" in env))
+        if cell["contender"] == "sdpa":
+            raise subprocess.TimeoutExpired("memory", 1)
+        return argparse.Namespace(returncode=0, stdout=json.dumps({"extra_bytes": 1000.0 * cell["length"] ** 2}))
+
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    monkeypatch.setattr(memory.subprocess, "run", run)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: argparse.Namespace(available=1e9))
+    cells = []
+    for contender, length in (*(("eager relu", n) for n in (512, 1024, 2048, 4096)), ("sdpa", 512)):
+        cell = {"what": "attention", "contender": contender, "length": length}
+        cells.append({**cell, **memory.measure(cell, OPTIONS, cells)})
+    assert started == [(512, False), (512, False)], "the allocator is glibc's own"
+    assert [cell.get("not_run") for cell in cells] == [
+        None,
+        *(f"needs about {gb} GB" for gb in (1, 4, 17)),
+        "not finished within 300 s",
+    ]
+
+
+@LINUX
+def test_a_process_finds_the_memory_of_the_weights():
+    measured = memory.measure({"what": "attention", "contender": "eager relu", "length": 1024}, OPTIONS, [])
+    weights = 8 * 1024 * 1024 * 4
+    assert 3 * weights < measured["extra_bytes"] < 12 * weights
+    assert "1 × 8 × 1024 × 1024 float32" in measured["queries_by_keys_tensors"]
+
+
+@pytest.mark.parametrize("what", ["model", "decoder"])
+def test_tensors_of_queries_by_keys_are_seen_where_they_are_made(what):
+    make = {"model": memory.model_step, "decoder": memory.decoder_step}[what]
+    for contender in memory.CONTENDERS if what == "model" else memory.DECODER_CONTENDERS:
+        run = make({"contender": contender, "length": LENGTH, "seed": 0})(LENGTH)
+        with memory.QueriesByKeys(LENGTH) as seen:
+            run()
+        # sdpa: the library's mask of a padded batch; a decoder has none
+        wanted = {"eager relu": "float32", "sdpa": "bool"}.get(contender) if what == "model" else None
+        assert any(wanted in shape for shape in seen.shapes) if wanted else not seen.shapes, contender
+
+
+def test_attention_alone_has_the_gradients_of_all_inputs_and_the_regulariser(monkeypatch):
+    for contender in memory.CONTENDERS:
+        calls = []
+        monkeypatch.setattr(torch.autograd, "grad", lambda *args, calls=calls: calls.append(args))
+        memory.attention_step({"contender": contender, "seed": 0})(16)()
+        (arguments,) = calls
+        assert len(arguments[1]) == 3 and (contender == "sdpa" or len(arguments[0]) == 2)
+
+
+def test_the_rivals_of_a_step_of_short_sentences_are_what_they_are_called():
+    found = {}
+    for contender in memory.VOCABULARY_CONTENDERS:
+        run = memory.vocabulary_step({"contender": contender, "vocabulary": 101, "seed": 0})(64)
+        with Logits(101) as seen:
+            run()
+        found[contender] = seen.made
+    assert found == {"without logits": False, "with logits": True, memory.MARIAN: True}
+
+
+class Logits(TorchDispatchMode):
+    """Whether a tensor (batch, target, vocabulary) is made."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary, self.made = vocabulary, False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.ndim == 3:
+            self.made = self.made or result.shape[2] == self.vocabulary
+        return result
