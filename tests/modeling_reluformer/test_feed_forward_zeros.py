@@ -20,45 +20,25 @@ from reluformer.modeling_reluformer.layers_reluformer import SparseActivation
 VOCABULARY, WIDTH = 40, 20
 SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 12}
 TRANSLATION = {
-    "vocab_size": VOCABULARY,
-    "d_model": 12,
-    "encoder_layers": 2,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": WIDTH,
-    "decoder_ffn_dim": WIDTH,
-}
+    "vocab_size": VOCABULARY, "d_model": 12, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": WIDTH, "decoder_ffn_dim": WIDTH, "dropout": 0.0,
+    "attention_dropout": 0.0, "label_smoothing": 0.0,
+}  # fmt: skip
 KINDS = ["mlp", "glu", "dglu", "vision", "translation"]
-LAYERS = {"vision": 2, "translation": 3}
 
 
 def make(kind, activation="relu", **fields):
     torch.manual_seed(3)
-    fields = {"intermediate_size": WIDTH, **fields} if kind != "translation" else fields
+    fields = {"activation_function": activation, **fields}
     if kind == "translation":
-        fields = {"dropout": 0.0, "attention_dropout": 0.0, "label_smoothing": 0.0, **fields}
-        config = ReLUFormerConfig(activation_function=activation, **{**TRANSLATION, **fields})
+        config = ReLUFormerConfig(**{**TRANSLATION, **fields})
         model = ReLUFormerForConditionalGeneration(config)
     elif kind == "vision":
-        config = ReLUFormerVisionConfig(
-            **SHAPE,
-            image_size=8,
-            patch_size=4,
-            num_labels=4,
-            activation_function=activation,
-            **fields,
-        )
-        model = ReLUFormerForImageClassification(config)
+        sizes = {"intermediate_size": WIDTH, "image_size": 8, "patch_size": 4, "num_labels": 4}
+        model = ReLUFormerForImageClassification(ReLUFormerVisionConfig(**{**SHAPE, **sizes, **fields}))
     else:
-        config = ReLUFormerDecoderConfig(
-            **SHAPE,
-            vocab_size=VOCABULARY,
-            ffn_type=kind,
-            activation_function=activation,
-            **fields,
-        )
-        model = ReLUFormerForCausalLM(config)
+        sizes = {"intermediate_size": WIDTH, "vocab_size": VOCABULARY, "ffn_type": kind}
+        model = ReLUFormerForCausalLM(ReLUFormerDecoderConfig(**{**SHAPE, **sizes, **fields}))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -99,7 +79,7 @@ def activations_of(model, batch):
     return seen, output
 
 
-@pytest.mark.parametrize("activation", ["relu", "relu2", "silu", "gelu"])
+@pytest.mark.parametrize("activation", ["relu2", "silu"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_activations_by_name(kind, activation):
     model = make(kind, activation).eval()
@@ -107,7 +87,7 @@ def test_activations_by_name(kind, activation):
     assert type(layer.activation_fn) is type(ACT2FN[activation])  # nothing around it at the defaults
     seen, _ = activations_of(model, batch_for(kind))
     zeros = sum(int((each == 0).sum()) for each in seen)
-    assert (zeros > 0) == (activation in ("relu", "relu2"))
+    assert (zeros > 0) == (activation == "relu2")
     assert model.config.activation_function == activation
 
 
@@ -192,24 +172,9 @@ def test_l1_is_its_definition(kind):
     seen, output = activations_of(model, batch)
     assert float(output.ffn_l1.detach()) == pytest.approx(l1_by_definition(kind, batch, seen), rel=1e-5)
     torch.testing.assert_close(output.loss, output.cross_entropy + 0.25 * output.ffn_l1)
-    dense = make(kind, regularization_weight=0.0).train()
-    plain = dense(**batch)
+    plain = make(kind, regularization_weight=0.0).train()(**batch)
     assert plain.ffn_l1 is None
     torch.testing.assert_close(plain.loss, output.cross_entropy)
-    # the gradient of the term by finite differences, in one direction
-    model, weight = model.double(), last_projections(model)[0]
-    first = next(part for name, part in model.named_parameters() if name.endswith(("fc1.weight", "gate_proj.weight")))
-    batch = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
-    model(**batch).ffn_l1.backward()
-    direction, step = torch.randn_like(first), 1e-6
-    ends = []
-    for sign in (1, -1):
-        with torch.no_grad():
-            first.add_(sign * step * direction)
-            ends.append(float(model(**batch).ffn_l1))
-            first.sub_(sign * step * direction)
-    assert float((first.grad * direction).sum()) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4)
-    assert weight.weight.grad is None or torch.isfinite(weight.weight.grad).all()
 
 
 def test_stochastic_activations_are_relus_at_the_end():

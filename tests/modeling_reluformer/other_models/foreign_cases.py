@@ -121,19 +121,16 @@ def oracle_attention(
     settings = {"activation": "relu", "scaling": "variance", "gamma": 8.0, "alpha": 1.0, **module.config.reluformer}
     shared = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = torch.einsum("bhid,bhjd->bhij", query, key) * scale
-    visible = (
-        torch.ones_like(scores) if attention_mask is None else (attention_mask == 0).expand_as(scores).to(scores.dtype)
-    )
+    scores = torch.einsum("bhid,bhjd->bhij", query, key) * (scaling or query.shape[-1] ** -0.5)
+    visible = torch.ones_like(scores) if attention_mask is None else (attention_mask == 0).expand_as(scores).double()
     count = visible.sum(-1, keepdim=True).clamp(min=1)
-    weights = {"relu": torch.relu, "gelu": nn.functional.gelu, "sigmoid": torch.sigmoid}[settings["activation"]](scores)
     row = {
         "variance": 1 / (settings["gamma"] * (count / 2).sqrt()),
         "length": count ** -settings["alpha"],
         "none": torch.ones_like(count),
     }[settings["scaling"]]
-    weights = weights * visible * row
+    activation = {"relu": torch.relu, "gelu": nn.functional.gelu, "sigmoid": torch.sigmoid}[settings["activation"]]
+    weights = activation(scores) * visible * row
     return torch.einsum("bhij,bhjd->bihd", weights, value).contiguous(), weights
 
 

@@ -7,7 +7,6 @@ from transformers import DynamicCache, StaticCache
 from reluformer.modeling_reluformer.other_models import attention as attention_foreign
 from reluformer.modeling_reluformer.other_models.masks import VisibilityMask
 
-from ..test_plain_trainer import trainer
 from .foreign_cases import build, oracle, padding, real, tokens
 
 SIDES = ["none", "left", "right"]
@@ -157,13 +156,3 @@ def test_gradient_checkpointing():
         model(ids, attention_mask=padding("right"), labels=ids, use_cache=False).loss.backward()
         gradients.append(model.model.layers[0].self_attn.q_proj.weight.grad)
     assert_same(gradients[1], gradients[0], atol=1e-7, rtol=1e-6)
-
-
-def test_the_trainer_trains(tmp_path):
-    run = trainer(
-        build("marian").float(), tmp_path, 64, max_steps=40, per_device_train_batch_size=16, learning_rate=5e-3
-    )
-    before = run.evaluate()["eval_loss"]
-    run.train()
-    after = run.evaluate()["eval_loss"]
-    assert after < before - 0.5, (before, after)

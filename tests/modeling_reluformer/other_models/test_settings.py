@@ -16,7 +16,7 @@ from reluformer.modeling_reluformer.other_models import attention as attention_f
 from reluformer.modeling_reluformer.other_models import settings as settings_foreign
 from reluformer.modeling_reluformer.other_models.attention import relu_attention_forward
 from reluformer.modeling_reluformer.other_models.masks import VisibilityMask, relu_attention_mask
-from reluformer.modeling_reluformer.other_models.settings import ForeignSettings, gamma_for_length
+from reluformer.modeling_reluformer.other_models.settings import gamma_for_length
 
 from ...conftest import tiny_model
 from .foreign_cases import SMALL, STABLE, bert_config, build, padding, tokens
@@ -102,12 +102,6 @@ def test_wrong_settings(settings, message):
 def test_arguments_without_effect_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         use_relu_attention(build("bert", "sdpa"), **settings)
-
-
-@pytest.mark.parametrize("scaling", ["variance", "length", "none"])
-def test_settings_are_written_as_they_are_read(scaling):
-    written = ForeignSettings(scaling=scaling).to_mapping()
-    assert ForeignSettings.from_mapping(written) == ForeignSettings(scaling=scaling)
 
 
 @pytest.mark.parametrize(

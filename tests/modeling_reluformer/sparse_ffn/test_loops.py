@@ -92,20 +92,21 @@ FUNCTIONS = {
 }
 
 
-def oracle(x, first, up, second, activation, up_activation="identity"):
-    """The dense network in float64. Inputs of int8 weights are rounded as they say, which is tested by itself."""
+def scores(x, neurons: Neurons) -> torch.Tensor:
+    """`w_i·x + b_i` in float64. Inputs of int8 weights are rounded as they say, which is tested by itself."""
     x = x.double()
-    if first.scale is not None:
+    if neurons.scale is not None:
         steps, scales = gather.quantized_rows(x.float())
         x = steps.double() * scales.double().unsqueeze(1)
+    weight, bias = exact(neurons)
+    return x @ weight.t() + bias
 
-    def scores(neurons):
-        weight, bias = exact(neurons)
-        return x @ weight.t() + bias
 
-    hidden = FUNCTIONS[activation](scores(first))
+def oracle(x, first, up, second, activation, up_activation="identity"):
+    """The dense network in float64."""
+    hidden = FUNCTIONS[activation](scores(x, first))
     if up is not None:
-        hidden = hidden * FUNCTIONS[up_activation](scores(up))
+        hidden = hidden * FUNCTIONS[up_activation](scores(x, up))
     weight, bias = exact(second)
     return hidden @ weight + bias
 
@@ -129,6 +130,11 @@ def test_equals_the_dense_network_in_float64(loops, size, kind, gate):
             x = torch.randn(rows, widths[0]).to(dtype)
             found = loops.feed_forward(x, first, up, second, "relu", gate.replace("none", "identity"))
             assert_close(found, oracle(x, first, up, second, "relu", gate.replace("none", "identity")), dtype)
+            hidden = loops.project(x, first)
+            assert_close(hidden, scores(x, first), dtype)
+            weight, bias_of_all = exact(second)
+            kept = hidden.relu()
+            assert_close(loops.sparse_projection(kept, second), kept.double() @ weight + bias_of_all, dtype)
 
 
 @pytest.mark.parametrize("kind", WEIGHTS, ids=str)
@@ -170,24 +176,6 @@ def test_activations_that_are_given(loops, kind):
         assert_close(found, hidden @ weight + bias, dtype)
 
 
-@pytest.mark.parametrize("kind", WEIGHTS, ids=str)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_each_projection_alone(loops, kind, size):
-    torch.manual_seed(1)
-    rows, features, neurons, outputs = size
-    dtype = torch.float32 if kind == torch.int8 else kind
-    first, _, second = network(features, neurons, outputs, kind, dtype)
-    x, hidden = torch.randn(rows, features).to(dtype), torch.randn(rows, neurons).relu().to(dtype)
-    weight, bias = exact(second)
-    assert_close(loops.sparse_projection(hidden, second), hidden.double() @ weight + bias, dtype)
-    given = x.double()
-    if kind == torch.int8:
-        steps, scales = gather.quantized_rows(x)
-        given = steps.double() * scales.double().unsqueeze(1)
-    weight, bias = exact(first)
-    assert_close(loops.project(x, first), given @ weight.t() + bias, dtype)
-
-
 def test_what_lies_behind_a_zero_is_not_read(loops):
     """A NaN there would be seen; with `all_active` it is."""
     first, up, second = network(30, 70, 20, torch.float32, torch.float32)
@@ -219,17 +207,6 @@ def test_numbers_that_are_not_finite_come_back_as_the_dense_network_gives_them(l
         assert_close(found[[0, 2]], expected[[0, 2]].double(), kind)
 
 
-def test_int8_of_tiny_and_huge_rows(loops):
-    first, _, second = network(30, 70, 20, torch.int8, torch.float32, bias=False)
-    x = torch.randn(4, 30) * torch.tensor([[1e-38], [1e-20], [1e20], [0.0]])
-    found = loops.feed_forward(x, first, None, second, "relu")
-    expected = oracle(x, first, None, second, "relu")
-    assert found.isfinite().all() and not found[[0, 3]].any()
-    for row in (1, 2):
-        assert_close(found[row], expected[row], torch.float32)
-    assert gather.quantized_rows(x)[0].abs().amax(1).tolist() == [0, 127, 127, 0]
-
-
 @pytest.mark.parametrize("kind", WEIGHTS, ids=str)
 def test_threads_share_the_neurons(loops, kind):
     """So many that two threads take part, and an odd number of them."""
@@ -242,6 +219,15 @@ def test_threads_share_the_neurons(loops, kind):
             assert_close(loops.feed_forward(x, *parts, "relu"), oracle(x, *parts, "relu"), dtype)
     finally:
         torch.set_num_threads(before)
+
+
+def test_rows_in_int8_have_127_steps():
+    x = torch.randn(4, 30) * torch.tensor([[1e-38], [1e-20], [1e20], [0.0]])
+    steps, scales = gather.quantized_rows(x)
+    assert steps.abs().amax(1).tolist() == [0, 127, 127, 0]
+    error = (steps * scales.unsqueeze(1) - x)[1:3]
+    assert (error.abs() <= 0.5001 * scales[1:3].unsqueeze(1)).all()
+    assert gather.quantized_rows(torch.tensor([[torch.inf, 1.0]]))[1].isnan().all()
 
 
 def test_weights_in_int8_have_127_steps_of_each_neuron():
@@ -272,14 +258,3 @@ def test_tensors_that_do_not_fit_are_refused(place):
     ]
     with pytest.raises(ValueError, match="reluformer_cpu::sparse_ffn"):
         Compiled(operators).feed_forward(*wrong[place], "relu")
-
-
-def test_names_that_are_unknown_are_refused():
-    operators = library.sparse_library(large=True)
-    if operators is None:
-        pytest.skip("the compiled library cannot be built here")
-    parts = network(3, 4, 5, torch.float32, torch.float32)
-    with pytest.raises(ValueError, match="does not know 'gelu'"):
-        Compiled(operators).feed_forward(torch.randn(1, 3), *parts, "gelu")
-    with pytest.raises(ValueError, match="no instruction set 'neon'"):
-        operators.choose_ffn_instruction_set("neon")
