@@ -15,10 +15,19 @@ from reluformer.analysis import ppl_sparsity, top_p
 from reluformer.analysis import variance_simulation as simulation
 from reluformer.analysis.causal_texts import causal_batches, read_causal_text
 from reluformer.analysis.collection import AnyBatch, observe
-from reluformer.analysis.figure import MODEL, NOTHING, TEXT, Analysed, Figure, Subject, figure_class, make_figure
+from reluformer.analysis.figure import (
+    MODEL,
+    NOTHING,
+    TEXT,
+    Analysed,
+    Figure,
+    Subject,
+    figure_class,
+    make_figure,
+    model_facts,
+)
 from reluformer.analysis.pictures import image_batches, read_pictures
-from reluformer.analysis.result_files import model_facts
-from reluformer.analysis.texts import AnalysisText, batches, encode_text, pack_text, read_lines, require_sizes
+from reluformer.analysis.texts import batches, encode_text, pack_text, read_lines, require_sizes
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.errors import UserError
 from reluformer.training.loading import (
@@ -77,59 +86,41 @@ class AnalysisOptions:
         """The figures that are wanted."""
         if not self.every:
             return [name for name in ANALYSES if name in self.what]
-        text = self.text is not None or self.images is not None
+        kinds = {name: figure_class(name) for name in ANALYSES}
         return [
             name
-            for name in ANALYSES
-            if (kind := figure_class(name)).needs == MODEL
-            or (kind.needs == TEXT and text and (self.documents is not None or not kind.of_documents))
+            for name, kind in kinds.items()
+            if kind.needs == MODEL
+            or (kind.needs == TEXT and (self.text or self.images) and (self.documents or not kind.of_documents))
         ]
 
     def check(self) -> None:
         """Raises a `UserError` for what is missing, unknown or out of range."""
-        if self.every and self.model is None:
-            raise UserError("--model: missing; --what all needs a model, or --run")
-        unknown = [] if self.every else [name for name in self.what if name not in ANALYSES]
-        if unknown or not self.what:
+        if unknown := [name for name in self.what if name not in ANALYSES and not self.every]:
+            raise UserError(f"--what: {', '.join(unknown)} is unknown; choose of {', '.join(ANALYSES)}, or all")
+        if not self.what:
+            raise UserError(f"--what: missing; choose of {', '.join(ANALYSES)}, or all")
+        needs = {figure_class(name).needs: name for name in reversed(self.names)}
+        if self.model is None and (self.every or needs.keys() - {NOTHING}):
             raise UserError(
-                f"--what: {', '.join(unknown) or 'nothing'} is unknown; choose of {', '.join(ANALYSES)}, or all"
+                f"--model: missing; {needs.get(TEXT) or needs.get(MODEL) or '--what all'} needs a model, or --run"
             )
-        if self.model is None and (needed := [name for name in self.names if figure_class(name).needs != NOTHING]):
-            raise UserError(f"--model: missing; {needed[0]} needs a model")
-        on_text = [name for name in self.names if figure_class(name).needs == TEXT]
-        if self.text is None and self.images is None and on_text:
-            pictures = ", or --images for a classifier" if figure_class(on_text[0]).of_images else ""
-            raise UserError(f"--text: missing; {on_text[0]} needs a file of source lines{pictures}")
-        if self.images is None and self.image_labels is not None:
-            raise UserError("--image_labels: given without --images; give the pictures too")
-        if self.text is None and self.target_text is not None:
-            raise UserError("--target_text: given without --text; give the source lines too")
-        self._check_documents()
-        names = ("batch_tokens", "num_beams", "maps", "map_tokens", "sparsity_tokens")
-        require_sizes(**{name: getattr(self, name) for name in names})
-        if not self.top_p or not all(0 < percentage <= 100 for percentage in self.top_p):
+        if TEXT in needs and self.text is None and self.images is None:
+            raise UserError(
+                f"--text: missing; {needs[TEXT]} needs a file of source lines, or --images for a classifier"
+            )
+        for option, needed in _GO_WITH.items():
+            if getattr(self, option) is not None and getattr(self, needed) is None:
+                raise UserError(f"--{option}: given without --{needed}; give --{needed} too, or leave it out")
+        if self.documents is None and self.images is None:
+            for name in self.names:
+                if figure_class(name).of_documents:
+                    raise UserError(f"--documents: missing; {name} needs a file that names the document of each line")
+        require_sizes(**{name: getattr(self, name) for name in _SIZES})
+        if not all(0 < percentage <= 100 for percentage in self.top_p):
             raise UserError(f"--top_p: {list(self.top_p)} must be percentages above 0 and up to 100")
-        if not self.ppl_increase or not all(0 < percentage < float("inf") for percentage in self.ppl_increase):
+        if not all(0 < percentage < float("inf") for percentage in self.ppl_increase):
             raise UserError(f"--ppl_increase: {list(self.ppl_increase)} must be percentages above 0")
-        if self.output is not None and Path(self.output).is_file():
-            raise UserError(f"--output: {self.output!r} is a file; give a folder")
-
-    def _check_documents(self) -> None:
-        if self.documents is None:
-            of_documents = [name for name in self.names if figure_class(name).of_documents]
-            if of_documents and self.images is None:
-                raise UserError(
-                    f"--documents: missing; {of_documents[0]} needs a file that names the document of each line"
-                )
-            if self.max_length is not None:
-                raise UserError("--max_length: given without --documents; lines are not packed, so leave it out")
-            return
-        if self.text is None:
-            raise UserError("--documents: given without --text; give the source lines too")
-        if self.target_text is None:
-            raise UserError("--target_text: missing; documents are read with their translations, line by line")
-        if self.max_length is not None and self.max_length < 2:
-            raise UserError(f"--max_length: {self.max_length} tokens of a packed document; give at least 2")
 
     @property
     def folder(self) -> Path:
@@ -145,6 +136,10 @@ class AnalysisOptions:
         raise UserError("--output: missing; without a model's folder, say where to write the results")
 
 
+_GO_WITH = {"image_labels": "images", "target_text": "text", "documents": "target_text", "max_length": "documents"}
+_SIZES = ("batch_tokens", "num_beams", "maps", "map_tokens", "sparsity_tokens")
+
+
 def analyze(options: AnalysisOptions) -> Analysed:
     """Takes the figures that `options.what` names and writes `<what>.json`, `<what>.csv` and pictures of each.
 
@@ -153,69 +148,48 @@ def analyze(options: AnalysisOptions) -> Analysed:
             cannot be taken.
     """
     options.check()
-    return _Session(options).run()
+    session = _Session(options)
+    session.write(NOTHING, Subject(), {})
+    if session.figures[MODEL] or session.figures[TEXT]:
+        of_model = _of_translations
+        if is_image_classifier(options.model):
+            of_model = _of_images
+        elif is_decoder_only(options.model):
+            of_model = _of_language
+        of_model(options, session)
+    return session.done
 
 
 class _Session:
-    """One call of `analyze`: the order of the steps, and what every file says."""
+    """One call of `analyze`: its figures by what they need, and what every file says."""
 
     def __init__(self, options: AnalysisOptions) -> None:
         self.options, self.done = options, Analysed()
         figures = [make_figure(name, options) for name in options.names]
+        self.figures = {need: [figure for figure in figures if figure.needs == need] for need in (NOTHING, MODEL, TEXT)}
+
+    def refuse(
+        self, kind: str, options: Sequence[str], has: Callable[[Figure | type[Figure]], bool] | None = None
+    ) -> None:
+        """Refuses options, and figures that cannot be taken of this kind of model; of all, these are left out."""
+        for name in options:
+            if getattr(self.options, name) is not None:
+                raise UserError(f"--{name}: {self.options.model} is {kind}; leave it out")
+        figures = [] if has is None else [*self.figures[MODEL], *self.figures[TEXT]]
+        lacking = [figure.name for figure in figures if not has(figure)]
+        if lacking and not self.options.every:
+            known = ", ".join(name for name in ANALYSES if has(figure_class(name)))
+            raise UserError(f"--what: {lacking[0]} cannot be taken of {self.options.model}, {kind}; choose of {known}")
         self.figures = {
-            needs: [figure for figure in figures if figure.needs == needs] for needs in (NOTHING, MODEL, TEXT)
+            need: [figure for figure in held if figure.name not in lacking] for need, held in self.figures.items()
         }
 
-    def run(self) -> Analysed:
-        if self.figures[NOTHING]:
-            self._write(self.figures[NOTHING], self.options.folder, Subject(), {})
-        if self.figures[MODEL] or self.figures[TEXT]:
-            self._of_model()
-        return self.done
+    def prepare(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Puts the model on its device, and checks the figures on a text. Returns what every file says of the model.
 
-    def _of_model(self) -> None:
-        if is_image_classifier(self.options.model):
-            self._of_image_classifier()
-        elif self.options.images is not None:
-            raise UserError(f"--images: {self.options.model} is no classifier of pictures; give --text")
-        elif is_decoder_only(self.options.model):
-            self._of_language_model()
-        else:
-            self._of_translation_model()
-
-    def _of_image_classifier(self) -> None:
-        options = self.options
-        self._refuse_what_is_lacking("a classifier of pictures", lambda figure: figure.of_images)
-        if options.images is None or options.text is not None:
-            raise UserError(f"--images: {options.model} is a classifier of pictures; give --images and no --text")
-        model = load_image_classifier(options.model, attn_implementation="eager")
-        folder = options.folder
-        model.to(device_of(options.device)).eval()
-        on_text = self._fitting(model)
-        pictures = read_pictures(options.images, options.image_labels, options.model, model)
-        read = {"images": options.images, "image_labels": options.image_labels, **pictures.facts}
-        facts = {"model": model_facts(options.model, model.config), "device": str(model.device), "pictures": read}
-        self._observe(model, image_batches(pictures, model, batch_tokens=options.batch_tokens))
-        self._write(on_text, folder, Subject(model), facts)
-
-    def _of_language_model(self) -> None:
-        options = self.options
-        self._refuse_what_is_lacking("a decoder alone", lambda figure: figure.of_decoders)
-        for name in ("documents", "target_text"):
-            if getattr(options, name) is not None:
-                raise UserError(f"--{name}: {options.model} is a decoder alone, which translates nothing; leave it out")
-        model, tokenizer = load_language_model(options.model, attn_implementation="eager")
-        folder = options.folder
-        model.to(device_of(options.device)).eval()
-        text = read_causal_text(options.text, model, tokenizer, context=options.context)
-        read = {"source_file": options.text, **text.facts}
-        facts = {"model": model_facts(options.model, model.config), "device": str(model.device), "text": read}
-        on_text = self._fitting(model)
-        self._observe(model, causal_batches(text, model.device, batch_tokens=options.batch_tokens))
-        self._write(on_text, folder, Subject(model, tokenizer), facts)
-
-    def _fitting(self, model: PreTrainedModel) -> list[Figure]:
-        """The figures on a text. One that cannot be taken of the model is an error, or, of all, left out with a note."""
+        A figure that cannot be taken of the model is an error, or, of all, left out with a note.
+        """
+        model.to(device_of(self.options.device)).eval()
         for figure in list(self.figures[TEXT]):
             try:
                 figure.require(model)
@@ -224,53 +198,9 @@ class _Session:
                     raise
                 self.figures[TEXT].remove(figure)
                 self.done.notes.append(f"{figure.name} is left out: {error}")
-        return self.figures[TEXT]
+        return {"model": model_facts(self.options.model, model.config)}
 
-    def _refuse_what_is_lacking(self, kind: str, has: Callable[[Figure | type[Figure]], bool]) -> None:
-        if self.options.every:
-            self.figures = {needs: [each for each in every if has(each)] for needs, every in self.figures.items()}
-            return
-        if lacking := [each.name for each in (*self.figures[MODEL], *self.figures[TEXT]) if not has(each)]:
-            known = ", ".join(name for name in ANALYSES if has(figure_class(name)))
-            raise UserError(f"--what: {lacking[0]} cannot be taken of {self.options.model}, {kind}; choose of {known}")
-
-    def _of_translation_model(self) -> None:
-        options, on_text = self.options, self.figures[TEXT]
-        if options.context is not None:
-            raise UserError(f"--context: is for decoder-only models, and {options.model} is none; leave it out")
-        files = (options.text, options.target_text, options.documents)
-        lines, skipped = read_lines(*files) if on_text else (None, {})
-        if options.text is not None and not on_text:
-            names = [figure.name for figure in self.figures[MODEL]]
-            self.done.notes += [f"{name} is a property of the weights alone; --text is not read" for name in names]
-        model, tokenizer = load_model_and_tokenizer(options.model, attn_implementation="eager")
-        folder = options.folder  # not before: a model that does not exist is the first thing to say
-        model.to(device_of(options.device)).eval()
-        facts: dict[str, Any] = {"model": model_facts(options.model, model.config)}
-        on_text = self._fitting(model)
-        self._write(self.figures[MODEL], folder, Subject(model), facts)
-        if on_text:
-            if options.documents is not None:
-                text = pack_text(lines, model, tokenizer, max_length=options.max_length)
-            else:
-                most = [figure.most_pairs for figure in on_text]
-                if None not in most:  # no need to translate what no figure looks at
-                    lines = lines.select(range(min(max(most), len(lines))))
-                text = encode_text(lines, model, tokenizer, num_beams=options.num_beams)
-            facts |= {"device": str(model.device), "text": self._text_facts(text, skipped)}
-            stream = batches(text.pairs, model.device, batch_tokens=options.batch_tokens)
-            self._observe(model, stream)
-            self._write(on_text, folder, Subject(model, tokenizer, text.pairs, text.documents), facts)
-
-    def _text_facts(self, text: AnalysisText, skipped: dict[str, int]) -> dict[str, Any]:
-        if self.options.target_text is None:
-            self.done.notes.append("no --target_text: the decoder reads the model's own translation")
-        files = {"source_file": self.options.text, "target_file": self.options.target_text}
-        if self.options.documents is not None:
-            files["documents_file"] = self.options.documents
-        return {**files, **text.facts, "skipped": {**skipped, **text.facts["skipped"]}}
-
-    def _observe(self, model: PreTrainedModel, stream: Generator[AnyBatch]) -> None:
+    def observe(self, model: PreTrainedModel, stream: Generator[AnyBatch]) -> None:
         """One pass over the text for all figures that watch it."""
         watches = [figure.watch(model) for figure in self.figures[TEXT]]
         attention = [watch.attention for watch in watches if watch.attention is not None]
@@ -281,13 +211,67 @@ class _Session:
             with closing(stream):
                 observe(model, stream, attention=attention, **hooks)
 
-    def _write(self, figures: list[Figure], folder: Path, subject: Subject, facts: dict[str, Any]) -> None:
-        for figure in figures:
-            title = f"{figure.name}: {_short(self.options.model)}"
-            written = figure.write(subject, folder, title, facts)
+    def write(self, need: str, subject: Subject, facts: dict[str, Any]) -> None:
+        for figure in self.figures[need]:
+            written = figure.write(subject, self.options.folder, f"{figure.name}: {_short(self.options.model)}", facts)
             self.done.files += written.files
             self.done.summaries += written.summaries
             self.done.notes += written.notes
+
+
+def _of_images(options: AnalysisOptions, session: _Session) -> None:
+    kind = "a classifier of pictures"
+    session.refuse(
+        f"{kind}, give --images", ("text", "target_text", "documents", "context"), lambda each: each.of_images
+    )
+    if options.images is None:
+        raise UserError(f"--images: {options.model} is {kind}; give --images and no --text")
+    model = load_image_classifier(options.model, attn_implementation="eager")
+    facts = session.prepare(model)
+    pictures = read_pictures(options.images, options.image_labels, options.model, model)
+    facts["device"] = str(model.device)
+    facts["pictures"] = {"images": options.images, "image_labels": options.image_labels, **pictures.facts}
+    session.observe(model, image_batches(pictures, model, batch_tokens=options.batch_tokens))
+    session.write(TEXT, Subject(model), facts)
+
+
+def _of_language(options: AnalysisOptions, session: _Session) -> None:
+    kind = "a decoder alone, which translates nothing"
+    session.refuse(kind, ("documents", "target_text", "images"), lambda each: each.of_decoders)
+    model, tokenizer = load_language_model(options.model, attn_implementation="eager")
+    facts = session.prepare(model)
+    text = read_causal_text(options.text, model, tokenizer, context=options.context)
+    facts |= {"device": str(model.device), "text": {"source_file": options.text, **text.facts}}
+    session.observe(model, causal_batches(text, model.device, batch_tokens=options.batch_tokens))
+    session.write(TEXT, Subject(model, tokenizer), facts)
+
+
+def _of_translations(options: AnalysisOptions, session: _Session) -> None:
+    session.refuse("a translation model", ("images", "context"))
+    files = (options.text, options.target_text, options.documents)
+    lines, skipped = read_lines(*files) if session.figures[TEXT] else (None, {})
+    if lines is None and options.text is not None:
+        session.done.notes.append("these are properties of the weights alone; --text is not read")
+    model, tokenizer = load_model_and_tokenizer(options.model, attn_implementation="eager")
+    facts = session.prepare(model)
+    session.write(MODEL, Subject(model), facts)
+    if not session.figures[TEXT]:
+        return
+    if options.documents is not None:
+        text = pack_text(lines, model, tokenizer, max_length=options.max_length)
+    else:
+        most = [figure.most_pairs for figure in session.figures[TEXT]]
+        if None not in most:  # no need to translate what no figure looks at
+            lines = lines.select(range(min(max(most), len(lines))))
+        text = encode_text(lines, model, tokenizer, num_beams=options.num_beams)
+    if options.target_text is None:
+        session.done.notes.append("no --target_text: the decoder reads the model's own translation")
+    read = {"source_file": options.text, "target_file": options.target_text}
+    read |= {"documents_file": options.documents} if options.documents is not None else {}
+    facts["device"] = str(model.device)
+    facts["text"] = {**read, **text.facts, "skipped": {**skipped, **text.facts["skipped"]}}
+    session.observe(model, batches(text.pairs, model.device, batch_tokens=options.batch_tokens))
+    session.write(TEXT, Subject(model, tokenizer, text.pairs, text.documents), facts)
 
 
 def _each(callbacks: list[Callable[..., None]]) -> Callable[..., None] | None:

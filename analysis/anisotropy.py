@@ -94,6 +94,3 @@ class Anisotropy(Figure):
     def draw(self, rows: Rows, path: Path, title: str) -> Path:
         """Mean pairwise cosine of the value slots of each layer."""
         return draw_bars(rows, {"anisotropy": ("", TEAL)}, "anisotropy (mean cosine of value slots)", path, title)
-
-
-FIGURE = Anisotropy

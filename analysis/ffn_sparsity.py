@@ -126,6 +126,3 @@ def _row(
 ) -> dict[str, Any]:
     values = (tokens, neurons, nonzero, dead, always_on)
     return {"module": module, "layer": layer, **dict(zip(DEFINITIONS, values, strict=True))}
-
-
-FIGURE = FFNSparsity

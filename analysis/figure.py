@@ -1,9 +1,10 @@
-"""What a figure of `reluformer analyze` is. A module of this folder defines one and calls it `FIGURE`."""
+"""What an analysis of `reluformer analyze` is, and the files that it writes. `ANALYSES` names its class."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any, ClassVar
 
 import datasets
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import AnyBatch, AttentionStatistic
 from reluformer.analysis.feed_forward import OnScores, OnUpdate
-from reluformer.analysis.result_files import write_csv, write_result
 from reluformer.configuration.analyses import ANALYSES
+from reluformer.configuration.whole_files import whole_file
 from reluformer.training.data.documents import PackedDocuments
+from reluformer.training.run.records import run_record, write_json
 
 NOTHING, MODEL, TEXT = "nothing", "model", "text"
 Rows = list[dict[str, Any]]
@@ -123,10 +125,79 @@ class Figure:
 
 def figure_class(name: str) -> type[Figure]:
     """The figure of a name out of `ANALYSES`."""
-    return import_module(f"reluformer.analysis.{ANALYSES[name]}").FIGURE
+    module, _, kind = ANALYSES[name].partition(".")
+    return getattr(import_module(f"reluformer.analysis.{module}"), kind)
 
 
 def make_figure(name: str, options: object) -> Figure:
     """A figure with those of `options` that it reads."""
     figure = figure_class(name)
     return figure(**{each.name: getattr(options, each.name) for each in dataclasses.fields(figure)})
+
+
+# Files: JSON with the record of its run, and the same table as CSV.
+
+# What of a configuration decides the figures; a model has only some of these.
+_CONFIG_FIELDS = (
+    *(
+        "model_type",
+        "d_model",
+        "encoder_layers",
+        "decoder_layers",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+    ),
+    *(
+        "encoder_ffn_dim",
+        "decoder_ffn_dim",
+        "attention_activation",
+        "attention_scaling",
+        "attention_gamma",
+        "attention_alpha",
+    ),
+    *("attention_output_norm", "regularization_weight", "entropy_margin", "activation_function", "hidden_act"),
+    *("intermediate_size", "ffn_type", "ffn_top_k", "activation_sparsity_pattern", "ffn_threshold", "ffn_output_norm"),
+    "ffn_temperature",
+)
+
+
+def model_facts(name: str, config: PreTrainedConfig) -> dict[str, Any]:
+    """Name as given, and what of the configuration decides the figures."""
+    fields = {field: getattr(config, field) for field in _CONFIG_FIELDS if hasattr(config, field)}
+    return {"name": name, "config": fields}
+
+
+def write_result(
+    path: Path,
+    what: str,
+    *,
+    definitions: Mapping[str, str],
+    table: list[dict[str, Any]] | None,
+    seed: int | None = None,
+    **facts: Any,
+) -> Path:
+    """Writes `<path>` with the run record, `what`, `facts`, `definitions` of the columns and `table`.
+
+    Args:
+        table: None where it is in the CSV file alone.
+        seed: None where nothing is random.
+        facts: whatever else the result says; None is left out.
+    """
+    given = {name: value for name, value in facts.items() if value is not None}
+    rows = {} if table is None else {"table": table}
+    return write_json(path, {**run_record(None, None, seed), "what": what, **given, "definitions": definitions, **rows})
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Writes rows with the columns of the first one, whole or not at all; None is an empty cell.
+
+    The rows may come from a generator; they are not kept.
+    """
+    with whole_file(path) as stream:
+        writer = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(stream, list(row), lineterminator="\n")
+                writer.writeheader()
+            writer.writerow(row)
+    return path

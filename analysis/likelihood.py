@@ -129,6 +129,3 @@ class Likelihood(Figure):
         axes.set_ylabel(label, fontsize=9)
         axes.legend(frameon=False, fontsize=8)
         finish(axes)
-
-
-FIGURE = Likelihood

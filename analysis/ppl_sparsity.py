@@ -287,6 +287,3 @@ def _rows(p_percent: float, found: Truncated, search: SparsitySearch) -> Rows:
             }
         )
     return rows
-
-
-FIGURE = PPLSparsity

@@ -175,6 +175,3 @@ class TopP(Figure):
         for axes in grid[:, 0]:
             axes.set_ylabel("sum of their scores (%)", fontsize=9)
         return save(figure, path, title)
-
-
-FIGURE = TopP

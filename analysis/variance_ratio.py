@@ -143,6 +143,3 @@ class VarianceRatio(Figure):
         """Var(FFN out) / Var(residual) of each layer, over features and over tokens."""
         columns = {"variance_ratio": ("over features", TEAL), "variance_ratio_over_tokens": ("over tokens", OLIVE)}
         return draw_bars(rows, columns, "Var(FFN out) / Var(residual)", path, title)
-
-
-FIGURE = VarianceRatio

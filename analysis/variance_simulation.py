@@ -113,6 +113,3 @@ class VarianceSimulation(Figure):
             axes.grid(alpha=0.25)
             axes.spines[["top", "right"]].set_visible(False)
         return save(figure, path, title)
-
-
-FIGURE = VarianceSimulation

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-# Name → module of `reluformer.analysis`, whose `FIGURE` it is; see `reluformer.analysis.figure`.
+# Name → module and class of `reluformer.analysis`; see `reluformer.analysis.figure`.
 ANALYSES = {
-    "entropy": "entropy",
-    "entropy-share": "entropy_share",
-    "likelihood": "likelihood",
-    "context": "context",
-    "random-context": "random_context",
-    "ffn-sparsity": "ffn_sparsity",
-    "ppl-sparsity": "ppl_sparsity",
-    "variance-ratio": "variance_ratio",
-    "top-p": "top_p",
-    "attention-maps": "model_maps",
-    "anisotropy": "anisotropy",
-    "variance-simulation": "variance_simulation",
+    "entropy": "entropy.Entropy",
+    "entropy-share": "entropy.EntropyShare",
+    "likelihood": "likelihood.Likelihood",
+    "context": "context.Context",
+    "random-context": "context.RandomContext",
+    "ffn-sparsity": "ffn_sparsity.FFNSparsity",
+    "ppl-sparsity": "ppl_sparsity.PPLSparsity",
+    "variance-ratio": "variance_ratio.VarianceRatio",
+    "top-p": "top_p.TopP",
+    "attention-maps": "attention_maps.AttentionMaps",
+    "anisotropy": "anisotropy.Anisotropy",
+    "variance-simulation": "variance_simulation.VarianceSimulation",
 }

@@ -9,12 +9,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from benchmarks.studies.texts import train_byte_tokenizer
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
-from reluformer.analysis.causal_maps import causal_attention, plot_causal_map
-from reluformer.analysis.collection import DECODER_SELF, TextBatch, observe
-from reluformer.analysis.entropy_share import EntropyShares
-from reluformer.analysis.feed_forward import feed_forward_blocks
+from reluformer.analysis.collection import DECODER_SELF
+from reluformer.analysis.entropy import EntropyShares
 from reluformer.commands import main as cli
-from reluformer.configuration.errors import UserError
 
 from ..tiny_texts import text
 
@@ -77,21 +74,6 @@ def test_the_command_reads_any_decoder(kind, saved, tmp_path, capsys):
     assert {row["neurons"] for row in layers} == {40 if kind == "llama" else 64}
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "relu"])
-def test_nonzeros_are_those_of_the_activations(kind):
-    model, ids = make(kind).eval(), torch.randint(2, VOCABULARY, (3, 7))
-    found, expected = [], []
-    names = {"gpt2": "c_proj", "llama": "down_proj", "relu": "down_proj"}
-    for name, module in model.named_modules():
-        if name.endswith(f"mlp.{names[kind]}"):
-            module.register_forward_pre_hook(lambda _, inputs: expected.append(inputs[0].flatten(0, 1)))
-    observe(model, [TextBatch(ids)], on_scores=lambda stack, layer, scores: found.append(scores))
-    assert len(found) == len(expected) == LAYERS
-    for one, two in zip(found, expected, strict=True):
-        assert torch.equal(one, two)
-    assert [block.stack for block in feed_forward_blocks(model)] == ["decoder"] * LAYERS
-
-
 def test_heads_between_the_quarters_marks():
     # equal weights of 2, 4, 8 and 16 keys of 32: 1, 2, 3 and 4 fifths of the maximum
     weights = torch.stack([(torch.arange(32) < keys).float() for keys in (2, 4, 8, 16)])
@@ -118,15 +100,6 @@ def test_entropy_shares_by_hand():
     assert [table["all"][f"quarter_{n}"] for n in (1, 2, 3, 4)] == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
 
 
-def test_weights_of_a_picture_are_the_models(tokenizer, tmp_path):
-    model = make("relu")
-    weights, tokens = causal_attention(model, tokenizer, text(4), layer=0, tokens=9)
-    assert weights.shape == (HEADS, 9, 9) and len(tokens) == 9 and torch.equal(weights, weights.tril())
-    assert plot_causal_map(model, tokenizer, text(4), tmp_path / "map.png").stat().st_size > 10_000
-    with pytest.raises(UserError, match="layer: 2 does not exist"):
-        causal_attention(model, tokenizer, "a", layer=2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -134,7 +107,6 @@ def test_weights_of_a_picture_are_the_models(tokenizer, tmp_path):
         (["--what", "anisotropy"], "choose of entropy, entropy-share, likelihood, ffn-sparsity"),
         (["--what", "entropy", "--target_text", "text.txt"], "--target_text"),
         (["--what", "entropy", "--context", "25"], "--context: 25 tokens; give 2 to 24"),
-        (["--what", "entropy", "--context", "1"], "--context: 1 tokens"),
     ],
 )
 def test_what_a_decoder_lacks_is_refused_in_one_line(arguments, named, saved, tmp_path, capsys):

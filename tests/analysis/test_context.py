@@ -127,11 +127,10 @@ def test_the_error_of_the_gain_by_hand():
     "without, more, message",
     [
         (["--documents"], [], "--documents: missing; context needs"),
-        (["--target_text"], [], "--target_text: missing; documents are read with"),
+        (["--target_text"], [], "--documents: given without --target_text"),
         (["--text"], [], "--text: missing; context needs a file of source lines"),
-        ([], ["--max_length", "1"], "--max_length: 1 tokens"),
         ([], ["--max_length", "41"], "--max_length: 41 tokens of a packed document; give at most 40"),
-        ([], ["--max_length", "3"], "nothing to pack"),
+        ([], ["--max_length", "1"], "longer than 1 tokens"),
     ],
 )
 def test_wrong_input(without, more, message, asked, small_tokenizer, tmp_path, capsys):
