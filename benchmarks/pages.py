@@ -441,7 +441,7 @@ SPENT = {
 
 
 def zeros_table() -> str:
-    """What zeros and int8 gain in decoding one row, with 1 and with 2 threads, for docs/sparse_decoding.md."""
+    """What zeros and int8 gain in decoding one row, with 1 and with 2 threads, for docs/zeros.md."""
     made, trained = (read_result(RESULTS / f"{file}-cpu.json") for file in ("sparse-models", "sparse-trained"))
     groups: dict[str, list[Result]] = {}
     for cell in made["cells"]:

@@ -23,7 +23,7 @@ RUN = {
         f"docs/{name}.md"
         for name in (
             *("analysis", "converting", "decoder", "distributed", "fine_tuning", "formula", "index", "recipes"),
-            *("publishing", "reproducing", "sparse_decoding", "sparsity"),
+            *("publishing", "reproducing", "zeros"),
             *("start", "translating", "troubleshooting", "vision"),
         )
     ),
