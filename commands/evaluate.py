@@ -21,8 +21,8 @@ def run(arguments: list[str]) -> int:
     from reluformer.configuration.recipe_parser import load_recipe
     from reluformer.hub_cards.card import write_card
     from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
-    from reluformer.training.scoring.split_evaluation import evaluate_split
-    from reluformer.training.training import headline
+    from reluformer.training.scoring.evaluation import evaluate_split
+    from reluformer.training.train import headline
 
     folder = Path(options.run)
     if not (folder / RECIPE_FILE).is_file():

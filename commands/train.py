@@ -12,7 +12,7 @@ from reluformer.configuration.errors import UserError
 
 if TYPE_CHECKING:
     from reluformer.configuration.recipe import Recipe
-    from reluformer.training.training import FinishedRun
+    from reluformer.training.train import FinishedRun
 
 
 def run(arguments: list[str]) -> int:
@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
         raise UserError("train: give a recipe, such as `reluformer train mine.yaml`; see `reluformer train --help`")
     options = parse_namespace(parser, arguments)
     if options.pop("print_config"):
-        from reluformer.training.training import check
+        from reluformer.training.train import check
 
         del options["config"], options["overwrite"]
         text = parser.dump(options)
@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
 
 
 def train_and_document(recipe: Recipe, *, overwrite: bool = False, command: str | None = None) -> Path:
-    """All that the verb does: `reluformer.training.training.train`, then pictures, the card and, if wanted, publishing.
+    """All that the verb does: `reluformer.training.train.train`, then pictures, the card and, if wanted, publishing.
 
     Args:
         recipe: the experiment.
@@ -63,7 +63,7 @@ def train_and_document(recipe: Recipe, *, overwrite: bool = False, command: str 
         UserError, TrainingStopped: as `train`; a UserError also for a `training.push_to_hub` that cannot be followed.
     """
     from reluformer.hub_cards.publishing import check_push
-    from reluformer.training.training import train
+    from reluformer.training.train import train
 
     recipe.check()
     check_push(recipe.training)
@@ -94,7 +94,7 @@ def document(run: FinishedRun) -> None:
     """Draws the training curve and an attention map, writes the card, and tells the scores that the recipe is about."""
     from reluformer.analysis.curves import holds_a_curve, plot_training_curve
     from reluformer.hub_cards.card import write_card
-    from reluformer.training.training import headline
+    from reluformer.training.train import headline
 
     folder, training = run.recipe.run_folder, run.recipe.training
     if holds_a_curve(run.log_history):

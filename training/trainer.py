@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainer` with token batches, whole checkpoints and the model's own figures in the logs; what other trainers share."""
+"""`Seq2SeqTrainer` with token batches, whole checkpoints, the model's own figures in the logs, and scores of translations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import datasets
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Sampler
-from transformers import PrinterCallback, ProgressCallback, Seq2SeqTrainer, Trainer, TrainerCallback, set_seed
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, ProgressCallback, Seq2SeqTrainer, TrainerCallback, set_seed
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
     EvalLoopOutput,
@@ -43,23 +43,29 @@ from reluformer.training.run.progress import ProgressLines, library_bars
 TranslationScorer = Callable[[torch.nn.Module, int, int], dict[str, float]]
 
 
-class RunTrainer(Trainer):
-    """A `Trainer` whose run can be interrupted anywhere and resumes exactly, and which logs what the model reports.
-
-    A subclass says what it counts (`items`, `count_items`) and plans its batches (`plan_of_batches`).
+class ReLUFormerTrainer(Seq2SeqTrainer):
+    """Trains any encoder-decoder of Transformers on batches filled by tokens; an interrupted run resumes exactly.
 
     Logs, beside the Trainer's: `cross_entropy`, `regularization`, `attention_sum`, `attention_entropy`,
-    `dead_row_fraction` (means over items since the last log, over all processes; those the model reports),
-    `<items>_per_update`, `<items>_per_second` and `cpu_seconds`, this process' on all its threads since the last log (evaluation
-    not counted). Evaluation: the same with `eval_`, and `eval_loss` as an exact mean over items.
+    `dead_row_fraction` (means over target tokens since the last log, over all processes; those the model reports),
+    `target_tokens_per_update`, `target_tokens_per_second` and `cpu_seconds`, this process' on all its threads since the last
+    log (evaluation not counted). Evaluation: the same with `eval_`, and `eval_loss` as an exact mean over target tokens.
+
+    Args:
+        tokens_per_batch: budget of a batch in tokens with padding.
+        translation_scorer: called at every evaluation; its values are logged as `eval_bleu` and so on.
+        settings: what checkpoints keep of the recipe, see `run_folder.settings_of`.
+        others: as in `Seq2SeqTrainer`; `train_dataset` has columns `input_ids` and `labels` of unpadded lists.
     """
 
-    # What the loss is a mean over, for the names of logged values.
-    items: ClassVar[str]
-    # What a checkpoint keeps of the recipe, see `run_folder.settings_of`.
-    settings: dict[str, Any] | None = None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        tokens_per_batch: int,
+        translation_scorer: TranslationScorer | None = None,
+        settings: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
             raise UserError(
@@ -68,6 +74,7 @@ class RunTrainer(Trainer):
             )
         if self.args.device.type == "cpu":  # torch would warn at each evaluation that pinning does nothing
             self.args.dataloader_pin_memory = False
+        self.translation_scorer, self.settings = translation_scorer, settings
         self._began = time.perf_counter()
         self._training_figures, self._evaluation_figures = FigureMeans(), FigureMeans()
         self._start_the_clock()
@@ -78,39 +85,27 @@ class RunTrainer(Trainer):
             self.add_callback(self._progress)
         self.stop_on_sigterm = StopOnSigterm(self)
         self.add_callback(self.stop_on_sigterm)
-        self.batches = None if self.train_dataset is None else self.plan_of_batches()
+        self.batches: TokenBatchSampler | None = None
+        if self.train_dataset is not None:
+            self._plan_batches(tokens_per_batch)
         self.add_callback(_StartOfTraining(self))
 
-    @property
-    def plan_seed(self) -> int:
-        """That the plan of the batches follows from."""
-        return self.args.seed if self.args.data_seed is None else self.args.data_seed
+    def _plan_batches(self, tokens_per_batch: int) -> None:
+        """Sets `batches`, the plan of all training batches, and `fingerprint`, which tells the training set from another one:
+        the number of pairs, and the checksums of the lengths of both sides. They are the same on every process."""
+        lengths = [token_lengths(self.train_dataset, name) for name in ("input_ids", "labels")]
+        self.fingerprint = [len(self.train_dataset), *(zlib.crc32(np.ascontiguousarray(side)) for side in lengths)]
+        self.batches = TokenBatchSampler(
+            *lengths,
+            tokens_per_batch=tokens_per_batch,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            batches_per_update=self.args.gradient_accumulation_steps * self.args.world_size,
+        )
 
     @property
     def seconds(self) -> float:
         """Wall time of the training so far, evaluation included, with that up to the checkpoint at which it resumed."""
         return time.perf_counter() - self._began
-
-    @property
-    def batches_per_update(self) -> int:
-        """Of all processes and steps of accumulation."""
-        return self.args.gradient_accumulation_steps * self.args.world_size
-
-    def plan_of_batches(self) -> Sampler:
-        """The plan of all training batches, the same on every process, with `set_epoch` and `fingerprint`."""
-        raise NotImplementedError
-
-    def count_items(self, labels: torch.Tensor) -> torch.Tensor:
-        """Number of items of a batch that count in the loss; scalar."""
-        raise NotImplementedError
-
-    def divisor_of(self, num_items_in_batch: torch.Tensor | int, labels: torch.Tensor) -> torch.Tensor | int:
-        """What the model has divided its sums by, where the Trainer has told it the entries of `labels` in the update."""
-        return num_items_in_batch
-
-    def fingerprint(self) -> list[int]:
-        """Tells the training set from another one that a run must not resume with."""
-        return [len(self.train_dataset)]
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of the plan; accelerate deals them out to the processes."""
@@ -136,7 +131,7 @@ class RunTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """The Trainer's; it refuses to resume with another training set."""
         before = read_run_state(Path(resume_from_checkpoint)) if isinstance(resume_from_checkpoint, str) else {}
-        if before.get("data", self.fingerprint()) != self.fingerprint():
+        if before.get("data", self.fingerprint) != self.fingerprint:
             raise UserError(
                 f"{resume_from_checkpoint}: was trained with other training data than those that were read now; restore them, "
                 "or give another name, or --overwrite to train anew"
@@ -183,7 +178,7 @@ class RunTrainer(Trainer):
     def _publish(self, partial: Path, checkpoint: Path) -> None:
         self.state.save_to_json(str(partial / "trainer_state.json"))
         off_schedule = self.stop_on_sigterm.off_schedule
-        run_state = {"settings": self.settings, "data": self.fingerprint(), "seconds": self.seconds}
+        run_state = {"settings": self.settings, "data": self.fingerprint, "seconds": self.seconds}
         publish_checkpoint(partial, checkpoint, {**run_state, "off_schedule": off_schedule})
         if not off_schedule:
             remove_off_schedule(checkpoint)
@@ -214,25 +209,41 @@ class RunTrainer(Trainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """The model's own loss; what the model reports with it is kept for the next log."""
-        labels = inputs["labels"]
-        items = self.count_items(labels)
+        target_tokens = inputs["labels"].ne(-100).sum()
         if not return_outputs:  # a training step
             inputs = self.inputs_of_the_loss(inputs)
-        # What the model divided its sums by: the items of the whole update, of which this batch may be a part.
-        told = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        divisor = self.divisor_of(num_items_in_batch, labels) if told else None
+        # What the model divided its sums by: the target tokens of the whole update, of which this batch may be a part.
+        divisor = num_items_in_batch if self.model_accepts_loss_kwargs else None
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
         # The Trainer has multiplied the loss by the number of processes, over which DDP takes the mean of the gradients.
         processes = 1 if divisor is None else self.args.world_size
         figures = self._training_figures if model.training else self._evaluation_figures
-        figures.add({**outputs, "loss": loss / processes}, items, divisor)
+        figures.add({**outputs, "loss": loss / processes}, target_tokens, divisor)
         return (loss, outputs) if return_outputs else loss
 
     def inputs_of_the_loss(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """What the model is given where its loss alone is wanted."""
-        return inputs
+        """Asks the model for its loss alone, if it can skip the logits and no other loss is computed from them."""
+        can_skip = hasattr(getattr(self.model, "config", None), "skip_logits")
+        needed = self.label_smoother is not None or self.compute_loss_func is not None
+        return {**inputs, "skip_logits": True} if can_skip and not needed else inputs
 
-    def rows_that_count(self, rows: int, device: torch.device) -> torch.Tensor | None:
+    def prediction_step(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """As in `Trainer`; rows that stand in the last batch a second time do not count."""
+        if prediction_loss_only and "labels" in inputs:
+            inputs = self.inputs_of_the_loss(inputs)
+        labels = inputs.get("labels")
+        if labels is not None and (count := self._rows_that_count(len(labels), labels.device)) is not None:
+            inputs = {**inputs, "labels": labels.masked_fill(~count.unsqueeze(1), -100)}
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
+
+    def _rows_that_count(self, rows: int, device: torch.device) -> torch.Tensor | None:
         """Which rows of the last batch of an evaluation are not repetitions, (rows,); None where all count.
 
         The rows of all processes side by side are those that are left and then the first ones of the set again, which accelerate
@@ -254,15 +265,15 @@ class RunTrainer(Trainer):
         self._last_logged_update = self.state.global_step
 
     def _figures_since_last_log(self) -> dict[str, float]:
-        means, items = self._training_figures.pop(self._sum_over_processes)
+        means, tokens = self._training_figures.pop(self._sum_over_processes)
         means.pop("loss", None)  # the Trainer's own `loss` is the mean over updates
         seconds, cpu_seconds = time.perf_counter() - self._clock_start, time.process_time() - self._cpu_start
         updates = self.state.global_step - self._last_logged_update
         self._start_the_clock()
         return {
             **means,
-            f"{self.items}_per_update": items / max(updates, 1),
-            f"{self.items}_per_second": items / seconds,
+            "target_tokens_per_update": tokens / max(updates, 1),
+            "target_tokens_per_second": tokens / seconds,
             "cpu_seconds": cpu_seconds,
         }
 
@@ -270,13 +281,16 @@ class RunTrainer(Trainer):
         return self.accelerator.reduce(values, reduction="sum")
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
-        """The Trainer's loop, then the exact means over items and, in training, what `scores` adds."""
+        """The Trainer's loop, then the exact means over target tokens and, in training, the scores of translations."""
         started, cpu_started = time.perf_counter(), time.process_time()
         # Some trainers gather with the rows that accelerate repeats to fill the last batch, and would score them twice.
         self.gather_function = self.accelerator.gather_for_metrics
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        means, items = self._evaluation_figures.pop(self._sum_over_processes)
-        scores = self.scores(means, items) if metric_key_prefix == "eval" else {}
+        means, _ = self._evaluation_figures.pop(self._sum_over_processes)
+        scores = {}
+        if metric_key_prefix == "eval" and self.translation_scorer is not None:
+            model = self.accelerator.unwrap_model(self.model)
+            scores = self.translation_scorer(model, self.args.process_index, self.args.world_size)
         # Here, rather than after `evaluate`, logs, callbacks and the choice of the best checkpoint see them too.
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in {**means, **scores}.items()})
         self._clock_start += time.perf_counter() - started
@@ -289,14 +303,10 @@ class RunTrainer(Trainer):
         missing = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
-    def scores(self, means: dict[str, float], items: int) -> dict[str, float]:
-        """Further values of an evaluation during training, the same on every process.
-
-        Args:
-            means: what the model has reported, over the items.
-            items: their number.
-        """
-        return {}
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Mean number of pairs in an update; the Trainer's values of samples per second stand on it."""
+        batches_per_update = args.gradient_accumulation_steps * args.world_size
+        return max(round(len(self.train_dataset) * batches_per_update / len(self.batches)), 1)
 
 
 class _StartOfTraining(TrainerCallback):
@@ -307,7 +317,7 @@ class _StartOfTraining(TrainerCallback):
     checkpoint keeps is the number of the update, so the epoch is derived from it, by the Trainer's own formula.
     """
 
-    def __init__(self, trainer: RunTrainer) -> None:
+    def __init__(self, trainer: ReLUFormerTrainer) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -316,83 +326,3 @@ class _StartOfTraining(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         updates_per_epoch = math.ceil(len(train_dataloader) / args.gradient_accumulation_steps)
         self._trainer.batches.set_epoch(state.global_step // updates_per_epoch)
-
-
-class TokenTrainer(RunTrainer):
-    """A `RunTrainer` whose items are the tokens that are predicted: those whose label is not -100."""
-
-    items = "target_tokens"
-
-    def count_items(self, labels: torch.Tensor) -> torch.Tensor:
-        """Target tokens."""
-        return labels.ne(-100).sum()
-
-    def inputs_of_the_loss(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Asks the model for its loss alone, if it can skip the logits and no other loss is computed from them."""
-        can_skip = hasattr(getattr(self.model, "config", None), "skip_logits")
-        needed = self.label_smoother is not None or self.compute_loss_func is not None
-        return {**inputs, "skip_logits": True} if can_skip and not needed else inputs
-
-    def prediction_step(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor | None, Any, Any]:
-        """As in `Trainer`; rows that stand in the last batch a second time do not count."""
-        if prediction_loss_only and "labels" in inputs:
-            inputs = self.inputs_of_the_loss(inputs)
-        labels = inputs.get("labels")
-        if labels is not None and (count := self.rows_that_count(len(labels), labels.device)) is not None:
-            inputs = {**inputs, "labels": labels.masked_fill(~count.unsqueeze(1), -100)}
-        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
-
-
-class ReLUFormerTrainer(TokenTrainer, Seq2SeqTrainer):
-    """Trains any encoder-decoder of Transformers on batches filled by tokens; it logs what [`RunTrainer`] says.
-
-    Args:
-        tokens_per_batch: budget of a batch in tokens with padding.
-        translation_scorer: called at every evaluation; its values are logged as `eval_bleu` and so on.
-        others: as in `Seq2SeqTrainer`; `train_dataset` has columns `input_ids` and `labels` of unpadded lists.
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        tokens_per_batch: int,
-        translation_scorer: TranslationScorer | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.tokens_per_batch = tokens_per_batch
-        self.translation_scorer = translation_scorer
-        super().__init__(*args, **kwargs)
-
-    def plan_of_batches(self) -> TokenBatchSampler:
-        """The plan of all training batches; the same on every process."""
-        lengths = [token_lengths(self.train_dataset, name) for name in ("input_ids", "labels")]
-        self._checksums = [zlib.crc32(np.ascontiguousarray(side)) for side in lengths]
-        return TokenBatchSampler(
-            *lengths,
-            tokens_per_batch=self.tokens_per_batch,
-            seed=self.plan_seed,
-            batches_per_update=self.batches_per_update,
-        )
-
-    def fingerprint(self) -> list[int]:
-        """Number of pairs, and the checksums of the lengths of both sides."""
-        return [len(self.train_dataset), *self._checksums]
-
-    def get_total_train_batch_size(self, args: Any) -> int:
-        """Mean number of pairs in an update; the Trainer's values of samples per second stand on it."""
-        batches_per_update = args.gradient_accumulation_steps * args.world_size
-        return max(round(len(self.train_dataset) * batches_per_update / len(self.batches)), 1)
-
-    def scores(self, means: dict[str, float], items: int) -> dict[str, float]:
-        """Those of translations of validation pairs."""
-        if self.translation_scorer is None:
-            return {}
-        model = self.accelerator.unwrap_model(self.model)
-        return self.translation_scorer(model, self.args.process_index, self.args.world_size)

@@ -25,7 +25,7 @@ ENVIRONMENT = {
 RELUFORMER, TRAIN_ROW = "reluformer", "benchmarks.studies.training"
 BUSY = 75  # exit status: another process is running the same row
 # Imported once, in the server that all rows are forked from.
-_PRELOADED = ["reluformer.training.training", "reluformer.configuration.recipe_parser", "reluformer.hub_cards.card"]
+_PRELOADED = ["reluformer.training.train", "reluformer.configuration.recipe_parser", "reluformer.hub_cards.card"]
 # A bar, or the line that a training prints where no bar can be seen.
 _BAR = re.compile(rb"\d+/\d+ \[[^\]\r\n]*\]")
 _LINE = re.compile(rb"^[\d,]+/[\d,]+ \xc2\xb7 [^\r\n]*", re.MULTILINE)

@@ -116,7 +116,7 @@ def test_train_evaluate_and_translate(capsys, recipe_file, tmp_path, monkeypatch
     pairs = datasets.Dataset.from_dict({"source": ["zwölf", long], "target": ["twelve", "one"]})
     with monkeypatch.context() as patch:
         report = CorpusReport("long test", read=2, kept=2)
-        patch.setattr("reluformer.training.scoring.split_evaluation.load_split", lambda *_: (pairs, report))
+        patch.setattr("reluformer.training.scoring.evaluation.load_split", lambda *_: (pairs, report))
         evaluate = ["evaluate", "--run", folder, "--num_beams", "1", "--samples", "0"]
         status, _, error = run(capsys, *evaluate)
         assert status == 2 and "1 of 2 sources have more tokens than" in error

@@ -27,7 +27,7 @@ from reluformer import (
 )
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.run.interruptions import end_worker, process_group
-from reluformer.training.scoring.validation import ValidationTranslation
+from reluformer.training.scoring.evaluation import ValidationTranslation
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.translation import Translator

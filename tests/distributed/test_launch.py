@@ -21,9 +21,8 @@ from safetensors.torch import load_file
 import reluformer.configuration
 from reluformer.configuration.errors import PeerLost, UserError
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training.driver import is_sharded
 from reluformer.training.run.interruptions import process_group, told_in_one_line
-from reluformer.training.training import train
+from reluformer.training.train import is_sharded, train
 
 from ..training.tiny_run import tiny_model
 
@@ -103,7 +102,7 @@ def test_processes_that_are_not_connected_are_refused(recipe_file, environment):
 )
 def test_what_does_not_go_with_sharding_is_refused(recipe_file, environment, device, last_checkpoints, named):
     recipe = load_recipe(recipe_file)
-    assert not is_sharded(recipe)
+    assert not is_sharded(recipe.training)
     recipe.averaging.last_checkpoints = last_checkpoints
     environment.setattr(type(recipe.training), "device", torch.device(device))
     environment.setenv("ACCELERATE_USE_FSDP", "true")

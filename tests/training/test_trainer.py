@@ -313,7 +313,7 @@ def test_the_logits_are_there_for_who_reads_them(tmp_path, monkeypatch):
     assert trainer.inputs_of_the_loss({}) == {}
 
 
-def testinputs_of_the_loss_a_training_is_the_same_to_rounding(tmp_path, monkeypatch):
+def test_without_logits_a_training_is_the_same_to_rounding(tmp_path, monkeypatch):
     without, with_logits = (tiny_trainer(tmp_path / name, tiny_model(**NO_DROPOUT), max_steps=5) for name in "ab")
     without.train()
     monkeypatch.setattr(with_logits, "inputs_of_the_loss", lambda inputs: inputs)

@@ -12,10 +12,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
-from reluformer.training import training as training_module
 from reluformer.training.run.checkpoints import RUN_STATE_FILE
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
-from reluformer.training.training import headline
+from reluformer.training.train import headline
+from reluformer.training.trainer import ReLUFormerTrainer
 
 from .interruptions import assert_gone_on_as, train_until_killed
 
@@ -74,7 +74,7 @@ def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
 def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recipe_file, tmp_path, monkeypatch, capsys):
     whole = train(load_recipe(recipe_file))
     options = ["--config", str(recipe_file), "--training.output_dir", str(tmp_path / "broken")]
-    train_until_killed(training_module.ReLUFormerTrainer, 5, options, monkeypatch)
+    train_until_killed(ReLUFormerTrainer, 5, options, monkeypatch)
     assert not (tmp_path / "broken" / RECORD_FILE).exists()
     state_file = tmp_path / "broken" / "checkpoint-4" / RUN_STATE_FILE
     state = json.loads(state_file.read_text(encoding="utf-8"))

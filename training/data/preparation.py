@@ -15,10 +15,9 @@ from reluformer.training.data.corpus import CorpusReport, has_split, load_split
 from reluformer.training.data.documents import PackingReport, pack_split
 from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.moses import MosesStep, warn_of_tokenized_text
-from reluformer.training.run.model_building import build_config
+from reluformer.training.run.model_building import build_config, run_tokenizer
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import write_json
-from reluformer.training.run.run_tokenizer import run_tokenizer
 from reluformer.training.scoring.long_sources import SourceEncoder
 from reluformer.training.tokenization import train_tokenizer
 
@@ -52,7 +51,7 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     pairs, reports = {}, []
     for split in splits:
         pairs[split], report = load_split(recipe.data, split)
-        _tell(recipe, report, reports)
+        _tell(report, reports)
     if recipe.data.text == "plain":
         some = pairs["train"].select(range(0, len(pairs["train"]), 1 + len(pairs["train"]) // _LINES_LOOKED_AT))
         warn_of_tokenized_text([*some["source"], *some["target"]])
@@ -63,10 +62,10 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
         with recipe.training.main_process_first(desc="token ids"):
             if recipe.data.packing is None:
                 encoded[split], report = _encode(recipe, split, pairs[split], tokenizer)
-                _tell(recipe, report, reports)
+                _tell(report, reports)
             else:
                 pairs[split], encoded[split], report = _pack(recipe, split, pairs[split], tokenizer)
-                _tell(recipe, report, packed)
+                _tell(report, packed)
     for split in recipe.evaluation.splits:
         _check_sources(recipe, split, pairs[split], tokenizer)
     for name, told in (("corpus_report.json", reports), ("packing_report.json", packed)):
@@ -75,8 +74,8 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     return PreparedCorpus(tokenizer, pairs, encoded)
 
 
-def _tell(recipe: Recipe, report: CorpusReport | PackingReport, reports: list[Any]) -> None:
-    say(recipe, report.summary())
+def _tell(report: CorpusReport | PackingReport, reports: list[Any]) -> None:
+    say(report.summary())
     reports.append(report)
 
 

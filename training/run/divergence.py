@@ -36,7 +36,7 @@ class Divergence:
 
 
 class DivergenceWatch(TrainerCallback):
-    """Looks at what a `RunTrainer` logs: a loss that is not finite, a cross-entropy that exploded, attention modules in which
+    """Looks at what the trainer logs: a loss that is not finite, a cross-entropy that exploded, attention modules in which
     every row of every head is dead (S = 0) since the last log.
 
     With `stop` each raises a `UserError`. With `record` a loss that is not finite ends the training in an orderly way; the other
@@ -125,9 +125,8 @@ class DivergenceWatch(TrainerCallback):
 
 
 def _choices(config: PreTrainedConfig) -> int:
-    """Among how many the model chooses: pieces of the side that it writes, or classes."""
-    sizes = (getattr(config, name, None) for name in ("decoder_vocab_size", "vocab_size"))
-    return next(filter(None, sizes), max(config.num_labels, 2))
+    """Among how many pieces the model chooses: those of the side that it writes."""
+    return getattr(config, "decoder_vocab_size", None) or config.vocab_size
 
 
 def _attention_names(model: torch.nn.Module) -> list[str]:

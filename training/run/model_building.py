@@ -1,74 +1,146 @@
-"""A recipe's model section and a tokenizer → the model that training starts with."""
+"""A recipe's sections `model`, `tokenizer` and `initialize_from` → the tokenizer and the model that training starts with."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedTokenizerBase, set_seed
 
-import reluformer
-from reluformer.configuration.errors import UserError
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
-from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
-from reluformer.training.run.recipe_models import (
-    checkpoint_config,
-    configured,
-    model_to_train,
-    refuse_fields,
-    require_evaluation_attention,
-    require_positions,
-)
+from reluformer.modeling_reluformer.configuration_reluformer import require_attention_implementation
+from reluformer.training.loading import load_tokenizer
+from reluformer.training.run.initialization import changed_config, load_config, load_weights
+from reluformer.training.run.progress import say
+
+logger = logging.getLogger(__name__)
 
 # Follow from the tokenizer, so a recipe cannot say otherwise.
-TOKEN_FIELDS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
-_FROM_THE_TOKENIZER = (*TOKEN_FIELDS, "decoder_vocab_size", "decoder_start_token_id")
+_TOKEN_FIELDS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+_FROM_THE_TOKENIZER = (*_TOKEN_FIELDS, "decoder_vocab_size", "decoder_start_token_id")
 
 
-def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = None) -> reluformer.ReLUFormerConfig:
+def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = None) -> ReLUFormerConfig:
     """The model's configuration; without a tokenizer a preliminary one, to find mistakes before the corpus is read.
 
     Raises:
-        UserError: an unknown field or preset, a bad value, or one that follows from the tokenizer.
+        UserError: an unknown field or preset, a bad value, or one that follows from the tokenizer or from the weights of
+            `initialize_from`.
     """
-    refuse_fields(recipe, _FROM_THE_TOKENIZER, "follows from the tokenizer; leave it out (see tokenizer.vocab_size)")
-    checkpoint = checkpoint_config(recipe, reluformer.ReLUFormerConfig)
-    if checkpoint is not None:
-        check_tokenizer_of_checkpoint(recipe.initialize_from, checkpoint, tokenizer)
-    config = configured(
-        reluformer.ReLUFormerConfig,
-        recipe.model,
-        preset="reluformer",
-        derived=_token_fields(recipe, tokenizer) if checkpoint is None else {},
-        checkpoint=checkpoint,
-    )
-    require_positions(recipe.data.max_length, config)
-    require_evaluation_attention(recipe, config)
+    for name in _FROM_THE_TOKENIZER:
+        if name in recipe.model:
+            raise UserError(f"model.{name}: follows from the tokenizer; leave it out (see tokenizer.vocab_size)")
+    fields, start = dict(recipe.model), recipe.initialize_from
+    attn_implementation = fields.pop("attn_implementation", None)
+    checkpoint = None if start is None else _named("initialize_from", load_config, start)
+    if checkpoint is not None and tokenizer is not None:
+        _check_tokenizer(start, checkpoint, tokenizer)
+    try:
+        if checkpoint is not None:
+            config = changed_config(checkpoint, fields)
+        else:
+            derived = _token_fields(tokenizer) if tokenizer else {"vocab_size": recipe.tokenizer.vocab_size}
+            config = ReLUFormerConfig.from_preset(fields.pop("preset", "reluformer"), **fields, **derived)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise UserError(f"model: {one_line(error)}") from error
+    implementations = {"model": attn_implementation}
+    implementations["evaluation.attn_implementation"] = recipe.evaluation.attn_implementation
+    _check_implementations(config, implementations)
+    if recipe.data.max_length > config.max_position_embeddings:
+        raise UserError(
+            f"data.max_length: {recipe.data.max_length} is more than model.max_position_embeddings "
+            f"{config.max_position_embeddings}; lower the first or raise the second"
+        )
+    config._attn_implementation = attn_implementation
     return config
 
 
-def _token_fields(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
-    if tokenizer is None:
-        return {"vocab_size": recipe.tokenizer.vocab_size}
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> ReLUFormerForConditionalGeneration:
+    """A new model with weights drawn from the recipe's seed, or with those of `initialize_from`.
+
+    Raises:
+        UserError: see [`build_config`].
+    """
+    config = build_config(recipe, tokenizer)
+    set_seed(recipe.training.seed)
+    if recipe.initialize_from is None:
+        model = ReLUFormerForConditionalGeneration(config)
+    else:
+        model, new = load_weights(recipe.initialize_from, config, dtype=torch.float32)
+        if new:
+            logger.warning("%d parameters are new and untrained, the first is %s", len(new), new[0])
+    # What `generate` does by default with the saved model is what the recipe evaluates.
+    model.generation_config.num_beams = recipe.evaluation.num_beams
+    model.generation_config.length_penalty = recipe.evaluation.length_penalty
+    model.generation_config.max_new_tokens = recipe.data.max_length
+    model.generation_config.max_length = None  # a checkpoint's; there is one limit, not two
+    return model
+
+
+def run_tokenizer(
+    recipe: Recipe, train: Callable[[], PreTrainedTokenizerBase], resume_from: Path | None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a run, the same on every process; a new one is written into the run folder.
+
+    Args:
+        recipe: of the run.
+        train: makes a new one of the training split.
+        resume_from: a checkpoint, whose tokenizer is taken.
+
+    Raises:
+        UserError: one that cannot be loaded.
+    """
+    with recipe.training.main_process_first(local=False, desc="tokenizer"):
+        if resume_from is not None:
+            return load_tokenizer(resume_from)
+        for key, path in (("initialize_from", recipe.initialize_from), ("tokenizer.path", recipe.tokenizer.path)):
+            if path is not None:
+                return _named(key, load_tokenizer, path)
+        if not recipe.training.should_save:  # the main process has trained it
+            return load_tokenizer(recipe.run_folder)
+        tokenizer = train()
+        tokenizer.save_pretrained(recipe.run_folder)
+    say(f"tokenizer: {len(tokenizer):,} pieces")
+    return tokenizer
+
+
+def _named(key: str, load: Callable[[str], Any], path: str) -> Any:
+    """What is loaded from a path, with the key of the recipe in the error."""
+    try:
+        return load(path)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from error
+
+
+def _check_implementations(config: ReLUFormerConfig, implementations: dict[str, str | None]) -> None:
+    """The model is never built with a pair that does not exist, so that is asked for here."""
+    for key, implementation in implementations.items():
+        if implementation is not None:
+            try:
+                require_attention_implementation(config.attention_activation, implementation)
+            except ValueError as error:
+                raise UserError(f"{key}: {one_line(error)}") from error
+
+
+def _token_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
     if tokenizer.pad_token_id is None:
         raise UserError(
             "the tokenizer has no pad_token, with which the sentences of a batch become equally long; give it one"
         )
     # as in T5 and Marian, whose tokenizers begin no sentence
     start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    return {**token_fields(tokenizer), "decoder_start_token_id": start}
+    fields = {name: getattr(tokenizer, name) for name in _TOKEN_FIELDS[1:]}
+    return {"vocab_size": len(tokenizer), **fields, "decoder_start_token_id": start}
 
 
-def token_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
-    """`TOKEN_FIELDS` as they follow from a tokenizer."""
-    return {"vocab_size": len(tokenizer), **{name: getattr(tokenizer, name) for name in TOKEN_FIELDS[1:]}}
-
-
-def check_tokenizer_of_checkpoint(
-    name: str, config: AttentionConfig, tokenizer: PreTrainedTokenizerBase | None
-) -> None:
-    """Raises a `UserError` for a tokenizer beside the checkpoint `name` that is another model's; None is not known yet."""
-    if tokenizer is None:
-        return
+def _check_tokenizer(name: str, config: ReLUFormerConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises a `UserError` for a tokenizer beside the checkpoint `name` that is another model's."""
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     if len(tokenizer) > config.vocab_size or tokenizer.pad_token_id != config.pad_token_id:
         raise UserError(
@@ -79,20 +151,3 @@ def check_tokenizer_of_checkpoint(
         raise UserError(
             f"initialize_from: {name}: its tokenizer ends a sentence with id {tokenizer.eos_token_id}, its model with {ends}"
         )
-
-
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> reluformer.ReLUFormerForConditionalGeneration:
-    """A new model with weights drawn from the recipe's seed, or with those of `initialize_from`.
-
-    Raises:
-        UserError: see [`build_config`].
-    """
-    config = build_config(recipe, tokenizer)
-    model = model_to_train(recipe, config, reluformer.ReLUFormerForConditionalGeneration)
-    evaluation = recipe.evaluation
-    # What `generate` does by default with the saved model is what the recipe evaluates.
-    model.generation_config.num_beams = evaluation.num_beams
-    model.generation_config.length_penalty = evaluation.length_penalty
-    model.generation_config.max_new_tokens = recipe.data.max_length
-    model.generation_config.max_length = None  # a checkpoint's; there is one limit, not two
-    return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -13,12 +14,10 @@ import transformers
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
-from reluformer.configuration.recipe import Recipe
 
-
-def say(recipe: Recipe, line: str) -> None:
+def say(line: str) -> None:
     """One line of progress, printed by the main process alone."""
-    if recipe.training.should_save:
+    if os.environ.get("RANK", "0") == "0":
         tell(line)
 
 

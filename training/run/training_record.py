@@ -9,12 +9,12 @@ from reluformer.configuration.recipe import Recipe
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.records import peak_memory, run_record, write_json
 from reluformer.training.run.run_folder import RECORD_FILE
-from reluformer.training.trainer import RunTrainer
+from reluformer.training.trainer import ReLUFormerTrainer
 
 
 def write_training_record(
     recipe: Recipe,
-    trainer: RunTrainer,
+    trainer: ReLUFormerTrainer,
     watch: DivergenceWatch,
     resume_from: Path | None,
     *,
@@ -23,7 +23,7 @@ def write_training_record(
 ) -> None:
     """Writes what was measured in a training that has ended, with what makes it traceable.
 
-    `target_tokens_per_update` and `target_tokens_per_second` (in a training on pictures `images_per_…`) are means over all
+    `target_tokens_per_update` and `target_tokens_per_second` are means over all
     logged updates, weighted by their number; `seconds` is the wall time of the training in all its parts, evaluation included;
     `peak_memory_bytes` is what this process held at most, reading the corpus included, and null where neither Linux nor
     CUDA tells it.
@@ -49,16 +49,16 @@ def write_training_record(
     write_json(path, record if resume_from is None else {**record, "resumed_from": str(resume_from)})
 
 
-def _speed(trainer: RunTrainer) -> dict[str, float | None]:
+def _speed(trainer: ReLUFormerTrainer) -> dict[str, float | None]:
     logs, update = [], 0
     for entry in trainer.state.log_history:
-        if f"{trainer.items}_per_update" in entry:
+        if "target_tokens_per_update" in entry:
             logs.append((entry["step"] - update, entry))
             update = entry["step"]
-    names = [f"{trainer.items}_per_{unit}" for unit in ("update", "second")]
+    names = ("target_tokens_per_update", "target_tokens_per_second")
     return {name: sum(count * entry[name] for count, entry in logs) / update if update else None for name in names}
 
 
-def _mean_loss(trainer: RunTrainer) -> float | None:
+def _mean_loss(trainer: ReLUFormerTrainer) -> float | None:
     """The Trainer's; it is in the last log of a training that made updates."""
     return next((entry["train_loss"] for entry in reversed(trainer.state.log_history) if "train_loss" in entry), None)

@@ -1,4 +1,4 @@
-"""Scoring a trained model on pairs; the figures, and every translation behind them, are written into the run folder."""
+"""Scoring a model on a split of its corpus; the scores, and every translation behind them, are written into the run folder."""
 
 from __future__ import annotations
 
@@ -8,43 +8,70 @@ import re
 import textwrap
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets
-from tqdm.auto import tqdm
+from accelerate.utils import gather_object
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe import Recipe
+from reluformer.configuration.scores import SCORES_IN_TRAINING
 from reluformer.configuration.whole_files import write_whole
-from reluformer.training.data.documents import PackedDocuments
-from reluformer.training.run.progress import bars_are_seen, clock_time, tell
+from reluformer.training.data.corpus import load_split
+from reluformer.training.data.documents import PackedDocuments, pack_split
+from reluformer.training.run.progress import bars_are_seen, clock_time, say, tell
 from reluformer.training.run.records import run_record, write_json
-from reluformer.training.scoring.metrics import score_documents, score_translations
+from reluformer.training.scoring.metrics import describe_scores, score_documents, score_translations
 from reluformer.training.translation import Translator
 
 logger = logging.getLogger(__name__)
 
-# Where no bar is seen.
-_SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_LINES = 10.0  # where no bar is seen
 _COLUMNS = ("source", "hypothesis", "reference")
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
-def evaluate_run(
-    run: str | Path | Translator,
+def evaluate_split(
+    recipe: Recipe, split: str, run: Translator | Path, *, command: str | None = None, **options: Any
+) -> dict[str, Any]:
+    """Translates and scores a split, prints scores and samples, writes both into the run folder.
+
+    Args:
+        recipe: of the run.
+        split: "train", "validation" or "test".
+        run: the model in memory, or the run folder.
+        options: of `Translator.from_pretrained`, with a run folder only.
+    """
+    pairs, report = load_split(recipe.data, split)
+    say(report.summary())
+    translator = run if isinstance(run, Translator) else Translator.from_pretrained(run, **options)
+    if recipe.data.packing is not None:
+        pairs = pack_split(recipe.data, split, pairs, translator.tokenizer)
+        say(pairs.report.summary())
+    kind = {"language": recipe.data.target_language, "text": recipe.data.text}
+    record = run_record(command, recipe.name, recipe.training.seed)
+    scores = evaluate(translator, pairs, recipe.run_folder, split, dataset_name=report.name, record=record, **kind)
+    if recipe.evaluation.samples:
+        rows = read_translations(recipe.run_folder / f"translations.{split}.tsv")
+        tell(format_samples(rows, recipe.evaluation.samples))
+    say(f"{split}: {describe_scores(scores)}")
+    return scores
+
+
+def evaluate(
+    translator: Translator,
     pairs: datasets.Dataset | PackedDocuments,
-    *,
+    folder: Path,
     split: str = "test",
-    folder: str | Path | None = None,
+    *,
     dataset_name: str | None = None,
+    record: dict[str, Any] | None = None,
     language: str | None = None,
     text: Literal["plain", "moses"] = "plain",
-    command: str | None = None,
-    recipe_name: str | None = None,
-    seed: int | None = None,
-    progress: bool = True,
-    **translator_options: Any,
 ) -> dict[str, Any]:
     """Translates the sources of `pairs` and scores the translations against the targets.
 
@@ -52,46 +79,43 @@ def evaluate_run(
     is translated, what is done lies in `translations.<split>.tsv.partial`, where a failure leaves it.
 
     Args:
-        run: run folder or Hub id, or a `Translator` for a model in memory.
+        translator: with the model.
         pairs: columns "source" and "target"; or packed documents, which are scored as they are and, as one
             scoring unit common to all lengths of packing, as whole original documents.
+        folder: where to write.
         split: names the two files.
-        folder: where to write; default the run folder. Must be given with a `Translator` or a Hub id.
         dataset_name: what the pairs are, for the record and the model card.
+        record: a [`run_record`] to put before the scores.
         language, text: see `score_translations`.
-        command, recipe_name, seed: see `run_record`.
-        progress: show a progress bar on a terminal, elsewhere a line every ten seconds.
-        translator_options: of `Translator.from_pretrained`; not with a `Translator`, which has its own.
 
     Returns:
-        The run record, `split`, `dataset`, the scores of `score_translations`, for packed documents those of
+        The record, `split`, `dataset`, the scores of `score_translations`, for packed documents those of
         `score_documents` and `packing` (their `PackingReport`) too, `decoding`, `shortened_sources` (the numbers, from 1, of
         those that were truncated or split), `device`, `seconds` of translating alone, `sentences_per_second`. `sentences`
         are the texts translated: sentences or packed documents.
 
     Raises:
-        UserError: no pairs, columns missing, a split that cannot name a file, no folder to write to, and what
-            `Translator` raises.
+        UserError: what `Translator` raises.
     """
-    packed = pairs if isinstance(pairs, PackedDocuments) else None
-    pairs = pairs if packed is None else packed.pairs
-    _check(pairs, split)
-    folder = _output_folder(run, folder)
-    translator = _translator(run, translator_options)
+    packed, pairs = (pairs, pairs.pairs) if isinstance(pairs, PackedDocuments) else (None, pairs)
     sources, references = list(pairs["source"]), list(pairs["target"])
     start = time.perf_counter()
     partial = folder / f"translations.{split}.tsv.partial"
-    hypotheses = _translated(translator, sources, references, partial, progress)
+    hypotheses = _translated(translator, sources, references, partial)
     seconds = time.perf_counter() - start
     # First, so that an error in scoring does not cost the translations.
     write_translations(folder / f"translations.{split}.tsv", sources, hypotheses, references)
     partial.unlink(missing_ok=True)  # another process may have translated the same split meanwhile
+    scores = score_translations(hypotheses, references, language=language, text=text)
+    if packed is not None:
+        documents = list(packed.pairs["document"])
+        scores |= score_documents(hypotheses, documents, packed.references, language=language, text=text)
+        scores["packing"] = dataclasses.asdict(packed.report)
     result = {
-        **run_record(command, recipe_name, seed),
+        **(record or {}),
         "split": split,
         "dataset": dataset_name,
-        **score_translations(hypotheses, references, language=language, text=text),
-        **({} if packed is None else _document_figures(packed, hypotheses, language=language, text=text)),
+        **scores,
         "decoding": translator.decoding,
         "shortened_sources": translator.shortened,
         "device": str(translator.model.device),
@@ -102,10 +126,8 @@ def evaluate_run(
     return result
 
 
-def _translated(
-    translator: Translator, sources: Sequence[str], references: Sequence[str], partial: Path, progress: bool
-) -> list[str]:
-    finished = translator.finished(sources, progress)  # all sources are checked here
+def _translated(translator: Translator, sources: Sequence[str], references: Sequence[str], partial: Path) -> list[str]:
+    finished = translator.finished(sources, progress=True)  # all sources are checked here
     hypotheses = [""] * len(sources)
     partial.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -114,7 +136,7 @@ def _translated(
             started = told = time.monotonic()
             for done, (index, hypothesis) in enumerate(finished, start=1):
                 hypotheses[index] = hypothesis
-                if progress and not bars_are_seen() and time.monotonic() - told > _SECONDS_BETWEEN_LINES:
+                if not bars_are_seen() and time.monotonic() - told > _SECONDS_BETWEEN_LINES:
                     told = time.monotonic()
                     left = (told - started) / done * (len(sources) - done)
                     tell(f"{done:,} of {len(sources):,} translated · {clock_time(left)} left")
@@ -126,9 +148,39 @@ def _translated(
     return hypotheses
 
 
-def _document_figures(packed: PackedDocuments, hypotheses: Sequence[str], **kind: Any) -> dict[str, Any]:
-    scores = score_documents(hypotheses, list(packed.pairs["document"]), packed.references, **kind)
-    return {**scores, "packing": dataclasses.asdict(packed.report)}
+@dataclass(frozen=True)
+class ValidationTranslation:
+    """Translates and scores a fixed set of pairs in the middle of training, each process its share.
+
+    Args:
+        tokenizer: of the model.
+        sources, references: plain text, as many of each.
+        num_beams, length_penalty, batch_tokens: see `Translator`.
+        language, text: see `score_translations`; no language for plain text, since Moses takes its time.
+        cased: False leaves out the scores that say nothing of a model whose tokenizer lower-cases.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    sources: Sequence[str]
+    references: Sequence[str]
+    num_beams: int
+    length_penalty: float
+    batch_tokens: int
+    language: str | None = None
+    text: Literal["plain", "moses"] = "plain"
+    cased: bool = True
+
+    def __call__(self, model: PreTrainedModel, process_index: int = 0, processes: int = 1) -> dict[str, float]:
+        """Scores of `model`, from 0 to 100, the same on every process; every process must call this."""
+        options = {name: getattr(self, name) for name in ("num_beams", "length_penalty", "batch_tokens")}
+        mine = range(process_index, len(self.sources), processes)
+        translations = Translator(model, self.tokenizer, **options)([self.sources[index] for index in mine])
+        if processes > 1:
+            gathered = dict(gather_object(list(zip(mine, translations, strict=True))))
+            translations = [gathered[index] for index in range(len(self.sources))]
+        scores = score_translations(translations, self.references, language=self.language, text=self.text)
+        wanted = [score.name for score in SCORES_IN_TRAINING if self.cased or not score.cased]
+        return {name: scores[name] for name in wanted if name in scores}
 
 
 def write_translations(
@@ -155,82 +207,34 @@ def read_translations(path: str | Path) -> list[tuple[str, str, str]]:
     rows = []
     # Not splitlines(): it would also split at characters such as U+2028 inside a sentence.
     for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), start=1):
-        cells = tuple(_unescape(cell) for cell in line.split("\t"))
+        cells = tuple(re.sub(r"\\[\\tnr]", lambda match: _UNESCAPES[match[0]], cell) for cell in line.split("\t"))
         if len(cells) != len(_COLUMNS) or (number == 1 and cells != _COLUMNS):
             raise UserError(f"{path}, line {number}: expected the cells {', '.join(_COLUMNS)}; found {len(cells)}")
         rows.append(cells)
     return rows[1:]
 
 
-def format_samples(
-    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], count: int = 5, width: int = 100
-) -> str:
+def _row(cells: Sequence[str]) -> str:
+    escaped = (re.sub(r"[\\\t\n\r]", lambda match: _ESCAPES[match[0]], cell) for cell in cells)
+    return "\t".join(escaped) + "\n"
+
+
+def format_samples(rows: Sequence[tuple[str, str, str]], count: int = 5, width: int = 100) -> str:
     """`count` translations beside their references, evenly spread over the corpus, so neither chosen nor random.
 
     Args:
+        rows: source, hypothesis and reference of each.
         count: how many; all if there are fewer.
         width: characters of a line; longer text goes on under its beginning.
     """
-    total = len(references)
-    count = min(count, total)
-    picked = [position * total // count for position in range(count)]
-    return "\n\n".join(_sample(sources[i], hypotheses[i], references[i], width) for i in picked)
+    count = min(count, len(rows))
+    picked = [rows[position * len(rows) // count] for position in range(count)]
+    names = ("source", "translation", "reference")
+    return "\n\n".join(
+        "\n".join(_sample(name, text, width) for name, text in zip(names, row, strict=True)) for row in picked
+    )
 
 
-def print_samples(
-    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], count: int = 5, width: int = 100
-) -> None:
-    """Prints `format_samples`, clear of any progress bar."""
-    tqdm.write(format_samples(sources, hypotheses, references, count, width))
-
-
-def _sample(source: str, hypothesis: str, reference: str, width: int) -> str:
-    rows = [("source", source), ("translation", hypothesis), ("reference", reference)]
-    margin = max(len(name) for name, _ in rows) + 2
-    lines = []
-    for name, text in rows:
-        indented = textwrap.wrap(text, max(20, width - margin), break_long_words=False) or ["(empty)"]
-        labels = [name, *[""] * (len(indented) - 1)]
-        lines += [f"{label:<{margin}}{part}" for label, part in zip(labels, indented, strict=True)]
-    return "\n".join(lines)
-
-
-def _check(pairs: datasets.Dataset, split: str) -> None:
-    missing = [name for name in ("source", "target") if name not in pairs.column_names]
-    if missing:
-        raise UserError(f"pairs: no column {' and '.join(missing)}; the columns are {', '.join(pairs.column_names)}")
-    if not len(pairs):
-        raise UserError("pairs: there are none; nothing to evaluate")
-    if not re.fullmatch(r"\w[\w.-]*", split):
-        raise UserError(f"split: {split!r} cannot be part of a file name; give a word such as 'test'")
-
-
-def _output_folder(run: str | Path | Translator, folder: str | Path | None) -> Path:
-    if folder is not None:
-        return Path(folder)
-    if isinstance(run, Translator):
-        raise UserError("folder: missing; a model in memory has no run folder, so say where to write the evaluation")
-    # load_model_and_tokenizer reports a folder that does not exist; a Hub id must not create one of its name.
-    if not Path(run).is_dir() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(run)):
-        raise UserError(f"{run}: no such folder; for a model of the Hub say where to write the evaluation (folder)")
-    return Path(run)
-
-
-def _translator(run: str | Path | Translator, options: dict[str, Any]) -> Translator:
-    if not isinstance(run, Translator):
-        return Translator.from_pretrained(run, **options)
-    if options:
-        raise UserError(f"{', '.join(options)}: set on the Translator itself, which is given already")
-    return run
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "\t".join(map(_escape, cells)) + "\n"
-
-
-def _escape(text: str) -> str:
-    return re.sub(r"[\\\t\n\r]", lambda match: _ESCAPES[match[0]], text)
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\[\\tnr]", lambda match: _UNESCAPES[match[0]], text)
+def _sample(name: str, text: str, width: int, margin: int = 13) -> str:
+    lines = textwrap.wrap(text, max(20, width - margin), break_long_words=False) or ["(empty)"]
+    return "\n".join(f"{label:<{margin}}{line}" for label, line in zip([name] + [""] * len(lines), lines, strict=False))

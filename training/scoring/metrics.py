@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Literal
 
 import sacrebleu.metrics
@@ -123,23 +122,6 @@ def describe_scores(scores: Mapping[str, Any]) -> str:
         if score.of_documents
     ]
     return " · ".join(parts)
-
-
-def load_metric() -> Any:
-    """The same scores as a module of the `evaluate` library, read from this package: no network.
-
-    Example:
-
-    ```python
-    >>> from reluformer.training.scoring.metrics import load_metric
-
-    >>> load_metric().compute(predictions=["twelve"], references=["twelve"])["exact_match"]
-    100.0
-    ```
-    """
-    import evaluate  # slow to import, and only this function needs it
-
-    return evaluate.load(str(Path(__file__).with_name("translation_metric.py")))
 
 
 def _plain_text(sides: tuple[list[str], list[str]], language: str | None, text: str) -> tuple[Sequence[list[str]], str]:

@@ -21,7 +21,7 @@ from benchmarks.studies.running import run_tasks, tasks_by_study
 from benchmarks.studies.tasks import Places, Task, is_stale, read_result, state_of
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.training import training as training_module
+from reluformer.training.trainer import ReLUFormerTrainer
 
 STUDY = {
     "title": "a study",
@@ -228,7 +228,7 @@ def test_a_row_that_translates_nothing_is_finished_when_it_is_trained(folder, st
 @pytest.mark.slow
 def test_an_interrupted_row_goes_on_at_its_checkpoint_and_its_failure_costs_no_other(folder, started, monkeypatch):
     broken, other = tasks(folder, seeds=[1])
-    original = training_module.ReLUFormerTrainer.log
+    original = ReLUFormerTrainer.log
 
     def log_until_killed(self, logs, start_time=None):
         original(self, logs, start_time)
@@ -237,7 +237,7 @@ def test_an_interrupted_row_goes_on_at_its_checkpoint_and_its_failure_costs_no_o
 
     said = []
     with monkeypatch.context() as patch:
-        patch.setattr(training_module.ReLUFormerTrainer, "log", log_until_killed)
+        patch.setattr(ReLUFormerTrainer, "log", log_until_killed)
         failures = run_tasks([broken, other], size="smoke", say=said.append)
     assert len(failures) == 1 and failures[0].startswith("softmax-seed1: exit status 1")
     assert (state_of(broken), state_of(other)) == ("begun", "finished")

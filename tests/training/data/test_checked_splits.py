@@ -13,11 +13,10 @@ from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, ParallelFiles, Recipe
 from reluformer.configuration.recipe_parser import parse_recipe
-from reluformer.training import training as training_module
+from reluformer.training import train as training_module
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.driver import FinishedRun
-from reluformer.training.scoring.evaluation import read_translations
-from reluformer.training.scoring.validation import ValidationTranslation
+from reluformer.training.scoring.evaluation import ValidationTranslation, read_translations
+from reluformer.training.train import FinishedRun
 
 from ...conftest import demo_tokenizer
 

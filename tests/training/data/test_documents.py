@@ -15,7 +15,7 @@ from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.data.corpus import load_split
 from reluformer.training.data.documents import greedy_spans, pack_documents, pack_split
 from reluformer.training.data.encoding import encode_pairs
-from reluformer.training.scoring.evaluation import evaluate_run, read_translations
+from reluformer.training.scoring.evaluation import evaluate, read_translations
 from reluformer.training.scoring.metrics import score_documents
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.translation import Translator
@@ -170,7 +170,7 @@ def test_the_common_unit_is_the_same_at_every_length(tokenizer, tmp_path):
     units, packed_documents = set(), set()
     for limit in (16, 32, 64, 300):
         packed = pack_documents(sentences, tokenizer, max_tokens=limit, too_long="keep", name="test documents")
-        result = evaluate_run(Perfect(packed), packed, folder=tmp_path)
+        result = evaluate(Perfect(packed), packed, tmp_path)
         assert result["document_bleu"] == pytest.approx(100) and result["bleu"] == pytest.approx(100)
         assert result["document_chrf"] == pytest.approx(100)
         assert "|tok:13a|" in result["document_bleu_signature"]

@@ -14,9 +14,9 @@ from reluformer.commands import main as cli
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import PeerLost
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training import training as training_module
 from reluformer.training.run.checkpoints import checkpoint_folders, read_run_state
 from reluformer.training.run.interruptions import told_in_one_line
+from reluformer.training.trainer import ReLUFormerTrainer
 
 from .kill_harness import Harness
 
@@ -26,15 +26,15 @@ def at_log(monkeypatch):
     """Calls a function when a training logs a given update, which is before it saves that update."""
 
     def install(update, action):
-        original = training_module.ReLUFormerTrainer.log
+        original = ReLUFormerTrainer.log
 
         def log(self, logs, start_time=None):
             original(self, logs, start_time)
             if self.state.global_step == update and "loss" in logs:
                 action()
 
-        monkeypatch.setattr(training_module.ReLUFormerTrainer, "log", log)
-        return lambda: monkeypatch.setattr(training_module.ReLUFormerTrainer, "log", original)
+        monkeypatch.setattr(ReLUFormerTrainer, "log", log)
+        return lambda: monkeypatch.setattr(ReLUFormerTrainer, "log", original)
 
     return install
 

@@ -7,9 +7,8 @@ import pytest
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.scoring.evaluation import (
-    evaluate_run,
+    evaluate,
     format_samples,
-    print_samples,
     read_translations,
     write_translations,
 )
@@ -44,15 +43,8 @@ class FixedTranslator(Translator):
 
 
 def test_files_and_result_agree(tmp_path):
-    result = evaluate_run(
-        FixedTranslator(),
-        PAIRS,
-        split="validation",
-        folder=tmp_path,
-        command="reluformer evaluate",
-        seed=3,
-        dataset_name="n",
-    )
+    record = {"command": "reluformer evaluate", "seed": 3}
+    result = evaluate(FixedTranslator(), PAIRS, tmp_path, "validation", dataset_name="n", record=record)
     written = json.loads((tmp_path / "evaluation.validation.json").read_text(encoding="utf-8"))
     assert written == result
     assert result["exact_match"] == 50.0
@@ -77,28 +69,18 @@ def test_a_failure_leaves_the_translations_that_were_done(tmp_path, caplog):
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        evaluate_run(FailingTranslator(), PAIRS, folder=tmp_path)
+        evaluate(FailingTranslator(), PAIRS, tmp_path)
     partial = tmp_path / "translations.test.tsv.partial"
     assert [row[1] for row in read_translations(partial)] == [HYPOTHESES[2], HYPOTHESES[1]]
     assert f"{partial} holds the translations that were done" in caplog.text
-    evaluate_run(FixedTranslator(), PAIRS, folder=tmp_path)
+    evaluate(FixedTranslator(), PAIRS, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"evaluation.test.json", "translations.test.tsv"}
 
 
 def test_where_no_bar_is_seen_lines_say_how_far_it_is(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("reluformer.training.scoring.evaluation._SECONDS_BETWEEN_LINES", -1.0)
-    evaluate_run(FixedTranslator(), PAIRS, folder=tmp_path)
+    evaluate(FixedTranslator(), PAIRS, tmp_path)
     assert f"2 of {len(PAIRS)} translated · 0:00 left" in capsys.readouterr().out
-
-
-def test_two_may_evaluate_the_same_split(tmp_path):
-    class Overtaken(FixedTranslator):
-        def finished(self, texts, progress=False):
-            yield from super().finished(texts, progress)
-            evaluate_run(FixedTranslator(), PAIRS, folder=tmp_path)
-
-    evaluate_run(Overtaken(), PAIRS, folder=tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"evaluation.test.json", "translations.test.tsv"}
 
 
 def test_a_row_of_the_table_is_one_line(tmp_path):
@@ -119,38 +101,12 @@ def test_another_table_is_refused_with_its_line(tmp_path):
         read_translations(tmp_path / "b.tsv")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"pairs": PAIRS.rename_column("target", "other")}, "no column target; the columns are source, other"),
-        ({"pairs": PAIRS.select([])}, "there are none"),
-        ({"split": "a/b"}, "'a/b' cannot be part of a file name"),
-        ({"folder": None}, "folder: missing"),
-        ({"num_beams": 3}, "num_beams: set on the Translator"),
-        ({"run": "owner/model", "folder": None}, "say where to write"),
-    ],
-)
-def test_bad_arguments_are_refused_before_translating(tmp_path, arguments, message):
-    given = {"run": FixedTranslator(), "pairs": PAIRS, "folder": tmp_path, **arguments}
-    with pytest.raises(UserError, match=message):
-        evaluate_run(**given)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_run_folder_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no such folder"):
-        evaluate_run(tmp_path / "nowhere", PAIRS)
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_samples_are_aligned_and_spread_over_the_corpus(capsys):
-    texts = [str(number) for number in range(100)]
-    shown = format_samples(texts, texts, texts, count=4)
+def test_samples_are_aligned_and_spread_over_the_corpus():
+    rows = [(str(number),) * 3 for number in range(100)]
+    shown = format_samples(rows, 4)
     assert [line.split()[1] for line in shown.splitlines() if line.startswith("source")] == ["0", "25", "50", "75"]
-    shown = format_samples(["eins " * 30], ["one"], [""], width=60)
-    lines = shown.splitlines()
+    lines = format_samples([("eins " * 30, "one", "")], width=60).splitlines()
     assert max(map(len, lines)) <= 60
     assert all(line.index(line.split()[-1]) >= 13 for line in lines)
     assert lines[-1] == "reference    (empty)"
-    print_samples(texts, texts, texts, count=200)
-    assert capsys.readouterr().out.count("translation") == 100
+    assert format_samples(rows, 200).count("translation") == 100

@@ -1,0 +1,268 @@
+"""One recipe → a trained model in its run folder: what `reluformer train` does, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import distributed_c10d
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase
+
+from reluformer import ReLUFormerForConditionalGeneration
+from reluformer.configuration.errors import TrainingStopped, UserError, one_line
+from reluformer.configuration.recipe import Recipe
+from reluformer.configuration.scores import SCORES
+from reluformer.modeling_reluformer.fused.compiled import library
+from reluformer.training.averaging import average_checkpoints
+from reluformer.training.data.corpus import has_split
+from reluformer.training.data.encoding import first_encoded_pairs
+from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus
+from reluformer.training.loading import load_whole
+from reluformer.training.run.checkpoints import saved_processes
+from reluformer.training.run.divergence import DivergenceWatch
+from reluformer.training.run.interruptions import process_group, resumes_at, told_in_one_line
+from reluformer.training.run.model_building import build_config, build_model
+from reluformer.training.run.progress import bars_are_seen, library_bars, say
+from reluformer.training.run.run_folder import (
+    RECORD_FILE,
+    checkpoint_to_resume,
+    only_training_in,
+    settings_of,
+    write_recipe,
+)
+from reluformer.training.run.training_record import write_training_record
+from reluformer.training.scoring.evaluation import ValidationTranslation, evaluate_split
+from reluformer.training.trainer import ReLUFormerTrainer
+from reluformer.training.translation import Translator
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that is trained, averaged and evaluated.
+
+    recipe: of the run. model, processing: in memory, the second is its tokenizer. log_history: the Trainer's. scores: by split.
+    """
+
+    recipe: Recipe
+    model: PreTrainedModel
+    processing: PreTrainedTokenizerBase
+    log_history: list[dict[str, Any]]
+    scores: dict[str, dict[str, Any]]
+
+
+def train(
+    recipe: Recipe,
+    *,
+    overwrite: bool = False,
+    command: str | None = None,
+    finish: Callable[[FinishedRun], None] | None = None,
+) -> Path:
+    """Trains, averages and evaluates one run. Pictures, card and publishing are the command's, which gives them as `finish`.
+
+    Args:
+        recipe: the experiment.
+        overwrite: empty the folder of an earlier run of this name, rather than refuse or resume.
+        command: the command line, for the record; None takes the process' own.
+        finish: what is still to be done with a run that did not diverge; called by the main process.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        UserError: a mistake in the recipe or its data, found as early as possible; a disk that cannot be written to.
+        TrainingStopped: SIGTERM has ended the training after a checkpoint, at which the same call resumes.
+    """
+    check(recipe)
+    _check_processes(recipe)
+    is_main, folder = recipe.training.should_save, recipe.run_folder
+    lock = only_training_in(folder) if is_main else contextlib.nullcontext()
+    with told_in_one_line(folder), library_bars(shown=bars_are_seen()), lock, process_group():
+        # Not `local`: the processes of all machines share the folder.
+        with recipe.training.main_process_first(local=False, desc="run folder"):
+            resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and is_main)
+            if is_main:
+                write_recipe(recipe)
+        _turn_off_push(recipe.training, told=finish is None)
+        settings = settings_of(recipe)  # before the Trainer completes its arguments
+        corpus = prepare_corpus(recipe, resume_from)
+        trainer = _trainer(recipe, corpus, build_model(recipe, corpus.tokenizer), settings)
+        watch = _train(trainer, recipe, resume_from)
+        if watch.divergence is not None:  # weights that are no numbers are neither averaged, nor saved, nor evaluated
+            trainer.save_state()
+            if is_main:
+                write_training_record(recipe, trainer, watch, resume_from, command=command)
+                say(f"training diverged: {watch.divergence.reason}; recorded in {folder / RECORD_FILE}")
+            return folder
+        averaged = _average(trainer, recipe.averaging.last_checkpoints)
+        trainer.save_model()
+        trainer.save_state()
+        if is_main:
+            write_training_record(recipe, trainer, watch, resume_from, averaged=averaged, command=command)
+            run = _evaluate(recipe, trainer, corpus.tokenizer, command)
+            if finish is not None:
+                finish(run)
+    return folder
+
+
+def check(recipe: Recipe) -> None:
+    """Raises the `UserError` with which `train` refuses a recipe before it looks at processes, data and the run folder."""
+    recipe.check()
+    build_config(recipe)
+    for split in recipe.evaluation.splits:
+        if not has_split(recipe.data, split):
+            raise UserError(f"evaluation.splits: the recipe's data has no {split} split; name others or give its files")
+    if recipe.training.eval_strategy != "no" and not has_split(recipe.data, "validation"):
+        raise UserError(
+            "training.eval_strategy: the recipe's data has no validation split; set it to no, or give files"
+        )
+
+
+def _check_processes(recipe: Recipe) -> None:
+    launched, training = int(os.environ.get("WORLD_SIZE") or 1), recipe.training
+    if training.world_size != launched:
+        raise UserError(
+            f"{launched} processes were started, but the Trainer found no device to connect them on, so that each would train "
+            "alone; without GPUs, add --training.use_cpu true"
+        )
+    if training.use_cpu and launched > 1:
+        # Transformers hands ddp_timeout to the process group of GPUs alone.
+        distributed_c10d._set_pg_timeout(timedelta(seconds=training.ddp_timeout))
+    if is_sharded(training):
+        if training.device.type == "cpu":
+            raise UserError("FSDP was asked for, but the Trainer does not shard on a CPU; leave FSDP out, or use GPUs")
+        if recipe.averaging.last_checkpoints > 1:
+            raise UserError("averaging.last_checkpoints: does not go with FSDP; set it to 0, or train without FSDP")
+        if recipe.evaluation.at_most and training.eval_strategy != "no":
+            raise UserError(
+                "evaluation.at_most: does not go with FSDP; set it to 0 (the loss alone), or leave FSDP out"
+            )
+
+
+def is_sharded(training: Any) -> bool:
+    """Whether FSDP was asked for: by `training.fsdp`, or by the file given to `accelerate launch`."""
+    return bool(training.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def _turn_off_push(training: Any, *, told: bool) -> None:
+    """The Trainer's own push uploads the whole run folder, with recipe, logs and translations, at every checkpoint."""
+    if training.push_to_hub and told:
+        logger.warning("training.push_to_hub: only `reluformer train` publishes a run; use `reluformer publish`")
+    training.push_to_hub = False
+
+
+def _trainer(
+    recipe: Recipe, corpus: PreparedCorpus, model: PreTrainedModel, settings: dict[str, Any]
+) -> ReLUFormerTrainer:
+    say(f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
+    try:
+        return ReLUFormerTrainer(
+            model,
+            recipe.training,
+            data_collator=DataCollatorForSeq2Seq(corpus.tokenizer, model=model),
+            train_dataset=corpus.encoded["train"],
+            eval_dataset=corpus.encoded.get("validation"),
+            processing_class=corpus.tokenizer,
+            tokens_per_batch=recipe.batching.tokens_per_batch,
+            translation_scorer=_translation_scorer(recipe, corpus),
+            settings=settings,
+        )
+    except (ImportError, RuntimeError) as error:  # a package that report_to needs
+        raise UserError(f"training: {one_line(error)}") from error
+
+
+def _translation_scorer(recipe: Recipe, corpus: PreparedCorpus) -> ValidationTranslation | None:
+    """Of the first validation pairs of those whose loss is computed: what encoding has skipped is not translated either."""
+    evaluation, data = recipe.evaluation, recipe.data
+    if not evaluation.at_most or recipe.training.eval_strategy == "no":
+        return None
+    pairs = corpus.pairs["validation"]
+    if data.packing is not None:  # encoded as they are
+        pairs = pairs.select(range(min(evaluation.at_most, len(pairs))))
+    else:
+        pairs = first_encoded_pairs(pairs, corpus.tokenizer, max_length=data.max_length, at_most=evaluation.at_most)
+    return ValidationTranslation(
+        corpus.tokenizer,
+        list(pairs["source"]),
+        list(pairs["target"]),
+        evaluation.num_beams,
+        evaluation.length_penalty,
+        evaluation.batch_tokens,
+        language=data.target_language if data.text == "moses" else None,
+        text=data.text,
+        cased=SCORES[evaluation.headline].cased,
+    )
+
+
+def _train(trainer: ReLUFormerTrainer, recipe: Recipe, resume_from: Path | None) -> DivergenceWatch:
+    """All updates that are left."""
+    watch = DivergenceWatch(trainer, recipe.on_divergence)
+    trainer.add_callback(watch)
+    if resume_from is not None:
+        before, now = saved_processes(resume_from), recipe.training.world_size
+        others = "" if before == now else f", written by {before} processes, with {now}: other dropout masks"
+        say(f"resuming at {resume_from}{others}")
+    if trainer.args.device.type == "cpu" and trainer.model.config._attn_implementation in ("fused", "reluformer"):
+        library.library(large=True)  # builds it now: a loop that changed within the run would change the last digits
+    trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+    if trainer.stop_on_sigterm.stopped:
+        update = trainer.state.global_step
+        raise TrainingStopped(f"stopped by SIGTERM after update {update}; {resumes_at(recipe.run_folder)}")
+    return watch
+
+
+def _average(trainer: ReLUFormerTrainer, last_checkpoints: int) -> list[str]:
+    """Puts the averaged weights into the model; names of the checkpoints, none if the recipe asks for none."""
+    if last_checkpoints < 2:
+        return []
+    trainer.accelerator.wait_for_everyone()  # until the main process has written the last of them
+    averaged = average_checkpoints(trainer.args.output_dir, last_checkpoints, trainer.state.global_step)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    # Files hold a tied tensor once; the other names of it follow by themselves.
+    missing, unexpected = model.load_state_dict(averaged.state_dict, strict=False)
+    untied = set(missing) - set(model.all_tied_weights_keys)
+    if untied or unexpected:
+        raise RuntimeError(f"averaged weights do not fit the model: missing {untied}, unexpected {unexpected}")
+    names = [folder.name for folder in averaged.folders]
+    say(f"weights: the mean of {', '.join(names)}")
+    return names
+
+
+def _evaluate(
+    recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedTokenizerBase, command: str | None
+) -> FinishedRun:
+    """By the main process alone, which loads a model that is sharded: of shards it would wait for the other processes."""
+    evaluation = recipe.evaluation
+    if is_sharded(trainer.args):
+        model = load_whole(ReLUFormerForConditionalGeneration, recipe.run_folder).to(trainer.args.device)
+    else:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+    if evaluation.attn_implementation is not None:
+        model.set_attn_implementation(evaluation.attn_implementation)
+    translator = Translator(
+        model,
+        tokenizer,
+        num_beams=evaluation.num_beams,
+        length_penalty=evaluation.length_penalty,
+        batch_tokens=evaluation.batch_tokens,
+        long_sources=evaluation.long_sources,
+    )
+    scores = {split: evaluate_split(recipe, split, translator, command=command) for split in evaluation.splits}
+    return FinishedRun(recipe, model, tokenizer, trainer.state.log_history, scores)
+
+
+def headline(recipe: Recipe, split: str, scores: dict[str, Any]) -> str:
+    """The one score that the recipe is about: `exact match: 98.80 % on 1,000 held-out sentences (test)`."""
+    held_out = "training" if split == "train" else "held-out"
+    score = SCORES[recipe.evaluation.headline]
+    count, unit = scores["sentences"], "sentences" if recipe.data.packing is None else "packed documents"
+    if score.of_documents:
+        count, unit = scores["documents"], "whole documents"
+    return f"{score.label}: {score.value(scores)} on {count:,} {held_out} {unit} ({split})"
