@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.run.checkpoints import checkpoint_folders
+from reluformer.training.run.checkpoints import checkpoint_folders, update_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,41 +35,23 @@ def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | Non
     Args:
         run_dir: folder with `checkpoint-N` folders that hold safetensors weights, in one file or in shards.
         last_k: how many, at least 1.
-        last_update: later checkpoints do not count: damaged ones that the run did not reach again, for example. None: all do.
+        last_update: later checkpoints do not count, as they are not of this run. None: all do.
 
     Raises:
-        UserError: no checkpoints; weights that are missing, unreadable, unlike the others' or not those of the
-            checkpoint's manifest, naming the folder.
+        UserError: no checkpoints; weights that are missing, unreadable or unlike the others', naming the folder.
     """
-    if last_k < 1:
-        raise UserError(f"last_k: {last_k} checkpoints cannot be averaged; give 1 or more")
     folders = [
-        folder
-        for folder in checkpoint_folders(run_dir)
-        if last_update is None or int(folder.name.rpartition("-")[2]) <= last_update
+        folder for folder in checkpoint_folders(run_dir) if last_update is None or update_of(folder) <= last_update
     ][-last_k:]
     if not folders:
         raise UserError(f"{run_dir}: holds no checkpoint-N folder to average; train with training.save_strategy=steps")
     if len(folders) < last_k:
         logger.warning("%s: averaging %d checkpoints, not %d: there are no more.", run_dir, len(folders), last_k)
 
-    # From the last to the first, so that what is not floating point comes from the last.
-    bar = tqdm(
-        reversed(folders),
-        total=len(folders),
-        desc="averaging checkpoints",
-        unit="checkpoint",
-        leave=False,
-        disable=None,
-    )
-    last: dict[str, Tensor] = {}
-    sums: dict[str, Tensor] = {}
-    for folder in bar:
+    last = _load_weights(folders[-1])
+    sums = {name: tensor.double() for name, tensor in last.items() if tensor.is_floating_point()}
+    for folder in tqdm(folders[:-1], desc="averaging checkpoints", unit="checkpoint", leave=False, disable=None):
         weights = _load_weights(folder)
-        if not last:
-            last = weights
-            sums = {name: tensor.double() for name, tensor in last.items() if tensor.is_floating_point()}
-            continue
         _check_alike(folder, weights, folders[-1], last)
         for name, total in sums.items():
             total += weights[name]
@@ -79,44 +61,26 @@ def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | Non
 
 def _load_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint, {name: tensor}, on the CPU."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    index = folder / "model.safetensors.index.json"
     try:
-        if single.exists():
-            return load_file(single)
         if not index.exists():
-            raise UserError(
-                f"{folder}: holds neither model.safetensors nor its index; remove the folder or average fewer"
-            )
+            return load_file(folder / "model.safetensors")
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         return {name: tensor for shard in shards for name, tensor in load_file(folder / shard).items()}
     except (SafetensorError, OSError, json.JSONDecodeError, KeyError) as error:
         raise UserError(
-            f"{folder}: its weights cannot be read ({error}); the checkpoint is damaged, remove its folder"
+            f"{folder}: its weights cannot be read ({error}); remove the folder, or average fewer"
         ) from error
 
 
 def _check_alike(folder: Path, weights: dict[str, Tensor], last_folder: Path, last: dict[str, Tensor]) -> None:
-    different = sorted(weights.keys() ^ last.keys())
-    if different:
-        raise UserError(
-            f"{folder}: its tensors are not those of {last_folder.name} ({_some(different)} only in one of them); "
-            "average checkpoints of one model only"
-        )
-    for name, tensor in last.items():
-        mine, theirs = _kind(weights[name]), _kind(tensor)
-        if mine != theirs:
+    for name in sorted(weights.keys() | last.keys()):
+        kinds = [_kind(held.get(name)) for held in (weights, last)]
+        if kinds[0] != kinds[1]:
             raise UserError(
-                f"{folder}: {name} is {mine}, but {theirs} in {last_folder.name}; average checkpoints of one model only"
+                f"{folder}: {name} is {kinds[0]}, but {kinds[1]} in {last_folder.name}; average checkpoints of one model only"
             )
 
 
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
-def _some(names: list[str], at_most: int = 3) -> str:
-    rest = f" and {len(names) - at_most} more" if len(names) > at_most else ""
-    return ", ".join(names[:at_most]) + rest
-
-
-__all__ = ["AveragedCheckpoints", "average_checkpoints", "checkpoint_folders"]
+def _kind(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,6 @@ from transformers.utils import CHAT_TEMPLATE_FILE
 
 import reluformer  # noqa: F401  (registers the model with the Auto classes)
 from reluformer.configuration.errors import UserError, one_line
-
-logger = logging.getLogger(__name__)
 
 TOKENIZER_FILES = (
     "tokenizer_config.json",
@@ -93,7 +89,6 @@ def load_image_classifier(path_or_hub_id: str | Path, *, attn_implementation: st
 
 def is_image_classifier(path_or_hub_id: str | Path) -> bool:
     """Whether a folder or repository holds a classifier of pictures; errors as of `is_decoder_only`."""
-    check_model_name(str(path_or_hub_id))
     return type(load_model_config(path_or_hub_id)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
 
@@ -103,7 +98,7 @@ def load_model_config(path_or_hub_id: str | Path) -> PreTrainedConfig:
     Raises:
         UserError: no such folder or repository, none is there, or it is damaged.
     """
-    check_model_name(str(path_or_hub_id))
+    _check_place(str(path_or_hub_id), "config.json")
     return _load(AutoConfig, str(path_or_hub_id), "model")
 
 
@@ -145,7 +140,11 @@ def load_whole(model_class: Any, path_or_hub_id: str | Path, *, attn_implementat
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise UserError(f"{name}: the weights lack {len(missing)} tensors of the model, the first is {missing[0]}")
-    _check_finite(name, model)
+    for tensor_name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise UserError(
+                f"{name}: its weights are damaged: {tensor_name} holds NaN or infinity; take an earlier checkpoint"
+            )
     return model
 
 
@@ -172,27 +171,6 @@ def require_safetensors(path_or_hub_id: str | Path) -> None:
     raise UserError(f"{path_or_hub_id}: holds no weights, neither {' nor '.join(_WEIGHTS)}; give a complete model")
 
 
-def misfit(info: Mapping[str, Any], optional: Callable[[str], bool] = lambda name: False) -> str | None:
-    """What does not fit between weights and model, by the report of `from_pretrained`; None if all does.
-
-    Args:
-        info: the report, which `output_loading_info=True` asks for.
-        optional: whether a tensor of that name may be missing.
-    """
-    shapes = {name: (list(saved), list(wanted)) for name, saved, wanted in info["mismatched_keys"]}
-    problems = {
-        "the weights lack": [name for name in info["missing_keys"] if not optional(name)],
-        "the configuration has no place for": info["unexpected_keys"],
-        "the shapes differ of": shapes,
-    }
-    for what, names in problems.items():
-        if names:
-            first = min(names)
-            about = ": it has shape {}, the configuration asks for {}".format(*shapes[first]) if first in shapes else ""
-            return f"{what} {len(names)} tensors, first {first}{about}"
-    return None
-
-
 def device_of(name: str | torch.device | None) -> torch.device:
     """The device of that name, or for None a GPU if CUDA has one, else the CPU.
 
@@ -211,27 +189,18 @@ def device_of(name: str | torch.device | None) -> torch.device:
     return device
 
 
-def check_model_name(name: str) -> None:
-    """Raises a `UserError` for what is meant as a folder of a model and is none; the Hub is not asked."""
+def _check_place(name: str, holds: str | None = None) -> None:
+    """Raises a `UserError` for what is meant as a folder, with the file `holds` in it, and is none; the Hub is not asked."""
     path = Path(name)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UserError(f"{name}: holds no config.json; give a folder written by save_pretrained")
-        return
     if path.is_file():
         raise UserError(f"{name}: is a file; give the folder of a model")
-    _check_place(name)
-    if path.parent != Path() and path.parent.is_dir():
-        logger.warning("%s: %s/ holds no such folder; looking for it on the Hub", name, path.parent)
-
-
-def _check_place(name: str) -> None:
-    """Raises a `UserError` for what is not there and can only be meant as a folder."""
-    path = Path(name)
+    if path.is_dir():
+        if holds is not None and not (path / holds).is_file():
+            raise UserError(f"{name}: holds no {holds}; give a folder written by save_pretrained")
+        return
     # A Hub id is `name` or `owner/name`; anything else can only be meant as a folder, and so can what a model would hold.
     looks_local = name.count("/") > 1 or name.startswith((".", "/", "~", "runs/")) or "\\" in name
-    in_a_model = path.parent != Path() and (path.parent / "config.json").is_file()
-    if (looks_local or in_a_model) and not path.exists():
+    if looks_local or (path.parent != Path() and (path.parent / "config.json").is_file()):
         raise UserError(f"{name!r}: no such folder; give the folder of a model, or a repository id on the Hub")
 
 
@@ -243,11 +212,3 @@ def _load(auto_class: Any, name: str, what: str, **options: Any) -> Any:
         kind = "" if isinstance(error, (OSError, ValueError, RuntimeError)) else f"{type(error).__name__}: "
         place = "" if Path(name).exists() else "no such folder here, and from the Hub: "
         raise UserError(f"{name}: its {what} cannot be loaded: {place}{kind}{one_line(error)}") from error
-
-
-def _check_finite(name: str, model: PreTrainedModel) -> None:
-    for tensor_name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise UserError(
-                f"{name}: its weights are damaged: {tensor_name} holds NaN or infinity; take an earlier checkpoint"
-            )

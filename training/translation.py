@@ -180,7 +180,7 @@ class Translator:
         All texts are checked before this returns.
         """
         sources = self._encode(texts)
-        return self._in_order(self._finished(sources, self._parts(sources), progress))
+        return _in_order(self._finished(sources, self._parts(sources), progress))
 
     def target_ids(self, text: str) -> list[int]:
         """The token ids of one text's translation as the model gave them, with `</s>` unless it was cut.
@@ -279,15 +279,6 @@ class Translator:
         if cut:
             logger.warning("%d of %d translations were cut: they reached the limit of max_new_tokens.", cut, total)
 
-    def _in_order(self, finished: Iterable[tuple[int, str]]) -> Iterator[str]:
-        waiting: dict[int, str] = {}
-        following = 0
-        for index, translation in finished:
-            waiting[index] = translation
-            while following in waiting:
-                yield waiting.pop(following)
-                following += 1
-
     def _batches(self, encoded: dict[_Key, list[int]]) -> Iterator[list[_Key]]:
         """Keys of one batch after the other, the longest sources first: if memory runs out, then at once."""
         batch: list[_Key] = []
@@ -340,3 +331,13 @@ class Translator:
                 yield
         finally:
             self.model.train(training)
+
+
+def _in_order(finished: Iterable[tuple[int, str]]) -> Iterator[str]:
+    waiting: dict[int, str] = {}
+    following = 0
+    for index, translation in finished:
+        waiting[index] = translation
+        while following in waiting:
+            yield waiting.pop(following)
+            following += 1

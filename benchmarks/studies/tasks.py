@@ -15,7 +15,7 @@ from benchmarks.studies.parser import Row, recipe_of
 from benchmarks.studies.perplexity import perplexity_statistics
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.splits import EVALUATED_SPLITS
-from reluformer.training.averaging import checkpoint_folders
+from reluformer.training.run.checkpoints import checkpoint_folders
 from reluformer.training.run.records import write_json
 from reluformer.training.run.run_folder import RECORD_FILE
 

@@ -24,7 +24,7 @@ from benchmarks.studies import pictures, texts
 from benchmarks.studies.collection import unevaluated_splits
 from reluformer.analysis.ppl_sparsity import perplexity
 from reluformer.commands.main import exit_status
-from reluformer.training.averaging import checkpoint_folders
+from reluformer.training.run.checkpoints import checkpoint_folders
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.figures import FigureMeans
 from reluformer.training.run.records import run_record, write_json

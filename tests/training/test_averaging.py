@@ -6,10 +6,10 @@ import logging
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import MarianConfig, MarianMTModel
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.averaging import average_checkpoints, checkpoint_folders
+from reluformer.training.averaging import average_checkpoints
+from reluformer.training.run.checkpoints import checkpoint_folders
 
 
 def write_checkpoint(run, number, **tensors):
@@ -62,30 +62,6 @@ def test_shards_are_read(tmp_path):
     assert {name: tensor.item() for name, tensor in state.items()} == {"a": 0.5, "b": 0.5}
 
 
-def test_a_model_with_tied_weights_loads_the_average(tmp_path):
-    config = MarianConfig(
-        vocab_size=11,
-        d_model=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=8,
-        decoder_ffn_dim=8,
-        max_position_embeddings=16,
-        pad_token_id=0,
-    )
-    models = [MarianMTModel(config) for _ in range(2)]
-    for number, model in enumerate(models, start=1):
-        model.save_pretrained(tmp_path / f"checkpoint-{number}")
-    state = average_checkpoints(tmp_path, 2).state_dict
-    model = MarianMTModel(config)
-    assert not model.load_state_dict(state, strict=False).unexpected_keys
-    expected = (models[0].model.shared.weight + models[1].model.shared.weight) / 2
-    torch.testing.assert_close(model.model.shared.weight, expected)
-    torch.testing.assert_close(model.lm_head.weight, expected)
-
-
 def test_other_tensors_are_refused_with_the_folder(tmp_path):
     write_checkpoint(tmp_path, 1, w=torch.ones(1), old=torch.ones(1))
     write_checkpoint(tmp_path, 2, w=torch.ones(1))
@@ -108,15 +84,13 @@ def test_damaged_and_missing_weights_are_refused_with_the_folder(tmp_path):
     with pytest.raises(UserError, match=r"checkpoint-1: its weights cannot be read"):
         average_checkpoints(tmp_path, 1)
     weights.unlink()
-    with pytest.raises(UserError, match=r"checkpoint-1: holds neither"):
+    with pytest.raises(UserError, match=r"checkpoint-1: its weights cannot be read"):
         average_checkpoints(tmp_path, 1)
 
 
-def test_no_checkpoints_no_folder_and_no_number_are_refused(tmp_path):
+def test_no_checkpoints_and_no_folder_are_refused(tmp_path):
     assert checkpoint_folders(tmp_path) == []
     with pytest.raises(UserError, match="no checkpoint-N folder"):
         average_checkpoints(tmp_path, 2)
     with pytest.raises(UserError, match="no such folder"):
         average_checkpoints(tmp_path / "other", 2)
-    with pytest.raises(UserError, match="0 checkpoints"):
-        average_checkpoints(tmp_path, 0)

@@ -160,11 +160,6 @@ def test_a_run_shorter_than_logging_steps_ends(recipe_file, capsys):
     assert (folder / CARD_FILE).is_file() and not (folder / "training_curve.png").exists()
 
 
-def test_half_precision_that_a_cpu_would_ignore_is_refused(recipe_file):
-    with pytest.raises(UserError, match=r"training\.fp16: true, but the device is a CPU.*leave it out"):
-        parse_recipe(["--config", str(recipe_file), "--training.fp16", "true"])
-
-
 def test_the_headline_says_what_was_measured_on_what(recipe_file):
     recipe = load_recipe(recipe_file)
     scores = {"exact_match": 98.8, "sentences": 1000}

@@ -317,7 +317,7 @@ def test_folders_without_a_model_are_refused(tmp_path):
             Translator.from_pretrained(path)
 
 
-def test_a_folder_that_is_not_there_is_told_before_the_hub_is_asked(tmp_path, monkeypatch, caplog):
+def test_a_folder_that_is_not_there_is_told_before_the_hub_is_asked(tmp_path, monkeypatch):
     """Offline, huggingface_hub tries five times over half a minute; `owner/name` may well be on the Hub."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "mine").mkdir(parents=True)
@@ -334,7 +334,6 @@ def test_a_folder_that_is_not_there_is_told_before_the_hub_is_asked(tmp_path, mo
     for name in ("nobody/nothing", "nothing", "models/mistyped"):
         load_model_config(name)
     assert asked == ["nobody/nothing", "nothing", "models/mistyped"]
-    assert caplog.messages == ["models/mistyped: models/ holds no such folder; looking for it on the Hub"]
 
 
 def test_a_model_that_cannot_be_loaded_is_refused_in_one_line(model, tokenizer, tmp_path):

@@ -22,7 +22,7 @@ from reluformer import (
 )
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
-from reluformer.training.loading import load_model_config, misfit, require_safetensors
+from reluformer.training.loading import load_model_config, require_safetensors
 
 Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerForImageClassification
 _MODELS = {
@@ -40,29 +40,20 @@ _FIXED_BY_THE_WEIGHTS = (
     *("final_norm", "norm_type", "query_key_bias", "value_bias", "output_bias", "qkv_bias"),
     *("image_size", "patch_size", "num_channels", "pooling", "pooler_act"),
 )
-# What can be converted to each kind, by the type of the model.
-_CONVERTIBLE = {
-    ReLUFormerConfig: {"marian": "Marian"},
-    ReLUFormerDecoderConfig: {"gpt2": "GPT-2", "llama": "Llama"},
-    ReLUFormerVisionConfig: {"vit": "ViT"},
-}
 
 
-def load_config(path_or_hub_id: str | Path, kind: type[AttentionConfig] = ReLUFormerConfig) -> AttentionConfig:
-    """The configuration of a ReLUFormer checkpoint of a kind, by default one for translation.
+def load_config(path_or_hub_id: str | Path) -> ReLUFormerConfig:
+    """The configuration of a ReLUFormer for translation.
 
     Raises:
-        UserError: nothing there, or another kind of model; for one that can be converted it names `reluformer convert`.
+        UserError: nothing there, or another kind of model; for Marian it names `reluformer convert`.
     """
     config: Any = load_model_config(path_or_hub_id)
-    if (found := _CONVERTIBLE[kind].get(config.model_type)) is not None:
-        raise UserError(
-            f"{path_or_hub_id}: is a {found} checkpoint; run `reluformer convert --from {path_or_hub_id} --to FOLDER` "
-            "first"
-        )
-    if config.model_type != kind.model_type:
-        wanted = "ReLUFormer" if kind is ReLUFormerConfig else kind.model_type
-        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model; a {wanted} checkpoint is needed")
+    if config.model_type == "marian":
+        advice = f"run `reluformer convert --from {path_or_hub_id} --to FOLDER` first"
+        raise UserError(f"{path_or_hub_id}: is a Marian checkpoint; {advice}")
+    if not isinstance(config, ReLUFormerConfig):
+        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model; a ReLUFormer checkpoint is needed")
     return config
 
 
@@ -150,8 +141,21 @@ _OPTIONAL_MODULES = ("log_gamma", "gate_proj", "q_norm", "k_norm", "output_norm"
 
 
 def _new_parameters(info: Mapping[str, Any]) -> list[str]:
-    if (problem := misfit(info, _is_optional)) is not None:
-        raise UserError(f"the weights do not fit the configuration: {problem}")
+    """Names of the parameters that the weights may lack; `info` is the report of `from_pretrained`."""
+    shapes = {
+        name: f": it has shape {list(saved)}, not {list(wanted)}" for name, saved, wanted in info["mismatched_keys"]
+    }
+    problems = {
+        "the weights lack": [name for name in info["missing_keys"] if not _is_optional(name)],
+        "the configuration has no place for": info["unexpected_keys"],
+        "the shapes differ of": shapes,
+    }
+    for what, names in problems.items():
+        if names:
+            first = min(names)
+            raise UserError(
+                f"the weights do not fit the configuration: {what} {len(names)} tensors, first {first}{shapes.get(first, '')}"
+            )
     return sorted(info["missing_keys"])
 
 
