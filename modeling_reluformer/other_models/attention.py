@@ -55,7 +55,12 @@ def relu_attention_forward(
     if attention_mask is None:
         attention_mask = _without_mask(module, query, key, is_causal)
     visibility, visible_keys = _read_mask(attention_mask, query, key)
-    _refuse_packed(visibility, kwargs.get("cu_seq_lens_q"))
+    ends = kwargs.get("cu_seq_lens_q")
+    if ends is not None and ends.shape[0] > 2 and visibility.given_mask is None:
+        raise ValueError(
+            "cu_seq_lens_q packs several sequences into a row, but the mask does not keep them apart: give position_ids that "
+            "start at 0 in each sequence, and no attention_mask."
+        )
     arguments = {
         "row_scale": _row_scale(settings, visible_keys, query),
         "activation": settings.activation,
@@ -64,21 +69,14 @@ def relu_attention_forward(
         "statistics": "sum+entropy" if collects(module, settings.regularization_weight) else "none",
     }
     if _needs_reference(settings, visibility, bool(output_attentions)):
-        found = _reference(query, key, value, visibility, arguments)
+        mask = visibility.dense(query.shape[2], key.shape[2], query.device)
+        found = reference_attention(query, key, value, mask=mask, **arguments)
     else:
         found = _fused(query, key, value, visibility, arguments)
     if found.row_sum is not None:
-        sums, keys = (found.row_sum, found.row_sum_log), key.shape[2]
-        collect(module, *sums, visible_keys, visibility, keys, settings.entropy_margin)
+        real_rows = _real_rows(visibility, query.shape[2], key.shape[2])
+        collect(module, found, visible_keys, real_rows, settings.entropy_margin)
     return found.output.transpose(1, 2).contiguous(), found.weights
-
-
-def _refuse_packed(visibility: Visibility, ends: Tensor | None) -> None:
-    if ends is not None and ends.shape[0] > 2 and visibility.given_mask is None:
-        raise ValueError(
-            "cu_seq_lens_q packs several sequences into a row, but the mask does not keep them apart: give position_ids that "
-            "start at 0 in each sequence, and no attention_mask."
-        )
 
 
 def _without_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None) -> Tensor:
@@ -156,12 +154,12 @@ def _fused(
     return AttentionResult(output, None, *sums)
 
 
-def _reference(
-    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, arguments: dict[str, Any]
-) -> AttentionResult:
-    group = query.shape[1] // key.shape[1]
-    if group > 1:
-        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    return reference_attention(
-        query, key, value, mask=visibility.dense(query.shape[2], key.shape[2], query.device), **arguments
-    )
+def _real_rows(visibility: Visibility, queries: int, keys: int) -> Tensor | None:
+    """Which queries of a self-attention are tokens, (batch or 1, queries): those that are tokens as keys. None: all are."""
+    if visibility.given_mask is not None:
+        return visibility.given_mask.any(dim=(1, 2)) if queries == keys else None
+    mask = visibility.key_padding_mask
+    if mask is None or (queries != keys and not visibility.causal):
+        return None
+    places = torch.arange(queries, device=mask.device)
+    return mask[:, places + visibility.query_offset] if visibility.causal else mask

@@ -22,11 +22,7 @@ class VisibilityMask(Tensor):
     """A boolean mask (batch, 1, queries, keys), True where the key is visible, kept as a `Visibility`.
 
     Models hand masks on from their stack to their layers. Detached or moved to another device it stays compact; with any other
-    operation it becomes the whole tensor that it stands for, so that code that looks into a mask finds what it expects.
-
-    Attributes:
-        visibility: what it stands for.
-        visible_keys: n_i, (batch, queries), float32.
+    operation it becomes the whole tensor. visible_keys: n_i, (batch, queries), float32.
     """
 
     visibility: Visibility
@@ -57,20 +53,15 @@ class VisibilityMask(Tensor):
         if function is torch.ops.aten._to_copy.default and keywords.get("dtype", torch.bool) == torch.bool:
             return arguments[0]._on(keywords.get("device") or arguments[0].device)
         if function._schema.is_mutable and arguments and isinstance(arguments[0], cls):
-            raise RuntimeError(
-                f"{function} would write into a mask of attn_implementation='reluformer' that has no elements; "
-                "write into mask.clone()."
-            )
+            raise RuntimeError(f"{function} would write into a mask that has no elements; write into mask.clone().")
         arguments, keywords = tree_map_only(cls, cls.dense, (arguments, keywords))
         return function(*arguments, **keywords)
 
     def dense(self) -> Tensor:
         """The whole mask, an ordinary tensor."""
-        _, _, queries, keys = self.shape
-        dense = self.visibility.dense(queries, keys, self.device)
-        if dense is None:
-            dense = torch.ones((), dtype=torch.bool, device=self.device)
-        return dense.expand(self.shape)
+        dense = self.visibility.dense(*self.shape[2:], self.device)
+        whole = torch.ones((), dtype=torch.bool, device=self.device) if dense is None else dense
+        return whole.expand(self.shape)
 
     def _on(self, device: torch.device) -> VisibilityMask:
         """The same on a device."""
@@ -82,9 +73,6 @@ class VisibilityMask(Tensor):
         return VisibilityMask(
             replace(self.visibility, **moved), self.visible_keys.to(device), tuple(self.shape), torch.device(device)
         )
-
-    def __repr__(self) -> str:
-        return f"VisibilityMask(shape={tuple(self.shape)}, visibility={self.visibility})"
 
 
 def relu_attention_mask(
@@ -137,11 +125,8 @@ def relu_attention_mask(
     device = torch.device(device)
     # a difference, not `q_offset` itself: a static cache counts on in the tensor that it gives
     offset = q_offset - kv_offset if causal else 0
-    visibility = Visibility(
-        key_padding_mask=_key_padding(attention_mask, batch_size, kv_length, kv_offset),
-        causal=causal,
-        query_offset=offset,
-    )
+    padding = _key_padding(attention_mask, batch_size, kv_length, kv_offset)
+    visibility = Visibility(padding, causal, offset)
     visible_keys = visibility.count(batch_size, q_length, kv_length, device)
     return VisibilityMask(visibility, visible_keys, (batch_size, 1, q_length, kv_length), device)
 

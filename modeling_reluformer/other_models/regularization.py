@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils import is_torchdynamo_compiling, logging
 
-from ..attention_reluformer import Visibility
+from ..attention_reluformer import AttentionResult
 from ..loss_reluformer import row_entropy, row_penalty
 from .support import ATTENTION_NAME, CONFIG_KEY
 
@@ -132,26 +132,26 @@ def collects(module: nn.Module, weight: float) -> bool:
 
 def collect(
     module: nn.Module,
-    row_sum: Tensor,
-    row_sum_log: Tensor,
+    result: AttentionResult,
     visible_keys: Tensor,
-    visibility: Visibility,
-    keys: int,
+    real_rows: Tensor | None,
     entropy_margin: float,
 ) -> None:
     """Adds the rows of one call to the open collection; in a checkpoint's second computation there is none.
 
     Args:
-        row_sum, row_sum_log: S and T, (batch, heads, queries). visible_keys: n_i, (batch or 1, heads or 1, queries or 1).
-        keys: how many there are, hidden ones included.
+        result: with S and T. visible_keys: n_i, (batch or 1, heads or 1, queries or 1). real_rows: (batch or 1, queries); None:
+            all rows are tokens.
     """
-    batch, heads, queries = row_sum.shape
-    counts = visible_keys.to(row_sum.dtype).expand(batch, heads, queries).flatten(0, 1)
-    total, total_log = (each.flatten(0, 1).unsqueeze(1) for each in (row_sum, row_sum_log))
-    penalty = row_penalty(total, row_entropy(total, total_log), counts, entropy_margin)
+    shape = result.row_sum.shape
+    total, total_log, counts = (
+        each.to(result.row_sum.dtype).expand(shape).flatten(0, 1)
+        for each in (result.row_sum, result.row_sum_log, visible_keys)
+    )
+    entropy = row_entropy(total, total_log).unsqueeze(1)
+    penalty = row_penalty(total.unsqueeze(1), entropy, counts, entropy_margin).view(shape)
     if _open.collection is not None:
-        real = _real_rows(visibility, queries, keys)
-        _open.collection.calls.append(_Rows(module, penalty.view(batch, heads, queries), real))
+        _open.collection.calls.append(_Rows(module, penalty, real_rows))
         if not is_torchdynamo_compiling():
             _collected.add(module)
 
@@ -212,17 +212,6 @@ def _mean(collection: Collection, inputs: Mapping[str, Any]) -> Tensor:
         # `where`, not a product: what padding holds may be anything
         means.append((torch.where(counted, penalty, 0.0).sum() / counted.sum().clamp_min(1)).to(device))
     return torch.stack(means).mean()
-
-
-def _real_rows(visibility: Visibility, queries: int, keys: int) -> Tensor | None:
-    """Which queries of a self-attention are tokens, (batch or 1, queries): those that are tokens as keys. None: all are."""
-    if visibility.given_mask is not None:
-        return visibility.given_mask.any(dim=(1, 2)) if queries == keys else None
-    mask = visibility.key_padding_mask
-    if mask is None or (queries != keys and not visibility.causal):
-        return None
-    places = torch.arange(queries, device=mask.device)
-    return mask[:, places + visibility.query_offset] if visibility.causal else mask
 
 
 def _decoder_rows(inputs: Mapping[str, Any], penalty: Tensor) -> Tensor | None:

@@ -120,9 +120,6 @@ class ForeignSettings:
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
-DEFAULT_SETTINGS = ForeignSettings()
-
-
 def settings_of(module: nn.Module) -> ForeignSettings:
     """The settings in the config of an attention module; without settings the defaults, with one warning for a kind of config.
 
@@ -133,13 +130,14 @@ def settings_of(module: nn.Module) -> ForeignSettings:
     settings = getattr(config, CONFIG_KEY, None)
     if settings is not None:
         return ForeignSettings.from_mapping(settings)
+    defaults = ForeignSettings()
     if not is_torchdynamo_compiling():
         logger.warning_once(
             f"{type(module if config is None else config).__name__} holds no settings under the key {CONFIG_KEY!r}: "
-            f"attn_implementation={ATTENTION_NAME!r} computes the defaults, {DEFAULT_SETTINGS.to_mapping()}. "
-            "`use_relu_attention` writes them, and saves them with the model."
+            f"attn_implementation={ATTENTION_NAME!r} computes the defaults, {defaults.to_mapping()}. `use_relu_attention` writes "
+            "them, and saves them with the model."
         )
-    return DEFAULT_SETTINGS
+    return defaults
 
 
 def gamma_for_length(length: float) -> float:
@@ -158,9 +156,8 @@ def gamma_for_length(length: float) -> float:
 def use_relu_attention(model: PreTrainedModel, *, length: float | None = None, **settings: Any) -> PreTrainedModel:
     """Gives a model ReLU attention: checks and writes the settings into its config, and sets `attn_implementation`.
 
-    This does the same as `config.reluformer = {...}` and `model.set_attn_implementation("reluformer")`, but finds mistakes at
-    once, and saves the name: after `import reluformer`, `from_pretrained` restores ReLU attention; without it, `from_pretrained`
-    raises an error.
+    Other than `config.reluformer = {...}` with `model.set_attn_implementation("reluformer")`, it finds mistakes at once and saves
+    the name: after `import reluformer`, `from_pretrained` restores ReLU attention; without it, `from_pretrained` raises an error.
 
     Args:
         model: any Transformers model except a ReLUFormer. Its weights stay as they are, so it has to be trained further.
