@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from reluformer import ReLUFormerConfig
-from reluformer.analysis.figure import figure_class
-from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.recipe_checks import REPLACED_ARGUMENTS
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, recipe_layers, recipe_names
 from reluformer.modeling_reluformer.attention_reluformer import ATTENTION_SCALINGS, NON_NEGATIVE, NORMALIZED, POINTWISE
@@ -104,16 +102,6 @@ def refused_arguments() -> str:
     return table(("refused", "because"), rows)
 
 
-def analysis_definitions() -> str:
-    """What the columns of each analysis mean, as its files say it."""
-    rows = [
-        [f"`{what}`", f"`{name}`", meaning.replace("|", r"\|")]
-        for what in ANALYSES
-        for name, meaning in figure_class(what).definitions.items()
-    ]
-    return table(("`--what`", "column", "meaning"), rows)
-
-
 def evidence() -> str:
     """ReLU beside softmax, by task."""
     from benchmarks.studies.evidence import evidence_table
@@ -148,7 +136,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "presets": presets,
     "recipes": recipes,
     "refused arguments": refused_arguments,
-    "analysis definitions": analysis_definitions,
     "evidence": evidence,
     "speed of training": speed_of_training,
     "zeros spent": zeros_spent,
