@@ -22,7 +22,7 @@ from benchmarks.gpu.campaign import ROOT, Cell
 from benchmarks.translation import INPUTS, SHAPES, padded_batch
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
-NUMERICS = "tests/modeling_reluformer/fused/triton_numerics.py"
+NUMERICS = tuple(f"tests/modeling_reluformer/fused/{name}.py" for name in ("triton_numerics", "test_paths"))
 # A step of attention alone may hold besides its inputs so many tensors of their size: the output, its gradient times the
 # row scale, and three gradients.
 TENSORS, LENGTH = 5.5, 16384
@@ -50,10 +50,21 @@ def require(right: bool, what: str) -> None:
 
 def kernel_tests(toy: bool) -> dict[str, Any]:
     """The tests of the kernels, in a process of their own; one length in Triton's interpreter where it is a toy."""
-    command = [sys.executable, "-m", "pytest", NUMERICS, "--noconftest", "-p", "no:cacheprovider", "--tb=short"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *NUMERICS,
+        "-k",
+        "triton",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+    ]
     environment = {**os.environ, "TRITON_INTERPRET": "1"} if toy else os.environ
     if toy:
-        command += ["-k", "test_lengths and 15", "-W", "ignore::RuntimeWarning"]
+        command += ["-k", "triton and test_every_length and 15", "-W", "ignore::RuntimeWarning"]
     elif importlib.util.find_spec("xdist"):
         command += ["-n", str(min(14, os.cpu_count() or 1))]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)

@@ -137,40 +137,23 @@ def attend(query: Tensor, key: Tensor, value: Tensor, specification: Specificati
 
 
 def _visible_keys(query: Tensor, key: Tensor, specification: Specification) -> Tensor:
-    """n_i, (batch, queries), float32."""
+    """n_i, (batch, queries), float32, at least 1. Reads no number of the tensors, so that it never waits for a device."""
     batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
     mask, causal, offset = specification.key_padding_mask, specification.causal, specification.keys_before
     if specification.cu_seqlens_q is None:
         return Visibility(mask, causal, offset).count(batch, queries, keys, query.device)
-    ends = specification.cu_seqlens_q, specification.cu_seqlens_k
-    return count_in_sequences(*ends, queries, keys, key_padding_mask=mask, causal=causal, query_offset=offset)
-
-
-def count_in_sequences(
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    queries: int,
-    keys: int,
-    *,
-    key_padding_mask: Tensor | None = None,
-    causal: bool = False,
-    query_offset: int | Tensor = 0,
-) -> Tensor:
-    """n_i of sequences packed into one row, (1, queries), float32, at least 1; arguments as in `relu_attention`.
-
-    Reads no number of the tensors, so that it never waits for a device.
-    """
-    rows = torch.arange(queries, device=cu_seqlens_q.device)
-    starts, ends = cu_seqlens_q[:-1].long(), cu_seqlens_q[1:].long()
+    rows = torch.arange(queries, device=query.device)
+    (starts, ends), (first_keys, end_keys) = (
+        (places[:-1].long(), places[1:].long()) for places in (specification.cu_seqlens_q, specification.cu_seqlens_k)
+    )
     sequence = torch.bucketize(rows, ends, right=True).clamp_max(ends.shape[0] - 1)
-    first, end = cu_seqlens_k[:-1].long()[sequence], cu_seqlens_k[1:].long()[sequence]
+    first, end = first_keys[sequence], end_keys[sequence]
     if causal:
-        seen = rows - starts[sequence] + 1 + within(query_offset, -queries, keys)
+        seen = rows - starts[sequence] + 1 + within(offset, -queries, keys)
         end = torch.minimum(first + seen.clamp_min(0), end)
-    if key_padding_mask is None:
-        counts = end - first
-    else:
-        real = nn.functional.pad(key_padding_mask[0].cumsum(0), (1, 0))
+    counts = end - first
+    if mask is not None:
+        real = nn.functional.pad(mask[0].cumsum(0), (1, 0))
         counts = real[end] - real[first]
     return counts.clamp_min(1).float().unsqueeze(0)
 

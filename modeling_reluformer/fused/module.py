@@ -67,7 +67,7 @@ class ReLUAttention(nn.MultiheadAttention):
     ) -> None:
         if add_bias_kv or add_zero_attn:
             raise ValueError("add_bias_kv and add_zero_attn are not supported by ReLUAttention: leave them out.")
-        if not isinstance(activation, str) or activation not in POINTWISE:
+        if activation not in POINTWISE:
             raise ValueError(
                 f"activation={activation!r} is not point-wise; choose one of {', '.join(POINTWISE)}. For softmax, use "
                 "nn.MultiheadAttention."
@@ -221,12 +221,16 @@ class ReLUAttention(nn.MultiheadAttention):
                 f"attn_mask must have the shape (queries, keys) = {whole[0]} or (batch · heads, queries, keys) = {whole[1]}; "
                 f"got {tuple(attn_mask.shape)}."
             )
-        if is_causal:
-            _check_hint(attn_mask, queries, keys)
-            return heads, Visibility(real, causal=True)
         if attn_mask is None:
-            return heads, Visibility(real)
+            return heads, Visibility(real, causal=is_causal)
         visible = ~_as_boolean(attn_mask, "attn_mask")
+        if is_causal:
+            if attn_mask.device.type == "cpu":  # elsewhere the check would wait for the device
+                causal = torch.ones_like(visible).tril()
+                _require(
+                    visible == causal, "attn_mask must hide exactly the keys after each query where is_causal=True."
+                )
+            return heads, Visibility(real, causal=True)
         if visible.dim() == 3:  # a mask for each head: the heads become a part of the batch
             heads = tuple(states.flatten(0, 1).unsqueeze(1) for states in heads)
             visible, real = visible.unsqueeze(1), None if real is None else real.repeat_interleave(self.num_heads, 0)
@@ -288,17 +292,6 @@ def _as_boolean(mask: Tensor, name: str) -> Tensor:
         "boolean mask, True where a key is hidden.",
     )
     return hidden
-
-
-def _check_hint(attn_mask: Tensor | None, queries: int, keys: int) -> None:
-    """Whether the mask is causal, as `is_causal` says; only on a CPU, since the check would wait for another device."""
-    if attn_mask is None or attn_mask.device.type != "cpu":
-        return
-    later = torch.ones(queries, keys, dtype=torch.bool).triu(1)
-    _require(
-        _as_boolean(attn_mask, "attn_mask") == later,
-        "is_causal=True was given with an attn_mask that does not hide exactly the keys after each query: leave out one of them.",
-    )
 
 
 def _require(condition: Tensor, message: str) -> None:

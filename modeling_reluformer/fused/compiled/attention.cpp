@@ -161,21 +161,14 @@ int64_t number_of(std::initializer_list<std::string_view> names, std::string_vie
   return found - names.begin();
 }
 
-int64_t level_of(std::string_view statistics) {
-  return number_of({"none", "sum", "sum+entropy"}, statistics);
-}
-
-// In the order of Activation in kernels.h.
-int64_t activation_of(std::string_view name) {
-  return number_of({"relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity"}, name);
-}
-
 Call call_of(const Tensor& query, const Tensor& value, const MaybeTensor& offset, const MaybeTensor& seed, std::string_view activation,
              double scale, bool causal, int64_t query_offset, double dropout, std::string_view statistics) {
   constexpr int64_t kFar = int64_t{1} << 40;  // behind the end of every sequence, and far from overflow
   const int64_t drawn = seed ? seed->item<int64_t>() : 0, first = offset ? offset->item<int64_t>() : query_offset;
-  return {activation_of(activation), query.size(3), value.size(3), level_of(statistics), static_cast<float>(scale), causal,
-          std::clamp(first, -kFar, kFar), dropout, drawn};
+  // in the order of Activation in kernels.h
+  const int64_t h = number_of({"relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity"}, activation);
+  const int64_t level = number_of({"none", "sum", "sum+entropy"}, statistics);
+  return {h, query.size(3), value.size(3), level, static_cast<float>(scale), causal, std::clamp(first, -kFar, kFar), dropout, drawn};
 }
 
 template <typename Function>

@@ -62,8 +62,7 @@ struct Options : torch::CustomClassHolder {
 struct Attention : torch::autograd::Function<Attention> {
   static variable_list forward(AutogradContext* context, RELUFORMER_TENSORS, RELUFORMER_OPTIONS(c10::SymInt)) {
     at::AutoDispatchBelowADInplaceOrView below;
-    auto [output, row_sum, row_sum_log] = operator_of<Forward>("reluformer_cpu::attention")
-        .call(RELUFORMER_ARGUMENTS);
+    auto [output, row_sum, row_sum_log] = operator_of<Forward>("reluformer_cpu::attention").call(RELUFORMER_ARGUMENTS);
     const bool wanted = row_scale && row_scale->requires_grad();
     auto or_none = [](const MaybeTensor& tensor) { return tensor ? *tensor : Tensor(); };
     variable_list saved{query, key, value, or_none(row_scale), or_none(mask), or_none(edges_q), or_none(edges_k), or_none(offset), or_none(seed)};
@@ -117,8 +116,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_autograd(RELUFORMER_TENSORS, RELUFO
   auto wants = [](const MaybeTensor& tensor) { return tensor && tensor->requires_grad(); };
   if (!at::GradMode::is_enabled() || !(wants(query) || wants(key) || wants(value) || wants(row_scale))) {
     at::AutoDispatchBelowADInplaceOrView below;
-    return operator_of<Forward>("reluformer_cpu::attention")
-        .call(RELUFORMER_ARGUMENTS);
+    return operator_of<Forward>("reluformer_cpu::attention").call(RELUFORMER_ARGUMENTS);
   }
   auto found = Attention::apply(RELUFORMER_ARGUMENTS);
   return {found[0], found[1], found[2]};
@@ -142,8 +140,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_autograd(
     const Tensor& grad_output, const MaybeTensor& grad_sum, const MaybeTensor& grad_sum_log, RELUFORMER_TENSORS, RELUFORMER_OPTIONS(c10::SymInt)) {
   if (!at::GradMode::is_enabled()) {
     at::AutoDispatchBelowADInplaceOrView below;
-    return operator_of<Backward>("reluformer_cpu::attention_backward")
-        .call(grad_output, grad_sum, grad_sum_log, RELUFORMER_ARGUMENTS);
+    return operator_of<Backward>("reluformer_cpu::attention_backward").call(grad_output, grad_sum, grad_sum_log, RELUFORMER_ARGUMENTS);
   }
   auto found = AttentionBackward::apply(grad_output, grad_sum, grad_sum_log, RELUFORMER_ARGUMENTS);
   return {found[0], found[1], found[2]};

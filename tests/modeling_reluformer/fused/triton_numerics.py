@@ -1,4 +1,4 @@
-"""The Triton kernels against the float64 reference; `test_triton.py` runs this file in a process of its own.
+"""What only the Triton kernels do, against the float64 reference; `test_triton.py` runs this file and the table of all paths.
 
 By hand: TRITON_INTERPRET=1 python -m pytest tests/modeling_reluformer/fused/triton_numerics.py, or without the variable on a GPU.
 """
@@ -80,7 +80,8 @@ def check(inputs, gradients, activation="relu", statistics=None, dropped=None, *
     query, key = inputs[:2]
     common = {"activation": activation, "statistics": statistics, "scale": query.shape[-1] ** -0.5}
     mask = {name: given for name, given in options.items() if name not in ("dropout_p", "seed")}
-    seen = visible_pairs((query.shape[0], query.shape[2], key.shape[2]), **mask, device=DEVICE)
+    with torch.device(DEVICE):
+        seen = visible_pairs((query.shape[0], query.shape[2], key.shape[2]), **mask)
     expected = by_reference(inputs, gradients, seen, dropped, **common)
     found = by_kernels(inputs, gradients, **common, **options)
     plain = by_reference(inputs, gradients, seen, dropped, dtype=query.dtype, **common)
@@ -92,64 +93,19 @@ def check(inputs, gradients, activation="relu", statistics=None, dropped=None, *
     return found
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("length", [1, 15, 63, 64, 65, 127, 129, 257])
-def test_lengths(length, causal):
-    inputs, gradients = tensors(queries=length, dtype=torch.float32 if causal else HALF)
-    inputs[0][:, :, -1] = inputs[1][:, :, 0]  # no gradient is 0 by chance at length 1
-    check(inputs, gradients, causal=causal)
-
-
-def test_length_1025():
-    check(*tensors(queries=1025, dtype=HALF), causal=True)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize("head_dim", [8, 32, 64, 80, 96, 128, 256])
 def test_widths(head_dim, dtype):
     check(*tensors(queries=65, keys=33, head_dim=head_dim, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize("activation", POINTWISE)
-def test_activations_where_some_keys_are_padding_and_some_lie_ahead(activation, dtype):
+def test_activations_where_some_keys_are_padding_and_some_lie_ahead(activation):
     padding = torch.ones(2, 70, dtype=torch.bool, device=DEVICE)
     padding[0, :9] = padding[1, 50:] = False
-    inputs, gradients = tensors(batch=2, queries=40, keys=70, dtype=dtype)
+    inputs, gradients = tensors(batch=2, queries=40, keys=70, dtype=HALF)
     inputs[0][:, :, 3] *= 8  # beyond relu6's upper bound and softplus's linear end
     check(inputs, gradients, activation, key_padding_mask=padding, causal=True, query_offset=30)
-
-
-@pytest.mark.parametrize("statistics", ["none", "sum", "sum+entropy"])
-def test_statistics_are_those_asked_for(statistics):
-    (output, *row_statistics), _ = check(*tensors(heads=2), statistics=statistics)
-    assert len(row_statistics) == ["none", "sum", "sum+entropy"].index(statistics)
-    assert output.transpose(1, 2).is_contiguous()  # so that heads are joined without a copy
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "offset"),
-    [(1, 100, 99), (5, 100, 95), (100, 5, 0), (70, 140, 11), (140, 70, -75), (20, 20, -30), (20, 20, 300)],
-)
-def test_causal_offsets(queries, keys, offset):
-    inputs, gradients = tensors(queries=queries, keys=keys, dtype=HALF)
-    (output, *_), _ = check(inputs, gradients, causal=True, query_offset=offset)
-    assert (output[:, :, : max(0, -offset)] == 0).all()
-    tensor_offset = torch.tensor(offset, device=DEVICE)  # as with a static cache
-    (again, *_), _ = check(inputs, gradients, causal=True, query_offset=tensor_offset)
-    assert torch.equal(output, again)
-
-
-@pytest.mark.parametrize("key_heads", [1, 2])
-def test_grouped_keys(key_heads):
-    check(*tensors(batch=2, heads=4, key_heads=key_heads, queries=33, keys=40), causal=True, query_offset=7)
-
-
-def test_row_scale_may_be_missing_or_shared_by_the_heads():
-    inputs, gradients = tensors(batch=2, heads=2, queries=20)
-    every = inputs[3]
-    for row_scale in (None, every[:, :1], every.transpose(1, 2).contiguous().transpose(1, 2)):
-        check([*inputs[:3], row_scale], gradients)
 
 
 def test_any_strides():
@@ -162,33 +118,6 @@ def test_any_strides():
         check([query, key, value, inputs[3]], [grad_output, *gradients[1:]], key_padding_mask=padding)
     expanded = torch.randn(2, 1, 35, 16, device=DEVICE).expand(-1, 2, -1, -1)
     check([expanded, key, value, inputs[3]], gradients)
-
-
-def test_dead_rows_give_zeros():
-    inputs, gradients = tensors(queries=40)
-    inputs[1].abs_()
-    inputs[0][:, :, 5:20] = -inputs[0][:, :, 5:20].abs()
-    found, (grad_query, _, _) = check(inputs, gradients)
-    for item in (*found, grad_query):
-        assert (item[:, :, 5:20] == 0).all() and (item[:, :, 20:] != 0).any()
-
-
-@pytest.mark.parametrize("activation", POINTWISE)
-def test_hidden_rubbish_changes_nothing(activation):
-    """What padding holds, NaN too, reaches neither results nor gradients; the gradients of padding itself are 0."""
-    padding = torch.arange(70, device=DEVICE)[None] < 40
-    inputs, gradients = tensors(queries=30, keys=70)
-    inputs[1][:, :, 40:] = inputs[2][:, :, 40:] = float("nan")
-    options = {"activation": activation, "scale": 0.2}
-    options["statistics"] = "sum+entropy" if activation in NON_NEGATIVE else "none"
-    found, grads = by_kernels(inputs, gradients, key_padding_mask=padding, **options)
-    assert all((item[:, :, 40:] == 0).all() for item in grads[1:])
-    short = [inputs[0], inputs[1][:, :, :40], inputs[2][:, :, :40], inputs[3]]
-    expected, right = by_kernels(short, gradients, **options)
-    for one, other in zip(
-        [*found, grads[0], *(item[:, :, :40] for item in grads[1:])], [*expected, *right], strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("activation", POINTWISE)
@@ -209,19 +138,7 @@ def test_nan_stays_nan(where, activation):
         assert not any(item[:, :, 5:].isnan().any() for item in (*found, grads[0]))
 
 
-@pytest.mark.parametrize("holes", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
-def test_packed_sequences_see_only_themselves(activation, causal, holes):
-    # no queries; no keys; neither
-    packed = {"cu_seqlens_q": ends(0, 30, 30, 95, 96, 96, 120), "cu_seqlens_k": ends(0, 40, 57, 112, 112, 112, 136)}
-    inputs, gradients = tensors(heads=2, key_heads=1, queries=120, keys=136)
-    packed["key_padding_mask"] = torch.rand(1, 136, device=DEVICE) < 0.7 if holes else None
-    found, _ = check(inputs, gradients, activation, causal=causal, **packed)
-    assert all((item[:, :, 95] == 0).all() for item in found)
-
-
-@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 5, 5), (2, 0, 5), (2, 5, 0), (2, 0, 0), (1, 5, 5)])
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 5, 5), (1, 5, 5)])
 def test_nothing_gives_zeros(batch, queries, keys):
     """batch 1: rows of no sequence."""
     packed = {"cu_seqlens_q": ends(0), "cu_seqlens_k": ends(0)} if batch == 1 else {}
@@ -300,7 +217,7 @@ def test_autograd_takes_what_the_loss_uses(used):
             specification = Specification(row_scale=leaves[3], causal=True, **options)
             outputs = _LaunchedAttention.apply(*leaves[:3], *specification.arguments())
         else:
-            outputs = reference(*leaves, seen=visible_pairs((1, 40, 40), causal=True, device=DEVICE), **options)
+            outputs = reference(*leaves, seen=visible_pairs((1, 40, 40), causal=True), **options)
         named = zip("OST", outputs, gradients, strict=True)
         loss = sum((item * gradient.to(item.dtype)).sum() for name, item, gradient in named if name in used)
         slopes.append(torch.autograd.grad(loss, leaves, allow_unused=True))
