@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
         _check_output(options.output, options.input)
     texts = _texts_of_arguments(options.text) or read_lines(options.input or "-")
 
-    from reluformer.export.translating import load_translator
+    from reluformer.export.running import load_translator
 
     names = ("num_beams", "length_penalty", "batch_tokens", "long_sources", "attn_implementation", "device")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}

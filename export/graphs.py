@@ -5,14 +5,14 @@
 
 The cross-attention's keys and values depend on the source alone: the encoder's graph computes them once, and every step of the
 decoder takes them as they are. The first step takes keys and values of length 0 for the self-attention. The names are those of
-Optimum. `model` is any model of Transformers with an encoder and a decoder whose cache is an `EncoderDecoderCache`.
+Optimum.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,17 +21,49 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from reluformer.export.caches import KeysAndValues, both, pairs_of
-from reluformer.export.names import DECODER_FILE, ENCODER_FILE, cache_names
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
-from reluformer.modeling_reluformer.fused.generation import SharedSources
 
-# Of an ONNX file: what is larger has its weights in a file beside it.
-LARGEST_FILE = 2**31 - 2**20
+ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_with_past_model.onnx"
+GRAPHS = (ENCODER_FILE, DECODER_FILE)
 # Sizes of the example that is traced; a size that occurs twice, or 1, would be taken for a rule.
 _SOURCES, _TARGETS, _SOURCE, _PAST, _TARGET = 2, 3, 5, 7, 4
+
+KeysAndValues = Sequence[tuple[Tensor, Tensor]]
+
+
+def cache_names(kind: str, of: str, layers: int) -> list[str]:
+    """Names of the key and the value of each layer. kind: past_key_values | present. of: decoder | encoder."""
+    return [f"{kind}.{layer}.{of}.{part}" for layer in range(layers) for part in ("key", "value")]
+
+
+def filled(pairs: Iterable[tuple[Tensor, Tensor]]) -> DynamicCache:
+    """A cache that holds a key and a value, (batch, heads, length, head_dim), for each layer, as they are and not copied.
+
+    The library's own way to fill one concatenates, which a graph would do, too.
+    """
+    cache = DynamicCache()
+    cache.layers = []
+    for key, value in pairs:
+        layer = DynamicLayer()
+        layer.lazy_initialization(key, value)
+        layer.keys, layer.values = key, value
+        cache.layers.append(layer)
+    return cache
+
+
+def pairs_of(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
+    """Key and value of each layer."""
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def _both(own: KeysAndValues, cross: KeysAndValues) -> EncoderDecoderCache:
+    """The cache of a decoder: of its own tokens, and of the source, which is not computed again."""
+    cache = EncoderDecoderCache(filled(own), filled(cross))
+    cache.is_updated = dict.fromkeys(range(len(cross)), True)
+    return cache
 
 
 class EncoderGraph(nn.Module):
@@ -67,11 +99,10 @@ class DecoderGraph(nn.Module):
     ) -> tuple[Tensor, KeysAndValues]:
         """input_ids (batch, target), encoder_attention_mask (sources, source) → logits (batch, target, vocabulary) and past.
 
-        Neighbouring rows of the batch share a source where the model can do that; else `sources` is the batch.
+        Neighbouring rows of the batch share a source.
         """
         sources, source = encoder_attention_mask.shape
-        cache = both(past, cross)
-        shared = {"targets_per_source": input_ids.shape[0] // sources} if shares_sources(self.model) else {}
+        cache = _both(past, cross)
         # The model reads the shape alone: all that depends on the values is in the cache.
         encoded = cross[0][0].new_zeros(sources, source, self.model.config.d_model)
         logits = self.model(
@@ -80,14 +111,9 @@ class DecoderGraph(nn.Module):
             encoder_outputs=BaseModelOutput(encoded),
             **{CACHE_NAME: cache},
             use_cache=True,
-            **shared,
+            targets_per_source=input_ids.shape[0] // sources,
         ).logits
         return logits, pairs_of(cache.self_attention_cache)
-
-
-def shares_sources(model: PreTrainedModel) -> bool:
-    """Whether the beams of a sentence share its keys and values (`targets_per_source`), as only ours do."""
-    return isinstance(model, SharedSources)
 
 
 class Exported(NamedTuple):
@@ -101,26 +127,25 @@ def export_encoder(model: PreTrainedModel) -> Exported:
     """The encoder's graph of a model in evaluation mode, with a dynamic batch and source."""
     ids = torch.ones(_SOURCES, _SOURCE, dtype=torch.long)
     sizes = {0: Dim("batch"), 1: Dim("source", max=model.config.max_position_embeddings)}
-    return _export(EncoderGraph(model), (ids, torch.ones_like(ids)), (sizes, sizes), shared=False)
+    return _export(EncoderGraph(model), (ids, torch.ones_like(ids)), (sizes, sizes))
 
 
 def export_decoder(model: PreTrainedModel) -> Exported:
     """The decoder's graph of a model in evaluation mode, with dynamic batch, source, past and target."""
-    config, shared = model.config, shares_sources(model)
+    config = model.config
     heads, features = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
     layers, rows = range(config.decoder_layers), _SOURCES * _TARGETS
     source, past, target = (Dim(name) for name in ("source", "past", "target"))
-    batch = Dim("batch", min=2 * _SOURCES if shared else None)  # of the trace; the graph has no such limit
-    sources, count = (Dim("sources"), _SOURCES) if shared else (batch, rows)
+    batch, sources = Dim("batch", min=2 * _SOURCES), Dim("sources")  # min: of the trace; the graph has no such limit
 
     def pair(*shape: int) -> tuple[Tensor, Tensor]:
         return torch.zeros(shape), torch.zeros(shape)
 
     inputs = (
         torch.ones(rows, _TARGET, dtype=torch.long),
-        torch.ones(count, _SOURCE, dtype=torch.long),
+        torch.ones(_SOURCES, _SOURCE, dtype=torch.long),
         [pair(rows, heads, _PAST, features) for _ in layers],
-        [pair(count, heads, _SOURCE, features) for _ in layers],
+        [pair(_SOURCES, heads, _SOURCE, features) for _ in layers],
     )
     own, cross = {0: batch, 2: past}, {0: sources, 2: source}
     sizes = (
@@ -129,17 +154,17 @@ def export_decoder(model: PreTrainedModel) -> Exported:
         [(own, own) for _ in layers],
         [(cross, cross) for _ in layers],
     )
-    return _export(DecoderGraph(model), inputs, sizes, shared)
+    return _export(DecoderGraph(model), inputs, sizes)
 
 
-def _export(graph: nn.Module, inputs: tuple[Any, ...], sizes: tuple[Any, ...], shared: bool) -> Exported:
+def _export(graph: nn.Module, inputs: tuple[Any, ...], sizes: tuple[Any, ...]) -> Exported:
     with torch.no_grad():
         program = torch.export.export(
             graph.eval(),
             inputs,
             dynamic_shapes=sizes,
             # that a batch is a multiple of the sources it shares is no rule that a dimension can have
-            prefer_deferred_runtime_asserts_over_guards=shared,
+            prefer_deferred_runtime_asserts_over_guards=True,
         )
     return Exported(program, sizes)
 
@@ -175,8 +200,7 @@ def _write(exported: Exported, path: Path, inputs: list[str], outputs: list[str]
             dynamo=True,
             verbose=False,
         )
-    weights = sum(tensor.nbytes for tensor in exported.program.state_dict.values())
-    written.save(path, external_data=weights > LARGEST_FILE)
+    written.save(path)
 
 
 @contextmanager

@@ -22,19 +22,17 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 import reluformer  # noqa: F401  (registers the model's configuration)
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.export.caches import filled, pairs_of
-from reluformer.export.names import GRAPHS, cache_names
+from reluformer.export.graphs import GRAPHS, cache_names, filled, pairs_of
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
 from reluformer.modeling_reluformer.fused.generation import SharedSources
 from reluformer.modeling_reluformer.layers_reluformer import (
     CompactMask,
-    attention_visibility,
     checked_keywords,
     require_known_ids,
     require_positions,
-    require_token_ids,
 )
-from reluformer.modeling_reluformer.modeling_reluformer import require_same_batch
+from reluformer.training.loading import load_tokenizer
+from reluformer.training.translation import Translator
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
@@ -64,13 +62,12 @@ class OnnxEncoder(nn.Module):
         output_hidden_states: bool | None = None,
         return_dict: bool = True,
     ) -> OnnxEncoderOutput:
-        """input_ids, attention_mask: (batch, source). Raises what the PyTorch model raises for ids and masks it cannot take."""
+        """input_ids, attention_mask: (batch, source)."""
         _refuse(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
-        ids = _token_ids(input_ids, "", self.config.vocab_size)
-        require_positions(ids.shape[1], self.config.max_position_embeddings)
-        hidden_states, *cross = _run(
-            self.session, {"input_ids": ids, "attention_mask": _source_mask(attention_mask, ids.shape)}
-        )
+        require_known_ids(input_ids, self.config.vocab_size, "")
+        require_positions(input_ids.shape[1], self.config.max_position_embeddings)
+        feeds = {"input_ids": input_ids.long(), "attention_mask": _source_mask(attention_mask, input_ids.shape)}
+        hidden_states, *cross = _run(self.session, feeds)
         return OnnxEncoderOutput(last_hidden_state=hidden_states, cross_attention=tuple(cross))
 
 
@@ -111,9 +108,7 @@ class OnnxTranslationModel(SharedSources, CompactMask, PreTrainedModel, Generati
             self.generation_config = generation_config
         shapes = {item.name: item.shape for item in decoder.get_inputs()}
         # names and sizes of (batch, heads, length, head_dim)
-        own, cross = (shapes[f"past_key_values.0.{of}.key"] for of in ("decoder", "encoder"))
-        self.heads, self.head_dim = own[1], own[3]
-        self.shares_sources = own[0] != cross[0]
+        _, self.heads, _, self.head_dim = shapes["past_key_values.0.decoder.key"]
         self.eval()
 
     @classmethod
@@ -185,23 +180,19 @@ class OnnxTranslationModel(SharedSources, CompactMask, PreTrainedModel, Generati
             targets_per_source: how many neighbouring targets share a source.
 
         Raises:
-            ValueError: ids or a mask of a wrong shape or dtype, none or empty ids, another number of targets than of sources,
-                sequences beyond max_position_embeddings; all as in the PyTorch model.
-            IndexError: an id outside the vocabulary.
+            ValueError: sequences beyond max_position_embeddings. IndexError: an id outside the vocabulary.
         """
         _refuse(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
-        decoder_input_ids = _token_ids(decoder_input_ids, "decoder_", self._decoder_vocab_size)
+        # onnxruntime takes negative ids for those at the end of the vocabulary
+        require_known_ids(decoder_input_ids, self.config.decoder_vocab_size or self.config.vocab_size, "decoder_")
         sources = encoder_outputs.last_hidden_state
-        require_same_batch(sources, decoder_input_ids, targets_per_source)
         attention_mask = _source_mask(attention_mask, sources.shape[:2])
-        if not self.shares_sources:
-            attention_mask = attention_mask.repeat_interleave(targets_per_source, dim=0)
-        cache = self._cache(cache, encoder_outputs, targets_per_source)
+        cache = self._cache(cache, encoder_outputs)
         seen = cache.self_attention_cache.get_seq_length()
         require_positions(seen + decoder_input_ids.shape[1], self.config.max_position_embeddings)
-        feeds = {"input_ids": decoder_input_ids, "encoder_attention_mask": attention_mask}
+        feeds = {"input_ids": decoder_input_ids.long(), "encoder_attention_mask": attention_mask}
         for of, part in (("decoder", cache.self_attention_cache), ("encoder", cache.cross_attention_cache)):
             tensors = [tensor for pair in pairs_of(part) for tensor in pair]
             if not tensors:
@@ -215,13 +206,7 @@ class OnnxTranslationModel(SharedSources, CompactMask, PreTrainedModel, Generati
             **{CACHE_NAME: None if use_cache is False else cache},
         )
 
-    @property
-    def _decoder_vocab_size(self) -> int:
-        return getattr(self.config, "decoder_vocab_size", None) or self.config.vocab_size
-
-    def _cache(
-        self, given: EncoderDecoderCache | None, encoder_outputs: OnnxEncoderOutput, targets_per_source: int
-    ) -> EncoderDecoderCache:
+    def _cache(self, given: EncoderDecoderCache | None, encoder_outputs: OnnxEncoderOutput) -> EncoderDecoderCache:
         """The cache to use; its part for the source is filled when it is new."""
         if given is None:
             given = EncoderDecoderCache(filled([]), filled([]))
@@ -231,10 +216,7 @@ class OnnxTranslationModel(SharedSources, CompactMask, PreTrainedModel, Generati
                 f"{type(given.self_attention_cache).__name__}. Leave out cache_implementation."
             )
         if not given.is_updated.get(0):
-            cross = encoder_outputs.cross_attention
-            if not self.shares_sources and targets_per_source > 1:
-                cross = [tensor.repeat_interleave(targets_per_source, dim=0) for tensor in cross]
-            given.cross_attention_cache.layers = filled(_in_pairs(cross)).layers
+            given.cross_attention_cache.layers = filled(_in_pairs(encoder_outputs.cross_attention)).layers
             given.self_attention_cache.layers = []
             given.is_updated = dict.fromkeys(range(self.layers), True)
         return given
@@ -244,23 +226,9 @@ def _in_pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
-def _token_ids(input_ids: Tensor | None, name: str, vocab_size: int) -> Tensor:
-    """Ids of the dtype of the graphs, which look up negative ones from the end of the vocabulary; `name`: `decoder_` or empty."""
-    if input_ids is None:
-        raise ValueError(f"Give {name}input_ids: an exported graph takes nothing in their place.")
-    require_token_ids(input_ids, name)
-    require_known_ids(input_ids, vocab_size, name)
-    return input_ids.long()
-
-
 def _source_mask(given: Tensor | None, shape: Sequence[int]) -> Tensor:
     """The mask of the source, (batch, source), of the dtype of the graphs."""
-    if given is None:
-        return torch.ones(tuple(shape), dtype=torch.long)
-    if given.ndim != 2:
-        raise ValueError(f"An exported graph takes an attention mask (batch, source); got {tuple(given.shape)}.")
-    attention_visibility(given, batch=shape[0], queries=shape[1], keys=shape[1])
-    return given.long()
+    return torch.ones(tuple(shape), dtype=torch.long) if given is None else given.long()
 
 
 def _run(session: InferenceSession, feeds: Mapping[str, Tensor]) -> list[Tensor]:
@@ -272,3 +240,27 @@ def _refuse(**wanted: Any) -> None:
     for name, value in wanted.items():
         if value:
             raise ValueError(f"{name}=True: an exported graph does not hold them; ask the PyTorch model.")
+
+
+def load_translator(path_or_hub_id: str | Path, **options: Any) -> Translator:
+    """As `Translator.from_pretrained`, for an exported model, too.
+
+    Args:
+        path_or_hub_id: of a model, or a folder that `reluformer export` has written.
+        options: as there; an exported model takes neither attn_implementation nor a device other than cpu.
+
+    Raises:
+        UserError: see `Translator.from_pretrained` and `OnnxTranslationModel.from_pretrained`; an option that an exported model
+            cannot follow.
+    """
+    if not any((Path(path_or_hub_id) / name).is_file() for name in GRAPHS):
+        return Translator.from_pretrained(path_or_hub_id, **options)
+    if name := options.pop("attn_implementation", None):
+        raise UserError(
+            f"attn_implementation: {name!r} was given, but {path_or_hub_id} is an exported model; leave it out"
+        )
+    if (device := options.pop("device", None)) not in (None, "cpu"):
+        raise UserError(
+            f"device: {device!r} was given, but {path_or_hub_id} is an exported model, which runs on cpu here"
+        )
+    return Translator(OnnxTranslationModel.from_pretrained(path_or_hub_id), load_tokenizer(path_or_hub_id), **options)

@@ -3,42 +3,21 @@
 import copy
 
 import pytest
-import torch
-from torch.export import Dim
 
 from reluformer import ReLUFormerForConditionalGeneration
 
-from ..conftest import random_tokens, tiny_model
+from ..conftest import tiny_model
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx: pip install 'reluformer[onnx]'")
 
 import onnx
 
-from reluformer.export.checking import difference
-from reluformer.export.exporting import prepared, write_checked
-from reluformer.export.names import GRAPHS
+from reluformer.export.exporting import difference, prepared, write_checked
+from reluformer.export.graphs import GRAPHS
 from reluformer.export.running import OnnxTranslationModel
 
 # Of attention, layers and shapes: no operator of a vendor, no loop, no branch, nothing whose shape depends on a value.
 FORBIDDEN = {"If", "Loop", "Scan", "NonZero", "Unique", "Compress", "Resize", "StringNormalizer"}
-
-
-def test_the_whole_model_goes_through_torch_export():
-    model = tiny_model(attn_implementation="eager")
-    batch, source, target = Dim("batch"), Dim("source", max=64), Dim("target", max=64)
-    inputs = {"input_ids": random_tokens(2, 5), "attention_mask": torch.ones(2, 5, dtype=torch.long)}
-    inputs["decoder_input_ids"] = random_tokens(2, 4)
-    sizes = {"input_ids": {0: batch, 1: source}, "attention_mask": {0: batch, 1: source}}
-    sizes["decoder_input_ids"] = {0: batch, 1: target}
-    program = torch.export.export(
-        model, (), {**inputs, "use_cache": False}, dynamic_shapes={**sizes, "use_cache": None}
-    )
-    called = {node.target.namespace for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
-    assert called <= {"aten", "prim"}
-    mask = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 0, 0]])
-    others = {"input_ids": random_tokens(3, 3, seed=1), "attention_mask": mask}
-    others |= {"decoder_input_ids": random_tokens(3, 6, seed=2), "use_cache": False}
-    torch.testing.assert_close(program.module()(**others).logits, model(**others).logits)
 
 
 def test_the_graphs_are_of_plain_operators(exported):
@@ -95,16 +74,3 @@ def test_every_kind_of_model(variant, tmp_path):
         pytest.skip("they are refused: test_exporting.py")
     found = write_checked(prepared(tiny_model(**variant)), tmp_path)
     assert found.largest <= found.allowed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("opset", [20, 23])
-def test_other_opsets(opset, tmp_path):
-    write_checked(prepared(tiny_model()), tmp_path, opset)
-    assert onnx.load(tmp_path / GRAPHS[1]).opset_import[0].version == opset
-
-
-@pytest.mark.slow
-def test_two_vocabularies(tmp_path):
-    fields = {"decoder_vocab_size": 30, "share_encoder_decoder_embeddings": False}
-    write_checked(prepared(tiny_model(**fields)), tmp_path)
