@@ -126,9 +126,26 @@ def zeros_spent() -> str:
 def paper_sizes() -> str:
     """The papers' own sizes, as they were tried without a GPU."""
     from benchmarks.measurement_file import RESULTS
-    from benchmarks.studies.paper_sizes import FILE, paper_sizes_table
 
-    return paper_sizes_table(json.loads((RESULTS / FILE).read_text(encoding="utf-8")))
+    rows = []
+    for row in json.loads((RESULTS / "paper-sizes-cpu.json").read_text(encoding="utf-8"))["rows"]:
+        memory = " / ".join(f"{each / 2**30:.1f}" for each in row["memory"].values())
+        hours = " / ".join(f"{each:.1f}" for each in row["hours"].values())
+        losses = " → ".join(f"{loss:.3f}" for loss in row["losses"])
+        command = f"`python -m benchmarks.studies --size paper --only {row['row']}`"
+        size, updates = f"{row['parameters'] / 1e6:.1f} M", f"{row['items']['updates']:,}"
+        rows.append([row["what"], command, size, updates, losses, memory, hours, "never run"])
+    header = (
+        "what",
+        "command",
+        "parameters",
+        "updates",
+        "loss of two updates",
+        "GiB a GPU, 1 / 8",
+        "hours, 1 / 8",
+        "on a GPU",
+    )
+    return table(header, rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

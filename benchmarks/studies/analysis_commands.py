@@ -36,9 +36,7 @@ def analysis_commands(task: Task, wanted: Sequence[str]) -> list[list[str]]:
         names = [analysis.what for analysis in group]
         inputs = _sentences(task, lines or None, folder) if documents else _inputs(task, lines or None, folder)
         files = ["--model", str(task.run_folder), *inputs]
-        commands.append(
-            ["reluformer", "analyze", "--what", *names, *files, "--output", str(analysis_folder(task)), *options]
-        )
+        commands.append(["analyze", "--what", *names, *files, "--output", str(analysis_folder(task)), *options])
     return commands
 
 

@@ -11,9 +11,9 @@ from string import Formatter
 from typing import Any
 
 from benchmarks.markdown import mean_and_each
-from benchmarks.studies.bootstrap import FEWEST_ITEMS, STATISTICS, bootstrap_of_means, comparable
 from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, has_diverged, value
 from benchmarks.studies.parser import row_of_line
+from benchmarks.studies.scores import FEWEST_ITEMS, STATISTICS, bootstrap_of_means, comparable
 from benchmarks.studies.study import Claim, Figure, Study
 from benchmarks.studies.tasks import spent
 from reluformer.configuration.errors import UserError
@@ -230,7 +230,7 @@ def _compare_paired(
 ) -> tuple[str, str]:
     kind = STATISTICS[name]
     ours, theirs = ([result.get(name) for result in side] for side in (first, second))
-    if not all(comparable(ours[0], each) for each in (*ours, *theirs)):
+    if not comparable(*ours, *theirs):
         return UNDECIDED, "not scored on the same references"
     test = bootstrap_of_means(kind, ours, theirs)
     figures = f"{mean_and_each(test.each, '{:+.2f}')} {kind.unit}"

@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.markdown import mean_and_each, table
-from benchmarks.studies.bootstrap import STATISTICS, bootstrap_of_means, comparable
 from benchmarks.studies.outcomes import has_diverged
 from benchmarks.studies.parser import Row, load_rows
+from benchmarks.studies.scores import STATISTICS, bootstrap_of_means, comparable
 from benchmarks.studies.tasks import Places, Task, read_result, spent
 
 SEEDS = (1, 2, 3)
@@ -130,7 +130,7 @@ def _cpu_seconds(task: Task, result: Mapping[str, Any] | None) -> float | None:
 def _difference(score: str, softmax: Sequence[Mapping[str, Any]], relu: Sequence[Mapping[str, Any]]) -> str:
     if any(map(has_diverged, (*softmax, *relu))):
         return "–"
-    if not all(comparable(softmax[0][score], result[score]) for result in (*softmax, *relu)):
+    if not comparable(*(result[score] for result in (*softmax, *relu))):
         raise ValueError(f"{softmax[0]['row']}, {relu[0]['row']}: {score} of different test texts cannot be compared")
     ours, theirs = ([result[score] for result in side] for side in (relu, softmax))
     test = bootstrap_of_means(STATISTICS[score], ours, theirs)

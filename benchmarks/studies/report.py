@@ -10,10 +10,10 @@ from typing import Any
 
 from benchmarks.markdown import table
 from benchmarks.studies.claims import ACCURACY, BLEU, PENDING, PERPLEXITY, Verdict, judge
-from benchmarks.studies.costs import corpus_of
 from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, at_size, has_diverged, outcomes_of, value
 from benchmarks.studies.parser import STUDIES_FOLDER, load_rows, load_study, study_names
 from benchmarks.studies.plots import draw_plot
+from benchmarks.studies.scores import FEWEST_ITEMS, SAMPLES
 from benchmarks.studies.study import RELUFORMER_PAPER, Study
 from benchmarks.studies.tasks import RESULTS, RUNS, Places, pictures_folder
 
@@ -61,8 +61,6 @@ def write_reproduction(
         runs, results: where runs and results are.
         studies: where the studies are.
     """
-    from benchmarks.studies.bootstrap import FEWEST_ITEMS, SAMPLES
-
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [_HEAD.format(results=results, samples=f"{SAMPLES:,}", fewest=FEWEST_ITEMS)]
     everywhere = sorted(
@@ -177,6 +175,20 @@ def _predicted(outcomes: Mapping[str, Outcome]) -> list[str]:
             size = f"{len(measured['documents'].split()):,} documents, {measured['tokens']:,} tokens"
             found.add(f"Perplexity: {size} of `{corpus_of(result['recipe'])}`, split {measured['signature']}.")
     return sorted(found)
+
+
+def corpus_of(recipe: Mapping[str, Any]) -> str:
+    """What a recipe is trained on: the folder of its files, the name of a data set or of its list of packages."""
+    data = recipe["data"]
+    if packages := (data.get("corpus") or {}).get("packages"):
+        return packages["listed"] or "installed packages"
+    files = data.get("train") or {}
+    if dataset := data.get("dataset") or files.get("dataset"):
+        return dataset["path"]
+    if files:
+        paths = files.get("source") or files.get("images") or files["paths"]
+        return Path(paths[0] if isinstance(paths, list) else paths).parent.as_posix()
+    return "made by the program"
 
 
 def _results(outcomes: Mapping[str, Outcome]) -> Iterator[dict[str, Any]]:

@@ -1,47 +1,39 @@
-"""Running a study: what is missing is trained, what was interrupted goes on, what is finished is left alone."""
+"""Running studies: what is missing is trained, what was interrupted goes on, what is finished is left alone."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import Process
 from pathlib import Path
 
 import yaml
 
-from benchmarks.studies import process as study_process
 from benchmarks.studies.analysis_commands import analysis_commands
-from benchmarks.studies.bootstrap import STATISTICS
 from benchmarks.studies.collection import read_json, unevaluated_splits
 from benchmarks.studies.parser import Catalogue, Row, table_of
+from benchmarks.studies.scores import STATISTICS
 from benchmarks.studies.study import Study
-from benchmarks.studies.tasks import (
-    Places,
-    Task,
-    is_measured,
-    is_stale,
-    missing_analyses,
-    read_result,
-    state_of,
-    write_result,
-)
+from benchmarks.studies.tasks import Places, Task, is_stale, missing_analyses, read_result, state_of, write_result
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.training.run.run_folder import RECORD_FILE
 
-PROGRESS_SECONDS = 60.0
-_POLL_SECONDS = 0.1
-
-
-@dataclass
-class Job:
-    """A task that is being run."""
-
-    task: Task
-    number: int
-    state: str
-    process: Process
-    started: float = field(default_factory=time.monotonic)
+RELUFORMER, TRAIN_ROW = "reluformer", "benchmarks.studies.training"
+# A job is one core's: more threads than cores make a small model slower, and two jobs would share them. The two of glibc
+# keep the memory of the logits, which it would otherwise give back to the system after every update.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "100000000000",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+PROGRESS_SECONDS, _POLL_SECONDS = 60.0, 0.1
+_TAIL = 8192  # bytes of a log that are looked at
 
 
 def tasks_by_study(
@@ -65,24 +57,22 @@ def tasks_by_study(
     Raises:
         UserError: `only` names a row that none of the studies has at this size.
     """
-    named = {name: _rows_to_name(study, catalogue) for name, study in studies.items()}
-    known = dict.fromkeys(row for rows in named.values() for row in rows)
-    for row in only:
-        if row not in known:
-            several = "`--list --all` names them"
-            choose = several if len(studies) > 1 else f"choose of {', '.join(known) or 'none'}"
-            raise UserError(f"--only: no row {row!r} at size {catalogue.size}; {choose}")
+    rows = {name: {e.name: e.row for e in table_of(study, catalogue) if e.row} for name, study in studies.items()}
+    named = {name: _with_rows_before(found) for name, found in rows.items()}
+    if unknown := [row for row in only if not any(row in found for found in named.values())]:
+        known = dict.fromkeys(row for found in named.values() for row in found)
+        choose = "`--list` names the studies" if len(studies) > 1 else f"choose of {', '.join(known) or 'none'}"
+        raise UserError(f"--only: no row {unknown[0]!r} at size {catalogue.size}; {choose}")
     found = {}
     for name, study in studies.items():
-        rows = {row.key: row for row in _rows_wanted(study, catalogue, named[name], only)}
-        if rows or not only:
-            own = {key: seeds or wanted for key, wanted in _seeds_by_key(study, catalogue).items()}
-            other = seeds or study.seeds.get(catalogue.size, [1])  # of what stands in no table
-            pairs = [(seed, row) for row in rows.values() for seed in own.get(row.key, other)]
-            order = list(dict.fromkeys(seed for seed, _ in pairs))
-            found[name] = [
-                Task(row, seed, places) for seed, row in sorted(pairs, key=lambda pair: order.index(pair[0]))
-            ]
+        wanted = [row for own, row in named[name].items() if own in (only or rows[name])]
+        if wanted or not only:
+            own = _seeds_by_key(study, catalogue)
+            other = study.seeds.get(catalogue.size, [1])  # of what stands in no table
+            pairs = dict.fromkeys((seed, row.key) for row in wanted for seed in (seeds or own.get(row.key, other)))
+            order, by_key = list(dict.fromkeys(seed for seed, _ in pairs)), {row.key: row for row in wanted}
+            in_order = sorted(pairs, key=lambda pair: order.index(pair[0]))
+            found[name] = [Task(by_key[key], seed, places) for seed, key in in_order]
     return found
 
 
@@ -96,63 +86,125 @@ def _seeds_by_key(study: Study, catalogue: Catalogue) -> dict[str, list[int]]:
     return found
 
 
-def _rows_wanted(study: Study, catalogue: Catalogue, named: Mapping[str, Row], only: Sequence[str]) -> list[Row]:
-    names = only or _table_rows(study, catalogue)
-    return [row for name, row in named.items() if name in names]
-
-
-def _rows_to_name(study: Study, catalogue: Catalogue) -> dict[str, Row]:
-    """The rows of a study's table and, after them, all that went before these, by name."""
-    named = _table_rows(study, catalogue)
-    for row in list(named.values()):
+def _with_rows_before(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """The rows and, after them, all that went before these, by name."""
+    found = dict(rows)
+    for row in rows.values():
         while (row := row.start) is not None:
-            named.setdefault(row.name, row)
-    return named
+            found.setdefault(row.name, row)
+    return found
 
 
-def _table_rows(study: Study, catalogue: Catalogue) -> dict[str, Row]:
-    return {entry.name: entry.row for entry in table_of(study, catalogue) if entry.row is not None}
+@dataclass
+class Job:
+    """A task that is being run.
+
+    head: of its messages. log: what it prints. commands: that follow the process. seen: the states it has been in.
+    """
+
+    task: Task
+    head: str
+    commands: list[list[str]] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+    process: subprocess.Popen[bytes] | None = None
+    started: float = field(default_factory=time.monotonic)
 
 
-def run_tasks(tasks: Sequence[Task], *, size: str, jobs: int = 1, say: Callable[[str], None] = print) -> list[str]:
+@dataclass
+class Runner:
     """Runs what is not finished, `jobs` at a time.
 
-    Args:
-        tasks: in their order, but what one starts from comes before it; one that is finished is said to be so and left alone.
-        size: for the command that results tell.
-        jobs: processes at once, each with one thread.
-        say: takes lines of progress.
-
-    Returns:
-        What went wrong, one line for each row that failed.
+    size: for the command that results tell. say: takes lines of progress. failures: what went wrong, a line for each row.
     """
-    failures: list[str] = []
-    tasks = _with_starts(tasks)
-    waiting = list(enumerate(tasks, start=1))
-    running: list[Job] = []
-    told = time.monotonic()
-    try:
-        while waiting or running:
-            while len(running) < jobs and (ready := _first_ready(waiting, running)) is not None:
-                number, task = waiting.pop(ready)
-                job = _begin(task, number, len(tasks), size, say, failures)
-                running += [] if job is None else [job]
-            for job in [job for job in running if not job.process.is_alive()]:
-                running.remove(job)
-                went_well = _end(job, len(tasks), size, say, failures)
-                if went_well and job.state != "finished" and missing_analyses(job.task):  # now that there is a model
-                    waiting.insert(0, (job.number, job.task))
-            if time.monotonic() - told > PROGRESS_SECONDS:
-                told = time.monotonic()
-                for job in running:
-                    _tell_progress(job, len(tasks), say)
-            if running:
-                running[0].process.join(_POLL_SECONDS)
-    finally:
-        for job in running:  # an interruption: they go on from their last checkpoint
-            job.process.terminate()
-            job.process.join()
-    return failures
+
+    size: str
+    jobs: int = 1
+    say: Callable[[str], None] = print
+    failures: list[str] = field(default_factory=list)
+
+    def run(self, tasks: Sequence[Task]) -> list[str]:
+        """Runs the tasks in their order, but what one starts from before it; returns the failures."""
+        tasks = _with_starts(tasks)
+        waiting = [Job(task, f"[{number}/{len(tasks)}] {task.name}") for number, task in enumerate(tasks, start=1)]
+        running: list[Job] = []
+        told = time.monotonic()
+        try:
+            while waiting or running:
+                while len(running) < self.jobs and (job := _first_ready(waiting, running)) is not None:
+                    waiting.remove(job)
+                    running += [job] if self._advance(job) else []
+                for job in [job for job in running if job.process.poll() is not None]:
+                    if not self._ended_well(job) or not self._advance(job):
+                        running.remove(job)
+                if time.monotonic() - told > PROGRESS_SECONDS:
+                    told = time.monotonic()
+                    for job in running:
+                        self.say(f"{job.head}: {last_line(job.task.log_file)}, {(told - job.started) / 60:.0f} min")
+                time.sleep(_POLL_SECONDS if running else 0)
+        finally:
+            for job in running:  # an interruption: they go on from their last checkpoint
+                job.process.terminate()
+                job.process.wait()
+        return self.failures
+
+    def _advance(self, job: Job) -> bool:
+        """Starts the next command of a job; whether there was one."""
+        try:
+            while not job.commands:
+                state = state_of(job.task)
+                if state in job.seen:
+                    return False
+                first = not job.seen
+                job.seen.add(state)
+                job.commands = _commands(job.task, state)
+                if job.commands and first:
+                    self._begin(job, state)
+                elif state == "trained" and not job.commands:
+                    self._collect(job)
+                elif first and state == "finished":
+                    again = (
+                        "to train it again, give folders of their own: --runs runs/again --results runs/again/results"
+                    )
+                    self.say(f"{job.head}: finished already ({job.task.result_file}); {again}")
+        except (UserError, OSError) as error:
+            return self._failed(job, one_line(error))
+        job.process = start(job.commands.pop(0), job.task.log_file)
+        return True
+
+    def _begin(self, job: Job, state: str) -> None:
+        task = job.task
+        if is_stale(task):
+            self.say(f"{job.head}: {task.result_file} is of another recipe and will be replaced")
+        elif task.model_needed and state == "missing" and read_result(task) is not None:
+            self.say(f"{job.head}: its model is not on this machine; {task.result_file} will be replaced")
+        doing = {"finished": "analyses", "trained": "evaluation", "begun": "goes on", "missing": "starts"}
+        self.say(f"{job.head}: {doing[state]}; log: {task.log_file}")
+
+    def _ended_well(self, job: Job) -> bool:
+        """Keeps what a process has left, even if what came after it has failed."""
+        if not job.commands and state_of(job.task) != "begun":
+            try:
+                self._collect(job)
+            except (UserError, OSError) as error:
+                if not job.process.returncode:
+                    return self._failed(job, one_line(error))
+        if status := job.process.returncode:
+            log = job.task.log_file
+            return self._failed(job, f"exit status {status}: {last_line(log)} ({log})")
+        return True
+
+    def _failed(self, job: Job, why: str) -> bool:
+        self.failures.append(f"{job.task.name}: {why}")
+        self.say(f"{job.head}: failed: {self.failures[-1]}")
+        return False
+
+    def _collect(self, job: Job) -> None:
+        task = job.task
+        if state_of(task) == "missing":
+            return
+        again = f"python -m benchmarks.studies --size {self.size} --only {task.row.name} --seed {task.seed}"
+        path = write_result(task, again)
+        self.say(f"{job.head}: {_summary(read_json(path))}; {path}")
 
 
 def _with_starts(tasks: Sequence[Task]) -> list[Task]:
@@ -160,123 +212,76 @@ def _with_starts(tasks: Sequence[Task]) -> list[Task]:
     found: dict[Path, Task] = {}
     for task in tasks:
         if task.start is not None and state_of(task) in ("missing", "begun"):
-            for start in _with_starts([task.start]):
-                found[start.run_folder] = start  # instead of the same without `model_needed`
+            for before in _with_starts([task.start]):
+                found[before.run_folder] = before  # instead of the same without `model_needed`
         found.setdefault(task.run_folder, task)
     return list(found.values())
 
 
-def _first_ready(waiting: Sequence[tuple[int, Task]], running: Sequence[Job]) -> int | None:
-    """The position of the first task that starts from nothing that is still to be trained."""
-    open_folders = {task.run_folder for _, task in waiting} | {job.task.run_folder for job in running}
-    for position, (_, task) in enumerate(waiting):
-        if task.start is None or task.start.run_folder not in open_folders:
-            return position
-    return None
-
-
-def _begin(
-    task: Task, number: int, total: int, size: str, say: Callable[[str], None], failures: list[str]
-) -> Job | None:
-    """Starts what is left to do of a task; None if that is nothing."""
-    state, head = state_of(task), f"[{number}/{total}] {task.name}"
-    try:
-        commands = _commands(task, state)
-    except UserError as error:
-        failures.append(f"{task.name}: {one_line(error)}")
-        say(f"{head}: failed: {failures[-1]}")
-        return None
-    if not commands:
-        if state == "finished":
-            again = "--runs runs/again --results runs/again/results"
-            say(f"{head}: finished already ({task.result_file}); to train it again, give folders of their own: {again}")
-        else:
-            _collect(task, head, size, say, failures)
-        return None
-    if is_stale(task):
-        say(f"{head}: {task.result_file} is of another recipe and will be replaced")
-    elif task.model_needed and state == "missing" and read_result(task) is not None:
-        say(f"{head}: its model is not on this machine; {task.result_file} will be replaced")
-    doing = {"finished": "analyses", "trained": "evaluation", "begun": "goes on", "missing": "starts"}
-    say(f"{head}: {doing[state]}; log: {task.log_file}")
-    lock = task.run_folder.with_name(f"{task.run_folder.name}.lock")
-    return Job(task, number, state, study_process.start(commands, task.log_file, lock))
+def _first_ready(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
+    """The first that starts from nothing that is still to be trained."""
+    unfinished = {job.task.run_folder for job in (*waiting, *running)}
+    ready = (job for job in waiting if job.task.start is None or job.task.start.run_folder not in unfinished)
+    return next(ready, None)
 
 
 def _commands(task: Task, state: str) -> list[list[str]]:
-    """What is left to do, in order."""
+    """What is left to do in a state, in order."""
     if task.row.recipe is None:
-        measure = [
-            study_process.RELUFORMER,
-            *task.row.command,
-            "--seed",
-            str(task.seed),
-            "--output",
-            str(task.run_folder),
-        ]
+        measure = [RELUFORMER, *task.row.command, "--seed", str(task.seed), "--output", str(task.run_folder)]
         return [measure] if state == "missing" else []
+    # Translation is trained by `reluformer train`; a task of another name, by a program of the studies.
+    train = [TRAIN_ROW, str(task.recipe_file)]
+    if "task" not in task.row.recipe:
+        train = [RELUFORMER, "train", "--config", str(task.recipe_file)]
     if state in ("missing", "begun"):
         if task.start is not None:
             _require_model(task.start)
         task.recipe_file.parent.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(task.recipe(), sort_keys=False, allow_unicode=True, width=120)
         task.recipe_file.write_text(text, encoding="utf-8")
-        return [_train(task)]
+        return [train]
     if state == "trained":
+        splits = unevaluated_splits(task.run_folder)
         if "task" in task.row.recipe:
-            return [_train(task)] if unevaluated_splits(task.run_folder) else []
-        run = [study_process.RELUFORMER, "evaluate", "--run", str(task.run_folder)]
-        return [[*run, "--split", split] for split in unevaluated_splits(task.run_folder)]
+            return [train] if splits else []
+        return [[RELUFORMER, "evaluate", "--run", str(task.run_folder), "--split", split] for split in splits]
     # A result of another machine has no model here to analyse.
     has_model = (task.run_folder / RECORD_FILE).is_file()
-    return analysis_commands(task, missing_analyses(task)) if has_model else []
+    commands = analysis_commands(task, missing_analyses(task)) if has_model else []
+    return [[RELUFORMER, *command] for command in commands]
 
 
-def _train(task: Task) -> list[str]:
-    """Translation is trained by `reluformer train`; a task of another name, by a program of the studies."""
-    if "task" in task.row.recipe:
-        return [study_process.TRAIN_ROW, str(task.recipe_file)]
-    return [study_process.RELUFORMER, "train", "--config", str(task.recipe_file)]
-
-
-def _require_model(start: Task) -> None:
-    record = start.run_folder / RECORD_FILE
+def _require_model(before: Task) -> None:
+    record = before.run_folder / RECORD_FILE
     if not record.is_file():
-        raise UserError(f"{start.name}, which it starts from, is not trained ({start.log_file})")
+        raise UserError(f"{before.name}, which it starts from, is not trained ({before.log_file})")
     if read_json(record).get("diverged"):
-        raise UserError(f"{start.name}, which it starts from, did not converge ({start.result_file})")
+        raise UserError(f"{before.name}, which it starts from, did not converge ({before.result_file})")
 
 
-def _end(job: Job, total: int, size: str, say: Callable[[str], None], failures: list[str]) -> bool:
-    """Keeps what a process has left; whether it went well."""
-    task, head = job.task, f"[{job.number}/{total}] {job.task.name}"
-    status = job.process.exitcode
-    if status == study_process.BUSY:
-        say(f"{head}: left alone, another process is running it")
-        return False
-    # What is there is kept, even if what came after it has failed.
-    if is_measured(task) or (task.run_folder / RECORD_FILE).is_file():
-        _collect(task, head, size, say, failures)
-    if status:
-        failures.append(
-            f"{task.name}: exit status {status}: {study_process.last_line(task.log_file)} ({task.log_file})"
-        )
-        say(f"{head}: failed: {failures[-1]}")
-    return not status
+def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Starts a program and its arguments in a process of its own; what it prints is appended to the log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    settings = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
+    with log.open("ab") as stream:
+        stream.write(f"$ {settings} python -m {shlex.join(command)}\n".encode())
+        stream.flush()
+        given = {"stdout": stream, "stderr": stream, "env": {**os.environ, **ENVIRONMENT}}
+        return subprocess.Popen([sys.executable, "-m", *command], **given)
 
 
-def _collect(task: Task, head: str, size: str, say: Callable[[str], None], failures: list[str]) -> None:
-    command = f"python -m benchmarks.studies --size {size} --only {task.row.name} --seed {task.seed}"
-    try:
-        path = write_result(task, command)
-    except (UserError, OSError) as error:
-        failures.append(f"{task.name}: {one_line(error)}")
-        say(f"{head}: failed: {failures[-1]}")
-        return
-    say(f"{head}: {_summary(read_json(path))}; {path}")
+def last_line(log: Path) -> str:
+    """The last line of a log: the progress, or the error of a process that failed."""
+    if not log.is_file():
+        return "loading"
+    with log.open("rb") as stream:
+        stream.seek(max(log.stat().st_size - _TAIL, 0))
+        lines = re.split(r"[\r\n]", stream.read().decode(errors="replace"))
+    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing was printed")
 
 
-def _summary(result: dict) -> str:
+def _summary(result: Mapping) -> str:
     training = result.get("training")
     if training is None:
         return "measured"
@@ -285,9 +290,3 @@ def _summary(result: dict) -> str:
         return f"does not converge: {training['diverged']['reason']} ({minutes})"
     scores = [f"{kind.label} {result[name]['score']:.2f}" for name, kind in STATISTICS.items() if result.get(name)]
     return f"{', '.join(scores)} ({minutes})" if scores else minutes
-
-
-def _tell_progress(job: Job, total: int, say: Callable[[str], None]) -> None:
-    minutes = (time.monotonic() - job.started) / 60
-    progress = study_process.last_progress(job.task.log_file) or "loading"
-    say(f"[{job.number}/{total}] {job.task.name}: {progress}, {minutes:.0f} min")

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.studies.accuracy import accuracy_statistics
-from benchmarks.studies.bleu import bleu_statistics
 from benchmarks.studies.collection import collect, cpu_seconds, read_json, training_seconds
 from benchmarks.studies.parser import Row, recipe_of
-from benchmarks.studies.perplexity import perplexity_statistics
+from benchmarks.studies.scores import accuracy_statistics, bleu_statistics, perplexity_statistics
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.splits import EVALUATED_SPLITS
 from reluformer.training.run.checkpoints import checkpoint_folders

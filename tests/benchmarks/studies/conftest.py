@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.studies.bleu import bleu_statistics
 from benchmarks.studies.claims import judge
 from benchmarks.studies.outcomes import outcomes_of
 from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study
 from benchmarks.studies.report import write_reproduction
+from benchmarks.studies.scores import bleu_statistics
 from benchmarks.studies.tasks import Places, Task
 from reluformer.training.run.records import write_json
 from reluformer.training.scoring.evaluation import write_translations

@@ -6,8 +6,8 @@ from statistics import fmean
 import pytest
 
 from benchmarks.studies import evidence
-from benchmarks.studies.bootstrap import STATISTICS, Comparison
 from benchmarks.studies.parser import load_rows
+from benchmarks.studies.scores import STATISTICS, Comparison
 from benchmarks.studies.tasks import Places, Task
 
 CATALOGUE = load_rows(evidence.SIZE)
@@ -67,7 +67,7 @@ def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
     def bootstrap(kind, first, second):
         compared.append([[each["score"] for each in side] for side in (first, second)])
         each = tuple(one["score"] - other["score"] for one, other in zip(first, second, strict=True))
-        return Comparison(fmean(each), each, 0.001 if len(first) > 1 else 0.4, samples=1, items=1000)
+        return Comparison(fmean(each), each, 0.001 if len(first) > 1 else 0.4, items=1000)
 
     monkeypatch.setattr(evidence, "bootstrap_of_means", bootstrap)
     line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))

@@ -6,12 +6,11 @@ from matplotlib.figure import Figure
 
 from benchmarks.studies import plots as study_plots
 from benchmarks.studies.claims import judge
-from benchmarks.studies.costs import corpus_of, study_costs
 from benchmarks.studies.outcomes import outcomes_of
 from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study, table_of
-from benchmarks.studies.perplexity import perplexity_statistics
-from benchmarks.studies.report import write_reproduction
+from benchmarks.studies.report import corpus_of, write_reproduction
 from benchmarks.studies.running import tasks_by_study
+from benchmarks.studies.scores import perplexity_statistics
 from benchmarks.studies.tasks import Places, Task
 from reluformer.training.run.records import write_json
 
@@ -235,23 +234,3 @@ def test_pictures_have_updates_or_layers_on_their_axis_and_not_the_mean_of_all_l
 )
 def test_the_corpus_of_texts_is_named(data, corpus):
     assert corpus_of({"data": data}) == corpus
-
-
-def test_a_language_model_is_estimated_by_one_of_its_size_on_another_corpus(study, tmp_path):
-    rows = yaml.safe_load((study.folder / ROWS_FILE).read_text(encoding="utf-8"))
-    base = rows["{norms}_{ffn}"]["recipe"]
-    translations = [("translation", 8, None, "a"), ("another", 8, None, "b")]
-    models = [("same", 8, base["task"], "a"), ("wider", 16, base["task"], "a"), *translations]
-    for name, hidden_size, task, folder in models:
-        recipe = {**base, "task": task, "model": {"hidden_size": hidden_size}}
-        rows[name] = {"recipe": {**recipe, "data": {"train": {"paths": f"data/{folder}/train.gz"}}}}
-    base["model"]["hidden_size"] = 8
-    (study.folder / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
-    places = {"runs": tmp_path / "runs", "results": tmp_path / "results", "studies": study.folder}
-    for name, cost in (("same", "~1.0"), ("wider", "not known"), ("translation", "not known")):
-        study.write(rows=[{"row": name, "label": name}], seeds={"cpu": [1]})
-        study.give("free_relu", 1, 2.0, seconds=3600.0)
-        assert str(study_costs("cpu", **places)["t0"].whole) == cost
-    study.write(rows=[{"row": "another", "label": "another"}])
-    study.give("translation", 1, 2.0)
-    assert str(study_costs("cpu", **places)["t0"].whole) == "not known", "its corpus is another one"

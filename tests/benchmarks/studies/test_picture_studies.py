@@ -5,14 +5,12 @@ import yaml
 from matplotlib.figure import Figure
 
 from benchmarks.studies import plots as study_plots
-from benchmarks.studies.accuracy import accuracy_statistics
 from benchmarks.studies.claims import judge
-from benchmarks.studies.collection import cpu_seconds, training_seconds
-from benchmarks.studies.costs import study_costs
 from benchmarks.studies.outcomes import outcomes_of
 from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study
 from benchmarks.studies.report import write_reproduction
 from benchmarks.studies.running import tasks_by_study
+from benchmarks.studies.scores import accuracy_statistics
 from benchmarks.studies.study import RELUFORMER_PAPER
 from benchmarks.studies.tasks import Places, Task
 from reluformer.analysis.colors import RELU, color_of
@@ -228,24 +226,3 @@ def test_no_two_activations_of_a_picture_have_one_colour():
             colors = list(study_plots._colors(plot).values())
             assert len(set(colors)) == len(colors) == len(plot.lines) + len(plot.levels), plot.file
     assert color_of("tanh") == color_of("none of these")
-
-
-def test_seconds_of_a_training_on_pictures():
-    log = [
-        {"step": 10, "images_per_update": 128.0, "images_per_second": 64.0, "cpu_seconds": 19.0},
-        {"step": 15, "images_per_update": 128.0, "images_per_second": 128.0, "cpu_seconds": 4.5},
-        {"step": 15, "eval_runtime": 3.0},
-    ]
-    assert training_seconds(log) == 20.0 + 5.0 + 3.0
-    assert cpu_seconds(log) == 23.5
-    assert cpu_seconds([{"step": 1, "eval_runtime": 3.0}]) is None, "an older log"
-
-
-def test_a_training_costs_its_cpu_seconds_and_one_by_epochs_is_estimated(study, tmp_path):
-    study.write()
-    study.give("relu_alpha_0.0", 1, 800, seconds=3576.0)
-    places = {"runs": tmp_path / "runs", "results": tmp_path / "results", "studies": study.folder}
-    costs = study_costs("cpu", **places)["f0"]
-    assert (str(costs.whole), str(costs.left)) == ("~8.0", "~7.0")  # an hour each: 3,576 + 4 + 20 seconds
-    assert list(costs.corpora) == ["pictures"]
-    assert costs.missing == ["softmax", *(f"relu, {a}" for a in (1.0, 1.5)), *(f"gelu, {a}" for a in (0.0, 1.0, 1.5))]

@@ -15,10 +15,11 @@ from torch.nn.functional import cross_entropy
 from benchmarks.studies import pictures, texts, training
 from benchmarks.studies.analysis_commands import analysis_commands
 from benchmarks.studies.parser import STUDIES_FOLDER, load_rows
-from benchmarks.studies.running import run_tasks
+from benchmarks.studies.running import Runner
 from benchmarks.studies.tasks import Places, Task, read_result
 from reluformer import ReLUFormerForCausalLM, ReLUFormerVisionConfig
 from reluformer.analysis.pictures import read_idx
+from reluformer.commands.main import main
 from reluformer.configuration.errors import UserError
 
 WORDS = ("alpha", "beta", "gamma", "delta")
@@ -138,20 +139,17 @@ def test_accuracy_and_calibration():
 def here(monkeypatch):
     """Commands run in this process."""
 
-    def start(commands, log, lock):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        from reluformer.commands.main import main
-
+    def start(command, log):
         programs = {"reluformer": main, "benchmarks.studies.training": training.main}
-        status = next((found for program, *rest in commands if (found := programs[program](rest))), 0)
-        return SimpleNamespace(exitcode=status, is_alive=lambda: False)
+        status = programs[command[0]](command[1:])
+        return SimpleNamespace(returncode=status, poll=lambda: status)
 
-    monkeypatch.setattr("benchmarks.studies.process.start", start)
+    monkeypatch.setattr("benchmarks.studies.running.start", start)
 
 
 def run(name, tmp_path):
     task = Task(load_rows("smoke").rows[name], 1, Places.of("smoke", tmp_path / "runs", tmp_path / "results"))
-    assert run_tasks([task], size="smoke", say=lambda line: None) == []
+    assert Runner("smoke", say=lambda line: None).run([task]) == []
     return task, read_result(task)
 
 

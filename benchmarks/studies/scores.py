@@ -1,0 +1,215 @@
+"""What each item of a test set adds to a score, and from it the paired bootstrap of two rows (Koehn 2004), with sacreBLEU's
+samples.
+
+A result keeps these statistics and no text, so that it can be compared with another one.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from sacrebleu.metrics import BLEU
+
+from reluformer.configuration.scores import SCORES
+from reluformer.training.scoring.evaluation import read_translations
+
+ORDERS = 4  # of n-grams
+# The scores that BLEU's statistics can stand for, as named in an evaluation.
+METRICS = {
+    score.name: score.options
+    for score in SCORES.values()
+    if score.metric == "BLEU" and not score.moses and not score.of_documents
+}
+SAMPLES = 1000
+SEED = 12345  # sacreBLEU's
+SIGNIFICANT = 0.05
+FEWEST_ITEMS = 10  # of two documents, all samples together have three different scores
+
+Statistics = Mapping[str, Any]
+
+
+def bleu_statistics(translations: Path, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """BLEU of a file of translations: the recipe's headline where that is one of `METRICS`, else one that minds case alike.
+
+    `sentences` holds six numbers for each: matching n-grams of order 1 to 4, and the lengths of translation and reference.
+    """
+    rows = read_translations(translations)
+    name = (recipe.get("evaluation") or {}).get("headline", "bleu")
+    if name not in METRICS:
+        name = "bleu" if SCORES[name].cased else "tokenized_lowercase_bleu"
+    corpus, sentence = BLEU(**METRICS[name]), BLEU(**METRICS[name], effective_order=True)
+    scores = [sentence.sentence_score(hypothesis, [reference]) for _, hypothesis, reference in rows]
+    hypotheses, references = [row[1] for row in rows], [row[2] for row in rows]
+    score = corpus.corpus_score(hypotheses, [references]).score
+    numbers = [(*each.counts, each.sys_len, each.ref_len) for each in scores]
+    return {
+        "metric": name,
+        "signature": str(corpus.get_signature()),
+        "score": score,
+        "references": _digest("\n".join(references)),
+        "sentences": " ".join(",".join(map(str, row)) for row in numbers),
+    }
+
+
+def bleu_rows(statistics: Statistics) -> np.ndarray:
+    """(sentences, 10): correct n-grams of each order, all n-grams of each order, the two lengths."""
+    numbers = np.array([[int(number) for number in row.split(",")] for row in statistics["sentences"].split()])
+    correct, lengths = numbers[:, :ORDERS], numbers[:, ORDERS:]
+    total = np.maximum(lengths[:, :1] - np.arange(ORDERS), 0)
+    return np.concatenate([correct, total, lengths], axis=1)
+
+
+def _bleu_of(sums: np.ndarray) -> float:
+    values = [int(value) for value in sums]
+    correct, total, (translation, reference) = values[:ORDERS], values[ORDERS : 2 * ORDERS], values[2 * ORDERS :]
+    return BLEU.compute_bleu(correct, total, translation, reference, smooth_method="exp").score
+
+
+def accuracy_statistics(predictions: Path, split: str) -> dict[str, Any]:
+    """Accuracy of a file of predictions, in percent; `right` holds a bit for each picture, in hexadecimal digits."""
+    rows = [line.split("\t") for line in predictions.read_text(encoding="utf-8").splitlines()[1:]]
+    right = np.array([label == found for label, found in rows])
+    return {
+        "metric": "accuracy",
+        "signature": split,
+        "score": 100 * float(right.mean()),
+        "references": _digest("\n".join(label for label, _ in rows)),
+        "pictures": len(rows),
+        "right": np.packbits(right).tobytes().hex(),
+    }
+
+
+def _accuracy_rows(statistics: Statistics) -> np.ndarray:
+    """(pictures, 2): whether it is right, and 1."""
+    packed = np.frombuffer(bytes.fromhex(statistics["right"]), dtype=np.uint8)
+    right = np.unpackbits(packed, count=statistics["pictures"]).astype(np.int64)
+    return np.stack([right, np.ones_like(right)], axis=1)
+
+
+def perplexity_statistics(documents: Path, split: str, context: int) -> dict[str, Any]:
+    """Perplexity of a split, per token (`score`) and per byte; `documents` holds the tokens and the nats of each.
+
+    Args:
+        documents: a heading, then name, bytes, tokens and nats of each document.
+        split: that was predicted.
+        context: tokens of a context, on which the loss depends.
+    """
+    with documents.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.reader(stream, delimiter="\t"))[1:]
+    tokens, nats = sum(int(row[2]) for row in rows), sum(float(row[3]) for row in rows)
+    return {
+        "metric": "perplexity",
+        "signature": f"{split}, contexts of {context:,} tokens",
+        "score": float(np.exp(nats / tokens)),
+        "per_byte": float(np.exp(nats / sum(int(row[1]) for row in rows))),
+        "references": _digest("\n".join("\t".join(row[:3]) for row in rows)),
+        "tokens": tokens,
+        "documents": " ".join(f"{row[2]},{row[3]}" for row in rows),
+    }
+
+
+def _perplexity_rows(statistics: Statistics) -> np.ndarray:
+    """(documents, 2): nats and tokens."""
+    rows = [row.split(",") for row in statistics["documents"].split()]
+    return np.array([[float(nats), float(tokens)] for tokens, nats in rows])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A score that is compared by a paired bootstrap; a result holds its statistics under the score's name.
+
+    label: in words. unit: of a difference. rows: statistics → what each item of the test set adds, (items, columns).
+    score: sum of some of the rows, (columns,) → the score. lower_is_better: as of a loss.
+    """
+
+    label: str
+    unit: str
+    rows: Callable[[Statistics], np.ndarray]
+    score: Callable[[np.ndarray], float]
+    lower_is_better: bool = False
+
+
+STATISTICS = {
+    "bleu": Statistic("BLEU", "BLEU", bleu_rows, _bleu_of),
+    "accuracy": Statistic("accuracy", "points", _accuracy_rows, lambda sums: 100 * float(sums[0]) / float(sums[1])),
+    "perplexity": Statistic(
+        "perplexity",
+        "perplexity",
+        _perplexity_rows,
+        lambda sums: float(np.exp(sums[0] / sums[1])),
+        lower_is_better=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The first scores minus the second.
+
+    difference: of the means over the seeds. each: by seed. p_value: of no difference of the means, by bootstrap samples of
+    `items`.
+    """
+
+    difference: float
+    each: tuple[float, ...]
+    p_value: float
+    items: int
+
+    @property
+    def noise(self) -> str | None:
+        """Why nobody can say which is ahead, in words; None: one can."""
+        if self.items < FEWEST_ITEMS:
+            return f"{self.items} texts are too few for a bootstrap"
+        if self.p_value >= SIGNIFICANT:
+            return "within the noise of the test set"
+        apart = len(self.each) > 1 and abs(self.difference) <= stdev(self.each)
+        return "within the noise of the seeds" if apart or min(self.each) < 0 < max(self.each) else None
+
+
+def comparable(*statistics: Statistics | None) -> bool:
+    """Whether all statistics are there, and of the same metric on the same references."""
+    first = statistics[0]
+    names = ("metric", "signature", "references")
+    return all(each and first and all(first[name] == each[name] for name in names) for each in statistics)
+
+
+def bootstrap_of_means(
+    kind: Statistic, first: Sequence[Statistics], second: Sequence[Statistics], samples: int = SAMPLES
+) -> Comparison:
+    """Paired bootstrap test of two mean scores, each over the seeds of a row: every sample draws the same items for all of them.
+
+    The samples are sacreBLEU's. The p-value is two-sided: how often the difference of a sample is as far from their mean, on
+    either side, as that mean is from zero. sacreBLEU counts one side alone, and so calls twice as many equals different.
+
+    It says whether other test items would turn the difference of these models; how much other seeds move it, their own
+    scores say.
+
+    Raises:
+        ValueError: statistics that are not [`comparable`].
+    """
+    if not comparable(*first, *second):
+        raise ValueError("the two were not scored by the same metric on the same references")
+    rows = [[kind.rows(each) for each in side] for side in (first, second)]
+    count = len(rows[0][0])
+    drawn = np.random.default_rng(SEED).choice(count, size=(samples, count), replace=True)
+    scores = [np.array([_mean_score(kind, side, indices) for indices in drawn]) for side in rows]
+    difference = _mean_score(kind, rows[0]) - _mean_score(kind, rows[1])
+    differences = scores[0] - scores[1]
+    beyond = int(np.sum(np.abs(differences - differences.mean()) >= abs(difference)))
+    each = tuple(one["score"] - other["score"] for one, other in zip(first, second, strict=True))
+    return Comparison(difference, each, (beyond + 1) / (samples + 1), count)
+
+
+def _mean_score(kind: Statistic, rows: Sequence[np.ndarray], items: np.ndarray | slice = slice(None)) -> float:
+    return fmean(kind.score(part[items].sum(0)) for part in rows)

@@ -1,0 +1,175 @@
+"""What is kept of each item of a test set is enough for the score, and for sacreBLEU's bootstrap from it."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
+
+from benchmarks.studies.scores import (
+    METRICS,
+    SEED,
+    STATISTICS,
+    Comparison,
+    accuracy_statistics,
+    bleu_statistics,
+    bootstrap_of_means,
+    comparable,
+    perplexity_statistics,
+)
+from reluformer.training.scoring.evaluation import write_translations
+
+WORDS = ["a", "the", "small", "house", "dog", "runs", "stands", "wet", "grass", "two", "men", "play", "cards", ",", "."]
+
+
+def translations(folder, name, noise, seed=0, count=60):
+    """A file of references with some of their words exchanged; some sentences are empty or very short."""
+    generator, noisy = np.random.default_rng(0), np.random.default_rng(seed)
+    references = [" ".join(generator.choice(WORDS, generator.integers(1, 12))) for _ in range(count)]
+    hypotheses = [
+        " ".join(str(noisy.choice(WORDS)) if noisy.random() < noise else word.title() for word in reference.split())
+        for reference in references
+    ]
+    hypotheses[3] = ""
+    write_translations(folder / f"{name}.tsv", references, hypotheses, references)
+    return folder / f"{name}.tsv", hypotheses, references
+
+
+def classified(folder, count, rate, seed, pictures=0):
+    """Statistics of a classifier, and whether each picture was right."""
+    labels = np.random.default_rng(pictures).integers(0, 10, count)
+    found = np.where(np.random.default_rng(seed).random(count) < rate, labels, (labels + 1) % 10)
+    lines = ["label\tprediction", *(f"{label}\t{guess}" for label, guess in zip(labels, found, strict=True))]
+    (folder / "predictions.tsv").write_text("\n".join(lines), encoding="utf-8")
+    return accuracy_statistics(folder / "predictions.tsv", "test"), found == labels
+
+
+def predicted(folder, tokens, nats, split="test", context=128):
+    """Statistics of documents with so many tokens and so much loss."""
+    with (folder / "documents.tsv").open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
+        writer.writerow(("document", "bytes", "tokens", "nats"))
+        rows = enumerate(zip(tokens, nats, strict=True))
+        writer.writerows(
+            (f"a\tfolder/{number}.py", 3 * count, count, f"{total:.6f}") for number, (count, total) in rows
+        )
+    return perplexity_statistics(folder / "documents.tsv", split, context)
+
+
+@pytest.mark.parametrize("headline", list(METRICS))
+def test_bleu_is_that_of_sacrebleu_and_the_p_value_counts_both_sides(tmp_path, monkeypatch, headline):
+    recipe = {"evaluation": {"headline": headline}}
+    first, first_texts, references = translations(tmp_path, "first", 0.25, seed=1)
+    second, second_texts, _ = translations(tmp_path, "second", 0.3, seed=2)
+    metric = BLEU(**METRICS[headline])
+    named = [("second", second_texts), ("first", first_texts)]
+    monkeypatch.setenv("SACREBLEU_SEED", "12345")
+    test = PairedTest(named, {"BLEU": metric}, references=[references], test_type="bs", n_samples=200)
+    baseline, system = test()[1]["BLEU"]
+    statistics = [bleu_statistics(path, recipe) for path in (first, second)]
+    assert statistics[0]["metric"] == headline and statistics[0]["score"] == pytest.approx(system.score)
+    comparison = bootstrap_of_means(STATISTICS["bleu"], *([each] for each in statistics), samples=200)
+    assert comparison.difference == pytest.approx(system.score - baseline.score)
+    differences = np.subtract(*(_of_samples(metric, texts, references) for texts in (first_texts, second_texts)))
+    one_side = np.sum(np.abs(differences) - np.abs(differences).mean() > abs(comparison.difference))
+    assert system.p_value == pytest.approx((one_side + 1) / 201), "these are sacreBLEU's samples"
+    both = np.sum(np.abs(differences - differences.mean()) >= abs(comparison.difference))
+    assert comparison.p_value == pytest.approx((both + 1) / 201)
+    assert system.p_value < comparison.p_value < 1, "a test of nothing"
+
+
+def _of_samples(metric, texts, references):
+    drawn = np.random.default_rng(SEED).choice(len(texts), size=(200, len(texts)), replace=True)
+    return [metric.corpus_score([texts[i] for i in each], [[references[i] for i in each]]).score for each in drawn]
+
+
+def p_value(sampled, difference):
+    differences = sampled[0] - sampled[1]
+    return (np.sum(abs(differences - differences.mean()) >= abs(difference)) + 1) / (len(differences) + 1)
+
+
+def test_means_over_seeds_are_compared_on_the_same_pictures(tmp_path):
+    rates = (0.80, 0.78), (0.72, 0.77)
+    sides = [
+        [classified(tmp_path, 301, rate, (seed, at)) for seed, rate in enumerate(of)] for at, of in enumerate(rates)
+    ]
+    for statistics, right in sides[0]:
+        rows = STATISTICS["accuracy"].rows(statistics)
+        assert rows.tolist() == [[int(each), 1] for each in right] and statistics["pictures"] == 301
+    found = bootstrap_of_means(STATISTICS["accuracy"], *([each for each, _ in side] for side in sides), samples=400)
+    drawn = np.random.default_rng(SEED).choice(301, size=(400, 301), replace=True)
+    sampled = [np.mean([right[drawn].mean(1) for _, right in side], axis=0) for side in sides]
+    difference = np.subtract(*(np.mean([right.mean() for _, right in side]) for side in sides))
+    assert found.difference == pytest.approx(100 * difference)
+    assert found.p_value == pytest.approx(p_value(sampled, difference)) and 0.003 < found.p_value < 1
+
+
+def test_the_bootstrap_of_perplexities_draws_documents(tmp_path):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(3, 900, 41)
+    first = tokens * rng.normal(2.3, 0.4, 41)
+    nats = first, first + tokens * rng.normal(0.02, 0.1, 41)
+    statistics = [predicted(tmp_path, tokens, each) for each in nats]
+    assert statistics[0]["score"] == pytest.approx(np.exp(first.sum() / tokens.sum()), rel=1e-8)
+    assert statistics[0]["per_byte"] == pytest.approx(np.exp(first.sum() / (3 * tokens.sum())), rel=1e-8)
+    found = bootstrap_of_means(STATISTICS["perplexity"], *([each] for each in statistics), samples=400)
+    drawn = np.random.default_rng(SEED).choice(41, size=(400, 41), replace=True)
+    sampled = [np.exp(each[drawn].sum(1) / tokens[drawn].sum(1)) for each in nats]
+    assert found.p_value == pytest.approx(p_value(sampled, found.difference)) and 0.005 < found.p_value < 1
+
+
+def test_equals_are_called_different_as_often_as_the_p_value_says(tmp_path):
+    """By sacreBLEU's p-value, which counts one side, it were twice as often."""
+    each = [classified(tmp_path, 400, 0.5, seed)[0] for seed in range(400)]
+    pairs = zip(each[::2], each[1::2], strict=True)
+    found = [bootstrap_of_means(STATISTICS["accuracy"], [a], [b], samples=200).p_value < 0.1 for a, b in pairs]
+    assert 0.04 < np.mean(found) < 0.16, "0.1 ± three standard errors of 200"
+
+
+@pytest.mark.parametrize(
+    "each, p, items, noise",
+    [
+        ((1.0,), 0.049, 10, None),
+        ((1.0, 3.0), 0.001, 10, None),
+        ((1.0,), 0.05, 10, "within the noise of the test set"),
+        ((-1.0, 3.0), 0.001, 10, "within the noise of the seeds"),
+        ((1.0, 5.8), 0.001, 10, None),  # 3.4 ± 3.39
+        ((1.0, 6.0), 0.001, 10, "within the noise of the seeds"),  # 3.5 ± 3.54
+        ((2.0, 2.0, -0.1), 0.001, 10, "within the noise of the seeds"),  # 1.3 ± 1.2, but one points the other way
+        ((1.0,), 0.001, 9, "9 texts are too few for a bootstrap"),
+    ],
+)
+def test_a_difference_is_none_where_test_items_or_seeds_could_turn_it(each, p, items, noise):
+    assert Comparison(np.mean(each), each, p, items).noise == noise
+
+
+def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_path):
+    first = bleu_statistics(translations(tmp_path, "first", 0.2)[0], {})
+    fewer = bleu_statistics(translations(tmp_path, "fewer", 0.2, count=50)[0], {})
+    by_moses = bleu_statistics(tmp_path / "first.tsv", {"evaluation": {"headline": "moses_lowercase_bleu"}})
+    lower = bleu_statistics(tmp_path / "first.tsv", {"evaluation": {"headline": "tokenized_lowercase_bleu"}})
+    assert by_moses == lower, "a lower-cased model is not scored by its case"
+    assert comparable(first, first) and not comparable(first, None)
+    for other in (fewer, lower):
+        assert not comparable(first, other)
+        with pytest.raises(ValueError, match="same references"):
+            bootstrap_of_means(STATISTICS["bleu"], [first], [other])
+    assert not comparable(*(classified(tmp_path, 50, 0.8, 0, pictures)[0] for pictures in (0, 1)))
+    tokens, nats = np.array([3, 4]), [5.0, 6.0]
+    others = predicted(tmp_path, tokens + 1, nats), predicted(tmp_path, tokens, nats, context=256)
+    assert not any(comparable(predicted(tmp_path, tokens, nats), other) for other in others)
+
+
+def test_every_committed_score_is_that_of_its_statistics():
+    """A table prints the score, a p-value is of the statistics."""
+    scored = 0
+    for path in sorted(Path("benchmarks/results/studies").glob("*/*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        for name in STATISTICS.keys() & {name for name, found in result.items() if found}:
+            kind = STATISTICS[name]
+            assert result[name]["score"] == pytest.approx(kind.score(kind.rows(result[name]).sum(0))), path.name
+            scored += 1
+    assert scored > 100
