@@ -15,7 +15,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
 from reluformer.hub_cards.model_folder import ModelFolder, is_number, public_name, read_model_folder, texts
-from reluformer.modeling_reluformer.attention_reluformer import ACTIVATIONS
+from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
 from reluformer.training.run.redaction import last_part, public_command, public_text, public_values
 from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE
 

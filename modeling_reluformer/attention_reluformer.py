@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,85 +32,20 @@ DEFAULT_ALPHA = 1.0
 LARGEST_ALPHA = 2  # the text of arXiv 2309.08586 says 1; the axes of its figures seem to run further
 
 
-# Activations
-
-
-class Pointwise(NamedTuple):
-    """An activation h that turns each score into a weight of its own.
-
-    title: its name in a text. latex: h(x_ij).
-    function: h; it may return its argument. derivative: h', of the scores.
-    never_negative: its weights can be read as an unnormalised distribution. S, H and L_reg (Eq. 7) need that.
-    zero_at_zero: h(0) = 0. The weight of a key of zeros needs no mask.
-    closed_at_zero: h(0) = h'(0) = 0. Such a key has no gradient either.
-    homogeneous: h(c x) = c h(x) for c > 0. The scale of the scores may be applied after the sum over the keys.
-    """
-
-    title: str
-    latex: str
-    function: Callable[[Tensor], Tensor]
-    derivative: Callable[[Tensor], Tensor]
-    never_negative: bool = True
-    zero_at_zero: bool = True
-    closed_at_zero: bool = False
-    homogeneous: bool = False
-
-
-class Normalized(NamedTuple):
-    """An activation that makes the weights of a row sum to one, so that its keys compete. See `Pointwise`."""
-
-    title: str
-    latex: str
-
-
-def _gelu_derivative(scores: Tensor) -> Tensor:
-    normal = 0.5 * (1 + torch.erf(scores * math.sqrt(0.5)))
-    return normal + scores * torch.exp(-0.5 * scores.square()) / math.sqrt(2 * math.pi)
-
-
-def _sigmoid_derivative(scores: Tensor) -> Tensor:
-    sigmoid = torch.sigmoid(scores)
-    return sigmoid * (1 - sigmoid)
-
-
-# Messages list the names in this order. A new activation needs its code in both functions of `fused.triton_pointwise`, too.
-POINTWISE: dict[str, Pointwise] = {
-    "relu": Pointwise(
-        "ReLU", r"\mathrm{ReLU}(x_{ij})", torch.relu, lambda scores: scores > 0, closed_at_zero=True, homogeneous=True
-    ),
-    "relu2": Pointwise(
-        "ReLU²",
-        r"\mathrm{ReLU}(x_{ij})^2",
-        lambda scores: torch.relu(scores).square(),
-        lambda scores: 2 * torch.relu(scores),
-        closed_at_zero=True,
-    ),
-    "relu6": Pointwise(
-        "ReLU6",
-        r"\mathrm{ReLU6}(x_{ij})",
-        nn.functional.relu6,
-        lambda scores: (scores > 0).logical_and_(scores < 6),
-        closed_at_zero=True,
-    ),
-    "gelu": Pointwise("GELU", r"\mathrm{GELU}(x_{ij})", nn.functional.gelu, _gelu_derivative, never_negative=False),
-    "softplus": Pointwise(
-        "softplus", r"\mathrm{softplus}(x_{ij})", nn.functional.softplus, torch.sigmoid, zero_at_zero=False
-    ),
-    "identity": Pointwise(
-        "identity", r"x_{ij}", lambda scores: scores, torch.ones_like, never_negative=False, homogeneous=True
-    ),
-    "sigmoid": Pointwise("sigmoid", r"\sigma(x_{ij})", torch.sigmoid, _sigmoid_derivative, zero_at_zero=False),
+# Each weight depends on its own score alone; the row is then scaled by r_i. Messages list the names in this order.
+POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "relu2": lambda scores: torch.relu(scores).square(),
+    "relu6": nn.functional.relu6,
+    "gelu": nn.functional.gelu,
+    "softplus": nn.functional.softplus,
+    "identity": lambda scores: scores,
+    "sigmoid": torch.sigmoid,
 }
-NORMALIZED: dict[str, Normalized] = {
-    "softmax": Normalized("softmax", r"\mathrm{softmax}_j(x_{ij})"),
-    "sparsemax": Normalized("sparsemax", r"\mathrm{sparsemax}_j(x_{ij})"),
-    "entmax15": Normalized("1.5-entmax", r"1.5\text{-}\mathrm{entmax}_j(x_{ij})"),
-}
-ACTIVATIONS: dict[str, Pointwise | Normalized] = {**POINTWISE, **NORMALIZED}
-NON_NEGATIVE = tuple(name for name, activation in POINTWISE.items() if activation.never_negative)
-
-
-# The keys that a query can see, without a queries × keys tensor
+# Each row of weights sums to one; keys compete.
+NORMALIZED = ("softmax", "sparsemax", "entmax15")
+# Weights that can be read as an unnormalised distribution: S, H and L_reg (Eq. 7) are defined for these alone.
+NON_NEGATIVE = tuple(name for name in POINTWISE if name not in ("gelu", "identity"))
 
 
 @dataclass(frozen=True)
@@ -206,12 +140,6 @@ def positions_from_padding(key_padding_mask: Tensor, queries: int, seen: int | T
     return positions.index_select(1, columns.clamp_max(positions.shape[1] - 1))
 
 
-def segments_from_positions(position_ids: Tensor) -> Tensor:
-    """Number of each token's packed sequence, from 1, (batch, queries): one begins where a position does not follow the last."""
-    first = torch.ones_like(position_ids[:, :1])
-    return torch.cat([first, (position_ids.diff(dim=1) != 1).to(first.dtype)], dim=1).cumsum(1)
-
-
 def positions_from_segments(segments: Tensor) -> Tensor:
     """Position of each token in its packed sequence, from 0; equal numbers must stand side by side. (batch, queries)."""
     index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
@@ -281,7 +209,7 @@ def reference_attention(
     Args:
         query: (batch, heads, queries, head_dim). key, value: (batch, key_heads, keys, head_dim); neighbouring query heads share a
             head of keys.
-        activation: a name of `ACTIVATIONS`.
+        activation: one of `POINTWISE` and `NORMALIZED`.
         mask: boolean, broadcastable to (batch, heads, queries, keys), True where the key is visible.
         row_scale: r_i, broadcastable to (batch, heads, queries); point-wise activations only.
         scale: c; default 1/sqrt(head_dim).
@@ -289,15 +217,14 @@ def reference_attention(
         statistics: "none", "sum" (S) or "sum+entropy" (S and T).
 
     Raises:
-        ValueError: unknown activation, or a row scale for an activation whose rows sum to one.
-        ImportError: sparsemax or entmax15 without the package `entmax`.
+        ValueError: unknown activation, or a row scale for one whose rows sum to one. ImportError: `entmax` is missing.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if (group := query.shape[1] // key.shape[1]) > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     scores = torch.matmul(query * scale, key.transpose(-1, -2))
     if activation in POINTWISE:
-        weights = POINTWISE[activation].function(scores)
+        weights = POINTWISE[activation](scores)
         if mask is not None:
             # `where`, not an additive mask: gelu(-inf) and identity(-inf) are not zero
             weights = torch.where(mask, weights, weights.new_zeros(()))
@@ -316,7 +243,9 @@ def reference_attention(
 
 def _normalized_weights(scores: Tensor, activation: str, mask: Tensor | None) -> Tensor:
     if activation not in NORMALIZED:
-        raise ValueError(f"attention activation {activation!r} is unknown; choose one of {', '.join(ACTIVATIONS)}.")
+        raise ValueError(
+            f"attention activation {activation!r} is unknown; choose one of {', '.join((*POINTWISE, *NORMALIZED))}."
+        )
     if activation == "softmax":
         if mask is not None:
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)

@@ -106,11 +106,7 @@ class AttentionConfig(PreTrainedConfig):
 
     @classmethod
     def from_preset(cls, preset: str, **config_fields: Any) -> "AttentionConfig":
-        """The configuration of a system of the papers.
-
-        Args:
-            preset: the system's name, one of `presets`.
-            config_fields: fields that replace the preset's. Unknown names are refused.
+        """The configuration of a system of the papers, one of `presets`, with `config_fields` in place of the preset's.
 
         Raises:
             ValueError: unknown preset or field, or a bad value.
@@ -149,11 +145,7 @@ class AttentionConfig(PreTrainedConfig):
                 self._refuse(name, near)
 
     def resolve_attention(self) -> None:
-        """Puts in the defaults that depend on other fields, and checks all fields of attention.
-
-        Raises:
-            ValueError: a bad value, or two that exclude each other; with the valid choices.
-        """
+        """Puts in the defaults that depend on other fields, and checks all: bad values, and pairs that exclude each other."""
         self.require_choice("attention_activation", (*POINTWISE, *NORMALIZED))
         if self.attention_scaling is None:
             self.attention_scaling = self.pointwise_scaling if self.attention_activation in POINTWISE else "none"
@@ -253,14 +245,7 @@ class FeedForwardConfig(AttentionConfig):
         return float(pattern[layer] if isinstance(pattern, list) else pattern or 0.0)
 
     def check_feed_forward(self, activation: str, layers: int, *widths: int) -> None:
-        """Checks all fields of an FFN's zeros.
-
-        Args:
-            activation: of the FFN. layers: how many FFNs there are. widths: of the FFNs.
-
-        Raises:
-            ValueError: a value out of range, or a softmax FFN, which has no zeros.
-        """
+        """Checks these fields for FFNs of an `activation`, as many as `layers`, of these `widths`; softmax has no zeros."""
         pattern = self.activation_sparsity_pattern
         if self.ffn_top_k is not None and not 1 <= self.ffn_top_k <= min(widths):
             raise ValueError(f"ffn_top_k={self.ffn_top_k} must be from 1 to {min(widths)}, the width of the FFN.")
@@ -313,15 +298,7 @@ class ReLUFormerConfig(FeedForwardConfig):
         init_std (`float`, *optional*):
             Standard deviation of all initial weights. Default: as in Vaswani et al.: Xavier-uniform projections and
             embeddings of standard deviation `d_model ** -0.5`.
-
-    Example:
-
-    ```python
-    >>> from reluformer import ReLUFormerConfig
-
-    >>> config = ReLUFormerConfig(d_model=256, encoder_layers=3, decoder_layers=3)
-    >>> baseline = ReLUFormerConfig.from_preset("vanilla", d_model=256, encoder_layers=3, decoder_layers=3)
-    ```"""
+    """
 
     model_type = "reluformer"
     presets = PRESETS
@@ -400,5 +377,3 @@ class ReLUFormerConfig(FeedForwardConfig):
 
 
 ReLUFormerConfig.register_for_auto_class()  # `save_pretrained` writes the code beside the configuration
-
-__all__ = ["ReLUFormerConfig"]

@@ -1,7 +1,4 @@
-"""What every model of this package is made of: attention by the chosen implementation, feed-forward networks, tokens, base class.
-
-Parameter names are Marian's.
-"""
+"""What every model of this package is made of: attention, feed-forward networks, tokens, the base class."""
 
 import difflib
 import functools
@@ -20,7 +17,6 @@ from torch.compiler import is_compiling
 from transformers import AttentionInterface, Cache, EncoderDecoderCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.utils import TransformersKwargs, logging
 
 from .attention_reluformer import (
@@ -54,7 +50,6 @@ except ModuleNotFoundError as error:
 
 logger = logging.get_logger(__name__)
 
-# How attention is computed: these two by this package, all else by the library.
 OWN_IMPLEMENTATIONS = ("eager", "fused")
 
 
@@ -73,17 +68,9 @@ def eager_attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The reference, for every activation. Returns the output (batch, queries, heads, head_dim), the weights, S and T."""
-    result = reference_attention(
-        query,
-        key,
-        value,
-        activation=module.activation,
-        mask=visibility.dense(query.shape[2], key.shape[2], query.device),
-        row_scale=row_scale,
-        scale=scaling,
-        dropout_p=dropout,
-        statistics=statistics,
-    )
+    mask = visibility.dense(query.shape[2], key.shape[2], query.device)
+    options = {"row_scale": row_scale, "scale": scaling, "dropout_p": dropout, "statistics": statistics}
+    result = reference_attention(query, key, value, activation=module.activation, mask=mask, **options)
     return result.output.transpose(1, 2), *result[1:]
 
 
@@ -145,10 +132,7 @@ def attention_visibility(
 
 
 def _refuse_additive(mask: Tensor) -> None:
-    """Additive masks are 0 where the key is visible and would be read the wrong way round.
-
-    Most of them are floating-point. Masks of integers are checked on a CPU alone: the check would wait for another device.
-    """
+    """Additive masks, 0 where the key is visible, would be read the wrong way round. Integers are checked on a CPU alone."""
     if mask.dtype == torch.bool or is_compiling() or not (mask.is_floating_point() or mask.device.type == "cpu"):
         return
     if not ((mask == 0) | (mask == 1)).all():
@@ -159,35 +143,24 @@ def _refuse_additive(mask: Tensor) -> None:
 
 
 def library_mask(
-    config: Any,
-    visibility: Visibility,
-    inputs_embeds: Tensor,
-    *,
-    attention_mask: Tensor | None,
-    encoder_hidden_states: Tensor | None = None,
-    cache: Any = None,
+    implementation: str, visibility: Visibility, queries: int, keys: int, device: torch.device
 ) -> Tensor | None:
-    """The mask that the library's own functions (`sdpa`, `flash_attention_*`) take; None for this package's own."""
-    if config._attn_implementation in OWN_IMPLEMENTATIONS:
+    """The mask for the library's own functions, boolean for `sdpa`, else (batch, keys); None where causality alone hides keys."""
+    if implementation in OWN_IMPLEMENTATIONS:
         return None
-    if visibility.given_mask is not None:
-        return visibility.given_mask
-    if visibility.query_segments is not None:
-        if config._attn_implementation != "sdpa":
+    padding = visibility.key_padding_mask
+    if padding is not None and not is_compiling() and bool(padding.all()):
+        padding = None
+    whole = visibility.query_segments is not None or visibility.given_mask is not None
+    if implementation != "sdpa":
+        if whole:
             raise ValueError(
-                f"Packed sequences need attn_implementation 'sdpa', 'eager' or 'fused', not {config._attn_implementation!r}."
+                f"Packed sequences need attn_implementation 'sdpa', 'eager' or 'fused', not {implementation!r}."
             )
-        return visibility.dense(
-            visibility.query_segments.shape[1], visibility.key_segments.shape[1], inputs_embeds.device
-        )
-    if visibility.causal:
-        return create_causal_mask(config, inputs_embeds, attention_mask, cache)
-    return create_bidirectional_mask(
-        config=config,
-        inputs_embeds=inputs_embeds,
-        attention_mask=attention_mask,
-        encoder_hidden_states=encoder_hidden_states,
-    )
+        return padding
+    if padding is None and not whole and visibility.causal and queries == keys:
+        return None
+    return replace(visibility, key_padding_mask=padding).dense(queries, keys, device)
 
 
 @dataclass(frozen=True)
@@ -239,8 +212,6 @@ def attention_context(
     query_offset: int | Tensor = 0,
     query_segments: Tensor | None = None,
     key_segments: Tensor | None = None,
-    encoder_hidden_states: Tensor | None = None,
-    cache: Any = None,
     row_weight: Tensor | None = None,
     statistics: str = "none",
     rotation: tuple[Tensor, Tensor] | None = None,
@@ -257,14 +228,7 @@ def attention_context(
         query_segments=query_segments,
         key_segments=key_segments,
     )
-    mask = library_mask(
-        config,
-        visibility,
-        inputs_embeds,
-        attention_mask=attention_mask,
-        encoder_hidden_states=encoder_hidden_states,
-        cache=cache,
-    )
+    mask = library_mask(config._attn_implementation, visibility, queries, keys, inputs_embeds.device)
     visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
     row_scale = scale_of_rows(
         visible_keys.unsqueeze(1),
@@ -294,10 +258,7 @@ class GatedRMSNorm(nn.Module):
 
 
 def rotated(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary positions (arXiv 2104.09864) of queries or keys (batch, heads, length, head_dim), halves paired as in Llama.
-
-    cosines, sines: (batch or 1, length, head_dim).
-    """
+    """Rotary positions (arXiv 2104.09864), as in Llama: states (batch, heads, length, head_dim), the others without heads."""
     first, second = states.chunk(2, dim=-1)
     return states * cosines.unsqueeze(1) + torch.cat([-second, first], dim=-1) * sines.unsqueeze(1)
 
@@ -319,9 +280,7 @@ class ReLUFormerAttention(nn.Module):
         key_heads: int | None = None,
         head_dim: int | None = None,
     ) -> None:
-        """value_bias: default as qkv_bias. key_heads: default as heads, which must be a multiple (grouped keys). head_dim:
-        default hidden_size / heads.
-        """
+        """Defaults: value_bias as qkv_bias; key_heads as heads, a multiple of them; head_dim hidden_size / heads."""
         super().__init__()
         self.config = config
         # Reading a configuration in every step of decoding takes longer than the attention of one token.
@@ -445,8 +404,7 @@ class SparseActivation(nn.Module):
         threshold: activations of a smaller magnitude become 0.
         top_k: how many activations of a token are kept, those of the largest magnitude; None: all.
 
-    `negative_probability`, which training may set, makes a ReLU stochastic: in training mode each score below 0 goes through
-    SiLU with this probability.
+    `negative_probability`: in training mode, each score below 0 goes through SiLU with this probability.
     """
 
     def __init__(
@@ -471,12 +429,6 @@ class SparseActivation(nn.Module):
             kept = activated.abs().topk(self.top_k, dim=-1).indices
             activated = torch.zeros_like(activated).scatter(-1, kept, activated.gather(-1, kept))
         return activated
-
-    @property
-    def gives_exact_zeros(self) -> bool:
-        """Whether activations are exactly 0 other than by chance, for `use_sparse_ffn`."""
-        below, at_zero = self.function(torch.tensor([-1.0, 0.0])).tolist()
-        return bool(self.threshold or self.top_k) or below == 0 or (self.quantile is not None and at_zero == 0)
 
 
 def statistical_top_k(scores: Tensor, quantile: float) -> Tensor:
@@ -522,8 +474,7 @@ def require_positions(length: int, most: int) -> None:
 
 
 def require_whole_mask(attention_mask: Tensor | None, batch: int, length: int, seen: int | Tensor, name: str) -> None:
-    """Raises a `ValueError` for a mask without the `seen` tokens in a cache, which would be taken for one of a static cache;
-    `name` is `decoder_` or empty."""
+    """Raises a `ValueError` for a mask without the `seen` tokens in a cache; `name` is `decoder_` or empty."""
     flat = isinstance(seen, int) and attention_mask is not None and attention_mask.ndim == 2
     if flat and attention_mask.shape[1] < seen + length:
         raise ValueError(
@@ -596,8 +547,7 @@ LayerOutput = tuple[Tensor | None, ...]
 
 @dataclass
 class LayerSums:
-    """`attention_sums`: (modules, 5), see `module_sums`; `ffn_norms`: (FFNs,), see `activation_norms`; None where not asked for.
-    A mixin before the library's output, whose fields come first."""
+    """`attention_sums`: (modules, 5), see `module_sums`; `ffn_norms`: (FFNs,), see `activation_norms`; None: not asked for."""
 
     attention_sums: Tensor | None = None
     ffn_norms: Tensor | None = None
@@ -605,13 +555,10 @@ class LayerSums:
 
 @dataclass
 class LossParts:
-    """With `labels`, the loss, its parts per item and statistics of the attention. All are scalars, None where undefined.
-
-    An item is what the loss is a mean over: a target token, or an image. A mixin, as `LayerSums`.
+    """With `labels`, the loss, its parts per item (a target token, an image) and means of the attention; scalars or None.
 
     cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7), plus
-        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁` over FFNs and items. For images `cross_entropy` is the loss of the
-        kind of problem.
+        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁`. For images `cross_entropy` is the loss of the kind of problem.
     attention_sum, attention_entropy, dead_row_fraction: means of S, of H (nats) and of rows without any positive weight
         over all attention modules, heads and real query rows.
     """
@@ -669,11 +616,10 @@ _INPUTS = re.compile(r"\w+_(ids|mask|embeds|values)|\w*labels|is_causal")
 
 
 def checked_keywords(*more: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator, outside all others, of each forward pass that the library or a user calls.
+    """A decorator of each forward pass that the library or a user calls.
 
-    The cache may come by either of its names, see `CACHE_NAME`. Keywords that are neither named by the pass nor in `more` go
-    through, since the library passes new ones with each version, but for those that must be mistakes: a part of the input, which
-    would be ignored, and what differs from a name of ours by a slip of the pen.
+    The cache may come by either of its names, see `CACHE_NAME`. Keywords that neither the pass nor `more` names go through, since
+    the library passes new ones with each version, but for a part of the input and what nearly is a name of ours.
     """
 
     def decorate(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -705,9 +651,7 @@ def _check_unknown(model: PreTrainedModel, name: str, known: Sequence[str]) -> N
     if near := difflib.get_close_matches(name, names, n=1, cutoff=0.8):
         raise TypeError(f"{type(model).__name__} takes no {name}; did you mean {near[0]}?")
     if not is_compiling():
-        logger.warning_once(
-            f"{name} is no argument of reluformer's models; it is left to the attention function, which may ignore it."
-        )
+        logger.warning_once(f"{name} is no argument of reluformer's models; the attention function may ignore it.")
 
 
 class AttentionPreTrainedModel(PreTrainedModel):
@@ -817,11 +761,7 @@ class LanguageHeadMixin:
     """For a model with an output layer `lm_head`: logits and their cross-entropy, or the latter alone."""
 
     def _skips_logits(self, skip_logits: bool | None, labels: Tensor | None) -> bool:
-        """The argument `skip_logits` of a forward pass; None: as the configuration says.
-
-        Raises:
-            ValueError: True without labels.
-        """
+        """The argument `skip_logits` of a forward pass; None: as the configuration says. Refused without labels."""
         if skip_logits and labels is None:
             raise ValueError("skip_logits=True leaves only the loss, which needs labels; none were given. Give labels.")
         if skip_logits is None:

@@ -79,9 +79,7 @@ def module_sums(
 def activation_norms(activations: Tensor, row_weight: Tensor) -> Tensor:
     """The weighted sum of `‖a‖₁` over the rows of a feed-forward network, (1,).
 
-    Args:
-        activations: (batch, length, neurons), what the last projection multiplies.
-        row_weight: (batch, length), see `row_weights`.
+    activations: (batch, length, neurons), what the last projection multiplies. row_weight: (batch, length), see `row_weights`.
     """
     norms = activations.abs().sum(dim=-1, dtype=wide(activations.dtype))
     return (norms * row_weight).sum().unsqueeze(0)

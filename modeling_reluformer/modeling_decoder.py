@@ -17,7 +17,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_reluformer import segments_from_positions, wide
+from .attention_reluformer import wide
 from .configuration_decoder import ReLUFormerDecoderConfig
 from .configuration_reluformer import CACHE_NAME
 from .layers_reluformer import (
@@ -232,7 +232,6 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             query_offset=seen,
             query_segments=segment_ids,
             key_segments=segment_ids,
-            cache=cache,
             row_weight=row_weight,
             statistics=statistics,
             rotation=None if self.rotary_emb is None else self.rotary_emb(inputs_embeds, position_ids=position_ids),
@@ -282,6 +281,12 @@ def check_positions(position_ids: Tensor | None, batch: int, length: int) -> Non
             f"position_ids must be integers of the shape (batch, length) = ({batch}, {length}) or (1, {length}); got "
             f"{position_ids.dtype} {tuple(position_ids.shape)}."
         )
+
+
+def segments_from_positions(position_ids: Tensor) -> Tensor:
+    """Number of each token's packed sequence, from 1, (batch, queries): one begins where a position does not follow the last."""
+    first = torch.ones_like(position_ids[:, :1])
+    return torch.cat([first, (position_ids.diff(dim=1) != 1).to(first.dtype)], dim=1).cumsum(1)
 
 
 def packed_segments(position_ids: Tensor | None, attention_mask: Tensor | None, cache: Cache | None) -> Tensor | None:

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
-from transformers.utils import can_return_tuple, logging
+from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -47,8 +47,6 @@ from .layers_reluformer import (
     tokens_in,
 )
 from .loss_reluformer import IGNORED_LABEL, activation_norms, sentence_rows, translation_loss
-
-logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -111,11 +109,7 @@ class ReLUFormerLayer(GradientCheckpointingLayer):
         return norm(residual + nn.functional.dropout(update, p=self.dropout, training=self.training))
 
     def feed_forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Eq. 1 with any activation; with softmax it is the key-value memory of Eq. 2, and with a norm, Table 1's third row.
-
-        Returns:
-            (batch, length, d_model), and with `row_weight` the `activation_norms`.
-        """
+        """Eq. 1; with softmax the key-value memory of Eq. 2, with a norm Table 1's third row. Also the `activation_norms`."""
         scores = self.fc1(hidden_states)
         if self.activation_fn is None:
             scores = torch.softmax(scores / self.ffn_temperature, dim=-1)
@@ -162,8 +156,7 @@ class ReLUFormerDecoderLayer(ReLUFormerLayer):
         ffn_row_weight: Tensor | None = None,
         **kwargs: Any,
     ) -> LayerOutput:
-        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of self- and
-        cross-attention."""
+        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of both attentions."""
         attended, _, rows = self.self_attn(hidden_states, context, **kwargs)
         hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
         if encoder_hidden_states is not None:
@@ -342,7 +335,6 @@ class ReLUFormerDecoder(ReLUFormerStack):
             query_offset=seen,
             query_segments=segment_ids,
             key_segments=segment_ids,
-            cache=getattr(cache, "self_attention_cache", cache),
             **wanted,
         )
         cross_context = None
@@ -355,7 +347,6 @@ class ReLUFormerDecoder(ReLUFormerStack):
                 keys=encoder_hidden_states.shape[1],
                 query_segments=segment_ids,
                 key_segments=encoder_segment_ids,
-                encoder_hidden_states=encoder_hidden_states,
                 **wanted,
             )
         hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids, seen)
@@ -480,19 +471,7 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
 class ReLUFormerForConditionalGeneration(
     LanguageHeadMixin, SharedSources, CompactMask, ReLUFormerPreTrainedModel, GenerationMixin
 ):
-    """ReLUFormer for translation and other sequence-to-sequence tasks.
-
-    Example:
-
-    ```python
-    >>> import reluformer
-    >>> from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-    >>> tokenizer = AutoTokenizer.from_pretrained("runs/demo")
-    >>> model = AutoModelForSeq2SeqLM.from_pretrained("runs/demo")
-    >>> tokenizer.batch_decode(model.generate(**tokenizer("zwölf", return_tensors="pt")), skip_special_tokens=True)
-    ['twelve']
-    ```"""
+    """ReLUFormer for translation and other sequence-to-sequence tasks."""
 
     def __init__(self, config: ReLUFormerConfig) -> None:
         super().__init__(config)
@@ -566,8 +545,12 @@ class ReLUFormerForConditionalGeneration(
             if source is None and encoder_outputs is None:
                 raise ValueError("Give exactly one of input_ids and inputs_embeds.")
             source = encoder_outputs[0] if source is None else source
-            self._check_labels(labels, source, target)
-            self._warn_about_missing_sums(encoder_outputs)
+            if labels.shape != target.shape[:2]:
+                expected = tuple(target.shape[:2])
+                raise ValueError(
+                    f"labels must have the shape of the decoder's input, {expected}; got {tuple(labels.shape)}."
+                )
+            require_same_batch(source, labels)
             dtype = wide(self.lm_head.weight.dtype)
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
         elif self.training and cache is None:
@@ -609,14 +592,6 @@ class ReLUFormerForConditionalGeneration(
             **losses,
         )
 
-    def _check_labels(self, labels: Tensor, source: Tensor, target: Tensor) -> None:
-        if labels.shape != target.shape[:2]:
-            raise ValueError(
-                f"labels must have the shape (batch, target) of the decoder's input, {tuple(target.shape[:2])}; "
-                f"got {tuple(labels.shape)}."
-            )
-        require_same_batch(source, labels)
-
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         """Labels (batch, target) shifted right behind the start token; -100 becomes the padding token.
 
@@ -648,19 +623,7 @@ class ReLUFormerForConditionalGeneration(
         shifted = shifted.masked_fill(starts, self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
-    def _warn_about_missing_sums(self, encoder_outputs: Any) -> None:
-        """Where the encoder's output was given without what the loss needs of the encoder."""
-        needed = {"attention_sums": self.config.regularization_weight, "ffn_norms": self.ffn_l1_weight}
-        for name, weight in needed.items():
-            if encoder_outputs is not None and weight > 0 and getattr(encoder_outputs, name, None) is None:
-                logger.warning_once(
-                    f"labels were given with encoder_outputs that hold no {name}: that term of the loss (weight {weight}) is "
-                    "the decoder's alone. Give input_ids instead of encoder_outputs for the whole of it."
-                )
-
 
 # `save_pretrained` writes the code beside the weights, see `auto_map`.
 ReLUFormerModel.register_for_auto_class("AutoModel")
 ReLUFormerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
-
-__all__ = ["ReLUFormerForConditionalGeneration", "ReLUFormerModel", "ReLUFormerPreTrainedModel"]

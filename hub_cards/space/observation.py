@@ -17,7 +17,7 @@ from reluformer.analysis.entropy import RowStatistics
 from reluformer.analysis.head_sums import ALL
 from reluformer.analysis.texts import make_batch
 from reluformer.configuration.errors import UserError
-from reluformer.modeling_reluformer.attention_reluformer import ACTIVATIONS
+from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
 from reluformer.modeling_reluformer.loss_reluformer import DEFAULT_ENTROPY_MARGIN
 from reluformer.training.translation import Translator
 

@@ -173,7 +173,7 @@ def _plain(
         key, value = (tensor.masked_fill(~mask[:, None, :, None], 0.0) for tensor in (key, value))
     if (group := query.shape[1] // key.shape[1]) > 1:
         key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
-    weights = POINTWISE[specification.activation].function(query * specification.scale @ key.mT)
+    weights = POINTWISE[specification.activation](query * specification.scale @ key.mT)
     visibility = Visibility(mask, specification.causal, specification.keys_before)
     if (visible := visibility.dense(*weights.shape[2:], weights.device)) is not None:
         weights = weights.masked_fill(~visible, 0.0)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..attention_reluformer import POINTWISE, wide
+from .activations import ACTIVATIONS
 from .dropout import dropout_mask
 from .specification import Specification
 
@@ -168,7 +169,7 @@ def _sequences(query: Tensor, key: Tensor, specification: Specification) -> list
 def _weights(scaled_query: Tensor, keys: Tensor, block: _Block, specification: Specification) -> tuple[Tensor, Tensor]:
     """u and the scores, (batch, heads, rows, keys)."""
     scores = scaled_query @ keys.mT
-    weights = POINTWISE[specification.activation].function(scores)
+    weights = POINTWISE[specification.activation](scores)
     return block.hide(weights.clone() if weights is scores else weights), scores  # the weights are written to
 
 
@@ -207,7 +208,7 @@ def _differentiate(activation: str, gradient: Tensor, weights: Tensor, scores: T
     """gradient · h'(scores). A closed gate of ReLU lets nothing through, not even infinity."""
     if activation == "relu":
         return torch.ops.aten.threshold_backward(gradient, weights, 0)
-    return gradient.mul_(POINTWISE[activation].derivative(scores))
+    return gradient.mul_(ACTIVATIONS[activation].derivative(scores))
 
 
 def _dropout(weights: Tensor, key_heads: int, block: _Block, specification: Specification) -> Tensor:

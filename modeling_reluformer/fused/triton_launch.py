@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention_reluformer import POINTWISE
+from .activations import ACTIVATIONS
 from .specification import Specification
 
 try:
@@ -258,7 +258,7 @@ def _plan_of(
     is compiled depends on."""
     (shape, strides, dtype), (key_shape, key_strides, _), (value_shape, value_strides, _), row_scale, mask = forms
     _check({item[2] for item in forms[:3]}, shape[-1], value_shape[-1])
-    function = POINTWISE[activation]
+    function = ACTIVATIONS[activation]
     threshold = min(round(dropout_p * 2**16), 2**16 - 1)
     arguments = {
         "query_strides": strides[:3],

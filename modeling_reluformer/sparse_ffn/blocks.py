@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import ReLUSquaredActivation
+
+from ..layers_reluformer import SparseActivation
 
 # Names of the projections (first, factor beside it, second): Llama and its relatives, gated T5, OPT and Marian and ours, T5.
 PROJECTIONS = (
@@ -69,12 +72,20 @@ def sparse_blocks(model: PreTrainedModel) -> list[Block]:
     return found
 
 
+def _gives_exact_zeros(activation: nn.Module | None) -> bool:
+    """Whether activations are exactly 0 other than by chance, of one that torch computes."""
+    if not isinstance(activation, SparseActivation):
+        return False
+    below, at_zero = activation.function(torch.tensor([-1.0, 0.0])).tolist()
+    zero_at_zero = activation.quantile is not None and at_zero == 0
+    return bool(activation.threshold or activation.top_k) or below == 0 or zero_at_zero
+
+
 def _block(where: str, module: nn.Module, first: str, up: str | None, second: str) -> Block:
     function = next((name for name in _ACTIVATION_NAMES if hasattr(module, name)), None)
     activation = getattr(module, function) if function else None
     up_function = getattr(module, "up_fn", nn.Identity())
-    # an activation that torch computes says itself whether it gives zeros
-    if type(activation) not in _EXACT and not getattr(activation, "gives_exact_zeros", False):
+    if type(activation) not in _EXACT and not _gives_exact_zeros(activation):
         _refuse_activation(where, activation)
     if type(up_function) not in (*_EXACT, nn.Identity):
         _refuse_activation(where, up_function)

@@ -11,14 +11,16 @@ import torch
 from reluformer import modeling_reluformer
 from reluformer.modeling_reluformer.attention_reluformer import (
     NON_NEGATIVE,
+    NORMALIZED,
     POINTWISE,
     Visibility,
     positions_from_padding,
     positions_from_segments,
     reference_attention,
-    segments_from_positions,
 )
+from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
 from reluformer.modeling_reluformer.loss_reluformer import row_entropy
+from reluformer.modeling_reluformer.modeling_decoder import segments_from_positions
 
 from . import paper_formulas
 
@@ -183,7 +185,7 @@ def scores() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", POINTWISE)
 def test_the_function_is_that_of_the_papers(name):
-    found = POINTWISE[name].function(scores())
+    found = POINTWISE[name](scores())
     by_hand = [paper_formulas.POINTWISE[name](float(score)) for score in scores()]
     torch.testing.assert_close(found, torch.tensor(by_hand, dtype=torch.float64), rtol=1e-9, atol=1e-14)
 
@@ -191,18 +193,22 @@ def test_the_function_is_that_of_the_papers(name):
 @pytest.mark.parametrize("name", POINTWISE)
 def test_the_derivative_is_that_of_the_function(name):
     leaf = scores().requires_grad_()
-    (expected,) = torch.autograd.grad(POINTWISE[name].function(leaf).sum(), leaf)
-    torch.testing.assert_close(POINTWISE[name].derivative(scores()).double(), expected, rtol=1e-9, atol=1e-12)
+    (expected,) = torch.autograd.grad(POINTWISE[name](leaf).sum(), leaf)
+    torch.testing.assert_close(ACTIVATIONS[name].derivative(scores()).double(), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", POINTWISE)
 def test_its_properties_are_those_of_the_function(name):
-    activation, zero = POINTWISE[name], torch.zeros(1, dtype=torch.float64)
-    weights = activation.function(scores())
-    assert activation.never_negative == bool((weights >= 0).all())
-    assert activation.zero_at_zero == bool(activation.function(zero) == 0)
+    function, activation, zero = POINTWISE[name], ACTIVATIONS[name], torch.zeros(1, dtype=torch.float64)
+    weights = function(scores())
+    assert (name in NON_NEGATIVE) == bool((weights >= 0).all())
+    assert activation.zero_at_zero == bool(function(zero) == 0)
     assert activation.closed_at_zero == (activation.zero_at_zero and not activation.derivative(zero).any())
-    assert activation.homogeneous == torch.allclose(activation.function(3 * scores()), 3 * weights, rtol=1e-12, atol=0)
+    assert activation.homogeneous == torch.allclose(function(3 * scores()), 3 * weights, rtol=1e-12, atol=0)
+
+
+def test_the_table_names_every_activation():
+    assert [*ACTIVATIONS] == [*POINTWISE, *NORMALIZED]
 
 
 @pytest.mark.parametrize("function", ["activate", "activation_gradient"])

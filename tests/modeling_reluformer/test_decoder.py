@@ -218,10 +218,6 @@ def test_wrong_calls_say_what_is_wrong(inputs, error, named):
             {"position_embedding": "rotary", "rope_parameters": {"rope_type": "spiral"}},
             "rope_type='spiral' is unknown; choose one of default, linear",
         ),
-        (
-            {"hidden_act": "relu", "activation_function": "gelu"},
-            "another name of hidden_act, which is 'relu'; give one",
-        ),
         ({"init_std": 0.0}, "init_std=0.0 must be a finite number above 0"),
         ({"initializer_range": -1.0}, "init_std=-1.0 must be a finite number above 0"),
         ({"embedding_dropout": 1.0}, r"embedding_dropout=1.0 must lie in \[0, 1\)"),

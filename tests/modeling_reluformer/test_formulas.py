@@ -75,7 +75,6 @@ def test_equation_6(path, fields, factor, monkeypatch):
         query,
         None,
         keys=8,
-        encoder_hidden_states=keys,
         row_weight=torch.full((1, 1), 3.0),
         statistics="sum+entropy",
     )
@@ -221,7 +220,6 @@ def test_whole_module(variant, causal, monkeypatch):
             mask,
             keys=mask.shape[1],
             causal=causal,
-            encoder_hidden_states=keys,
             row_weight=row_weight,
             statistics=statistics,
         )

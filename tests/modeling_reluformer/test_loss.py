@@ -125,17 +125,6 @@ def test_dead_rows_stay_in_the_denominator():
     assert (total, entropy, dead, rows) == (pytest.approx(2.0), pytest.approx(0.0, abs=1e-6), 0.5, 2.0)
 
 
-def test_encoder_outputs_without_figures_warn_of_the_smaller_regulariser(monkeypatch):
-    messages = []
-    monkeypatch.setattr("reluformer.modeling_reluformer.modeling_reluformer.logger.warning_once", messages.append)
-    model, source, labels = tiny_model(), random_tokens(2, 7), random_tokens(2, 5)
-    model(input_ids=source, labels=labels)
-    tiny_model(preset="vanilla")(encoder_outputs=model.get_encoder()(source), labels=labels)
-    assert messages == []
-    model(encoder_outputs=model.get_encoder()(source), labels=labels)
-    assert len(messages) == 1 and "the decoder's alone" in messages[0] and "input_ids" in messages[0]
-
-
 def test_training_without_labels_warns_and_names_the_config(monkeypatch):
     messages = []
     monkeypatch.setattr("reluformer.modeling_reluformer.layers_reluformer.logger.warning_once", messages.append)
