@@ -143,8 +143,8 @@ class DataConfig:
         demo: the generated corpus.
         packing: train, translate and score packed documents; null: sentence by sentence.
         workers: processes that tokenise a split, in the one process that does it for all; null: 1 for fewer than 200,000
-            pairs, otherwise as many as there are cores, at most 8. Changes no result. Packing tokenises in one.
-        homepage: where the corpus is to be had, for the error if it is missing.
+            pairs, otherwise as many as there are cores, at most 8. Changes no result.
+        homepage: where the corpus is available, for the error if it is missing.
     """
 
     source_language: str

@@ -53,42 +53,31 @@ class CorpusReport:
     `skipped` counts pairs by reason; `first` is the place of the first one of each reason.
     """
 
-    unit = "pairs"  # not a field
-
     name: str
     read: int = 0
     kept: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
 
-    def skip(self, reason: str, place: str) -> None:
-        """Counts a pair that is left out."""
-        self.skipped[reason] = self.skipped.get(reason, 0) + 1
-        self.first.setdefault(reason, place)
-
     def summary(self) -> str:
         """One line for a log or an error message."""
-        line = f"{self.name}: {self.kept:,} of {self.read:,} {self.unit} kept"
+        line = f"{self.name}: {self.kept:,} of {self.read:,} pairs kept"
         reasons = [f"{count:,} × {reason} (first: {self.first[reason]})" for reason, count in self.skipped.items()]
         return f"{line}; skipped {'; '.join(reasons)}" if reasons else line
 
 
 def keep_good(rows: datasets.Dataset, name: str, place: Callable[[int], str]) -> tuple[datasets.Dataset, CorpusReport]:
-    """The rows without a problem, and what was counted.
+    """The rows whose column "problem" is null, and what was counted; `UserError` where none is left.
 
-    Args:
-        rows: with a column "problem", null for a good row.
-        name: of the corpus, for the report.
-        place: what to call a row, by its number from 0.
-
-    Raises:
-        UserError: no row is left.
+    `place` says what to call a row, by its number from 0.
     """
     problems = rows.data.column("problem")
     good = np.asarray(problems.is_null())
     report = CorpusReport(name, read=len(rows), kept=int(good.sum()))
     for row in np.flatnonzero(~good).tolist():
-        report.skip(problems[row].as_py(), place(row))
+        reason = problems[row].as_py()
+        report.skipped[reason] = report.skipped.get(reason, 0) + 1
+        report.first.setdefault(reason, place(row))
     if not report.kept:
         raise UserError(f"empty corpus: {report.summary()}; expected at least one usable pair")
     rows = rows.remove_columns("problem")
@@ -139,7 +128,7 @@ def _read_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusR
     if data.dataset is not None:
         return _read_dataset(data.dataset, getattr(data.dataset, split), _wanted_columns(data, data.dataset))
     if data.tables is not None:
-        files = tuple(existing_file(path, split) for path in data.tables.paths(split))
+        files = tuple(_existing_file(path, split) for path in data.tables.paths(split))
         rows = partial(_table_rows, files, _wanted_columns(data, data.tables), data.tables.delimiter)
         return _read(rows, split, files)
     files: ParallelFiles = getattr(data, split)
@@ -174,7 +163,7 @@ def read_parallel_files(
             that begins twice, or that `only` names and does not exist.
     """
     given = {"source": source, "target": target, "document": documents}
-    paths = {side: existing_file(path, name) for side, path in given.items() if path is not None}
+    paths = {side: _existing_file(path, name) for side, path in given.items() if path is not None}
     for path in paths.values():
         refuse_table(path, "give a table as data.tables, or rename the file if it is plain text")
     rows = partial(_parallel_rows, tuple(paths.items()), name, None if only is None else tuple(only))
@@ -375,13 +364,7 @@ def _check_order(pairs: datasets.Dataset, name: str) -> None:
         last = document
 
 
-def existing_file(path: str | Path, name: str) -> Path:
-    """The path of a file of corpus `name`.
-
-    Raises:
-        CorpusNotFound: it does not exist.
-        UserError: it is a folder.
-    """
+def _existing_file(path: str | Path, name: str) -> Path:
     path = Path(path).expanduser()
     if not path.exists():
         raise CorpusNotFound(f"{name}: file not found: {path}")

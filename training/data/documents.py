@@ -156,8 +156,7 @@ def pack_documents(
         sentences: columns "source", "target", "document"; the sentences of a document stand together.
         tokenizer: each text it encodes ends in `</s>`.
         max_tokens: L: most tokens of a packed document on either side, `</s>` included.
-        too_long: what becomes of a sentence that alone is longer: "error" refuses the corpus, "skip" leaves it out,
-            "keep" makes it a packed document of its own, the only kind longer than L. Counted in the report.
+        too_long: what becomes of a sentence that alone is longer: see `PackingConfig`.
         name: of the corpus, for the report.
         positions: tokens that the model has positions for; a kept sentence may not have more.
         workers: processes that tokenise, as of `encode_pairs`.

@@ -11,6 +11,8 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow.compute as pc
+import tokenizers
+import transformers
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
@@ -101,7 +103,8 @@ def _facts(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
     if not tokenizer.is_fast:
         return [tokenizer]
     rules = {**json.loads(tokenizer.backend_tokenizer.to_str()), "truncation": None, "padding": None}
-    return [rules, tokenizer.split_special_tokens, tokenizer.init_kwargs.get("moses")]
+    versions = [tokenizers.__version__, transformers.__version__]
+    return [rules, tokenizer.split_special_tokens, tokenizer.init_kwargs.get("moses"), *versions]
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,8 @@ def warn_of_tokenized_text(lines: Sequence[str]) -> None:
 @cache
 def _say_tokenized(found: str) -> None:
     logger.warning(
-        "The text looks tokenised by Moses: %s. BLEU of it by 13a is not comparable: set data.text to moses, or give plain text",
-        found,
+        f"The text looks tokenised by Moses: {found}. BLEU of it by 13a is not comparable: set data.text to moses, or give "
+        "plain text"
     )
 
 

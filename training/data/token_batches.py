@@ -77,7 +77,8 @@ class TokenBatchSampler:
                 f"{tokens_per_batch}; raise tokens_per_batch or lower the length limit of the corpus"
             )
         self._difference = target - source
-        self._longest_first = np.argsort(-longest, kind="stable").astype(_index_type(len(longest)))
+        # 32 bits are enough: it is a corpus of more than two thousand million pairs that would need more.
+        self._longest_first = np.argsort(-longest, kind="stable").astype(np.int32)
         longest = longest[self._longest_first]
         self._groups = np.concatenate(([0], np.flatnonzero(np.diff(longest)) + 1, [len(longest)]))
         self._bounds = _split(_cut(longest, tokens_per_batch), batches_per_update)
@@ -118,10 +119,6 @@ class TokenBatchSampler:
             group = order[start:stop]
             order[start:stop] = group[np.argsort(difference[group], kind="stable")]
         return order, batches
-
-
-def _index_type(pairs: int) -> type[np.signedinteger]:
-    return np.int32 if pairs <= np.iinfo(np.int32).max else np.int64
 
 
 def _cut(longest_first: np.ndarray, tokens_per_batch: int) -> np.ndarray:

@@ -301,7 +301,7 @@ def test_mistakes_are_found_before_training(recipe_file, capsys):
     nowhere = ["--data.train", "null", "--data.validation", "null", "--data.test", "null"]
     assert "data.dataset.document_column" in mistake(*nowhere, "--data.dataset.path", "x")
     assert "data.tables.document_column" in mistake(*nowhere, "--data.tables.train", "x.csv")
-    assert "no documents" in mistake(*nowhere, "--data.demo", "{}")
+    assert "the generated corpus has none" in mistake(*nowhere, "--data.demo", "{}")
 
 
 def test_training_and_evaluation_may_treat_long_sentences_differently(recipe_file, tokenizer):
