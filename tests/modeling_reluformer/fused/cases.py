@@ -67,6 +67,11 @@ class Path(NamedTuple):
     dtype: torch.dtype
 
     @property
+    def is_slow(self) -> bool:
+        """Triton's interpreter, to which large problems are not given."""
+        return self.name == "triton" and INTERPRETED
+
+    @property
     def is_compiled(self) -> bool:
         return self.name.startswith("avx")
 
