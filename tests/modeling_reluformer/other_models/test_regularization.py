@@ -131,8 +131,7 @@ def test_a_schedule_may_change_the_weight():
 
 
 def test_nothing_is_collected_without_gradients_or_while_generating(monkeypatch):
-    monkeypatch.setattr(regularization, "collect", None)  # whoever calls it fails
-    monkeypatch.setattr("reluformer.modeling_reluformer.other_models.attention.collect", None)
+    monkeypatch.setattr("reluformer.modeling_reluformer.other_models.attention.collect", None)  # whoever calls it fails
     model = regularised("llama")
     with torch.no_grad():
         model(tokens(2, 7), labels=tokens(2, 7))

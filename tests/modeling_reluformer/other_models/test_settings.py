@@ -164,22 +164,6 @@ def test_masks_of_single_heads_count_for_themselves():
     torch.testing.assert_close(rows[0] / rows[1], torch.tensor(3.0).sqrt())
 
 
-@pytest.mark.parametrize("implementation", ["auto", "eager"])
-def test_weights_are_dropped_in_training(implementation):
-    """With the identity as values the output is the weights: after dropout zero, or twice what they were."""
-    settings = {"gamma": 0.6, "implementation": implementation}
-    attention = build("bert", reluformer=settings).encoder.layer[0].attention.self
-    torch.manual_seed(0)
-    query, key, value = torch.randn(2, 4, 32, 4), torch.randn(2, 4, 32, 4), torch.eye(32).expand(2, 4, 32, 32)
-    whole, dropped = (
-        relu_attention_forward(attention, query, key, value, None, dropout=rate)[0].transpose(1, 2)
-        for rate in (0.0, 0.5)
-    )
-    kept = dropped > 0
-    torch.testing.assert_close(dropped[kept], 2 * whole[kept])
-    assert 0.4 < kept.sum() / (whole > 0).sum() < 0.6
-
-
 def test_other_objects_are_refused():
     with pytest.raises(ValueError, match='"reluformer"` is not supported by attention_activation'):
         tiny_model(attn_implementation="reluformer")
