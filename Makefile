@@ -66,10 +66,10 @@ test-oldest: .venv-oldest/dev
 bench: .venv/all
 	$(BIN)/python -m benchmarks attention memory loss end-to-end generation compiled-step vision decoder decoder-memory
 
-# Feed-forward networks that skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
-# Writes benchmarks/results/sparse-cpu.json, sparse-models-cpu.json and benchmarks/SPARSE.md.
+# Models whose feed-forward networks skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
+# Writes benchmarks/results/sparse-models-cpu.json and benchmarks/SPARSE.md.
 bench-sparse: .venv/all
-	$(BIN)/python -m benchmarks sparse sparse-models
+	$(BIN)/python -m benchmarks sparse-models
 
 # Lines of every folder, of a published model's code and of functions, beside what they may be at most.
 size: .venv/all

@@ -29,8 +29,7 @@ BENCHMARKS = {
         vision.BENCHMARK,
         decoder.BENCHMARK,
         memory.DECODER_BENCHMARK,
-        zeros.NETWORKS_BENCHMARK,
-        zeros.MODELS_BENCHMARK,
+        zeros.BENCHMARK,
     )
 }
 

@@ -1,12 +1,8 @@
-"""Feed-forward networks that skip zeros, beside torch, the loop without skipping, and int8: single networks and whole models.
+"""Whole models whose feed-forward networks skip zeros in `generate`, beside torch, the loop without skipping, and int8.
 
 Contenders are torch (int8: `quantize_dynamic` of every `nn.Linear`), "dense", our loop with every neuron active, and "zeros", our
-loop as `use_sparse_ffn` puts it in place; "both" is that in int8, with torch's int8 for all other matrices. Weights are new.
-
-Networks: the decoder's own, 4 times as wide inside as outside, at several shares of zeros; rows are independent. A call takes the
-next of several networks, so that their weights come from memory as in a model, and not from the cache of a core. The bound is the
-time to read the weights that have to be read, by the bandwidth that is measured over as much memory. Whole models: `generate`; a
-bias before the activation makes the share of zeros, which a run counts.
+loop as `use_sparse_ffn` puts it in place; "both" is that in int8, with torch's int8 for all other matrices. Weights are new,
+and a bias before the activation makes the share of zeros, which a run counts.
 """
 
 from __future__ import annotations
@@ -14,7 +10,6 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from statistics import NormalDist
@@ -33,13 +28,9 @@ from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
 
 TORCH, DENSE, SPARSE, BOTH = "torch", "dense", "zeros", "both"
 THREADS = (1, 2)
-WIDTHS, KINDS, ROWS, INNER = (512, 1024, 2048), ("MLP", "GLU"), (1, 5, 8), 4
-ZEROS = (50, 80, 90, 95, 99)  # per cent of a row
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-CYCLED_BYTES = 2**27  # of weights, at least, before one comes again
-PROMPT, NEW_TOKENS, ROUNDS, SECONDS = 8, 32, 15, 7.0
+PROMPT, NEW_TOKENS, ROUNDS = 8, 32, 15
 OURS, LLAMA, OPT = "ReLUFormer decoder, GLU", "Llama with ReLU, GLU", "OPT, MLP"  # the goals are about the first
-MODEL_CONTENDERS = tuple(
+CONTENDERS = tuple(
     f"{dtype} {name}" for dtype in ("float32", "int8") for name in (TORCH, DENSE, SPARSE, BOTH)[: 3 + (dtype == "int8")]
 )
 COMPARED = {
@@ -50,106 +41,7 @@ COMPARED = {
 }
 
 
-def network_cells(quick: bool) -> Iterator[Names]:
-    widths, rows, threads = ((64,), (1,), (1,)) if quick else (WIDTHS, ROWS, THREADS)
-    for values in itertools.product(widths, KINDS, rows, threads):
-        yield dict(zip(("width", "kind", "rows", "threads"), values, strict=True))
-
-
-@torch.no_grad()
-def measure_network(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
-    """Times of a call in every dtype, the zeros that there were, and the bound."""
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.ao")  # torch's int8
-    torch.manual_seed(options.seed)
-    cycled = 2**16 if options.quick else CYCLED_BYTES
-    inputs = {share: shifted_rows(cell, share) for share in ZEROS}
-    zeros, steps = {}, {}
-    for dtype in BYTES:
-        model = network_model(cell, cycled // bytes_read(cell, dtype, 1.0) + 1, dtype)
-        zeros = zeros or {str(share): zeros_of(model, rows) for share, rows in inputs.items()}
-        given = {share: rows.to(model.dtype) for share, rows in inputs.items()}
-        networks = {name: contender(model, f"{dtype} {name}") for name in (TORCH, DENSE, SPARSE)}
-        steps |= {f"{dtype} {name}": cycle(networks[name], given[ZEROS[0]]) for name in (TORCH, DENSE)}
-        steps |= {f"{dtype} {SPARSE} {share}": cycle(networks[SPARSE], rows) for share, rows in given.items()}
-    timing = time_contenders(steps, **effort(options, budget=SECONDS))
-    compared = {
-        name: {f"{dtype} {TORCH}", f"{dtype} {DENSE}", f"float32 {TORCH}"} - {name}
-        for name in steps
-        for dtype in [name.partition(" ")[0]]
-    }
-    bandwidth = measured_bandwidth(cycled)
-    bounds = {
-        f"{dtype} {share}": 1e3 * bytes_read(cell, dtype, found["active"]) / bandwidth
-        for dtype in BYTES
-        for share, found in zeros.items()
-    }
-    return {"zeros": zeros, "bandwidth": bandwidth, **timing.record(compared), "bounds_ms": bounds}
-
-
-def bytes_read(cell: Names, dtype: str, active: float) -> int:
-    """Of weights in one call, where this share of the neurons is active: the first matrix is always read."""
-    others = 2 if cell["kind"] == "GLU" else 1
-    return int(BYTES[dtype] * INNER * cell["width"] ** 2 * (1 + others * active))
-
-
-def network_model(cell: Names, count: int, dtype: str) -> PreTrainedModel:
-    """A decoder whose layers hold the networks; weights of the first matrices have a column of ones."""
-    config = ReLUFormerDecoderConfig(
-        hidden_size=cell["width"],
-        intermediate_size=INNER * cell["width"],
-        num_hidden_layers=count,
-        num_attention_heads=1,
-        vocab_size=8,
-        max_position_embeddings=8,
-        hidden_act="relu",
-        ffn_type="glu" if cell["kind"] == "GLU" else "mlp",
-        ffn_bias=False,
-    )
-    model = ReLUFormerForCausalLM(config).eval()
-    for block in sparse_blocks(model):
-        for name, projection in block.projections.items():
-            projection.weight.normal_().mul_(projection.weight.shape[1] ** -0.5)
-            if name == block.first:
-                projection.weight[:, 0] = 1.0
-    return model.to(torch.bfloat16 if dtype == "bfloat16" else torch.float32)
-
-
-def shifted_rows(cell: Names, share: int) -> Tensor:
-    """Rows (rows, width) of which `share` per cent of the neurons are not above zero: their scores are normal around -z."""
-    rows = torch.randn(cell["rows"], cell["width"])
-    rows[:, 0] = -NormalDist().inv_cdf(share / 100)
-    return rows
-
-
-def zeros_of(model: PreTrainedModel, rows: Tensor) -> dict[str, float]:
-    """zeros: share of a row's activations; active: share of the neurons that are not zero in some row."""
-    block = sparse_blocks(model)[0]
-    asleep = block.projections[block.first](rows) <= 0
-    return {"zeros": float(asleep.float().mean()), "active": float(1 - asleep.all(0).float().mean())}
-
-
-def cycle(model: PreTrainedModel, rows: Tensor) -> Callable[[], Tensor]:
-    """Calls the networks of the layers one after the other, and begins again."""
-    following = itertools.cycle([layer.mlp for layer in model.model.layers])
-    return lambda: next(following)(rows)
-
-
-def measured_bandwidth(size: int) -> float:
-    """Bytes a second that all threads read together from so much memory: the best of five sums and five products."""
-    matrix = torch.ones(max(1, size // 4096), 1024)
-    vector, operators = torch.ones(1, 1024), sparse_library(large=False)
-    reads: list[Callable[[], Any]] = [matrix.sum, lambda: matrix @ vector[0]]
-    if operators is not None:
-        reads.append(lambda: operators.dense_projection(vector, matrix, None, None))
-    seconds = []
-    for read in 5 * reads:
-        start = time.perf_counter()
-        read()
-        seconds.append(time.perf_counter() - start)
-    return 4 * matrix.numel() / min(seconds)
-
-
-def model_cells(quick: bool) -> Iterator[Names]:
+def cells(quick: bool) -> Iterator[Names]:
     """Each model at 90 and 95 % zeros with one row, and at 95 % with five beams."""
     shapes, cases, threads = (
         ((OURS,), ((95, 1),), (1,)) if quick else (tuple(SHAPES), ((90, 1), (95, 1), (95, 5)), THREADS)
@@ -159,8 +51,9 @@ def model_cells(quick: bool) -> Iterator[Names]:
 
 
 @torch.no_grad()
-def measure_model(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
+def measure(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
     """Times of `generate`, and the zeros in one call of it."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.ao")  # torch's int8
     sizes = QUICK if options.quick else SHAPES[cell["shape"]]
     torch.manual_seed(options.seed)
     model = with_zeros(MODELS[cell["shape"]](sizes), cell["zeros"])
@@ -172,7 +65,7 @@ def measure_model(cell: Names, options: argparse.Namespace, earlier: list[Names]
         "num_beams": cell["beams"],
         "do_sample": False,
     }
-    contenders = {name: contender(model, name) for name in MODEL_CONTENDERS}
+    contenders = {name: contender(model, name) for name in CONTENDERS}
     steps = {name: lambda each=each: each.generate(prompt, **length) for name, each in contenders.items()}
     timing = time_contenders(steps, **effort(options, rounds=ROUNDS))
     zeros = zeros_while(contenders[f"float32 {TORCH}"], steps[f"float32 {TORCH}"])
@@ -250,9 +143,7 @@ def zeros_while(model: PreTrainedModel, step: Callable[[], Any]) -> float:
 def settings() -> Names:
     operators = sparse_library(large=True)
     instructions = "none: gather in torch" if operators is None else operators.ffn_instruction_sets()[0]
-    found = {"threads": "1 and 2", "instruction_set": instructions, "budget": SECONDS}
-    return {**found, "inner": INNER, "cycled_bytes": CYCLED_BYTES}
+    return {"threads": "1 and 2", "rounds": ROUNDS, "instruction_set": instructions}
 
 
-NETWORKS_BENCHMARK = Benchmark("sparse", network_cells, measure_network, settings)
-MODELS_BENCHMARK = Benchmark("sparse-models", model_cells, measure_model, settings)
+BENCHMARK = Benchmark("sparse-models", cells, measure, settings)

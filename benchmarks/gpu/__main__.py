@@ -38,10 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of multi30k/ (default: data)")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="of science: where its checkpoints are")
     options = parser.parse_args(arguments)
-    if options.stage == "page":
-        PAGE.write_text(import_module("benchmarks.gpu.page").render(options.output), encoding="utf-8")
-        return print(PAGE) or 0
     module = import_module(f"benchmarks.gpu.{options.stage}")
+    if options.stage == "page":
+        PAGE.write_text(module.render(options.output), encoding="utf-8")
+        return print(PAGE) or 0
     if options.stage == "bundle":
         return module.write_bundle(options.output, options.data, with_wheels=not options.toy)
     if not (options.toy or torch.cuda.is_available()):

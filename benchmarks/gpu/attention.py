@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
-from benchmarks import attention as contenders
+from benchmarks import attention
 from benchmarks.attention import EAGER_RELU, OURS, AttentionCase, AttentionInputs, Forward
-from benchmarks.gpu.campaign import Cell
-from benchmarks.timing import time_contenders
+from benchmarks.gpu.campaign import Cell, timed
 
 LENGTHS = (16384, 1024, 4096, 512, 2048, 8192)  # what the goals are about comes first
 TOKENS, FEATURES, HEAD_DIMS = 16384, 2048, (64, 128)
@@ -47,39 +46,40 @@ def operations(case: AttentionCase, which: str) -> float:
 
 def measure(case: AttentionCase, dropout_p: float, toy: bool) -> dict[str, Any]:
     """Milliseconds and TFLOP/s by pass and contender; `left_out`: what this card or version cannot run, with the reason."""
-    inputs = contenders.random_inputs(case, 0, with_mask=case.length <= LONGEST_EAGER)
-    leaves = (inputs.query, inputs.key, inputs.value)
+    inputs = attention.random_inputs(case, 0, with_mask=case.length <= LONGEST_EAGER)
     steps: dict[str, dict[str, Callable[[], Any]]] = {which: {} for which in PASSES}
-    figures: dict[str, Any] = {"ms": {}, "tflops": {}, "left_out": {}}
+    result: dict[str, Any] = {"ms": {}, "tflops": {}, "left_out": {}}
     for name, forward in rivals(case, inputs, dropout_p, toy).items():
-        statistics = contenders.statistics_gradients(case, inputs, OURS.get(name, "none"))
-        train = contenders.training_step(forward, leaves, (inputs.output_gradient, *statistics))
+        statistics = attention.statistics_gradients(case, inputs, OURS.get(name, "none"))
+        train = attention.training_step(forward, inputs.leaves, (inputs.output_gradient, *statistics))
         try:
             train()
         except RuntimeError as error:
             if name in OURS:
                 raise
-            figures["left_out"][name] = " ".join(str(error).split())[:200]
+            result["left_out"][name] = " ".join(str(error).split())[:200]
             continue
-        steps["forward"][name], steps["forward+backward"][name] = contenders.inference_step(forward, leaves), train
-    effort = {"rounds": 2, "round_seconds": 1e-4} if toy else {"rounds": 9, "round_seconds": 0.03}
+        steps["forward"][name], steps["forward+backward"][name] = (
+            attention.inference_step(forward, inputs.leaves),
+            train,
+        )
     for which in PASSES:
-        timing = time_contenders(steps[which], synchronize=None if toy else torch.cuda.synchronize, **effort)
-        times = figures["ms"][which] = {name: timing.summary(name)["median_ms"] for name in timing.seconds}
-        figures["tflops"][which] = {name: operations(case, which) / ms / 1e9 for name, ms in times.items()}
-    return figures
+        timing = timed(steps[which], toy, 0.03)
+        times = result["ms"][which] = {name: timing.summary(name)["median_ms"] for name in timing.seconds}
+        result["tflops"][which] = {name: operations(case, which) / ms / 1e9 for name, ms in times.items()}
+    return result
 
 
 def rivals(case: AttentionCase, inputs: AttentionInputs, dropout_p: float, toy: bool) -> dict[str, Forward]:
     """Ours first; FlexAttention has no dropout, and eager none here."""
-    found = {name: contenders.fused(case, inputs, statistics, dropout_p) for name, statistics in OURS.items()}
-    found |= {name: partial(_forced, backend, contenders.sdpa(case, dropout_p)) for name, backend in BACKENDS.items()}
+    found = {name: attention.fused(case, inputs, statistics, dropout_p) for name, statistics in OURS.items()}
+    found |= {name: partial(_forced, backend, attention.sdpa(case, dropout_p)) for name, backend in BACKENDS.items()}
     if dropout_p == 0:
         # without a reset the compiler gives up after some shapes, and FlexAttention then holds all its scores in memory
         torch.compiler.reset()
         found |= {FLEX: flex(case, None, toy), FLEX_RELU: flex(case, _log_relu, toy)}
         if case.length <= LONGEST_EAGER:
-            found[EAGER_RELU] = contenders.eager(inputs, "relu")
+            found[EAGER_RELU] = attention.eager(inputs, "relu")
     return found
 
 

@@ -12,20 +12,12 @@ from zipfile import ZipFile
 from benchmarks.gpu.campaign import COMMIT_FILE, ROOT
 from reluformer.training.run.records import git_state, write_json
 
-PACKAGE = (
-    "modeling_reluformer",
-    "configuration",
-    "training",
-    "export",
-    "analysis",
-    "hub_cards",
-    "commands",
-)  # under these names in it
-LEFT_OUT = ("docs/", "benchmarks/results/", "examples/")
+TAKEN = ("benchmarks/", "tests/", "pyproject.toml", "constraints.txt")
+LEFT_OUT, RESULTS = "benchmarks/results/", "benchmarks/results/gpu/"
 WHEELS = ("datasets", "dill", "multiprocess", "evaluate", "jsonargparse", "docstring_parser", "typeshed_client")
 WHEELS += ("sacremoses", "num2words")
-PYTHON, MOST_MIB = "3.12", 60
-CORPORA = ("multi30k", "tatoeba")
+DOWNLOAD = ("-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--python-version", "3.12")
+MOST_MIB, CORPORA = 60, ("multi30k", "tatoeba")
 RUN = '#!/bin/sh\ncd "$(dirname "$0")" && PYTHONPATH=site exec python3 -m benchmarks.gpu "$@"\n'
 
 
@@ -33,14 +25,14 @@ def write_bundle(folder: Path, data: Path, with_wheels: bool) -> int:
     """Writes the folder anew, and prints what is in it and how large it is; the exit status is 1 if that is too much."""
     site = folder / "site"
     shutil.rmtree(folder, ignore_errors=True)
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", *TAKEN], capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
-        if (ROOT / name).is_file() and (not name.startswith(LEFT_OUT) or name.startswith("benchmarks/results/gpu/")):
+        if (ROOT / name).is_file() and (not name.startswith(LEFT_OUT) or name.startswith(RESULTS)):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, folder / name)
-    shutil.move(folder / "reluformer", site / "reluformer")
-    for name in PACKAGE:
-        shutil.move(folder / name, site / "reluformer" / name)
+    # the files behind the links of the package, which a bundle may lose on its way
+    built = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(ROOT / "reluformer", site / "reluformer", ignore=built)
     package = distribution("reluformer")  # whose version `reluformer train` asks for
     metadata = site / f"reluformer-{package.version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
@@ -51,27 +43,15 @@ def write_bundle(folder: Path, data: Path, with_wheels: bool) -> int:
         if (data / name).is_dir():
             shutil.copytree(data / name, folder / "data" / name)
     if with_wheels:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            "--only-binary=:all:",
-            "--python-version",
-            PYTHON,
-        ]
         downloads = folder / "wheels"
-        subprocess.run([*command, "-c", ROOT / "constraints.txt", "-d", downloads, *WHEELS], check=True)
+        constrained = ["-c", ROOT / "constraints.txt", "-d", downloads]
+        subprocess.run([sys.executable, *DOWNLOAD, *constrained, *WHEELS], check=True)
         for wheel in downloads.iterdir():
             ZipFile(wheel).extractall(site)
         shutil.rmtree(downloads)
     sizes = {path.name: _mib(path) for path in sorted(folder.iterdir())}
     print(*(f"{name}: {size:.1f} MiB" for name, size in sizes.items()), sep="\n")
-    print(
-        f"bundle: {sum(sizes.values()):.1f} MiB, at most {MOST_MIB}: sh {folder}/run STAGE --minutes N --output FOLDER"
-    )
+    print(f"bundle: {sum(sizes.values()):.1f} of {MOST_MIB} MiB: sh {folder}/run STAGE --minutes N --output FOLDER")
     return int(sum(sizes.values()) > MOST_MIB)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
-import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import transformers
 
 from benchmarks import measurement_file
 from benchmarks.measurement_file import read_result
+from benchmarks.timing import Step, Timing, time_contenders
 from reluformer import modeling_reluformer
 from reluformer.training.run.records import command_line, run_record, write_json
 from reluformer.training.run.redaction import public_text
@@ -28,7 +28,7 @@ COMMIT_FILE = ROOT / "COMMIT.json"  # of a bundle, which is no checkout
 
 @dataclass(frozen=True)
 class Cell:
-    """names: what it is, alone in its stage. measure: returns figures. seconds: it is not begun where less time is left."""
+    """names: what it is, alone in its stage. measure: returns results. seconds: it is not begun where less time is left."""
 
     names: dict[str, Any]
     measure: Callable[[], dict[str, Any]]
@@ -64,21 +64,24 @@ def stage_record() -> dict[str, Any]:
     """Command, commit, machine, card and versions; `source`: a digest of the code whose speed is measured."""
     # of this package, not of `reluformer`, and without the folders of a machine that was lent
     record = run_record(public_text(f"python -m {command_line(['benchmarks.gpu', *sys.argv[1:]])}"), None, 0)
-    if COMMIT_FILE.exists():
-        record |= json.loads(COMMIT_FILE.read_text(encoding="utf-8"))
+    record |= read_result(COMMIT_FILE) or {}
     record["versions"] |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     folders = Path(modeling_reluformer.__file__).parent, Path(__file__).parent
-    files = sorted((path.name, path.read_bytes()) for folder in folders for path in folder.glob("*.py"))
+    files = sorted((path.name, path.read_bytes()) for folder in folders for path in folder.rglob("*.py"))
     return {**record, "source": hashlib.sha256(repr(files).encode()).hexdigest()[:16]}
 
 
+def timed(steps: Mapping[str, Step], toy: bool, round_seconds: float) -> Timing:
+    """All steps in the same rounds, between two synchronisations with the GPU."""
+    effort = {"rounds": 2, "round_seconds": 1e-4} if toy else {"rounds": 9, "round_seconds": round_seconds}
+    return time_contenders(steps, synchronize=None if toy else torch.cuda.synchronize, **effort)
+
+
 def words(value: Any) -> str:
-    """Figures as one reads them."""
+    """Results as one reads them."""
     if isinstance(value, dict):
-        return ", ".join(
-            f"{key} ({words(part)})" if isinstance(part, dict) else f"{key} {words(part)}"
-            for key, part in value.items()
-        )
+        parts = {key: f"({words(part)})" if isinstance(part, dict) else words(part) for key, part in value.items()}
+        return ", ".join(f"{key} {part}" for key, part in parts.items())
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
@@ -94,9 +97,9 @@ def _earlier_cells(path: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
 def _measure(cell: Cell) -> dict[str, Any]:
     start = time.monotonic()
     try:
-        figures = cell.measure()
+        result = cell.measure()
     except Exception as error:  # told in the file: the other cells are worth their time
-        figures = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"}
+        result = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"}
     gc.collect()
     torch.cuda.empty_cache()
-    return {"cell": cell.names, **figures, "seconds": round(time.monotonic() - start, 1)}
+    return {"cell": cell.names, **result, "seconds": round(time.monotonic() - start, 1)}

@@ -16,29 +16,30 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks import attention as contenders
-from benchmarks.attention import failures, run_gate
+from benchmarks import attention
 from benchmarks.gpu.campaign import ROOT, Cell
 from benchmarks.translation import INPUTS, SHAPES, padded_batch
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
 NUMERICS = tuple(f"tests/modeling_reluformer/fused/{name}.py" for name in ("triton_numerics", "test_paths"))
+QUIETLY = ("--noconftest", "-p", "no:cacheprovider", "--tb=short")
 # A step of attention alone may hold besides its inputs so many tensors of their size: the output, its gradient times the
 # row scale, and three gradients.
 TENSORS, LENGTH = 5.5, 16384
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
-    toy, device = options.toy, options.device
+    toy = options.toy
     yield Cell({"what": "kernels against float64"}, partial(kernel_tests, toy), 100)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for head_dim in (16,) if toy else (64, 128):
-            gate = {"seed": 0, "head_dim": head_dim, "device": device} | ({"lengths": (17,)} if toy else {})
+            lengths = (17,) if toy else attention.CHECKED_LENGTHS
+            gate = {"seed": 0, "head_dim": head_dim, "device": options.device, "lengths": lengths}
             names = {"what": "operator against float64", "dtype": str(dtype), "head_dim": head_dim}
             yield Cell(names, partial(operator_errors, dtype, gate), 15)
     for what in (torch.float32, torch.bfloat16, "compiled"):
         yield Cell({"what": "model against eager", "as": str(what)}, partial(model_errors, what, options), 60)
-    for name, statistics in contenders.OURS.items():
+    for name, statistics in attention.OURS.items():
         names = {"what": f"peak memory, n = {LENGTH:,}", "contender": name}
         yield Cell(names, partial(peak_memory, statistics, toy), 10)
 
@@ -50,21 +51,11 @@ def require(right: bool, what: str) -> None:
 
 def kernel_tests(toy: bool) -> dict[str, Any]:
     """The tests of the kernels, in a process of their own; one length in Triton's interpreter where it is a toy."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *NUMERICS,
-        "-k",
-        "triton",
-        "--noconftest",
-        "-p",
-        "no:cacheprovider",
-        "--tb=short",
-    ]
+    which = "triton and test_every_length and 15" if toy else "triton"
+    command = [sys.executable, "-m", "pytest", *NUMERICS, "-k", which, *QUIETLY]
     environment = {**os.environ, "TRITON_INTERPRET": "1"} if toy else os.environ
     if toy:
-        command += ["-k", "triton and test_every_length and 15", "-W", "ignore::RuntimeWarning"]
+        command += ["-W", "ignore::RuntimeWarning"]
     elif importlib.util.find_spec("xdist"):
         command += ["-n", str(min(14, os.cpu_count() or 1))]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
@@ -73,15 +64,20 @@ def kernel_tests(toy: bool) -> dict[str, Any]:
 
 
 def operator_errors(dtype: torch.dtype, gate: dict[str, Any]) -> dict[str, Any]:
-    records = run_gate((dtype,), **gate)
-    require(not failures(records), "; ".join(failures(records)))
+    records = attention.run_gate((dtype,), **gate)
+    require(not attention.failures(records), "; ".join(attention.failures(records)))
     worst = max(error["relative_rms"] for record in records for error in record["errors"].values())
     return {"checks": len(records), "relative_error": worst}
 
 
 def model_errors(what: torch.dtype | str, options: argparse.Namespace) -> dict[str, Any]:
     """The error of all gradients over their size: against float64, fused may have twice that of eager; compiled against not."""
-    model, batch = model_and_batch(options.device)
+    torch.manual_seed(0)
+    shape = SHAPES["tiny"] | {"encoder_layers": 2, "decoder_layers": 2, "vocab_size": 500}
+    config = ReLUFormerConfig.from_preset("reluformer", **shape, dropout=0.0, attention_dropout=0.0)
+    model = ReLUFormerForConditionalGeneration(config).to(options.device)
+    padded = padded_batch(INPUTS["multi30k-like"], config.vocab_size, 600, 0)
+    batch = {name: tensor.to(options.device) for name, tensor in padded.items()}
     if what == "compiled":
         expected = gradient(model, batch, torch.float32, "fused")
         model.compile(fullgraph=True, backend="eager" if options.toy else "inductor")
@@ -97,16 +93,6 @@ def _apart(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def model_and_batch(device: str) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """ReLUFormer, two layers, without dropout, and a batch with padding."""
-    torch.manual_seed(0)
-    shape = SHAPES["tiny"] | {"encoder_layers": 2, "decoder_layers": 2, "vocab_size": 500}
-    config = ReLUFormerConfig.from_preset("reluformer", **shape, dropout=0.0, attention_dropout=0.0)
-    batch = padded_batch(INPUTS["multi30k-like"], config.vocab_size, 600, 0)
-    model = ReLUFormerForConditionalGeneration(config).to(device)
-    return model, {name: tensor.to(device) for name, tensor in batch.items()}
-
-
 def gradient(model: PreTrainedModel, batch: dict[str, Tensor], dtype: torch.dtype, path: str) -> Tensor:
     """Of the loss by all parameters, one vector of float64; bfloat16 by autocast, as models are trained."""
     model = model.to(torch.float32 if dtype == torch.bfloat16 else dtype)
@@ -119,16 +105,11 @@ def gradient(model: PreTrainedModel, batch: dict[str, Tensor], dtype: torch.dtyp
 
 def peak_memory(statistics: str, toy: bool) -> dict[str, Any]:
     """Of forward and backward, beyond inputs, over the size of one of them; a CPU does not tell."""
-    sizes = (
-        (1, 2, 64, 16, torch.float32, False, True, "cpu")
-        if toy
-        else (1, 32, LENGTH, 64, torch.bfloat16, False, True, "cuda")
-    )
-    case = contenders.AttentionCase(*sizes)
-    inputs = contenders.random_inputs(case, 0)
-    gradients = (inputs.output_gradient, *contenders.statistics_gradients(case, inputs, statistics))
-    leaves = inputs.query, inputs.key, inputs.value
-    step = contenders.training_step(contenders.fused(case, inputs, statistics), leaves, gradients)
+    sizes = (1, 2, 64, 16, torch.float32) if toy else (1, 32, LENGTH, 64, torch.bfloat16)
+    case = attention.AttentionCase(*sizes, False, True, "cpu" if toy else "cuda")
+    inputs = attention.random_inputs(case, 0)
+    gradients = (inputs.output_gradient, *attention.statistics_gradients(case, inputs, statistics))
+    step = attention.training_step(attention.fused(case, inputs, statistics), inputs.leaves, gradients)
     if toy:
         return {"tensors": len(step())}
     torch.cuda.reset_peak_memory_stats()

@@ -20,22 +20,13 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, ViTConfig, ViTForImageClassification
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-import reluformer
 from benchmarks import translation
-from benchmarks.gpu.campaign import Cell
-from benchmarks.timing import time_contenders
-from benchmarks.translation import (
-    MARIAN,
-    MARIAN_SMOOTHED,
-    OURS,
-    OURS_UNREGULARIZED,
-    SHAPES,
-    Lengths,
-    generation_step,
-    training_step,
-)
+from benchmarks import vision as vit
+from benchmarks.gpu.campaign import Cell, timed
+from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS, OURS_UNREGULARIZED, SHAPES, Lengths
+from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
 
 SENTENCES, LONG, UNPADDED = "sentences", "1,024 tokens", "1,024 tokens, no padding"
 LENGTHS = translation.INPUTS | {
@@ -47,8 +38,7 @@ BATCHES = (("iwslt14", SENTENCES, 8192), ("iwslt14", LONG, 8192), ("wmt14 base",
 QUICK = ("quick", "quick", 64)
 TRAINED = (OURS, MARIAN_SMOOTHED, OURS_UNREGULARIZED, MARIAN, "vanilla")
 FLASH, NEW_TOKENS, GENERATED = "MarianMTModel flash", 20, (1, 32)
-DECODERS, VISION = ("ReLU", "ReLU, λ = 0", "GPT2LMHeadModel"), ("ReLU", "softmax", "ViTForImageClassification")
-
+DECODERS = ("ReLU", "ReLU, λ = 0", "GPT2LMHeadModel")
 
 Made = tuple[Callable[[], Any], int]  # a step, and how many target tokens, sentences or pictures it computes
 
@@ -72,7 +62,7 @@ def groups(toy: bool) -> Iterator[tuple[dict[str, Any], tuple[str, ...], Callabl
     for batch, contenders, compiled in [*plain, *((batch, (OURS, MARIAN_SMOOTHED), True) for batch in batches)]:
         names = {"task": "training", "shape": batch[0], "lengths": batch[1], "compiled": compiled}
         yield names, contenders, partial(train, toy, *batch, compiled), 80 if compiled else 10
-    for shape, contenders, make in (("GPT-2", DECODERS, decoder), ("ViT S/16", VISION, vision)):
+    for shape, contenders, make in (("GPT-2", DECODERS, decoder), ("ViT S/16", (*vit.PRESETS, vit.VIT), vision)):
         yield {"task": "training", "shape": shape}, contenders, partial(make, toy), 12
 
 
@@ -96,7 +86,7 @@ def generate(toy: bool, shape: str, lengths: str, sentences: int, name: str) -> 
     batch = translation.padded_batch(LENGTHS[lengths], SHAPES[shape]["vocab_size"], 4096, 0)
     inputs = {key: batch[key][:sentences].to(device) for key in ("input_ids", "attention_mask")}
     model = translation.build(name, SHAPES[shape], 0.1, 0).to(device, torch.bfloat16)
-    return generation_step(model, inputs, 3 if toy else NEW_TOKENS, "float32"), sentences
+    return translation.generation_step(model, inputs, 3 if toy else NEW_TOKENS, "float32"), sentences
 
 
 def decoder(toy: bool, name: str) -> Made:
@@ -108,16 +98,16 @@ def decoder(toy: bool, name: str) -> Made:
         no_dropout = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
         model: PreTrainedModel = GPT2LMHeadModel(GPT2Config(**sizes, **no_dropout, attn_implementation="sdpa"))
     else:
-        weight = {} if name == DECODERS[0] else {"regularization_weight": 0.0}
-        relu = {"attention_activation": "relu", "attention_gamma": (2 * length) ** 0.5, "skip_logits": True}
-        model = reluformer.ReLUFormerForCausalLM(reluformer.ReLUFormerDecoderConfig(**sizes, **relu, **weight))
+        sizes |= {"attention_activation": "relu", "attention_gamma": (2 * length) ** 0.5, "skip_logits": True}
+        sizes |= {} if name == DECODERS[0] else {"regularization_weight": 0.0}
+        model = ReLUFormerForCausalLM(ReLUFormerDecoderConfig(**sizes))
     ids = torch.randint(3, model.config.vocab_size, (rows, length))
     return trained(toy, model.train(), {"input_ids": ids, "labels": ids}, rows * length)
 
 
 def vision(toy: bool, name: str) -> Made:
     """256 pictures of 224 × 224 in 196 patches, 1,000 classes; the library's ViT has one token more."""
-    pictures, size, width, layers = (2, 32, 12, 1) if toy else (256, 224, 384, 12)
+    count, size, width, layers = (2, 32, 12, 1) if toy else (256, 224, 384, 12)
     shape = {
         "hidden_size": width,
         "num_hidden_layers": layers,
@@ -125,22 +115,15 @@ def vision(toy: bool, name: str) -> Made:
         "intermediate_size": 4 * width,
     }
     shape |= {"image_size": size, "patch_size": 16, "num_labels": 1000}
-    torch.manual_seed(0)
-    if name == VISION[-1]:
-        model: PreTrainedModel = ViTForImageClassification(ViTConfig(**shape, attn_implementation="sdpa"))
-    else:
-        preset = "relu_vit" if name == VISION[0] else "softmax_vit"
-        config = reluformer.ReLUFormerVisionConfig.from_preset(preset, **shape)
-        model = reluformer.ReLUFormerForImageClassification(config)
-    batch = {"pixel_values": torch.randn(pictures, 3, size, size), "labels": torch.randint(1000, (pictures,))}
-    return trained(toy, model.train(), batch, pictures)
+    batch = {"pixel_values": torch.randn(count, 3, size, size), "labels": torch.randint(1000, (count,))}
+    return trained(toy, vit.build(name, shape, 0), batch, count)
 
 
 def trained(toy: bool, model: PreTrainedModel, batch: dict[str, Tensor], amount: int) -> Made:
     """A training step with `amount` target tokens or pictures."""
     device = "cpu" if toy else "cuda"
     given = {name: tensor.to(device) for name, tensor in batch.items()}
-    return training_step(model.to(device), given, "bfloat16"), amount
+    return translation.training_step(model.to(device), given, "bfloat16"), amount
 
 
 def together(toy: bool, contenders: tuple[str, ...], make: Callable[[str], Made]) -> dict[str, dict[str, Any]]:
@@ -154,15 +137,13 @@ def together(toy: bool, contenders: tuple[str, ...], make: Callable[[str], Made]
         for _ in range(1 if toy else 3):
             made[name][0]()
         peaks[name] = {} if toy else {"peak_gib": (torch.cuda.max_memory_allocated() - before) / 2**30}
-    effort = {"rounds": 2, "round_seconds": 1e-4} if toy else {"rounds": 9, "round_seconds": 0.2}
-    synchronize = None if toy else torch.cuda.synchronize
-    timing = time_contenders({name: step for name, (step, _) in made.items()}, synchronize=synchronize, **effort)
-    figures = {}
+    timing = timed({name: step for name, (step, _) in made.items()}, toy, 0.2)
+    result = {}
     for name, (step, amount) in made.items():
         times = timing.summary(name)
         busy = {} if toy else kernel_times(step)
-        figures[name] = {"a_second": 1e3 * amount / times["median_ms"], **times, **peaks[name], **busy}
-    return figures
+        result[name] = {"a_second": 1e3 * amount / times["median_ms"], **times, **peaks[name], **busy}
+    return result
 
 
 def kernel_times(step: Callable[[], Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +22,20 @@ import yaml
 from benchmarks.gpu.campaign import ROOT, Cell, stage_record
 from benchmarks.studies.collection import collect
 from benchmarks.studies.parser import merged
-from reluformer.configuration.errors import UserError
 
 BASES = ROOT / "benchmarks" / "studies" / "catalogue" / "bases"
 MOST, PARTS = 48 * 2**20, "checkpoints.tar."  # in three parts
 STOPPING = 45  # seconds that are left for checkpoints, and for packing them
+NAMES = ("attention_activation", "attention_gamma", "regularization_weight")
 
 
 def rows(toy: bool) -> dict[str, dict[str, Any]]:
     """Models of the trainings, by name; the rest is that of the study on sentences, at the better rate."""
-    grid = [
-        (f"relu2_gamma_{gamma}_lambda_{weight}", "relu2", gamma, weight)
-        for gamma in (16, 32, 64)
-        for weight in (0.03, 0.1)
-    ]
-    grid += [("relu_gamma_16_lambda_0.1", "relu", 16, 0.1)]
-    found = {
-        name: {
-            "preset": "reluformer",
-            "attention_activation": h,
-            "attention_gamma": gamma,
-            "regularization_weight": weight,
-        }
-        for name, h, gamma, weight in grid
-    }
-    return {"softmax": {"preset": "vanilla"}, **dict(list(found.items())[: 1 if toy else None])}
+    found: dict[str, dict[str, Any]] = {"softmax": {"preset": "vanilla"}}
+    for values in [*product(("relu2",), (16, 32, 64), (0.03, 0.1)), ("relu", 16, 0.1)][: 1 if toy else None]:
+        name = "{}_gamma_{}_lambda_{}".format(*values)
+        found[name] = {"preset": "reluformer", **dict(zip(NAMES, values, strict=True))}
+    return found
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
@@ -53,8 +43,8 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
     runs = (
         (options.output.resolve() if options.toy else ROOT) / "runs" / "gpu"
     )  # not the output, which may hold few files
-    runs.mkdir(parents=True, exist_ok=True)
-    options.output.mkdir(parents=True, exist_ok=True)
+    for folder in (runs, options.output):
+        folder.mkdir(parents=True, exist_ok=True)
     unpack(options.resume or options.output, runs)
     waiting = [name for name in rows(options.toy) if {"row": name} not in options.done]
     running: dict[str, subprocess.Popen[bytes]] = {}
@@ -64,7 +54,7 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
             running[name] = begin(name, runs, options)
         for name in [name for name, process in running.items() if process.poll() is not None]:
             del running[name]
-            yield Cell({"row": name}, partial(figures, runs / name), 0)
+            yield Cell({"row": name}, partial(outcome, runs / name), 0)
         time.sleep(0.2)
     for process in running.values():
         process.terminate()  # an orderly stop: it saves
@@ -89,15 +79,11 @@ def begin(name: str, runs: Path, options: argparse.Namespace) -> subprocess.Pope
         return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
-def figures(folder: Path) -> dict[str, Any]:
-    """Score on the test set, and the course of validation, of a run that is over.
-
-    Raises:
-        RuntimeError: it is not; with the end of its log.
-    """
+def outcome(folder: Path) -> dict[str, Any]:
+    """Score on the test set, and the course of validation; of a run that failed, an error with the end of its log."""
     try:
         run = collect(folder)
-    except UserError as error:
+    except Exception as error:
         log = folder.with_name(f"{folder.name}.log").read_text(encoding="utf-8", errors="replace")
         raise RuntimeError(f"{error}: {log[-400:]}") from error
     validation = {entry["step"]: entry["eval_cross_entropy"] for entry in run["log_history"] if "eval_loss" in entry}

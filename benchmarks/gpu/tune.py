@@ -38,13 +38,12 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
         with multiprocessing.get_context("spawn").Pool(min(15, os.cpu_count() or 1)) as pool:
             pool.map_async(compile_one, every, chunksize=1).wait(COMPILE_SECONDS)
     for job in jobs:
-        yield Cell(
-            dict(zip(("kernel", "head_dim", "statistics"), job, strict=True)), partial(tune, options.toy, *job), 30
-        )
+        names = dict(zip(("kernel", "head_dim", "statistics"), job, strict=True))
+        yield Cell(names, partial(tune, options.toy, *job), 30)
 
 
 def compile_one(job: tuple[str, int, str, Tiles]) -> None:
-    """Into Triton's cache; what fails or takes too long, `tune` meets again."""
+    """Into Triton's cache; what fails or takes too long fails again in `tune`."""
     with contextlib.suppress(Exception):
         runner(*job, 512, torch.bfloat16)()
 
@@ -67,21 +66,25 @@ def tune(toy: bool, kernel: str, head_dim: int, statistics: str) -> dict[str, An
     own = tile_sizes(kernel, query, statistics != "none")
     found, failed = {}, {}
     for tiles in dict.fromkeys((own, *([Tiles(16, 16, 4, 1)] if toy else tiles_to_try(kernel, head_dim)))):
+        name = str(tuple(tiles))
         try:
-            found[str(tuple(tiles))] = milliseconds(
-                kernel, runner(kernel, head_dim, statistics, tiles, tokens, dtype), toy
-            )
+            found[name] = milliseconds(kernel, runner(kernel, head_dim, statistics, tiles, tokens, dtype), toy)
         except Exception as error:
             if "CUDA error" in str(error):
                 raise
-            failed[str(tuple(tiles))] = f"{type(error).__name__}: {str(error)[:80]}"
+            failed[name] = f"{type(error).__name__}: {str(error)[:80]}"
     if not found:
         raise RuntimeError(f"no tiles ran: {failed}")
     best, *others = sorted(found, key=found.__getitem__)[:5]
     tflops = KERNELS[kernel][0] * 4 * tokens**2 * FEATURES / found[best] / 1e9
-    figures = {"own": str(tuple(own)), "own_ms": found.get(str(tuple(own))), "best": best, "best_ms": found[best]}
-    others = {tiles: found[tiles] for tiles in others}
-    return {**figures, "best_tflops": tflops, "next": others, "tried": len(found), "left_out": failed}
+    of_own = {"own": str(tuple(own)), "own_ms": found.get(str(tuple(own)))}
+    of_best = {
+        "best": best,
+        "best_ms": found[best],
+        "best_tflops": tflops,
+        "next": {name: found[name] for name in others},
+    }
+    return {**of_own, **of_best, "tried": len(found), "left_out": failed}
 
 
 def runner(

@@ -10,6 +10,12 @@ import time
 import pytest
 import torch
 
+from benchmarks import attention, translation
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu import attention as stage_attention
+from benchmarks.gpu import campaign, page, science
+from benchmarks.measurement_file import ROOT
+
 # What the machine with the GPU lacks: importing one of them there would cost the stage.
 STAGE = """
 import runpy, sys
@@ -21,18 +27,13 @@ runpy.run_module("benchmarks.gpu", run_name="__main__")
 """
 
 
-@pytest.fixture
-def campaign(program):
-    return program("gpu.campaign")
-
-
 def options(folder, minutes=1.0):
     return argparse.Namespace(output=folder, minutes=minutes, toy=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["check", "attention", "models", "tune", "science"])
-def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, program, tmp_path):
+def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, tmp_path):
     command = [sys.executable, "-c", STAGE, stage, "--toy", "--output", str(tmp_path), "--minutes", "9"]
     environment = {
         **os.environ,
@@ -40,8 +41,7 @@ def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, program
         "PYTHONPATH": ".",
         "TRITON_INTERPRET": str(int(stage == "tune")),
     }
-    root = program("measurement_file").ROOT
-    run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
     assert "0 of them failed, no time for 0" in run.stdout.splitlines()[-1]
     result = json.loads((tmp_path / f"{stage}.json").read_text(encoding="utf-8"))
@@ -50,9 +50,7 @@ def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, program
         assert result["cells"][0]["tests_passed"] >= 1, "kernels in the interpreter"
 
 
-def test_a_stage_goes_on_where_it_stopped_but_not_with_figures_of_another_source(
-    campaign, tmp_path, monkeypatch, capsys
-):
+def test_a_stage_goes_on_where_it_stopped_but_not_with_figures_of_another_source(tmp_path, monkeypatch, capsys):
     measured = []
 
     def cells(*numbers):
@@ -75,7 +73,7 @@ def test_a_stage_goes_on_where_it_stopped_but_not_with_figures_of_another_source
     assert "models: 1 cells, 0 of them failed, no time for 0" in capsys.readouterr().out
 
 
-def test_no_cell_is_begun_that_would_end_too_late_and_a_failure_costs_only_its_own(campaign, tmp_path):
+def test_no_cell_is_begun_that_would_end_too_late_and_a_failure_costs_only_its_own(tmp_path):
     def fail():
         raise RuntimeError("no kernel")
 
@@ -89,7 +87,7 @@ def test_no_cell_is_begun_that_would_end_too_late_and_a_failure_costs_only_its_o
     assert failed["failed"] == "RuntimeError: no kernel" and short["figure"] == 1.5
 
 
-def test_after_an_error_of_the_gpu_nothing_more_is_measured_by_this_process(campaign, tmp_path):
+def test_after_an_error_of_the_gpu_nothing_more_is_measured_by_this_process(tmp_path):
     def fail():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -100,7 +98,7 @@ def test_after_an_error_of_the_gpu_nothing_more_is_measured_by_this_process(camp
     assert len(json.loads((tmp_path / "check.json").read_text())["cells"]) == 2, "it goes on behind it"
 
 
-def test_a_cell_that_hangs_is_ended(campaign, tmp_path):
+def test_a_cell_that_hangs_is_ended(tmp_path):
     code = (
         "import time; from benchmarks.gpu import __main__ as program, check; from benchmarks.gpu.campaign import Cell\n"
         "check.cells = lambda options: [Cell({'name': 1}, dict, 0), Cell({'name': 2}, lambda: time.sleep(60), 0)]\n"
@@ -113,22 +111,20 @@ def test_a_cell_that_hangs_is_ended(campaign, tmp_path):
     assert len(json.loads((tmp_path / "check.json").read_text())["cells"]) == 1
 
 
-def test_operations_are_counted_as_in_the_literature(program):
-    attention, contenders = program("gpu.attention"), program("attention")
-    case = contenders.AttentionCase(1, 32, 16384, 64, torch.bfloat16, False, True)
-    assert attention.operations(case, "forward") == 4 * 32 * 16384**2 * 64
-    causal = contenders.AttentionCase(1, 32, 16384, 64, torch.bfloat16, True, True)
-    assert attention.operations(causal, "forward+backward") == 3.5 * 2 * 32 * 16384**2 * 64
+def test_operations_are_counted_as_in_the_literature():
+    case = attention.AttentionCase(1, 32, 16384, 64, torch.bfloat16, False, True)
+    assert stage_attention.operations(case, "forward") == 4 * 32 * 16384**2 * 64
+    causal = attention.AttentionCase(1, 32, 16384, 64, torch.bfloat16, True, True)
+    assert stage_attention.operations(causal, "forward+backward") == 3.5 * 2 * 32 * 16384**2 * 64
 
 
-def test_without_a_cuda_device_nothing_is_written(program, tmp_path, monkeypatch, capsys):
+def test_without_a_cuda_device_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert program("gpu.__main__").main(["check", "--output", str(tmp_path / "gpu")]) == 2
+    assert program.main(["check", "--output", str(tmp_path / "gpu")]) == 2
     assert "--toy tries the stage on the CPU" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_the_page_judges_goals_by_the_files_and_names_what_failed(program, campaign, tmp_path, monkeypatch):
-    page, names = program("gpu.page"), program("translation")
+def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monkeypatch):
     machine = {"cores": 16, "python": "3.12", "accelerators": ["a card"]}
     origin = {
         "toy": False,
@@ -149,7 +145,11 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(program, campa
     write("attention", {"cell": cell, **both, "left_out": {"cuDNN": "no kernel"}})
     speeds = {"median_ms": 10.0, "p10_ms": 9.0, "p90_ms": 11.0, "gpu_busy_ms": 5.0, "peak_gib": 2.0}
     cells = []
-    for name, a_second in ((names.OURS, 110.0), (names.MARIAN, 100.0), (names.MARIAN_SMOOTHED, 100.0)):
+    for name, a_second in (
+        (translation.OURS, 110.0),
+        (translation.MARIAN, 100.0),
+        (translation.MARIAN_SMOOTHED, 100.0),
+    ):
         long = {"task": "training", "lengths": page.LONG, "model": name, "compiled": False}
         for of_cell in (long, {"task": "generation", "model": name}):
             cells.append({"cell": of_cell, **speeds, "a_second": a_second, "kernels": {"gemm": 3.0}})
@@ -163,16 +163,16 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(program, campa
         "tried": 9,
     }
     write("tune", {"cell": {"kernel": "forward", "head_dim": 64, "statistics": "none"}, **tiles})
-    monkeypatch.setattr(program("gpu.__main__"), "PAGE", tmp_path / "GPU.md")
-    assert program("gpu.__main__").main(["page", "--output", str(tmp_path)]) == 0
+    monkeypatch.setattr(program, "PAGE", tmp_path / "GPU.md")
+    assert program.main(["page", "--output", str(tmp_path)]) == 0
     text = (tmp_path / "GPU.md").read_text(encoding="utf-8")
     for line in (
         "| forward, 16,384 tokens, heads of 128 | ≥ 1.5× FlashAttention-2 | 1.60× (400 against 250 TFLOP/s) | met |",
         "| forward, 16,384 tokens, heads of 128 | > 515 TFLOP/s | 400 | **missed** |",
         "| forward+backward, 16,384 tokens, heads of 128 | > 371 TFLOP/s | 400 | met |",
         "| forward, 16,384 tokens, heads of 128: S and T | ≤ 1.15× the time without | 1.20× | **missed** |",
-        f"| training, {page.LONG}, ReLUFormer | ≥ 1.2× {names.MARIAN_SMOOTHED} | 1.10× | **missed** |",
-        f"| generation, ReLUFormer | ≥ 1.0× {names.MARIAN} | 1.10× | met |",
+        f"| training, {page.LONG}, ReLUFormer | ≥ 1.2× {translation.MARIAN_SMOOTHED} | 1.10× | **missed** |",
+        f"| generation, ReLUFormer | ≥ 1.0× {translation.MARIAN} | 1.10× | met |",
         "a card, 16 cores; commit 0123456789ab, 2026-11-26;",
         "| forward | 128 | False | 0.0 | 16384 | 400 (1.00×) | 333 (1.20×) | 250 (1.60×) |",
         "- cuDNN is left out: no kernel",
@@ -184,8 +184,7 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(program, campa
         assert line in text, line
 
 
-def test_trainings_that_are_not_over_go_on_from_parts_that_fit(program, tmp_path, monkeypatch):
-    science = program("gpu.science")
+def test_trainings_that_are_not_over_go_on_from_parts_that_fit(tmp_path, monkeypatch):
     monkeypatch.setattr(science, "MOST", 60_000)
     runs, other, output = tmp_path / "runs", tmp_path / "other", tmp_path / "output"
     for folder in (runs, other, output):
@@ -205,14 +204,18 @@ def test_trainings_that_are_not_over_go_on_from_parts_that_fit(program, tmp_path
     assert sorted(path.name for path in other.iterdir()) == ["first", "last"]
 
 
+def test_the_page_is_that_of_the_committed_results():
+    assert program.PAGE.read_text(encoding="utf-8") == page.render(campaign.RESULTS)
+
+
 @pytest.mark.slow
-def test_a_bundle_runs_by_itself_and_tells_its_commit(program, tmp_path):
+def test_a_bundle_runs_by_itself_and_tells_its_commit(tmp_path):
     data = tmp_path / "corpora"
     (data / "multi30k").mkdir(parents=True)
     (data / "multi30k" / "train.de.gz").write_bytes(b"text")
     bundle = tmp_path / "bundle"
     # a toy: pip is not asked for wheels
-    assert program("gpu.__main__").main(["bundle", "--toy", "--output", str(bundle), "--data", str(data)]) == 0
+    assert program.main(["bundle", "--toy", "--output", str(bundle), "--data", str(data)]) == 0
     assert (bundle / "data" / "multi30k" / "train.de.gz").is_file() and not (bundle / "docs").exists()
     assert list((bundle / "site").glob("reluformer-*.dist-info/METADATA")), "reluformer train asks for its version"
     command = ["sh", bundle / "run", "tune", "--toy", "--output", str(tmp_path), "--minutes", "9"]
@@ -221,4 +224,4 @@ def test_a_bundle_runs_by_itself_and_tells_its_commit(program, tmp_path):
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert "0 of them failed" in run.stdout, run.stderr[-2000:]
     result = json.loads((tmp_path / "tune.json").read_text(encoding="utf-8"))
-    assert result["git_commit"] == program("gpu.campaign").stage_record()["git_commit"]
+    assert result["git_commit"] == campaign.stage_record()["git_commit"]
