@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import argparse
 import errno
-import io
 import os
-import select
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TextIO
 
 from reluformer.commands.parsing import Parser
 from reluformer.configuration.errors import PeerLost, TrainingStopped, UserError, one_line
@@ -93,8 +90,8 @@ def exit_status(run: Callable[[], int]) -> int:
         sys.stdout.flush()  # what a help text left; a closed pipe is found here, not when Python ends
         return status
     except BrokenPipeError:
-        if not _leave_closed_pipes():
-            raise
+        with open(os.devnull, "wb") as nowhere:  # Python would report the closed pipe once more when it ends
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
 
 
@@ -130,27 +127,6 @@ def _told_status(run: Callable[[], int]) -> int:
         named = "" if error.filename is None else f"{error.filename}: "
         print(f"reluformer: error: {one_line(f'{named}{error.strerror}')}", file=sys.stderr)
         return EXIT_USER_ERROR
-
-
-def _leave_closed_pipes() -> bool:
-    """Whether stdout or stderr is a pipe that nobody reads; what is still to be written to it goes nowhere.
-
-    Python writes it when it ends, and would report the closed pipe once more.
-    """
-    closed = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
-    for stream in closed:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())
-    return bool(closed)
-
-
-def _has_no_reader(stream: TextIO) -> bool:
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), 0)
-    except (AttributeError, io.UnsupportedOperation):  # Windows, or a stream that is no file
-        return False
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _main_parser() -> argparse.ArgumentParser:
