@@ -21,7 +21,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from benchmarks.studies.study import SIZES, Analysis, AtSize, RowFamily, Study, StudyRow
-from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, readable, recipe_layers
 
 STUDIES_FOLDER = Path(__file__).parent / "catalogue"
@@ -78,7 +78,7 @@ def load_study(name: str, folder: Path = STUDIES_FOLDER) -> Study:
     path = folder / f"{name}.yaml"
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Study)
-    return Study(**vars(_parsed(parser, _read_mapping(path), path)))
+    return Study(**vars(_parsed(parser, _says(path), path)))
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
     path = folder / ROWS_FILE
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--rows", type=dict[str, RowFamily])
-    families: dict[str, RowFamily] = _parsed(parser, {"rows": _read_mapping(path)}, path).rows
+    families: dict[str, RowFamily] = _parsed(parser, {"rows": _says(path)}, path).rows
     rows: dict[str, Row] = {}
     read_layer = functools.cache(functools.partial(layer, folder=folder))  # many rows stand on the same few files
     for name, family in families.items():
@@ -333,18 +333,5 @@ def _parsed(parser: ArgumentParser, content: dict[str, Any], path: Path) -> Any:
         raise UserError(f"{path}: {readable(error)}") from error
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
-    try:
-        return _mapping(path, path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _mapping(path: str | Path, text: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: is not YAML: {one_line(error)}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected names with values, found {type(content).__name__}")
-    return content
+def _says(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -11,7 +11,6 @@ from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study
 from benchmarks.studies.report import write_reproduction
 from benchmarks.studies.running import tasks_by_study
 from benchmarks.studies.scores import accuracy_statistics
-from benchmarks.studies.study import RELUFORMER_PAPER
 from benchmarks.studies.tasks import Places, Task
 from reluformer.analysis.colors import RELU, color_of
 from reluformer.training.run.records import write_json
@@ -104,19 +103,6 @@ def study(tmp_path):
 
 
 BEST = {"best": "{h}_alpha_1.0", "among": ["{h}_alpha_0.0", "{h}_alpha_1.5"], "figure": "accuracy"}
-
-
-def test_the_rows_are_those_that_were_asked_for():
-    catalogue = load_rows("cpu")
-    studies = {name: load_study(name) for name in VISION}
-    tasks = {(t.row.key, t.seed): t for of in tasks_by_study(studies, catalogue, Places.of("cpu")).values() for t in of}
-    first = [task.row for task in tasks.values() if task.seed == 1]
-    counts = {length: sum(row.values["length"] == length for row in first) for length in (49, 196, 784)}
-    assert counts == {49: 40, 196: 6, 784: 3}
-    second = {task.row.name for task in tasks.values() if task.seed == 2}
-    assert second == {"vit_softmax_L49", *(f"vit_relu_alpha_{alpha}_L49" for alpha in (0.0, 0.5, 1.0, 1.5))}
-    assert {task.seed for task in tasks.values()} == {1, 2}
-    assert {study.paper for study in studies.values()} == {PAPER} and RELUFORMER_PAPER != PAPER
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Studies are data: every file parses at every size, and rows that train the same are one row."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -62,14 +61,6 @@ def starts(catalogue) -> set[str]:
     return {row.start.name for row in catalogue.rows.values() if row.start is not None} - shown
 
 
-def updates(row) -> int:
-    """Of a row and of all that went before it; two epochs of Fashion-MNIST are 938."""
-    if row.recipe.get("task") == "image_classification":
-        training, pictures = row.recipe["training"], 60_000
-        return training["num_train_epochs"] * math.ceil(pictures / training["per_device_train_batch_size"])
-    return row.recipe["training"]["max_steps"] + (0 if row.start is None else updates(row.start))
-
-
 def test_every_table_and_figure_has_its_study():
     wanted = {"t1", "t2", "t3", "t4", "t5", "t6", "f1", "f2", "f3", "f4", "f5", "th4_1", "s3_4", "s4_2", "gamma"}
     assert wanted <= set(study_names())
@@ -122,15 +113,6 @@ def test_figures_of_the_paper_by_row_are_a_familys(studies):
         table_of(study, load_rows("cpu", folder))
 
 
-def test_a_temperature_is_compared_at_one_width(catalogues):
-    for size, width in (("cpu", 512), ("paper", 1024)):
-        rows = catalogues[size].rows
-        assert rows["ffn_softmax"].key == rows[f"ffn_softmax_{width}"].key
-        assert "encoder_ffn_dim" not in rows["ffn_softmax_temperature_2"].recipe["model"] or (
-            rows["ffn_softmax_temperature_2"].recipe["model"]["encoder_ffn_dim"] == width
-        )
-
-
 def config_of(recipe, path):
     """The configuration of a row's model, after what reads the row's recipe has checked it."""
     if recipe.get("task") == "language_modeling":
@@ -159,25 +141,6 @@ def test_every_row_is_a_recipe_of_a_model_that_exists(size, catalogues, tmp_path
         if config.attention_activation == "relu" and row.recipe["model"]["preset"] in RELU_PRESETS:
             assert "regularization_weight" in row.recipe["model"], "a default would decide what the row is"
             assert config.attention_scaling != "variance" or "attention_gamma" in row.recipe["model"]
-
-
-def test_the_cpu_rows_have_the_budget_that_was_asked_for(catalogues):
-    short = map_of_gamma(catalogues["cpu"])
-    rows = [row for row in catalogues["cpu"].rows.values() if row.recipe is not None]
-    pictures = [row for row in rows if row.name.startswith("vit_")]
-    usual = [row for row in pictures if not row.name.startswith("vit_relu_epochs")]
-    assert {(row.values["length"], updates(row)) for row in usual} == {(49, 938), (196, 469), (784, 469)}
-    assert {updates(row) for row in rows if row.name.startswith("lm_")} == {1600}
-    assert {updates(row) for row in rows if row.name.startswith("tiny_")} == {1600}
-    others = [row for row in rows if not row.name.startswith(("vit_", "zeros_", "lm_", "tiny_"))]
-    assert all(updates(row) >= (600 if row.name in short else 2400) for row in others)
-    others = [table_of(load_study(name), catalogues["cpu"]) for name in study_names() if name != "gamma"]
-    assert not short & {entry.row.name for table in others for entry in table if entry.row is not None}
-    for family, expected in (("documents", {128, 512, 1024}), ("documents_end", {128, 256, 512, 1024, 2048})):
-        documents = [row for row in rows if row.family == f"{family}_relu_{{length}}"]
-        assert {row.values["length"] for row in documents} == expected
-        for row in documents:
-            assert row.values["gamma"] == pytest.approx(math.sqrt(2 * row.values["length"]), rel=0.01)
 
 
 def test_rows_of_one_recipe_are_one_row_with_all_analyses(studies):
