@@ -12,8 +12,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from reluformer.analysis import ppl_sparsity, top_p
-from reluformer.analysis import variance_simulation as simulation
-from reluformer.analysis.causal_texts import causal_batches, read_causal_text
+from reluformer.analysis import variance as simulation
 from reluformer.analysis.collection import AnyBatch, observe
 from reluformer.analysis.figure import (
     MODEL,
@@ -26,8 +25,17 @@ from reluformer.analysis.figure import (
     make_figure,
     model_facts,
 )
-from reluformer.analysis.pictures import image_batches, read_pictures
-from reluformer.analysis.texts import batches, encode_text, pack_text, read_lines, require_sizes
+from reluformer.analysis.texts import (
+    batches,
+    causal_batches,
+    encode_text,
+    image_batches,
+    pack_text,
+    read_causal_text,
+    read_lines,
+    read_pictures,
+    require_sizes,
+)
 from reluformer.configuration.analyses import ANALYSES
 from reluformer.configuration.errors import UserError
 from reluformer.training.loading import (

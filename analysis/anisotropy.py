@@ -8,11 +8,10 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reluformer.analysis.colors import TEAL
-from reluformer.analysis.drawing import draw_bars
+from reluformer.analysis.collection import ALL
+from reluformer.analysis.drawing import TEAL, draw_bars
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.figure import MODEL, Figure, Rows, Subject, Taken
-from reluformer.analysis.head_sums import ALL
 from reluformer.configuration.errors import UserError
 
 DEFINITIONS = {

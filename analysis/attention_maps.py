@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, attention_weights, decoder_inputs, eager
-from reluformer.analysis.colors import color_of_model
+from reluformer.analysis.drawing import MapStyle, color_of_model, draw_heat_maps
 from reluformer.analysis.figure import TEXT, Analysed, Figure, Subject, write_csv, write_result
-from reluformer.analysis.heat_maps import MapStyle, draw_heat_maps
 from reluformer.analysis.texts import make_batch
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.moses import MosesStep

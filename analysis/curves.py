@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from reluformer.analysis.colors import BLACK, OLIVE, PURPLE, TEAL, WINE
+from reluformer.analysis.drawing import BLACK, OLIVE, PURPLE, TEAL, WINE
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import SCORES_IN_TRAINING, Score
 

@@ -1,20 +1,69 @@
-"""What the pictures of `reluformer analyze` have in common: names of modules, axes over layers."""
+"""What the pictures have in common: colours, axes over layers, heat maps.
+
+ReLU and softmax have one colour each, wherever they are shown, on the page too. They can be told apart with every common kind of
+colour blindness (after Okabe and Ito's palette), and nothing else is drawn in them. Of a heat map, three kinds of cells never
+look alike: a weight of exactly 0 is white, the smallest weight above it is clearly coloured, and a key that a query does not see
+is hatched in grey.
+"""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from torch import Tensor
 
-from reluformer.analysis.colors import GREY
-from reluformer.analysis.head_sums import ALL
+from reluformer.analysis.collection import ALL
+
+RELU, SOFTMAX, SPARSEMAX, ENTMAX = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
+# Other series: one beside another, and what they are compared with.
+PURPLE, OLIVE, TEAL, WINE = "#aa4499", "#808022", "#2a8c82", "#882255"
+GREY, BLACK = "#666666", "#222222"
+# Cells of a heat map: exactly 0; not seen by the query.
+ZERO, HIDDEN = "#ffffff", "#d0d0d0"
+
+_ACTIVATIONS = {
+    "relu": RELU,
+    "softmax": SOFTMAX,
+    "sparsemax": SPARSEMAX,
+    "entmax15": ENTMAX,
+    "relu2": TEAL,
+    "gelu": OLIVE,
+    "softplus": ENTMAX,  # in no picture with it
+    "identity": GREY,
+    "relu6": WINE,
+    "sigmoid": BLACK,
+}
+
+
+def color_of(activation: str) -> str:
+    """The colour of an attention's activation, `#rrggbb`; one colour for all that have none of their own."""
+    return _ACTIVATIONS.get(activation, PURPLE)
+
+
+def color_of_model(config: Any) -> str:
+    """The colour of a model's attention; a configuration that names no activation is that of a softmax model."""
+    return color_of(getattr(config, "attention_activation", "softmax"))
+
+
+def shade(color: str, amount: float) -> str:
+    """`color` mixed with white for an amount from 0 to 1, with black for one from -1 to 0; `#rrggbb`."""
+    toward = 255 if amount > 0 else 0
+    parts = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(part + abs(amount) * (toward - part)):02x}" for part in parts)
+
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -98,3 +147,143 @@ def save(figure: Figure, path: Path, title: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
+
+
+_NEGATIVE = GREY
+_HATCH = "/////"
+_LINE = "#dddddd"  # between cells: white ones have an edge
+# A letter's width in inches for a font of one point.
+_LETTER = 0.0083
+
+
+@dataclass(frozen=True)
+class MapStyle:
+    """Sizes in inches: a token has `cell`, or more where a map would be smaller than `least` (width, height).
+
+    font_size: of the tokens, in points. columns: most maps side by side.
+    """
+
+    cell: float = 0.34
+    least: tuple[float, float] = (3.6, 2.2)
+    font_size: float = 9
+    columns: int = 4
+
+
+def draw_heat_maps(
+    maps: Sequence[Tensor],
+    titles: Sequence[str],
+    keys: Sequence[str],
+    queries: Sequence[str],
+    *,
+    title: str,
+    key_label: str,
+    query_label: str,
+    hidden: Tensor | None = None,
+    color: str = RELU,
+    style: MapStyle | None = None,
+) -> Figure:
+    """A grid of maps (queries, keys) over the same tokens, with one colour scale.
+
+    Args:
+        maps: one or more; `titles`: one for each.
+        keys, queries: tokens of the horizontal and of the vertical axis.
+        title: above the figure. key_label, query_label: what the tokens are.
+        hidden: boolean (queries, keys), True where the query does not see the key; None: it sees all.
+        color: of the model's attention (`colors`).
+        style: sizes.
+    """
+    style = style or MapStyle()
+    columns = min(style.columns, len(maps))
+    rows = math.ceil(len(maps) / columns)
+    widths = max(style.cell * len(keys), style.least[0]), max(style.cell * len(queries), style.least[1])
+    longest = max(map(len, [*keys, *queries])) * _LETTER * style.font_size
+    figure = Figure(
+        figsize=(columns * widths[0] + longest + 1.7, rows * (widths[1] + 0.3) + longest + 0.9), layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    hidden_cells = np.zeros(tuple(maps[0].shape), dtype=bool) if hidden is None else hidden.numpy()
+    scale = scale_of(min(float(m.min()) for m in maps), max(float(m.max()) for m in maps), color)
+    upright = longest > widths[0] / len(keys)
+    for axes, weights, name in zip(grid.flat, maps, titles, strict=False):
+        image = draw_cells(axes, weights.numpy(), hidden_cells, scale)
+        axes.set_title(name, fontsize=10)
+        label_tokens(axes, keys, queries, style.font_size, 90 if upright else 0)
+    for axes in grid.flat[len(maps) :]:
+        axes.set_visible(False)
+    figure.colorbar(image, ax=grid, label="attention weight, other than 0", shrink=0.8, pad=0.02)
+    name_cells(figure, is_hidden=bool(hidden_cells.any()))
+    figure.suptitle(title, fontsize=11)
+    for axes in grid[-1]:
+        axes.set_xlabel(key_label, fontsize=10)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(query_label, fontsize=10)
+    return figure
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From weights to colours. Exact zeros have a colour of their own, which no other weight has."""
+
+    colors: ListedColormap
+    lowest: float
+    highest: float
+
+
+def scale_of(lowest: float, highest: float, color: str) -> Scale:
+    """A scale that holds the weights from `lowest` to `highest`; of all maps that are to be compared.
+
+    Where some are negative, as those of gelu, they are grey.
+    """
+    ramp = [shade(color, amount) for amount in np.concatenate([np.linspace(0.72, 0, 80), np.linspace(0, -0.6, 48)])]
+    if lowest >= 0:
+        return Scale(ListedColormap(ramp).with_extremes(bad=ZERO), 0.0, highest or 1.0)
+    below = [shade(_NEGATIVE, amount) for amount in np.linspace(-0.4, 0.6, 128)]
+    largest = max(-lowest, highest)
+    return Scale(ListedColormap(below + ramp).with_extremes(bad=ZERO), -largest, largest)
+
+
+def draw_cells(axes: Axes, weights: np.ndarray, hidden: np.ndarray, scale: Scale) -> AxesImage:
+    """Draws weights (queries, keys); exact zeros are masked in the image's array, and hidden cells hatched."""
+    image = axes.imshow(
+        np.ma.masked_equal(weights, 0.0),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=scale.colors,
+        vmin=scale.lowest,
+        vmax=scale.highest,
+    )
+    if hidden.any():
+        edges = [np.arange(size + 1) - 0.5 for size in reversed(weights.shape)]
+        axes.pcolor(
+            *edges,
+            np.ma.masked_where(~hidden, np.zeros_like(weights)),
+            cmap=ListedColormap([HIDDEN]),
+            hatch=_HATCH,
+            edgecolor="white",
+            linewidth=0,
+            zorder=2.5,  # above the lines between cells
+        )
+    return image
+
+
+def name_cells(figure: Figure, *, is_hidden: bool) -> None:
+    """A legend at the foot of the figure for the cells that the colour bar does not name."""
+    marks = [Patch(facecolor=ZERO, edgecolor=GREY, linewidth=0.6, label="exactly 0")]
+    if is_hidden:
+        marks.append(
+            Patch(facecolor=HIDDEN, edgecolor="white", hatch=_HATCH, linewidth=0, label="hidden from the query")
+        )
+    figure.legend(handles=marks, loc="outside lower right", ncols=len(marks), frameon=False, fontsize=9)
+
+
+def label_tokens(axes: Axes, keys: Sequence[str], queries: Sequence[str], font_size: float, rotation: int) -> None:
+    """Writes the tokens along both axes, and draws the lines between their cells."""
+    axes.set_xticks(range(len(keys)), keys, rotation=rotation, fontsize=font_size, parse_math=False)
+    axes.set_yticks(range(len(queries)), queries, fontsize=font_size, parse_math=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_color(_LINE)
+    axes.set_xticks([position - 0.5 for position in range(1, len(keys))], minor=True)
+    axes.set_yticks([position - 0.5 for position in range(1, len(queries))], minor=True)
+    axes.grid(which="minor", color=_LINE, linewidth=0.6)
+    axes.tick_params(which="minor", length=0)

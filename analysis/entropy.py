@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reluformer.analysis.colors import GREY, color_of_model
-from reluformer.analysis.drawing import NAMES, finish, label_layers, modules_of, new_figure, save
+from reluformer.analysis.collection import ALL, HeadSums, Place
+from reluformer.analysis.drawing import GREY, NAMES, color_of_model, finish, label_layers, modules_of, new_figure, save
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
-from reluformer.analysis.head_sums import ALL, HeadSums, Place
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.loss_reluformer import DEFAULT_ENTROPY_MARGIN
 

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reluformer.analysis.colors import OLIVE, PURPLE, TEAL
-from reluformer.analysis.drawing import draw_bars
+from reluformer.analysis.collection import ALL, HeadSums
+from reluformer.analysis.drawing import OLIVE, PURPLE, TEAL, draw_bars
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
-from reluformer.analysis.head_sums import ALL, HeadSums
 
 DEFINITIONS = {
     "tokens": "real tokens, those of padding left out; of attention, query rows of one head",

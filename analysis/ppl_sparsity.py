@@ -25,12 +25,10 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from reluformer.analysis.collection import IGNORED_LABEL, AnyBatch, ImageBatch, eager, forward
-from reluformer.analysis.colors import GREY, OLIVE, PURPLE, TEAL, WINE
-from reluformer.analysis.drawing import draw_bars
+from reluformer.analysis.collection import ALL, IGNORED_LABEL, AnyBatch, ImageBatch, eager, forward
+from reluformer.analysis.drawing import GREY, OLIVE, PURPLE, TEAL, WINE, draw_bars
 from reluformer.analysis.feed_forward import OnScores, feed_forward_blocks, watch_feed_forward
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
-from reluformer.analysis.head_sums import ALL
 from reluformer.configuration.errors import UserError
 
 DEFINITIONS = {

@@ -14,11 +14,10 @@ from matplotlib.ticker import NullLocator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reluformer.analysis.colors import GREY
-from reluformer.analysis.drawing import NAMES, finish, modules_of, new_figure, save
+from reluformer.analysis.collection import ALL, HeadSums
+from reluformer.analysis.drawing import GREY, NAMES, finish, modules_of, new_figure, save
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
-from reluformer.analysis.head_sums import ALL, HeadSums
 from reluformer.configuration.errors import UserError
 
 DEFAULT_PERCENTAGES = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from benchmarks.attention import HEAD_DIM, LENGTHS, PLAIN, SDPA, WITH_STATISTICS
-from reluformer.analysis.colors import RELU, SOFTMAX, shade
+from reluformer.analysis.drawing import RELU, SOFTMAX, shade
 
 # Colour, marker, label; lines of ReLU are shades of its colour.
 SPEED_LINES = {

@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     from reluformer.analysis.analyze import AnalysisOptions, analyze
-    from reluformer.analysis.run_text import run_text
+    from reluformer.analysis.texts import run_text
 
     given = {name: value for name, value in vars(options).items() if value is not None}
     if (run := given.pop("run", None)) is not None:

@@ -20,8 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from reluformer.analysis.attention_maps import PairMaps, pair_maps
-from reluformer.analysis.colors import shade
-from reluformer.analysis.heat_maps import draw_cells, label_tokens, name_cells, scale_of
+from reluformer.analysis.drawing import draw_cells, label_tokens, name_cells, scale_of, shade
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.space.observation import CROSS, ObservedTranslator, Place
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 from benchmarks.studies.outcomes import Outcome, select, value
 from benchmarks.studies.parser import row_of_line
 from benchmarks.studies.study import Plot, Study
-from reluformer.analysis.colors import GREY, OLIVE, PURPLE, TEAL, WINE, color_of, shade
+from reluformer.analysis.drawing import GREY, OLIVE, PURPLE, TEAL, WINE, color_of, shade
 from reluformer.configuration.errors import UserError
 
 _OTHERS = (TEAL, WINE, OLIVE, PURPLE)

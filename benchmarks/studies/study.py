@@ -178,7 +178,7 @@ class Plot:
         x_label: of the axis.
         lines: families, or rows, by their label in the legend.
         levels: rows that have no place on the axis, by label: a dashed line across at their figure. Not with `table`.
-        activations: whose colour a line or a level has, by label (`reluformer.analysis.colors`); one without has its own.
+        activations: whose colour a line or a level has, by label (`reluformer.analysis.drawing`); one without has its own.
         table: path of a table in a row's result, as in [`Figure`]; without a last name, all its rows that fit but those
             whose `x` is no number, such as the layer `all`.
         y_label: of the other axis, instead of the name of `y`.

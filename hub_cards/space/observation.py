@@ -11,10 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from reluformer.analysis.attention_maps import PairMaps, pair_maps
-from reluformer.analysis.collection import CROSS, observe
-from reluformer.analysis.colors import color_of_model
+from reluformer.analysis.collection import ALL, CROSS, observe
+from reluformer.analysis.drawing import color_of_model
 from reluformer.analysis.entropy import RowStatistics
-from reluformer.analysis.head_sums import ALL
 from reluformer.analysis.texts import make_batch
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS

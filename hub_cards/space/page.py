@@ -13,8 +13,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio as gr
 
-from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
-from reluformer.analysis.head_sums import ALL
+from reluformer.analysis.collection import ALL, CROSS, DECODER_SELF, ENCODER_SELF
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.space.observation import ObservedText, ObservedTranslator, Place, opening_place
 from reluformer.hub_cards.space.views import heading_html, message_html, result_html

@@ -7,9 +7,8 @@ import io
 from dataclasses import dataclass
 
 from reluformer.analysis.attention_maps import NAMES
-from reluformer.analysis.collection import DECODER_SELF, ENCODER_SELF
-from reluformer.analysis.head_sums import ALL
-from reluformer.analysis.heat_maps import MapStyle, draw_heat_maps
+from reluformer.analysis.collection import ALL, DECODER_SELF, ENCODER_SELF
+from reluformer.analysis.drawing import MapStyle, draw_heat_maps
 from reluformer.hub_cards.space.observation import ObservedText, Place
 
 _STYLE = MapStyle(cell=0.36, font_size=10)

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from reluformer.analysis.attention_maps import NAMES
-from reluformer.analysis.head_sums import ALL
+from reluformer.analysis.collection import ALL
 from reluformer.hub_cards.space.observation import ObservedText, ObservedTranslator, Place
 from reluformer.hub_cards.space.pictures import draw_map, place_name
 

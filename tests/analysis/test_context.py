@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from reluformer.analysis.context import positions_table
+from reluformer.analysis.likelihood import positions_table
 from reluformer.commands import main as cli
 
 from .small_models import SOURCES, TARGETS, make_model, save_model

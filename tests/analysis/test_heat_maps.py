@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from reluformer.analysis import colors
-from reluformer.analysis.heat_maps import draw_heat_maps
+from reluformer.analysis import drawing as colors
+from reluformer.analysis.drawing import draw_heat_maps
 
 WEIGHTS = torch.tensor([[0.0, 1e-6, 0.0], [0.01, 1.0, 0.0], [0.5, 0.0, 0.2]])
 
@@ -86,7 +86,7 @@ def test_both_attentions_stand_out_on_light_and_dark(color, ground):
 
 
 def test_nothing_else_has_the_colours_of_relu_and_softmax():
-    named = {name: value for name, value in vars(colors).items() if name.isupper() and isinstance(value, str)}
+    named = {name: value for name, value in vars(colors).items() if name[0] != "_" and str(value).startswith("#")}
     assert len(named) >= 10 and len(set(named.values())) == len(named)
     assert colors.color_of("relu") == colors.RELU and colors.color_of("softmax") == colors.SOFTMAX
     assert colors.color_of("gelu") not in (colors.RELU, colors.SOFTMAX)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from reluformer.analysis.context import Crossing, crossings
+from reluformer.analysis.likelihood import Crossing, crossings
 from reluformer.commands import main as cli
 
 from .small_models import make_model, save_model

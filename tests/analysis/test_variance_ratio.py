@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reluformer.analysis.variance_ratio import VarianceRatios
+from reluformer.analysis.variance import VarianceRatios
 
 
 def test_batches_sum_to_the_direct_computation():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reluformer.analysis.variance_simulation import simulate_variance
+from reluformer.analysis.variance import simulate_variance
 from reluformer.configuration.errors import UserError
 
 

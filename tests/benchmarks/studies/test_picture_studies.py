@@ -12,7 +12,7 @@ from benchmarks.studies.report import write_reproduction
 from benchmarks.studies.running import tasks_by_study
 from benchmarks.studies.scores import accuracy_statistics
 from benchmarks.studies.tasks import Places, Task
-from reluformer.analysis.colors import RELU, color_of
+from reluformer.analysis.drawing import RELU, color_of
 from reluformer.training.run.records import write_json
 
 VISION = ("vit_f1", "vit_f2", "vit_f3", "vit_f4", "vit_gamma")

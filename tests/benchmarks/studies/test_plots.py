@@ -4,7 +4,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks.studies import plots as study_plots
-from reluformer.analysis.colors import RELU, SOFTMAX
+from reluformer.analysis.drawing import RELU, SOFTMAX
 from reluformer.configuration.errors import UserError
 
 
