@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
@@ -108,18 +107,6 @@ def test_what_does_not_go_with_sharding_is_refused(recipe_file, environment, dev
     environment.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UserError, match=named):
         train(recipe)
-
-
-def test_the_accelerate_files_are_read_by_accelerate_and_start_what_they_say():
-    files = sorted(ACCELERATE_FILES.glob("*.yaml"))
-    assert [path.stem for path in files] == ["cpu_two_processes", "ddp", "fsdp2", "two_nodes"]
-    for path in files:
-        config = load_config_from_file(str(path))
-        assert config.num_processes == 2
-        assert config.distributed_type.value in ("MULTI_GPU", "FSDP")  # with others accelerate starts one process
-    config = load_config_from_file(str(ACCELERATE_FILES / "fsdp2.yaml"))
-    assert config.fsdp_config["fsdp_version"] == 2
-    assert config.fsdp_config["fsdp_state_dict_type"] == "FULL_STATE_DICT"
 
 
 @pytest.mark.parametrize("name", ["cpu_two_processes", "ddp", "fsdp2", "two_nodes"])

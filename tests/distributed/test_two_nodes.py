@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from ..training.run.kill_harness import RECIPE
@@ -101,21 +100,3 @@ def test_a_link_that_is_cut_is_told_after_the_timeout(nodes, tmp_path):
         assert line.startswith("reluformer: a process of this run has ended or cannot be reached (")
         assert "Timed out waiting 30000ms" in line
         assert f"the same command resumes at {run_folder / 'checkpoint-'}" in line
-
-
-def test_two_nodes_train_one_model(nodes, jobs, tmp_path):
-    processes = launch(nodes, tmp_path, "tests.distributed.jobs", str(tmp_path), "train")
-    try:
-        codes = exit_codes(processes, nodes, tmp_path)
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0, 0], printed_by(nodes, tmp_path)
-    parameters = [torch.load(tmp_path / f"parameters-2-{rank}.pt") for rank in (0, 1)]
-    expected = torch.load(jobs / "parameters-2-0.pt")
-    for name in expected:
-        assert torch.equal(parameters[0][name], parameters[1][name])
-        assert torch.allclose(parameters[0][name], expected[name], rtol=0, atol=1e-6)
-    statistics = ("netns", "exec", nodes[0], "cat", f"/sys/class/net/{nodes[0]}/statistics/tx_bytes")
-    gradients = 20 * sum(parameter.numel() * 4 for parameter in expected.values())
-    assert int(ip(*statistics).stdout) > gradients / 2  # they went over the link

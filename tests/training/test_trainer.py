@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from transformers import TrainerState
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.token_batches import TokenBatchSampler
-from reluformer.training.run.figures import FigureMeans
 from reluformer.training.trainer import ReLUFormerTrainer, _StartOfTraining
 
 from .tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer
@@ -66,13 +64,6 @@ def test_every_epoch_has_its_own_plan_and_every_pair_once(tmp_path):
     assert first != second
     assert seen == first + second
     assert trainer.state.global_step == len(seen)
-
-
-def test_data_seed_takes_the_place_of_the_seed(tmp_path):
-    trainer = tiny_trainer(tmp_path, data_seed=3, seed=8)
-    trainer.batches.set_epoch(1)
-    pairs = tiny_pairs()
-    assert [[tuple(pairs[index]["input_ids"]) for index in batch] for batch in trainer.batches] == planned(1)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -144,24 +135,6 @@ def test_the_logged_figures_are_means_over_target_tokens(tmp_path):
     assert log["regularization"] > 0
 
 
-def test_cpu_seconds_leave_waiting_and_evaluations_out(tmp_path):
-    def scorer(*_):
-        time.sleep(0.5)
-        until = time.process_time() + 0.5
-        while time.process_time() < until:
-            pass
-        return {}
-
-    schedule = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = tiny_trainer(tmp_path, tiny_model(**NO_DROPOUT), scorer=scorer, **schedule)
-    before = time.process_time()
-    trainer.train()
-    spent = time.process_time() - before
-    found = [entry["cpu_seconds"] for entry in trainer.state.log_history if "loss" in entry]
-    assert len(found) == 2 and min(found) > 0
-    assert sum(found) < spent - 1.0, "two evaluations take half a second each"
-
-
 def test_a_model_without_figures_of_its_own_trains_too(tmp_path):
     from transformers import MarianConfig, MarianMTModel
 
@@ -206,15 +179,6 @@ def test_a_training_log_does_not_hold_figures_of_the_evaluation(tmp_path):
     assert all(log["target_tokens_per_update"] <= TOKENS_PER_BATCH for log in logs)
 
 
-def test_figures_stay_on_the_device_until_they_are_logged():
-    means = FigureMeans()
-    for value, tokens in ((1.0, 10), (4.0, 20)):
-        means.add({"cross_entropy": torch.tensor(value), "regularization": None}, torch.tensor(tokens))
-    result, tokens = means.pop(lambda values: values)
-    assert (result, tokens) == ({"cross_entropy": 3.0}, 30)
-    assert means.pop(lambda values: values) == ({}, 0)
-
-
 def test_several_gpus_in_one_process_are_refused(tmp_path, monkeypatch):
     from transformers import Seq2SeqTrainingArguments
 
@@ -249,17 +213,6 @@ def two_processes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     log = torchrun(folder, 2, resume=None, **options)
     return folder, options, log, folder / f"checkpoint-{updates_per_epoch + 1}"
-
-
-@pytest.mark.slow
-def test_two_processes_are_one_with_twice_the_accumulation(two_processes, tmp_path):
-    folder, options, two, _ = two_processes
-    one = torchrun(tmp_path, 1, resume=None, gradient_accumulation_steps=2, **options)
-    for left, right in zip(two, one, strict=True):
-        for name in ("loss", "cross_entropy", "regularization", "target_tokens_per_update"):
-            if name in left:
-                assert left[name] == pytest.approx(right[name], rel=1e-4), name
-    assert largest_difference(weights(folder), weights(tmp_path)) < 1e-4
 
 
 @pytest.mark.slow

@@ -136,19 +136,6 @@ def test_texts_with_different_limits_are_not_batched_together(model, tokenizer):
     assert [translator.limit(n) for n in (1, 16, 17)] == [48, 48, POSITIONS]
 
 
-def test_empty_texts_need_no_model(model, tokenizer, calls):
-    translator = Translator(model, tokenizer, num_beams=1)
-    assert translator("") == "" and translator([]) == [] and translator(["", " \n"]) == ["", ""]
-    assert calls == []
-    translations = translator(["", TEXTS[0], " ", TEXTS[1]])
-    assert translations == ["", translator(TEXTS[0]), "", translator(TEXTS[1])]
-
-
-def test_a_generator_of_texts_is_taken(model, tokenizer):
-    translator = Translator(model, tokenizer, num_beams=1)
-    assert translator(text for text in TEXTS) == translator(TEXTS)
-
-
 def test_the_model_is_given_back_as_it_was(model, tokenizer):
     translator = Translator(model, tokenizer, num_beams=1)
     first = translator(TEXTS[0])
@@ -305,16 +292,6 @@ def test_saved_and_loaded_it_translates_the_same(model, tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     loaded = Translator.from_pretrained(tmp_path, attn_implementation="eager", device="cpu")
     assert loaded(TEXTS) == Translator(model, tokenizer)(TEXTS)
-
-
-def test_folders_without_a_model_are_refused(tmp_path):
-    for path, message in (
-        (tmp_path / "nowhere", "no such folder"),
-        ("runs/nowhere", "no such folder"),
-        (tmp_path, "holds no config.json"),
-    ):
-        with pytest.raises(UserError, match=message):
-            Translator.from_pretrained(path)
 
 
 def test_a_folder_that_is_not_there_is_told_before_the_hub_is_asked(tmp_path, monkeypatch):
