@@ -34,7 +34,7 @@ test-all: test test-slow
 
 # 100 kills of a tiny training at random moments: each run must end like one that was never killed.
 test-kills: .venv/all
-	$(BIN)/python tests/training/run/kill_harness.py --kills 100 --output benchmarks/results/kills-cpu.json
+	$(BIN)/python -m tests.training.run.kill_harness --kills 100 --output benchmarks/results/kills-cpu.json
 
 # Faults planted in a copy of this repository, in Python, C++ and Triton: do the tests notice each? Less than an hour of one core;
 # fails if one survives. Writes benchmarks/MUTANTS.md.

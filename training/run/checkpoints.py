@@ -59,9 +59,9 @@ def publish_checkpoint(partial: Path, checkpoint: Path, run_state: dict[str, Any
 
 
 def remove_off_schedule(last: Path) -> None:
-    """Removes the checkpoints beside `last` that a signal asked for, so that averaging does not find them."""
+    """Removes the checkpoints that a signal asked for, now that `last` is there, so that averaging does not find them."""
     for folder in checkpoint_folders(last.parent):
-        if folder != last and read_run_state(folder).get("off_schedule"):
+        if read_run_state(folder).get("off_schedule"):
             remove_folder(folder)
 
 

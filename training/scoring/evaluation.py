@@ -89,10 +89,9 @@ def evaluate(
         language, text: see `score_translations`.
 
     Returns:
-        The record, `split`, `dataset`, the scores of `score_translations`, for packed documents those of
-        `score_documents` and `packing` (their `PackingReport`) too, `decoding`, `shortened_sources` (the numbers, from 1, of
-        those that were truncated or split), `device`, `seconds` of translating alone, `sentences_per_second`. `sentences`
-        are the texts translated: sentences or packed documents.
+        The record, `split`, `dataset`, the scores of `score_translations`, for packed documents those of `score_documents` and
+        `packing` (their `PackingReport`) too, `decoding`, `shortened_sources` (the numbers, from 1, of those that were truncated
+        or split), `device`, `seconds` of translating alone, `sentences_per_second`.
 
     Raises:
         UserError: what `Translator` raises.

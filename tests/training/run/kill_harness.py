@@ -1,6 +1,6 @@
 """Kills a tiny training with SIGKILL at random moments, goes on with the same command, and compares its end bitwise.
 
-    python tests/training/run/kill_harness.py --kills 100 --seed 0
+    python -m tests.training.run.kill_harness --kills 100 --seed 0
 
 At least every third kill hits while a checkpoint is being written: one counts as such if it has left behind a checkpoint that was
 begun since the process started. After about ten kills a run is left to end; its weights, its last checkpoint and its losses
