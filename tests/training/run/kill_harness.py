@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
+import os
 import random
 import sys
 import tempfile
 import time
-from multiprocessing import Process
+from multiprocessing.process import BaseProcess as Process
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from benchmarks.studies import process as study_process
 from reluformer.training.run.checkpoints import PARTIAL_FOLDER, checkpoint_folders
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.run.run_folder import is_finished
@@ -126,7 +127,7 @@ class Harness:
                 self.seconds = min(self.seconds, time.perf_counter() - started)
             return False
         if process.exitcode != -9:
-            raise AssertionError(f"{name}: exit status {process.exitcode}: {study_process.last_line(self._log(name))}")
+            raise AssertionError(f"{name}: exit status {process.exitcode}: {last_line(self._log(name))}")
         half = sorted(folder.name for folder, _ in begun(run_folder) - before)
         whole = [folder.name for folder in checkpoint_folders(run_folder)] if run_folder.is_dir() else []
         self.kills.append(
@@ -141,12 +142,12 @@ class Harness:
 
     def _start(self, name: str) -> Process:
         arguments = ["train", "--config", str(self.recipe), "--training.output_dir", str(self.folder / name)]
-        return study_process.start([arguments], self._log(name), self.folder / f"{name}.lock")
+        return start(arguments, self._log(name))
 
     def _finish(self, name: str, process: Process) -> None:
         process.join()
         if process.exitcode:
-            raise AssertionError(f"{name}: exit status {process.exitcode}: {study_process.last_line(self._log(name))}")
+            raise AssertionError(f"{name}: exit status {process.exitcode}: {last_line(self._log(name))}")
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -165,6 +166,35 @@ class Harness:
             "seconds_of_the_undisturbed_run": round(self.seconds, 3),
             "each": self.kills,
         }
+
+
+def start(arguments: list[str], log: Path) -> Process:
+    """Runs the command line in a new process, forked from one that has imported the libraries; `log` takes what it prints."""
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }  # for the server, which the first process starts
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["reluformer.training.train", "reluformer.hub_cards.card"])
+    process = context.Process(target=_run, args=(arguments, str(log)), daemon=True)
+    process.start()
+    return process
+
+
+def _run(arguments: list[str], log: str) -> None:
+    from reluformer.commands.main import main
+
+    with open(log, "a", encoding="utf-8", buffering=1) as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+        sys.stdout = sys.stderr = stream
+        sys.argv = ["reluformer", *arguments]
+        sys.exit(main(arguments))
+
+
+def last_line(log: Path) -> str:
+    """Names the error of a process that failed."""
+    return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
 
 
 def begun(run_folder: Path) -> set[tuple[Path, int]]:
