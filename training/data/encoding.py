@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,10 +98,11 @@ def default_workers(pairs: int) -> int:
 
 
 def _facts(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """What decides the ids that a tokenizer gives; its own hash would change with the padding of its last call."""
+    """What decides the ids that a tokenizer gives. Its rules hold the padding of its last call, which here is always that of
+    `check_end_of_sentence`; a hash of the whole object would change with more."""
     if not tokenizer.is_fast:
         return [tokenizer]
-    rules = {**json.loads(tokenizer.backend_tokenizer.to_str()), "truncation": None, "padding": None}
+    rules = tokenizer.backend_tokenizer.to_str()
     versions = [tokenizers.__version__, transformers.__version__]
     return [rules, tokenizer.split_special_tokens, tokenizer.init_kwargs.get("moses"), *versions]
 
