@@ -126,7 +126,8 @@ class DivergenceWatch(TrainerCallback):
 
 def _choices(config: PreTrainedConfig) -> int:
     """Among how many pieces the model chooses: those of the side that it writes."""
-    return getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    sizes = (getattr(config, name, None) for name in ("decoder_vocab_size", "vocab_size"))
+    return next(filter(None, sizes), max(config.num_labels, 2))
 
 
 def _attention_names(model: torch.nn.Module) -> list[str]:
