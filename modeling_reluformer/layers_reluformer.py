@@ -160,7 +160,10 @@ def library_mask(
         return padding
     if padding is None and not whole and visibility.causal and queries == keys:
         return None
-    return replace(visibility, key_padding_mask=padding).dense(queries, keys, device)
+    seen = visibility
+    if padding is not seen.key_padding_mask:  # not by `replace`, which torch.compile cannot trace
+        seen = Visibility(None, seen.causal, seen.query_offset, seen.query_segments, seen.key_segments, seen.given_mask)
+    return seen.dense(queries, keys, device)
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,6 @@ class AttentionContext:
     row_weight: (batch, queries), see `row_weights`; None where no statistics are wanted.
     statistics: "none" | "sum" | "sum+entropy".
     rotation: cosines and sines of rotary positions, (batch or 1, queries, head_dim) each; None where there are none.
-    entropy_margin: of Eq. 7.
     """
 
     attend: Callable[..., Any]
