@@ -10,7 +10,7 @@ import pytest
 import yaml
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from reluformer.analysis.analyze import AnalysisOptions, analyze
+from reluformer.analysis.analyze import AnalysisOptions
 from reluformer.analysis.figure import MODEL, NOTHING, TEXT, figure_class
 from reluformer.commands import main as cli
 from reluformer.configuration.analyses import ANALYSES
@@ -147,19 +147,6 @@ def test_the_results_go_beside_the_model_by_default(capsys, folder):
     assert "text" not in result(model / "analysis", "anisotropy")
 
 
-def test_batch_tokens_change_nothing(folder, text, tmp_path):
-    tables = []
-    for size in (1, 4096):
-        what = ("entropy", "top-p", "variance-ratio")
-        files = {"text": str(text[1]), "target_text": str(text[3]), "output": str(tmp_path / str(size))}
-        analyze(AnalysisOptions(what=what, model=str(folder("reluformer")), batch_tokens=size, **files))
-        tables.append([row for name in what for row in result(tmp_path / str(size), name)["table"]])
-    for one, other in zip(*tables, strict=True):
-        for name, value in one.items():
-            expected = pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value
-            assert other[name] == expected
-
-
 @pytest.mark.parametrize("kind", ["marian", "t5"])
 def test_foreign_models(capsys, folder, text, tmp_path, kind):
     what = ["entropy", "top-p", "anisotropy"]
@@ -226,9 +213,3 @@ def test_mistakes_are_one_line_and_status_2(capsys, folder, text, tmp_path, smal
     assert "t5 models are not supported" in refusal(capsys, *t5)
     assert "'gpu' is no device" in refusal(capsys, *ours, *text, "--device", "gpu")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_help_names_every_analysis(capsys):
-    status, out, _ = run(capsys, "--help")
-    assert status == 0
-    assert all(name in "".join(out.split()) for name in ANALYSES)  # a name may be broken at its hyphen

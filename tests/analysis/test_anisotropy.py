@@ -27,11 +27,6 @@ def test_it_is_equation_4():
     assert anisotropy(slots) == pytest.approx(by_definition(slots), abs=1e-12)
 
 
-def test_one_slot_has_no_pair():
-    with pytest.raises(ValueError, match="at least two slots"):
-        anisotropy(torch.ones(1, 3))
-
-
 @pytest.mark.parametrize("kind", ["reluformer", "marian", "t5"])
 def test_the_slots_of_a_model_are_the_rows_of_w2(kind):
     model = make_model(kind, 300)

@@ -104,14 +104,6 @@ def test_the_moses_step_is_applied(tmp_path, images):
     assert target == tokenizer.convert_ids_to_tokens(tokenizer("dog 's")["input_ids"])
 
 
-def test_negative_weights_can_be_drawn(tokenizer, tmp_path, images):
-    config = ReLUFormerConfig(
-        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, attention_activation="identity"
-    )
-    plot_attention_map(ReLUFormerForConditionalGeneration(config), tokenizer, SOURCE, tmp_path / "a.png", TARGET)
-    assert images[0][0].min() < 0
-
-
 def test_bad_arguments_are_refused(model, tokenizer, tmp_path):
     with pytest.raises(UserError, match="layer: 2 does not exist"):
         plot_attention_map(model, tokenizer, SOURCE, tmp_path / "a.png", layer=2)

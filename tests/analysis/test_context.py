@@ -138,17 +138,3 @@ def test_wrong_input(without, more, message, asked, small_tokenizer, tmp_path, c
     given = {name: path for name, path in asked.items() if name not in without}
     assert analyze(folder, given, *more) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_model_without_a_limit_of_positions_needs_one(asked, small_tokenizer, tmp_path, capsys):
-    folder = save_model(tmp_path / "t5", "t5", small_tokenizer)
-    assert analyze(folder, asked) == 2
-    assert "--max_length: missing; the model has no limit of positions" in capsys.readouterr().err
-    assert analyze(folder, asked, "--max_length", "30") == 0
-
-
-def test_a_number_of_names_that_is_not_the_number_of_lines(asked, small_tokenizer, tmp_path, capsys):
-    folder = save_model(tmp_path / "model", "reluformer", small_tokenizer)
-    write(tmp_path / "documents.txt", DOCUMENTS[:4])
-    assert analyze(folder, asked) == 2
-    assert "must have the same number of lines" in capsys.readouterr().err

@@ -27,15 +27,6 @@ def test_equal_weights_have_the_entropy_log_n():
     assert (row["rows"], row["dead_row_fraction"], row["zero_fraction"]) == (10, 0, 0)
 
 
-def test_one_hot_rows_have_no_entropy():
-    weights = torch.eye(4).unsqueeze(1) * 7
-    row = statistics_of(weights, torch.ones(4, 4, dtype=torch.bool))["all"]
-    assert row["entropy"] == 0
-    assert row["above_margin_fraction"] == 0
-    assert row["zero_fraction"] == 0.75
-    assert row["row_sum"] == 7
-
-
 def test_dead_rows_and_zeros_are_counted_by_head():
     weights = torch.ones(4, 2, 3)
     weights[:3, 0] = 0
@@ -87,17 +78,6 @@ def test_batches_sum_to_the_direct_computation():
     assert row["zero_fraction"] == pytest.approx(zeros / seen_weights, abs=1e-12)
     assert row["row_sum"] == pytest.approx(sum(sums) / 60, abs=1e-6)
     assert row["above_margin_fraction"] == above / 60
-
-
-def test_the_table_has_every_head_layer_and_module_once():
-    statistics = RowStatistics(0.7)
-    for module in ("cross", "encoder_self"):
-        for layer in (1, 0):
-            statistics.update(module, layer, torch.ones(2, 2, 3), torch.ones(2, 3, dtype=torch.bool))
-    places = [(row["module"], row["layer"], row["head"]) for row in statistics.table()]
-    one = [("all", "all"), (1, "all"), (1, 1), (1, 2), (2, "all"), (2, 1), (2, 2)]
-    assert places[0] == ("all", "all", "all")
-    assert places[1:] == [(module, *place) for module in ("encoder_self", "cross") for place in one]
 
 
 def test_negative_weights_are_refused():

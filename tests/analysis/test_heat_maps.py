@@ -57,21 +57,6 @@ def test_the_legend_names_every_kind_of_cell():
     assert [text.get_text() for text in legend.get_texts()] == ["exactly 0", "hidden from the query"]
 
 
-@pytest.mark.parametrize("size", [(1, 1), (2, 2), (12, 3), (3, 12)])
-def test_a_short_text_fills_the_picture(size):
-    figure, _ = draw(torch.rand(size))
-    place = figure.axes[0].get_position()
-    assert place.width > 0.6 and place.height > 0.5
-
-
-@pytest.mark.parametrize("heads", [1, 4])
-def test_nothing_lies_on_the_legend(heads):
-    figure, _ = draw(hidden=torch.eye(3, dtype=torch.bool), heads=heads)
-    legend = figure.legends[0].get_window_extent()
-    labels = [axes.xaxis.label.get_window_extent() for axes in figure.axes if axes.xaxis.label.get_text()]
-    assert labels and not any(legend.overlaps(label) for label in labels)
-
-
 def luminance(color):
     parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]

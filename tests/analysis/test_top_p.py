@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from reluformer.analysis.figure import Subject
-from reluformer.analysis.top_p import TopP, TopPSums
+from reluformer.analysis.top_p import TopPSums
 
 
 def sums_of(scores, percentages, visible=None):
@@ -20,17 +19,6 @@ def test_the_largest_of_equal_scores_hold_p():
     for p, row in rows.items():
         assert row["score_sum"] == pytest.approx(p / 100, abs=1e-12)
     assert rows[100]["elements"] == pytest.approx((2 + 7 + 7) / 3)
-
-
-def test_a_single_score_holds_all_from_one_element_on():
-    rows = sums_of(torch.eye(10).unsqueeze(1), (5, 10, 50))
-    assert [row["score_sum"] for row in rows.values()] == [pytest.approx(0.5), 1, 1]
-    assert rows[5]["elements"] == pytest.approx(0.5)
-
-
-def test_scores_are_sorted_and_normalised():
-    rows = sums_of(torch.tensor([[[1.0, 4.0, 2.0, 3.0]]]), (25, 50, 60))
-    assert [row["score_sum"] for row in rows.values()] == pytest.approx([0.4, 0.7, 0.7 + 0.4 * 0.2])
 
 
 def test_dead_rows_are_left_out_and_counted():
@@ -76,13 +64,3 @@ def test_a_module_with_negative_scores_is_left_out_whole():
     sums.update("cross", 0, torch.ones(3, 1, 20))
     assert sums.negative == {"encoder_ffn": 1}
     assert {row["module"] for row in sums.table()} == {"cross"}
-
-
-@pytest.mark.parametrize(
-    ("percentages", "told"), [((5.0, 1.5, 50.0), "1.5% hold cross 1.5%"), ((20.0, 50.0), "20% hold cross 20.0%")]
-)
-def test_the_line_tells_the_paper_s_percentage_or_the_first(percentages, told):
-    figure = TopP(top_p=percentages)
-    figure._sums, figure._no_memory = TopPSums(percentages), None
-    figure._sums.update("cross", 0, torch.ones(3, 2, 10), None)
-    assert figure.take(Subject()).summary == f"the top {told}"
