@@ -1,4 +1,4 @@
-"""Fine-tunes a ReLUFormer as any other sequence-to-sequence model: Transformers and Datasets alone, no code of ours.
+"""Fine-tunes a ReLUFormer as any other sequence-to-sequence model, with Transformers, Datasets and Evaluate.
 
     python examples/finetune_seq2seq.py --model runs/demo --source train.de --target train.en --output_dir finetuned
 
@@ -17,6 +17,7 @@ from transformers import (
 )
 
 import reluformer  # noqa: F401  (registers the model with the Auto classes)
+from reluformer.training.scoring.translation_metric import TranslationMetric
 
 
 def read_lines(path: str) -> list[str]:
@@ -51,12 +52,15 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
     encoded = pairs.map(encode, batched=True, remove_columns=["source", "target"])
 
-    def exact_match(prediction) -> dict[str, float]:
+    metric = TranslationMetric()
+
+    def scores(prediction) -> dict[str, float]:
         texts = []
         for ids in prediction:
             ids[ids == -100] = tokenizer.pad_token_id
             texts.append(tokenizer.batch_decode(ids, skip_special_tokens=True))
-        return {"exact_match": sum(map(str.__eq__, *texts)) / len(texts[0])}
+        found = metric.compute(predictions=texts[0], references=texts[1])
+        return {name: found[name] for name in ("bleu", "chrf", "exact_match")}
 
     trainer = Seq2SeqTrainer(
         model=model,
@@ -76,7 +80,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         eval_dataset=encoded["test"],
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         processing_class=tokenizer,
-        compute_metrics=exact_match,
+        compute_metrics=scores,
     )
     trainer.train()
     trainer.save_model()

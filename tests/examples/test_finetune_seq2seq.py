@@ -48,7 +48,7 @@ def test_the_example_trains_generates_and_saves(model_folder, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "Both `max_new_tokens`" not in result.stderr
     scores = ast.literal_eval(result.stdout.strip().splitlines()[-1])
-    assert scores["eval_exact_match"] >= 0
+    assert scores["eval_exact_match"] >= 0 and 0 <= scores["eval_bleu"] <= 100
     assert scores["eval_loss"] > 0
     start = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
     tuned = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "finetuned")
@@ -57,11 +57,12 @@ def test_the_example_trains_generates_and_saves(model_folder, tmp_path):
     assert (tmp_path / "finetuned" / "tokenizer.json").is_file()
 
 
-def test_the_example_imports_nothing_of_ours_but_the_model():
+def test_the_example_imports_nothing_of_ours_but_the_model_and_the_metric():
     tree = ast.parse(EXAMPLE.read_text(encoding="utf-8"))
     imported = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     imported += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert set(imported) == {"argparse", "reluformer", "datasets", "transformers"}
+    ours = {"reluformer", "reluformer.training.scoring.translation_metric"}
+    assert set(imported) == {"argparse", "datasets", "transformers", *ours}
 
 
 def _pairs_batch() -> dict[str, torch.Tensor]:
