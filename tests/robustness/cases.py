@@ -115,7 +115,7 @@ result: ['eins', 'zwei', 'drei']
 RECIPES = refusals("""
 an unknown key
 train --config unknown_key.yaml
-Option 'modle' is not accepted; did you mean model
+unknown_key.yaml: there is no key 'modle'; did you mean model?
 
 a value of a wrong type
 train --config wrong_type.yaml
@@ -127,15 +127,15 @@ syntax.yaml, line 3: is no YAML: …
 
 a key that stands twice
 train --config twice.yaml
-twice.yaml, line 9: the key 'name' stands here twice
+twice.yaml, line 9: is no YAML: the key 'name' stands here twice
 
 a YAML tag that would execute a command
 train --config python_object.yaml
-python_object.yaml, line 1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' is refused
+python_object.yaml, line 1: is no YAML: could not determine a constructor for the tag …os.system…
 
 the path of a class, which would be imported
 train --config class_path.yaml
-class_path.yaml, line 9: the key 'class_path' is refused…
+class_path.yaml: initialize_from: a recipe names no classes; leave class_path out
 
 an unknown recipe
 train --config dmeo

@@ -24,6 +24,9 @@ def test_a_source_executes_nothing_foreign(path):
             assert keyword.arg != "trust_remote_code" or is_false, f"{place}: trust_remote_code"
             assert keyword.arg != "weights_only" or not is_false, f"{place}: weights_only=False unpickles anything"
         name = ast.unparse(call.func)
+        if name == "yaml.load" and ast.unparse(call.args[1]) == "_Loader":  # with which duplicate keys are an error
+            assert "class _Loader(yaml.SafeLoader):" in path.read_text(encoding="utf-8"), place
+            continue
         assert name not in {"eval", "exec", "os.system", "pickle.load", "pickle.loads"}, f"{place}: {name}"
         assert name not in {"yaml.load", "yaml.unsafe_load", "yaml.full_load"}, f"{place}: {name}; use yaml.safe_load"
 
