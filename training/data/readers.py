@@ -45,7 +45,8 @@ def text_lines(path: Path | BinaryIO) -> Iterator[str]:
     import pyarrow as pa  # here, since it takes a third of a second, which `--help` need not wait for
 
     try:
-        with path if hasattr(path, "peek") else io.BufferedReader(pa.input_stream(str(path))) as stream:
+        opened = pa.input_stream(str(path)) if isinstance(path, Path) else path
+        with io.BufferedReader(opened) as stream:
             _check_encoding(stream.peek(_HEAD_BYTES)[:_HEAD_BYTES], path)
             for number, line in enumerate(stream):
                 line = line if number else line.removeprefix(codecs.BOM_UTF8)
