@@ -8,7 +8,7 @@ import math
 import sys
 import zlib
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,19 @@ def read_lines(
     # One rule for one file and for two: a file beside itself is never misaligned.
     target = text if target_text is None else target_text
     lines, report = read_parallel_files(text, target, name="text", documents=documents)
+    if target_text is None:
+        lines, report = lines.remove_columns("target"), _of_sources(report)
     _tell_skips(report)
-    if target_text is not None:
-        return lines, report.skipped
-    skipped = {reason.replace("both sides", "source"): count for reason, count in report.skipped.items()}
-    return lines.remove_columns("target"), skipped
+    return lines, report.skipped
+
+
+def _of_sources(report: CorpusReport) -> CorpusReport:
+    """The report of a file that was read beside itself: there, both sides are the source."""
+
+    def of_sources(reasons: dict[str, Any]) -> dict[str, Any]:
+        return {reason.replace("both sides", "source"): value for reason, value in reasons.items()}
+
+    return replace(report, skipped=of_sources(report.skipped), first=of_sources(report.first))
 
 
 def _tell_skips(report: CorpusReport | PackingReport) -> None:
