@@ -229,11 +229,10 @@ class _Session:
 
 def _of_images(options: AnalysisOptions, session: _Session) -> None:
     kind = "a classifier of pictures"
-    session.refuse(
-        f"{kind}, give --images", ("text", "target_text", "documents", "context"), lambda each: each.of_images
-    )
+    session.refuse(kind, ("target_text", "documents", "context"), lambda each: each.of_images)
     if options.images is None:
         raise UserError(f"--images: {options.model} is {kind}; give --images and no --text")
+    session.refuse(kind, ("text",))
     model = load_image_classifier(options.model, attn_implementation="eager")
     facts = session.prepare(model)
     pictures = read_pictures(options.images, options.image_labels, options.model, model)

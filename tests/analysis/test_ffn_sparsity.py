@@ -193,7 +193,7 @@ def test_models_without_such_blocks_are_told_what_they_have(tmp_path):
         UserError, match=r"mamba: no feed-forward blocks in its decoder; .* found MambaMixer with in_proj 16→64"
     ):
         feed_forward_blocks(model)
-    with pytest.raises(UserError, match="no classifier of pictures"):
+    with pytest.raises(UserError, match=r"--images: .* is a decoder alone"):
         GPT2Config(
             n_embd=16, n_layer=1, n_head=2, vocab_size=VOCABULARY, architectures=["GPT2LMHeadModel"]
         ).save_pretrained(tmp_path)

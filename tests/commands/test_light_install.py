@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 # With None in their place, `import` says that they are missing.
 WITHOUT = """
 import sys
+sys.argv = ["reluformer", *{arguments!r}]
 sys.modules |= dict.fromkeys({names!r})
 from reluformer.commands.main import main
-sys.argv[1:] = {arguments!r}
 sys.exit(main())
 """
 IN_PYTHON = """
