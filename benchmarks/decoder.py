@@ -39,8 +39,10 @@ BATCH_TOKENS, NEW_TOKENS, SECONDS = 4096, 32, 8.0
 
 
 def cells(quick: bool) -> Iterator[Names]:
-    for values in itertools.product(TASKS, LIBRARIES, DTYPES, (16,) if quick else CONTEXTS):
-        yield dict(zip(("task", "library", "dtype", "context"), values, strict=True))
+    """Every library in every dtype; of a quick run in one of them each."""
+    kinds = zip(LIBRARIES, DTYPES, strict=True) if quick else itertools.product(LIBRARIES, DTYPES)
+    for task, kind, context in itertools.product(TASKS, kinds, (16,) if quick else CONTEXTS):
+        yield dict(zip(("task", "library", "dtype", "context"), (task, *kind, context), strict=True))
 
 
 def measure(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:

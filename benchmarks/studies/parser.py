@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -24,6 +24,7 @@ from benchmarks.studies.study import SIZES, Analysis, AtSize, RowFamily, Study, 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, readable, recipe_layers
 
+Parsed = TypeVar("Parsed")
 STUDIES_FOLDER = Path(__file__).parent / "catalogue"
 ROWS_FILE = "rows.yaml"
 BASES = "bases"
@@ -76,9 +77,7 @@ def load_study(name: str, folder: Path = STUDIES_FOLDER) -> Study:
     if name not in study_names(folder):
         raise UserError(f"--study: no study {name!r}; choose one of {', '.join(study_names(folder))}")
     path = folder / f"{name}.yaml"
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Study)
-    return Study(**vars(_parsed(parser, _says(path), path)))
+    return _study(path, path.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,7 @@ def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
     if size not in SIZES:
         raise UserError(f"--size: {size!r} is not a size; choose one of {', '.join(SIZES)}")
     path = folder / ROWS_FILE
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--rows", type=dict[str, RowFamily])
-    families: dict[str, RowFamily] = _parsed(parser, {"rows": _says(path)}, path).rows
+    families = _families(path, path.read_text(encoding="utf-8"))
     rows: dict[str, Row] = {}
     read_layer = functools.cache(functools.partial(layer, folder=folder))  # many rows stand on the same few files
     for name, family in families.items():
@@ -326,12 +323,27 @@ def _numbers_alike(value: Any) -> Any:
     return value
 
 
-def _parsed(parser: ArgumentParser, content: dict[str, Any], path: Path) -> Any:
+# Checking the types of a hundred families takes seconds, and they are the same for every size.
+@functools.cache
+def _families(path: Path, text: str) -> dict[str, RowFamily]:
+    return {name: _parsed(RowFamily, content, f"{path}: {name}") for name, content in yaml.safe_load(text).items()}
+
+
+@functools.cache
+def _study(path: Path, text: str) -> Study:
+    return _parsed(Study, yaml.safe_load(text), str(path))
+
+
+def _parsed(kind: type[Parsed], content: dict[str, Any], where: str) -> Parsed:
     try:
-        return parser.instantiate(parser.parse_object(content))
+        parser = _parser_of(kind)
+        return kind(**vars(parser.instantiate(parser.parse_object(content))))
     except (ArgumentError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: {readable(error)}") from error
+        raise UserError(f"{where}: {readable(error)}") from error
 
 
-def _says(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+@functools.cache
+def _parser_of(kind: type) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    return parser
