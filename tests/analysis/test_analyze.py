@@ -111,7 +111,7 @@ def test_all_figures_of_a_run_are_taken_on_its_test_split(capsys, folder, text, 
     data = {"source_language": "de", "target_language": "en", "train": files, "test": files}
     recipe = {"name": "a", "data": data, "training": {"max_steps": 1}}
     (run_folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    assert run(capsys, "--what", "all", "--run", run_folder)[0] == 0
+    assert run(capsys, "--what", "all", "--run", run_folder, "--maps", 1, "--map_tokens", 3)[0] == 0
     without = {"context", "random-context", "variance-simulation"}
     assert {path.stem for path in (run_folder / "analysis").glob("*.json")} == ANALYSES.keys() - without
     assert run(capsys, "--what", "entropy", "--model", run_folder, *text, "--output", tmp_path)[0] == 0

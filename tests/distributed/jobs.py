@@ -1,6 +1,7 @@
 """As a program: the runs of several processes that the tests of this folder look at, all forked from one that has imported.
 
 python -m tests.distributed.jobs FOLDER            every job, in as many processes as it wants
+python -m tests.distributed.jobs FOLDER 4          the training alone, in four
 torchrun … -m tests.distributed.jobs FOLDER train  one job, in the processes of the launcher
 """
 
@@ -34,8 +35,8 @@ from reluformer.training.translation import Translator
 
 from ..training.tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer
 
-PAIRS, UPDATES, BATCHES_PER_UPDATE = 31, 20, 4
-SAVED_AT = 11  # within an epoch
+PAIRS, UPDATES, BATCHES_PER_UPDATE = 31, 12, 4
+SAVED_AT = 7  # within an epoch
 LONGER_THAN_ANY_JOB = 240.0  # seconds; what hangs says where
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 # fields of the model, skip_logits, and whether the output layer is sharded by itself
@@ -47,8 +48,8 @@ SHARDED = {
 
 
 def train(folder: Path, rank: int, world: int) -> None:
-    """20 updates of four batches each, however many processes there are; then an evaluation of 12 pairs in batches of 5."""
-    trainer = _trainer_of_20_updates(folder / f"train-{world}", world)
+    """Updates of four batches each, however many processes there are; then an evaluation of 12 pairs in batches of 5."""
+    trainer = _trainer(folder / f"train-{world}", world)
     trainer.train()
     metrics = trainer.evaluate()
     torch.save(dict(trainer.model.named_parameters()), folder / f"parameters-{world}-{rank}.pt")
@@ -56,7 +57,7 @@ def train(folder: Path, rank: int, world: int) -> None:
         _write(folder / f"train-{world}.json", {"log": trainer.state.log_history, "evaluation": metrics})
 
 
-def _trainer_of_20_updates(folder: Path, world: int) -> ReLUFormerTrainer:
+def _trainer(folder: Path, world: int) -> ReLUFormerTrainer:
     return tiny_trainer(
         folder,
         tiny_model(**NO_DROPOUT, regularization_weight=0.1),
@@ -71,7 +72,7 @@ def _trainer_of_20_updates(folder: Path, world: int) -> ReLUFormerTrainer:
 
 def go_on(folder: Path, rank: int, world: int) -> None:
     """The second half of the updates, from a checkpoint that twice or half as many processes have written."""
-    trainer = _trainer_of_20_updates(folder / f"go-on-{world}", world)
+    trainer = _trainer(folder / f"go-on-{world}", world)
     before = folder / f"train-{3 - world}" / f"checkpoint-{SAVED_AT}"
     trainer.train(resume_from_checkpoint=str(before))
     torch.save(dict(trainer.model.named_parameters()), folder / f"parameters-go-on-{world}-{rank}.pt")
@@ -202,10 +203,6 @@ def run(job: Callable[[Path, int, int], None], folder: Path, world: int) -> None
         sys.exit(f"{job.__name__} in {world} processes failed")
 
 
-def _write_inputs(folder: Path, rank: int, world: int) -> None:
-    """What the jobs read: models."""
-
-
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     if "WORLD_SIZE" in os.environ:
@@ -213,9 +210,10 @@ if __name__ == "__main__":
         with process_group():
             train(target, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         end_worker(0)
+    if len(sys.argv) > 2:
+        sys.exit(run(train, target, int(sys.argv[2])))
     for job, worlds in {
-        _write_inputs: (1,),
-        train: (1, 2, 4),
+        train: (1, 2),
         go_on: (1, 2),
         evaluate: (1, 2),
         shard: (2,),

@@ -201,6 +201,7 @@ def test_two_launchers_train_one_model(recipe_file, tmp_path, launcher):
     assert_trained_by_two(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_documented_line_for_two_processes_on_a_cpu(tmp_path):
     """As printed, with fewer pairs and updates."""
     page = Path(__file__).parents[2] / "docs" / "distributed.md"

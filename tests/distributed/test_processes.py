@@ -35,19 +35,18 @@ def test_the_batches_of_an_update_are_unequal_and_would_not_divide(jobs):
     assert len(tokens) > 2
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_as_many_batches_in_more_processes_train_the_same_model(jobs, processes):
-    one, several = (read(jobs / f"train-{world}.json")["log"] for world in (1, processes))
-    losses = [[entry["loss"] for entry in log if "loss" in entry] for log in (one, several)]
+def test_as_many_batches_in_more_processes_train_the_same_model(jobs, several):
+    logs = [read(jobs / f"train-{world}.json")["log"] for world in (1, several)]
+    losses = [[entry["loss"] for entry in log if "loss" in entry] for log in logs]
     assert len(losses[0]) == UPDATES
     assert losses[0][-1] < losses[0][0]
     assert losses[1] == pytest.approx(losses[0], rel=2e-5)
     for name in ("cross_entropy", "regularization", "target_tokens_per_update"):
-        values = [[entry[name] for entry in log if "loss" in entry] for log in (one, several)]
+        values = [[entry[name] for entry in log if "loss" in entry] for log in logs]
         assert values[1] == pytest.approx(values[0], rel=1e-4), name
     expected = torch.load(jobs / "parameters-1-0.pt")
-    for rank in range(processes):
-        found = torch.load(jobs / f"parameters-{processes}-{rank}.pt")
+    for rank in range(several):
+        found = torch.load(jobs / f"parameters-{several}-{rank}.pt")
         assert max((found[name] - expected[name]).abs().max().item() for name in expected) < 2e-5
 
 
@@ -60,11 +59,10 @@ def test_a_run_goes_on_in_another_number_of_processes(jobs, processes):
         assert max((found[name] - expected[name]).abs().max().item() for name in expected) < 2e-5
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_the_loss_of_an_evaluation_counts_each_pair_once(jobs, processes):
-    one, several = (read(jobs / f"train-{world}.json")["evaluation"] for world in (1, processes))
+def test_the_loss_of_an_evaluation_counts_each_pair_once(jobs, several):
+    one, more = (read(jobs / f"train-{world}.json")["evaluation"] for world in (1, several))
     for name in ("eval_loss", "eval_cross_entropy", "eval_regularization", "eval_attention_entropy"):
-        assert several[name] == pytest.approx(one[name], rel=1e-4), name
+        assert more[name] == pytest.approx(one[name], rel=1e-4), name
 
 
 def test_translations_of_an_evaluation_are_the_same_in_two_processes(jobs):

@@ -11,8 +11,17 @@ reference_tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(reference_tables)
 
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+# This one tests the difference of many pairs of results for significance.
+SLOW = {"evidence.md"}
 
 
-@pytest.mark.parametrize("name", [name for name, text in PAGES.items() if "<!-- generated: " in text])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name, text in PAGES.items()
+        if "<!-- generated: " in text
+    ],
+)
 def test_the_tables_of_a_page_are_current(name):
     assert reference_tables.filled(PAGES[name]) == PAGES[name], "run python docs/reference_tables.py"

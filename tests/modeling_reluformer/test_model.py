@@ -304,12 +304,15 @@ def operators(graph: torch.fx.GraphModule, loop: str) -> int:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("preset", "length", "backend"),
+    ("loop", "preset", "length", "backend"),
     [
-        ("reluformer", 7, "aot_eager"),
-        pytest.param("reluformer", LONG, "inductor", marks=pytest.mark.slow),
-        pytest.param("vanilla", 7, "inductor", marks=pytest.mark.slow),
+        ("compiled", "reluformer", 7, "aot_eager"),
+        pytest.param("compiled", "reluformer", LONG, "inductor", marks=pytest.mark.slow),
+        pytest.param("python", "reluformer", 7, "inductor", marks=pytest.mark.slow),
+        pytest.param("python", "reluformer", LONG, "inductor", marks=pytest.mark.slow),
+        pytest.param("compiled", "vanilla", 7, "inductor", marks=pytest.mark.slow),
     ],
+    indirect=["loop"],
 )
 def test_compiled_training_step_is_one_graph_and_equal(loop, preset, length, backend):
     model = long_model(preset).train()

@@ -186,6 +186,7 @@ def test_threads_wait_for_the_one_that_builds(fresh):
     assert (found, calls) == ([None] * 4, [False])
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_processes_wait_for_the_one_that_builds(fresh, tmp_path):
     """As torchrun starts them: both end with the same file, and one of them says that it builds."""

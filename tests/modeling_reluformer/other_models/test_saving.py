@@ -103,6 +103,7 @@ def test_a_name_asked_for_while_loading_is_saved_too(tmp_path):
     assert names(AutoModel.from_pretrained(tmp_path)) == {"reluformer"}
 
 
+@pytest.mark.slow
 def test_without_the_package_it_raises(tmp_path):
     use_relu_attention(made("bert", tmp_path), gamma=0.6).save_pretrained(tmp_path)
     run = subprocess.run([sys.executable, "-c", PLAIN_LOADING, tmp_path], capture_output=True, text=True)
