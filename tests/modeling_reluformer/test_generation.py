@@ -14,8 +14,15 @@ from ..conftest import random_tokens, tiny_model
 from .cases import PADDING, implementations, mask_of, padded
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("side", "beams"),
+    [
+        ("left", 4),
+        ("right", 1),
+        pytest.param("left", 1, marks=pytest.mark.slow),
+        pytest.param("right", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_generation_cached_equals_uncached_and_batched_equals_single(variant, beams, side):
     model = tiny_model(**variant)
     sources = [random_tokens(1, length, seed=length) for length in (4, 9, 6)]
@@ -112,8 +119,18 @@ def assert_same(found, expected) -> None:
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("side", ["left", "right"])
+# Of the product of both, what together holds every option and both sides; the rest is slow.
+EVERYDAY = {("beams", "left"), ("without-cache", "right"), ("static", "left"), ("sampled-beams", "right")}
+
+
+@pytest.mark.parametrize(
+    ("mode", "side"),
+    [
+        pytest.param(mode, side, marks=() if (mode, side) in EVERYDAY else pytest.mark.slow)
+        for mode in MODES
+        for side in ("left", "right")
+    ],
+)
 def test_generation_with_shared_sources_equals_that_with_copies(variant, mode, side, monkeypatch):
     models = [tiny_model(attn_implementation=name, **variant).double() for name in implementations(variant)]
     found = [generated(model, batch(side), **MODES[mode]) for model in models]
