@@ -1,5 +1,6 @@
 """Rows on pictures and on language models: what they read, how they are scored, and a run from the row to its result."""
 
+import dataclasses
 import gzip
 import itertools
 import json
@@ -147,8 +148,9 @@ def here(monkeypatch):
     monkeypatch.setattr("benchmarks.studies.running.start", start)
 
 
-def run(name, tmp_path):
-    task = Task(load_rows("smoke").rows[name], 1, Places.of("smoke", tmp_path / "runs", tmp_path / "results"))
+def run(name, tmp_path, **changes):
+    row = dataclasses.replace(load_rows("smoke").rows[name], **changes)
+    task = Task(row, 1, Places.of("smoke", tmp_path / "runs", tmp_path / "results"))
     assert Runner("smoke", say=lambda line: None).run([task]) == []
     return task, read_result(task)
 
@@ -171,13 +173,13 @@ def test_a_language_model_is_trained_scored_and_analysed(tmp_path, here):
 
 
 def test_a_schedule_of_zeros_reaches_the_model_and_a_run_goes_on_at_its_checkpoint(tmp_path, here):
-    task, result = run("zeros_prosparse_0.01", tmp_path)
+    task, result = run("zeros_prosparse_0.01", tmp_path, analyses=())
     assert json.loads((task.run_folder / "config.json").read_text())["ffn_threshold"] == 0.01
     for name in ("training_record.json", "model.safetensors", "evaluation.test.json"):
         (task.run_folder / name).unlink()
     task.result_file.unlink()
     (task.run_folder / "checkpoint-4" / "trainer_state.json").unlink(missing_ok=True)  # killed while it was written
-    again = run("zeros_prosparse_0.01", tmp_path)[1]
+    again = run("zeros_prosparse_0.01", tmp_path, analyses=())[1]
     assert again["perplexity"]["score"] == pytest.approx(result["perplexity"]["score"], rel=1e-6)
 
 
@@ -193,7 +195,7 @@ def test_a_classifier_is_trained_scored_and_analysed(tmp_path, here):
 def test_a_row_whose_loss_explodes_is_recorded_and_no_error(tmp_path):
     row = load_rows("smoke").rows["vit_softmax_L49"]
     recipe = Task(row, 1, Places.of("smoke", tmp_path, tmp_path)).recipe()
-    recipe["training"] |= {"learning_rate": 1e30, "output_dir": str(tmp_path / "run"), "max_steps": 20}
+    recipe["training"] |= {"learning_rate": 1e30, "output_dir": str(tmp_path / "run"), "max_steps": 4}
     (tmp_path / "row.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     assert training.main([str(tmp_path / "row.yaml")]) == 0
     record = json.loads((tmp_path / "run" / "training_record.json").read_text(encoding="utf-8"))
