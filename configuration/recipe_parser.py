@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import logging
 import re
 import typing
@@ -282,8 +283,11 @@ def parse_recipe(arguments: Sequence[str]) -> Recipe:
     Raises:
         UserError: an unknown key, a value of a wrong type, a missing file, a missing key; one line.
     """
-    parser = recipe_parser()
+    parser = _parser_of_recipes()
     return build_recipe(parser, parse_namespace(parser, arguments))
+
+
+_parser_of_recipes = functools.cache(recipe_parser)  # some 400 options, which take a quarter of a second
 
 
 def load_recipe(*paths: str | Path) -> Recipe:
