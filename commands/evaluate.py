@@ -36,7 +36,8 @@ def run(arguments: list[str]) -> int:
     recipe.check()
     names = (*DECODING, "long_sources", "attn_implementation")
     decoding = {name: getattr(evaluation, name) for name in names}
-    scores = evaluate_split(recipe, options.split, folder, device=options.device, **decoding)
+    compute = options.compute or "float32"
+    scores = evaluate_split(recipe, options.split, folder, device=options.device, compute=compute, **decoding)
     if (folder / RECORD_FILE).is_file():  # the card of a finished run shows its figures
         write_card(folder)
     print(headline(recipe, options.split, scores))

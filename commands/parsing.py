@@ -9,6 +9,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.training.scoring.long_sources import LONG_SOURCES
 
 # What `Translator` takes where nothing is said, for help texts: importing it takes seconds.
+COMPUTE = ("float32", "bfloat16", "int8", "auto")
 DECODING = {"num_beams": "5", "length_penalty": "1.0", "batch_tokens": "4096"}
 
 
@@ -62,6 +63,11 @@ def add_decoding_options(parser: argparse.ArgumentParser, defaults: Mapping[str,
         choices=LONG_SOURCES,
         help="sources with more tokens than the model has positions: refuse the whole text, truncate them, or split them at "
         f"the ends of sentences; default: {defaults['long_sources']}",
+    )
+    parser.add_argument(
+        "--compute",
+        choices=COMPUTE,
+        help="on a CPU, the type of the matrix products: auto is the fastest; default: float32, which changes no translation",
     )
     parser.add_argument("--attn_implementation", help="how attention is computed; default: the model's")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")

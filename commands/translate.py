@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
 
     from reluformer.export.running import load_translator
 
-    names = ("num_beams", "length_penalty", "batch_tokens", "long_sources", "attn_implementation", "device")
+    names = ("num_beams", "length_penalty", "batch_tokens", "long_sources", "attn_implementation", "device", "compute")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     translator = load_translator(options.model, **given)
     # The bar goes to stderr; a person who gave a text or two, or sees each line as it is done, has no need of it.

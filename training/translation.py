@@ -12,11 +12,14 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
+from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.training.data.moses import MosesStep
+from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
 from reluformer.training.loading import device_of, load_model_and_tokenizer
 from reluformer.training.scoring.long_sources import LONG_SOURCES, LongSources, Pieces, SourceEncoder
 
@@ -26,6 +29,7 @@ DEFAULT_BATCH_TOKENS = 4_096
 # Limits of the decoding length are stepwise in the source length, and a batch never crosses a step.
 _LIMIT_STEP = 16
 _LIMIT_OFFSET = 16
+_WORTH_BUILDING = 8  # sentences
 # `stream` sorts by length within so many batches, to give what is done before all is.
 _BATCHES_AT_ONCE = 8
 _GENERATION = frozenset(GenerationConfig().to_dict())
@@ -58,6 +62,8 @@ class Translator:
             is translated; "truncate" leaves out the end; "split" cuts at the ends of sentences, or between tokens where a
             sentence alone is too long, and joins the translations with a space. Both warn.
         device: where to compute; None leaves the model where it is.
+        compute: on a CPU, the type in which matrices are held and multiplied: "float32", "bfloat16", "int8", or "auto", the
+            fastest. In float32 the translations are those of `generate`.
         generation: other options of `GenerationConfig`, such as `no_repeat_ngram_size=3`. By default nothing is sampled.
 
     Raises:
@@ -89,6 +95,7 @@ class Translator:
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
         long_sources: LongSources = "error",
         device: str | torch.device | None = None,
+        compute: str = "float32",
         **generation: Any,
     ) -> None:
         self.model = model if device is None else model.to(device_of(device))
@@ -99,6 +106,9 @@ class Translator:
         self.batch_tokens = batch_tokens
         self.long_sources = long_sources
         self.generation = generation
+        self.compute = compute
+        self._fast: tuple[Any, FastTranslationModel] | None = None
+        self._said: str | None = None
         self.shortened: list[int] = []
         self.moses = MosesStep.from_tokenizer(tokenizer)
         self._check_options()
@@ -133,7 +143,7 @@ class Translator:
         settings = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
         default = f"2 * source tokens rounded up to a multiple of {_LIMIT_STEP}, + {_LIMIT_OFFSET}"
         settings |= {"max_new_tokens": self.max_new_tokens or default, "batch_tokens": self.batch_tokens}
-        settings |= self.generation
+        settings |= self.generation if self.compute == "float32" else {**self.generation, "compute": self.compute}
         return settings if self.long_sources == "error" else {**settings, "long_sources": self.long_sources}
 
     @overload
@@ -155,6 +165,7 @@ class Translator:
         """
         if options:
             changed = Translator(self.model, self.tokenizer, **{**self._options, **options})
+            changed._fast = self._fast
             translations = changed(texts, progress)
             self.shortened = changed.shortened
             return translations
@@ -205,7 +216,7 @@ class Translator:
 
     @property
     def _options(self) -> dict[str, Any]:
-        names = ("num_beams", "length_penalty", "max_new_tokens", "batch_tokens", "long_sources")
+        names = ("num_beams", "length_penalty", "max_new_tokens", "batch_tokens", "long_sources", "compute")
         return {name: getattr(self, name) for name in names} | self.generation
 
     @property
@@ -231,6 +242,8 @@ class Translator:
             raise UserError(
                 f"max_new_tokens: {self.max_new_tokens} is more than the {self._positions} positions the model has"
             )
+        if self.compute not in (*COMPUTE, "auto"):
+            raise UserError(f"compute: {self.compute!r} is unknown; choose one of {', '.join(COMPUTE)}, auto")
         if self.long_sources not in LONG_SOURCES:
             raise UserError(f"long_sources: {self.long_sources!r} is unknown; choose one of {', '.join(LONG_SOURCES)}")
 
@@ -297,8 +310,20 @@ class Translator:
 
     def _generate(self, sources: list[list[int]]) -> tuple[Tensor, int]:
         """Target ids (sentences, longest translation) and how many of the translations were cut at the limit."""
-        padded = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
         limit = self.limit(max(map(len, sources)))
+        if (fast := self._fast_model(len(sources))) is not None:
+            options = {"early_stopping": False, "min_new_tokens": 0, **self._settings()}
+            search = Search(
+                self.num_beams,
+                limit,
+                self.length_penalty,
+                min_new_tokens=options["min_new_tokens"] or 0,
+                early_stopping=options["early_stopping"],
+            )
+            found = fast.translate(sources, search)
+            ids = pad_sequence([torch.tensor([fast.start, *each]) for each in found], True, self.tokenizer.pad_token_id)
+            return ids, sum(each[-1] != fast.end for each in found)
+        padded = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
         ids = self.model.generate(
             input_ids=padded["input_ids"],
             attention_mask=padded["attention_mask"],
@@ -317,6 +342,28 @@ class Translator:
         before = generated[:, :-1] if self.model.generation_config.forced_eos_token_id is not None else generated
         finished = torch.isin(before, torch.as_tensor(ends, device=ids.device)).any(dim=1)
         return ids, int((~finished).sum())
+
+    def _settings(self) -> dict[str, Any]:
+        """What the model's generation config and the caller say beside the options of this class."""
+        said = self.model.generation_config.to_diff_dict()
+        return {name: value for name, value in {**said, **self.generation}.items() if not name.startswith("_")}
+
+    def _fast_model(self, sources: int) -> FastTranslationModel | None:
+        """Made anew when the weights have changed. The library is built for it if there are enough sentences to gain from it."""
+        reason = reason_against(self.model, self._settings())
+        if reason is None and library(large=sources >= _WORTH_BUILDING) is None:
+            reason = "there is no compiled library"
+        if reason is not None:
+            if self._said != reason:
+                level = logging.INFO if self.compute == "float32" else logging.WARNING
+                logger.log(level, "compute: %s is left out, and `generate` translates: %s.", self.compute, reason)
+                self._said = reason
+            return None
+        compute = "int8" if self.compute == "auto" else self.compute
+        key = compute, *((weight.data_ptr(), weight._version) for weight in self.model.parameters())
+        if self._fast is None or self._fast[0] != key:
+            self._fast = key, FastTranslationModel(self.model, compute)
+        return self._fast[1]
 
     def _decode(self, ids: Tensor) -> list[str]:
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)

@@ -90,6 +90,7 @@ def calls(model, monkeypatch):
         return generate(*args, **kwargs)
 
     monkeypatch.setattr(model, "generate", recording)
+    monkeypatch.setattr("reluformer.training.translation.reason_against", lambda *_: "a test looks at generate")
     return shapes
 
 

@@ -36,6 +36,7 @@ _AVX512 = (
     *(*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
     "-mprefer-vector-width=512",
 )
+_EXACT = "-ffp-contract=off"  # the same bits with every instruction set
 
 
 class CompiledAttentionError(RuntimeError, ValueError):
@@ -62,6 +63,10 @@ UNITS = (
     _for("portable", "sparse_kernels.cpp"),
     _for("avx2", "sparse_kernels.cpp", *_AVX2),
     _for("avx512", "sparse_kernels.cpp", *_AVX512, "-mavx512vnni"),
+    Unit("translation.cpp"),
+    _for("portable", "translation_kernels.cpp", _EXACT),
+    _for("avx2", "translation_kernels.cpp", *_AVX2, _EXACT),
+    _for("avx512", "translation_kernels.cpp", *_AVX512, "-mavx512vnni", _EXACT),
 )
 
 

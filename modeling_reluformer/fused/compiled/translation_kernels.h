@@ -1,0 +1,57 @@
+// What of decoding is compiled once for each instruction set. translation_kernels.cpp has the code.
+#pragma once
+
+#include <cstdint>
+
+namespace reluformer {
+
+enum DecodingActivation : int64_t { kDecodingRelu, kDecodingRelu2, kDecodingSoftmax };
+
+// One query each of some rows: a row sees `length` keys, the one of position t at keys + t · position + place_t · row. place_t is
+// places[t · places_stride] where there are places, else 0.
+struct Cached {
+  const float *query, *keys, *values;  // of the row's head
+  int64_t length, position, row;
+  const int32_t* places;
+  int64_t places_stride;
+  int64_t dims;       // of a head
+  float scale;        // of the scores
+  float row_scale;    // of the weights; not read for a softmax
+};
+
+// A matrix of int8 weights, packed so that one vector holds four inputs each of sixteen outputs: (outputs / 16, inputs / 4, 16, 4),
+// with zeros behind both.
+struct PackedBytes {
+  const int8_t* weights;
+  const float *scales, *biases;  // (outputs rounded up,)
+  const int32_t* sums;           // 128 · Σ of an output's weights
+  int64_t inputs, outputs;       // as they are, not rounded up
+};
+
+struct TranslationKernels {
+  // One row's head: output (dims,). room: (length,)
+  void (*attend)(const Cached& call, int64_t activation, float* room, float* output);
+  // Rows (count, width) → bytes x / scale + 128 (count, stride) and scales; stride is width rounded up to 4, with bytes of 128 behind.
+  void (*quantize)(const float* from, int64_t count, int64_t width, uint8_t* bytes, int64_t stride, float* scales);
+  // Outputs of the blocks of sixteen in [begin, end) for all rows: to (count, outputs).
+  void (*multiply)(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t count, int64_t begin,
+                   int64_t end, float* to);
+  // norm(states + updates) · weight + bias of (count, width) rows, written over the states
+  void (*add_and_norm)(float* states, const float* updates, int64_t count, int64_t width, const float* weight, const float* bias, float epsilon);
+  // log Σ exp of a row
+  float (*log_sum)(const float* row, int64_t width);
+  // The `count` largest numbers of a row, in falling order: numbers and their places.
+  void (*largest)(const float* row, int64_t width, int64_t count, float* numbers, int64_t* places);
+};
+
+namespace portable {
+extern const TranslationKernels translation_kernels;
+}
+namespace avx2 {
+extern const TranslationKernels translation_kernels;
+}
+namespace avx512 {
+extern const TranslationKernels translation_kernels;
+}
+
+}  // namespace reluformer

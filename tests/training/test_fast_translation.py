@@ -1,0 +1,148 @@
+"""Translating by compiled steps gives the tokens of `generate`, in float32; int8 gives the same bits everywhere."""
+
+import logging
+
+import pytest
+import torch
+
+from reluformer import Translator
+from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.training import translation
+from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
+
+from ..conftest import demo_tokenizer, tiny_model
+
+pytestmark = pytest.mark.skipif(library(large=True) is None, reason="there is no compiled library")
+MODELS = {
+    "relu": {},
+    "learnable gamma": {"attention_gamma_learnable": True},
+    "relu2, length": {"attention_activation": "relu2", "attention_scaling": "length", "attention_alpha": 0.5},
+    "unscaled": {"attention_scaling": "none"},
+    "softmax": {"preset": "vanilla"},
+    "two vocabularies": {
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "decoder_vocab_size": 37,
+    },
+    "odd sizes": {"d_model": 36, "encoder_ffn_dim": 19, "decoder_ffn_dim": 21, "vocab_size": 41},
+}
+SOURCES = [[5, 9, 7, 2], [11, 4, 6, 12, 5, 8, 2], [2], [30, 31, 2], [6] * 12 + [2]]
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def sharp_model(**fields):
+    """A model whose output layer decides clearly, so that rounding chooses no other token."""
+    model = tiny_model(**{"activation_function": "relu", **fields})
+    with torch.no_grad():
+        model.lm_head.weight.mul_(3)
+        model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def generated(model, search: Search) -> list[list[int]]:
+    """By Transformers, without what stands behind the end."""
+    longest = max(map(len, SOURCES))
+    ids = torch.tensor([source + [0] * (longest - len(source)) for source in SOURCES])
+    mask = torch.tensor([[1] * len(source) + [0] * (longest - len(source)) for source in SOURCES])
+    options = {name: getattr(search, name) for name in ("num_beams", "max_new_tokens", "min_new_tokens")}
+    if search.num_beams > 1:
+        options |= {"length_penalty": search.length_penalty, "early_stopping": search.early_stopping}
+    rows = model.generate(ids, attention_mask=mask, do_sample=False, max_length=None, **options)[:, 1:].tolist()
+    return [row[: row.index(2) + 1] if 2 in row else row for row in rows]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        Search(1, 12),
+        Search(1, 5, min_new_tokens=3),
+        Search(4, 12),
+        Search(3, 9, length_penalty=0.0, early_stopping=True),
+        Search(2, 9, length_penalty=2.0, early_stopping="never", min_new_tokens=2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_tokens_are_those_of_generate(name, search, threads):
+    model = sharp_model(**MODELS[name])
+    assert reason_against(model, {}) is None
+    assert FastTranslationModel(model, "float32").translate(SOURCES, search) == generated(model, search)
+
+
+@pytest.mark.parametrize("compute", COMPUTE[1:])
+def test_smaller_types_stay_close(compute):
+    """Of the logits of the first step, in the spread of those of float32."""
+    model = sharp_model(d_model=64, encoder_ffn_dim=128, decoder_ffn_dim=128)
+    lengths = torch.tensor([7])
+    logits = {}
+    for kind in ("float32", compute):
+        fast = FastTranslationModel(model, kind)
+        state = torch.classes.reluformer_cpu.TranslationState(
+            fast.encode(torch.tensor(SOURCES[1:2]), lengths), lengths.tolist(), 4, 1
+        )
+        logits[kind] = fast._decoder.step(state, torch.tensor([fast.start]), None)
+    error = (logits[compute] - logits["float32"]).std() / logits["float32"].std()
+    assert 0 < error < 0.02
+
+
+def test_int8_gives_the_same_bits_with_every_instruction_set_batch_and_number_of_threads():
+    model = sharp_model(d_model=48, encoder_ffn_dim=70, decoder_ffn_dim=70)
+    names = torch.ops.reluformer_cpu.translation_instruction_sets()
+    weight, rows = torch.randn(37, 70), torch.randn(11, 70)
+    scales = weight.abs().amax(1) / 127
+    linear = torch.classes.reluformer_cpu.TranslationLinear(
+        (weight / scales[:, None]).round().char(), torch.randn(37), scales
+    )
+    results = []
+    try:
+        for name in names:
+            torch.ops.reluformer_cpu.choose_translation_instruction_set(name)
+            results.append(linear.apply(rows))
+            results.append(torch.cat([linear.apply(row[None]) for row in rows]))
+    finally:
+        torch.ops.reluformer_cpu.choose_translation_instruction_set(names[0])
+    assert len(names) > 1 and all(torch.equal(results[0], other) for other in results)
+    expected = rows @ weight.T
+    assert (results[0] - expected).std() < 1.2 * expected.std()  # biases beside it
+    assert FastTranslationModel(model, "int8").translate(SOURCES, Search(2, 6))
+
+
+@pytest.fixture
+def translator():
+    tokenizer = demo_tokenizer(200)
+    return Translator(tiny_model(vocab_size=len(tokenizer), activation_function="relu"), tokenizer, max_new_tokens=8)
+
+
+def test_a_translator_takes_the_steps_and_notices_new_weights(translator, monkeypatch):
+    texts = ["eins", "zwei", "dreiundzwanzig", "vier"] * 3
+    monkeypatch.setattr(translator.model, "generate", None)  # nobody may call it
+    first = translator(texts, num_beams=2)
+    with torch.no_grad():
+        translator.model.lm_head.weight.neg_()
+    assert translator(texts, num_beams=2) != first
+    assert translator(texts, compute="int8") and translator(texts, compute="auto")
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "words"),
+    [
+        ({"activation_function": "gelu"}, {}, "activation_function='gelu'"),
+        ({"attention_qk_norm": True}, {}, "attention_qk_norm=True"),
+        ({}, {"no_repeat_ngram_size": 2}, "no_repeat_ngram_size of GenerationConfig"),
+    ],
+)
+def test_what_is_not_computed_here_goes_to_generate_and_is_said(fields, options, words, caplog):
+    tokenizer = demo_tokenizer(200)
+    model = tiny_model(**{"activation_function": "relu", **fields}, vocab_size=len(tokenizer))
+    translator = Translator(model, tokenizer, max_new_tokens=6, compute="int8", **options)
+    with caplog.at_level(logging.WARNING, logger=translation.__name__):
+        assert translator(["eins"] * 9) == Translator(model, tokenizer, max_new_tokens=6, **options)(["eins"] * 9)
+    (line,) = [record.message for record in caplog.records if "compute" in record.message]
+    assert line == f"compute: int8 is left out, and `generate` translates: {words}."

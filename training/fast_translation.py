@@ -1,0 +1,332 @@
+"""Translating on a CPU without the model's modules: the encoder as a few operators, a decoding step as one compiled call.
+
+The search is that of Transformers' `generate`, for greedy decoding and beams; in float32 its translations are those of
+`generate`. With `compute` bfloat16 or int8, the matrices are held and multiplied in that type; all else stays in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from reluformer import ReLUFormerForConditionalGeneration
+from reluformer.modeling_reluformer.fused.compiled.library import library
+
+COMPUTE = ("float32", "bfloat16", "int8")
+# Values of the configuration that are computed here.
+_ACTIVATIONS = {"relu": 0, "relu2": 1, "softmax": 2}
+_SERVED: dict[str, tuple[Any, ...]] = {
+    "attention_activation": tuple(_ACTIVATIONS),
+    "attention_output_norm": ("none",),
+    "attention_qk_norm": (False,),
+    "attention_gate": (False,),
+    "activation_function": ("relu",),
+    "ffn_output_norm": ("none",),
+    "ffn_top_k": (None,),
+    "ffn_threshold": (0.0,),
+    "activation_sparsity_pattern": (None, 0.0),
+}
+# Of `GenerationConfig`: what `Search` has, and what only names tokens or writes nothing here.
+_OPTIONS = ("num_beams", "length_penalty", "max_new_tokens", "min_new_tokens", "early_stopping", "max_length")
+_OPTIONS += (
+    "eos_token_id",
+    "pad_token_id",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "transformers_version",
+    "use_cache",
+)
+_NEVER = -1.0e9  # the score of a hypothesis that must not be chosen, as in Transformers
+
+
+def reason_against(model: PreTrainedModel, options: Mapping[str, Any]) -> str | None:
+    """Why Transformers' `generate` must translate with this model and these options of `GenerationConfig`; None: it need not."""
+    config = model.config
+    if type(model) is not ReLUFormerForConditionalGeneration or model.device.type != "cpu":
+        return (
+            f"it serves ReLUFormerForConditionalGeneration on a CPU, not {type(model).__name__} on {model.device.type}"
+        )
+    for name, values in _SERVED.items():
+        if getattr(config, name) not in values:
+            return f"{name}={getattr(config, name)!r}"
+    if config._attn_implementation not in ("fused", "sdpa"):
+        return f"attn_implementation={config._attn_implementation!r}"
+    if other := [name for name, value in options.items() if name not in _OPTIONS and value not in (None, False)]:
+        return f"{', '.join(other)} of GenerationConfig"
+    weights = model.state_dict()
+    if not {"model.decoder.layers.0.fc1.weight", "lm_head.weight"} <= weights.keys() or any(
+        weight.dtype != torch.float32 for weight in weights.values()
+    ):
+        return "its weights are not those of float32 linear layers"
+    return None
+
+
+@dataclass(frozen=True)
+class Search:
+    """What decides the translations, by the names of `GenerationConfig`."""
+
+    num_beams: int
+    max_new_tokens: int
+    length_penalty: float = 1.0
+    min_new_tokens: int = 0
+    early_stopping: bool | str = False
+
+
+class FastTranslationModel:
+    """A translation model for CPUs.
+
+    Args:
+        model: whose weights it takes, those of float32 without a copy.
+        compute: the type of the matrices, one of `COMPUTE`.
+    """
+
+    def __init__(self, model: ReLUFormerForConditionalGeneration, compute: str) -> None:
+        config = model.config
+        self.config, self.compute = config, compute
+        end = model.generation_config.eos_token_id
+        self.end: int = end[0] if isinstance(end, list) else end
+        self.start: int = model.generation_config.decoder_start_token_id
+        self._weights = {**model.state_dict(), "positions": model.model.encoder.embed_positions.weight}
+        self._operators = library(large=True)
+        self._scale = config.d_model**0.5 if config.scale_embedding else 1.0
+        self._activation = _ACTIVATIONS[config.attention_activation]
+        self._positions = self._float("positions")
+        self._row_scales = self._table_of_row_scales()
+        self._source_embedding = self._float("model.encoder.embed_tokens.weight")
+        self._encoder = [self._encoder_layer(f"model.encoder.layers.{i}.") for i in range(config.encoder_layers)]
+        layers = range(config.decoder_layers)
+        self._cross = [self._linear(f"model.decoder.layers.{i}.encoder_attn.", "k_proj", "v_proj") for i in layers]
+        tensors = [self._float("model.decoder.embed_tokens.weight"), self._positions, self._row_scales]
+        weight, _, scales = self._matrix("", "lm_head")
+        tensors += [
+            weight,
+            self._float("final_logits_bias").flatten().to(torch.float32 if compute == "int8" else weight.dtype),
+            scales,
+        ]
+        for i in layers:
+            tensors += self._decoder_layer(f"model.decoder.layers.{i}.")
+        heads = config.decoder_attention_heads
+        self._decoder = torch.classes.reluformer_cpu.TranslationDecoder(tensors, heads, self._activation, self._scale)
+        del self._weights
+
+    def translate(self, sources: list[list[int]], search: Search) -> list[list[int]]:
+        """The best translation of each source, token ids to token ids, without the start token."""
+        lengths = torch.tensor([len(source) for source in sources])
+        ids = pad_sequence([torch.tensor(source) for source in sources], True)
+        state = torch.classes.reluformer_cpu.TranslationState(
+            self.encode(ids, lengths), lengths.tolist(), search.max_new_tokens, search.num_beams
+        )
+        find = self._greedy if search.num_beams == 1 else self._beams
+        return find(state, len(sources), search)
+
+    def encode(self, ids: Tensor, lengths: Tensor) -> list[Tensor]:
+        """Keys and values of the sources for each layer of the decoder, (sources, length, 2 · d_model).
+
+        Args:
+            ids: (sources, length), with padding behind.
+            lengths: (sources,).
+        """
+        sources, length = ids.shape
+        states = F.embedding(ids, self._source_embedding) * self._scale + self._positions[:length]
+        states = states.flatten(0, 1)
+        for layer in self._encoder:
+            states = layer(states, sources, lengths)
+        return [linear.apply(states).view(sources, length, -1) for linear in self._cross]
+
+    def _greedy(self, state: Any, sources: int, search: Search) -> list[list[int]]:
+        translations: list[list[int]] = [[] for _ in range(sources)]
+        running = list(range(sources))
+        tokens, parents = torch.full((sources,), self.start), None
+        for position in range(search.max_new_tokens):
+            logits = self._decoder.step(state, tokens, parents)
+            if position < search.min_new_tokens:
+                logits[:, self.end] = float("-inf")
+            tokens, parents = logits.argmax(dim=1), None
+            chosen = tokens.tolist()
+            for row, token in zip(running, chosen, strict=True):
+                translations[row].append(token)
+            if self.end in chosen:
+                kept = [i for i, token in enumerate(chosen) if token != self.end]
+                if not kept:
+                    break
+                running = [running[i] for i in kept]
+                parents = torch.tensor(kept)
+                tokens = tokens[parents]
+        return translations
+
+    def _beams(self, state: Any, sources: int, search: Search) -> list[list[int]]:
+        beams = search.num_beams
+        running = [_Hypotheses(beams, search) for _ in range(sources)]
+        everything = list(running)
+        tokens, parents = torch.full((sources * beams,), self.start), None
+        for position in range(search.max_new_tokens):
+            logits = self._decoder.step(state, tokens, parents)
+            if position < search.min_new_tokens:
+                logits[:, self.end] = float("-inf")
+            scores = torch.tensor([each.scores for each in running]).flatten()
+            found, places = self._operators.continuations(logits, scores, beams, 2 * beams)
+            last = position + 1 == search.max_new_tokens
+            rows: list[int] = []
+            following: list[int] = []
+            kept: list[_Hypotheses] = []
+            for i, (hypotheses, numbers, own) in enumerate(zip(running, found.tolist(), places.tolist(), strict=True)):
+                chosen = [divmod(place, logits.shape[1]) for place in own]
+                hypotheses.extend(numbers, chosen, self.end, last)
+                if not hypotheses.is_done(position + 1):
+                    kept.append(hypotheses)
+                    rows += [i * beams + parent for parent in hypotheses.parents]
+                    following += [sequence[-1] for sequence in hypotheses.sequences]
+            if last or not kept:
+                break
+            running = kept
+            tokens, parents = torch.tensor(following), torch.tensor(rows)
+        return [each.best for each in everything]
+
+    def _float(self, name: str) -> Tensor:
+        return self._weights[name].detach().to(torch.float32).contiguous()
+
+    def _matrix(self, prefix: str, *names: str) -> list[Tensor]:
+        """Weight, bias and scales of some linear layers side by side; what does not exist is empty."""
+        names = tuple(f"{prefix}{name}." for name in names)
+        weight = torch.cat([self._float(f"{name}weight") for name in names])
+        biases = [self._weights.get(f"{name}bias") for name in names]
+        bias = torch.empty(0) if biases[0] is None else torch.cat([each.detach().float() for each in biases])
+        if self.compute == "int8":
+            scales = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
+            return [(weight / scales.unsqueeze(1)).round().to(torch.int8), bias, scales]
+        kind = torch.bfloat16 if self.compute == "bfloat16" else torch.float32
+        return [weight.to(kind), bias.to(kind), torch.empty(0)]
+
+    def _linear(self, prefix: str, *names: str) -> Any:
+        return torch.classes.reluformer_cpu.TranslationLinear(*self._matrix(prefix, *names))
+
+    def _factors(self, prefix: str, heads: int) -> Tensor:
+        log_gamma = self._weights.get(f"{prefix}log_gamma")
+        return torch.ones(heads) if log_gamma is None else torch.exp(-log_gamma.detach().float())
+
+    def _decoder_layer(self, prefix: str) -> list[Tensor]:
+        heads, own, cross = self.config.decoder_attention_heads, f"{prefix}self_attn.", f"{prefix}encoder_attn."
+        tensors = self._matrix(own, "q_proj", "k_proj", "v_proj") + self._matrix(own, "out_proj")
+        tensors += self._matrix(cross, "q_proj") + self._matrix(cross, "out_proj")
+        tensors += self._matrix(prefix, "fc1") + self._matrix(prefix, "fc2")
+        for norm in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"):
+            tensors += [self._float(f"{prefix}{norm}.weight"), self._float(f"{prefix}{norm}.bias")]
+        return [*tensors, self._factors(own, heads), self._factors(cross, heads)]
+
+    def _encoder_layer(self, prefix: str) -> _EncoderLayer:
+        norms = [
+            (self._float(f"{prefix}{norm}.weight"), self._float(f"{prefix}{norm}.bias"))
+            for norm in ("self_attn_layer_norm", "final_layer_norm")
+        ]
+        own = f"{prefix}self_attn."
+        return _EncoderLayer(
+            heads=self.config.encoder_attention_heads,
+            activation=self.config.attention_activation,
+            row_scales=self._row_scales,
+            factors=self._factors(own, self.config.encoder_attention_heads),
+            attention_in=self._linear(own, "q_proj", "k_proj", "v_proj"),
+            attention_out=self._linear(own, "out_proj"),
+            first=self._linear(prefix, "fc1"),
+            second=self._linear(prefix, "fc2"),
+            norms=norms,
+        )
+
+    def _table_of_row_scales(self) -> Tensor:
+        """r_n by the number of visible keys, (positions + 1,); without γ where it is learnable. Empty for a softmax."""
+        config = self.config
+        if config.attention_activation == "softmax":
+            return torch.empty(0)
+        n = torch.arange(config.max_position_embeddings + 1, dtype=torch.float64).clamp_min(1)
+        if config.attention_scaling == "none":
+            return torch.ones_like(n).float()
+        if config.attention_scaling == "length":
+            return (n**-config.attention_alpha).float()
+        gamma = 1.0 if config.attention_gamma_learnable else config.attention_gamma
+        return (1 / (gamma * (n / 2).sqrt())).float()
+
+
+@dataclass(frozen=True)
+class _EncoderLayer:
+    heads: int
+    activation: str
+    row_scales: Tensor
+    factors: Tensor
+    attention_in: Any
+    attention_out: Any
+    first: Any
+    second: Any
+    norms: list[tuple[Tensor, Tensor]]
+
+    def __call__(self, states: Tensor, sources: int, lengths: Tensor) -> Tensor:
+        """(sources · length, d_model) → the same."""
+        width = states.shape[1]
+        states = F.layer_norm(states + self._attention(states, sources, lengths), (width,), *self.norms[0])
+        update = self.second.apply(self.first.apply(states).relu_())
+        return F.layer_norm(states + update, (width,), *self.norms[1])
+
+    def _attention(self, states: Tensor, sources: int, lengths: Tensor) -> Tensor:
+        length = len(states) // sources
+        # (3, sources, heads, length, head_dim)
+        parts = self.attention_in.apply(states).view(sources, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        is_padded = bool((lengths < length).any())
+        real = torch.arange(length) < lengths.unsqueeze(1) if is_padded else None
+        if self.activation == "softmax":
+            mask = None if real is None else real[:, None, None, :]
+            output = F.scaled_dot_product_attention(*parts, attn_mask=mask)
+        else:
+            scales = self.row_scales[lengths].view(-1, 1, 1) * self.factors.view(1, -1, 1)
+            output = torch.ops.reluformer_cpu.attention(
+                *(*parts, scales.expand(-1, -1, length).contiguous(), real, None, None, None, None, self.activation),
+                *(parts.shape[-1] ** -0.5, False, 0, 0.0, "none"),
+            )[0]
+        return self.attention_out.apply(output.transpose(1, 2).reshape(sources * length, -1))
+
+
+class _Hypotheses:
+    """The beams of one sentence, as Transformers' beam search keeps them."""
+
+    def __init__(self, beams: int, search: Search) -> None:
+        self.beams, self.search = beams, search
+        self.scores = [0.0] + [_NEVER] * (beams - 1)
+        self.sequences: list[list[int]] = [[] for _ in range(beams)]
+        self.parents = list(range(beams))
+        self.finished: list[tuple[float, list[int]]] = []
+
+    def extend(self, numbers: list[float], chosen: list[tuple[int, int]], end: int, last: bool) -> None:
+        """Takes the best continuations, in falling order: the first `beams` may end here, those that go on are kept."""
+        going: list[tuple[float, int, list[int]]] = []
+        length = len(self.sequences[0]) + 1
+        for rank, (number, (parent, token)) in enumerate(zip(numbers, chosen, strict=True)):
+            sequence = [*self.sequences[parent], token]
+            if token != end and not last:
+                going.append((number, parent, sequence))
+            elif rank < self.beams:
+                self.finished.append((number / length**self.search.length_penalty, sequence))
+        self.finished = sorted(self.finished, key=lambda each: each[0], reverse=True)[: self.beams]
+        going = going[: self.beams]
+        self.scores = [number for number, _, _ in going]
+        self.parents = [parent for _, parent, _ in going]
+        self.sequences = [sequence for _, _, sequence in going]
+
+    def is_done(self, length: int) -> bool:
+        """Whether no hypothesis that goes on can become better than the worst that has ended."""
+        if not self.scores:
+            return True
+        if len(self.finished) < self.beams:
+            return False
+        if self.search.early_stopping is True:
+            return True
+        penalty = self.search.length_penalty
+        longest = self.search.max_new_tokens if self.search.early_stopping == "never" and penalty > 0 else length
+        return self.scores[0] / longest**penalty <= self.finished[-1][0]
+
+    @property
+    def best(self) -> list[int]:
+        return self.finished[0][1]
