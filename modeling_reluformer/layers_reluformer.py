@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
@@ -618,11 +619,8 @@ _INPUTS = re.compile(r"\w+_(ids|mask|embeds|values)|\w*labels|is_causal")
 
 
 def checked_keywords(*more: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator of each forward pass that the library or a user calls.
-
-    The cache may come by either of its names, see `CACHE_NAME`. Keywords that neither the pass nor `more` names go through, since
-    the library passes new ones with each version, but for a part of the input and what nearly is a name of ours.
-    """
+    """A decorator of forward passes: the cache may come by either name, and unknown keywords go through (each version of the
+    library has new ones), but for a part of the input and what nearly is a name of ours."""
 
     def decorate(forward: Callable[..., Any]) -> Callable[..., Any]:
         known = [*inspect.signature(forward).parameters, *more]
@@ -634,6 +632,8 @@ def checked_keywords(*more: str) -> Callable[[Callable[..., Any]], Callable[...,
                 if "cache" in kwargs:
                     raise TypeError("cache and past_key_values are two names of one argument; give one of them.")
                 kwargs["cache"] = kwargs.pop("past_key_values")
+                if CACHE_NAME == "cache" and not is_compiling():  # as the library's own models say it
+                    warnings.warn("`past_key_values` is deprecated; use `cache`.", FutureWarning, stacklevel=2)
             for name in kwargs.keys() - {*known}:
                 if kwargs[name] is not None:
                     _check_unknown(self, name, known)
