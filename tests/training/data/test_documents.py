@@ -160,6 +160,7 @@ class Perfect(Translator):
         self.known = dict(zip(packed.pairs["source"], packed.pairs["target"], strict=True))
         self.model, self.num_beams, self.length_penalty, self.max_new_tokens, self.batch_tokens = self, 1, 1.0, None, 9
         self.device, self.long_sources, self.shortened, self.generation = "cpu", "error", [], {}
+        self.compute = "float32"
 
     def finished(self, texts, progress=False):
         return enumerate(self.known[text] for text in texts)

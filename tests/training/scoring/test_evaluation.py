@@ -36,7 +36,7 @@ class FixedTranslator(Translator):
             None,
             9,
         )
-        self.long_sources, self.shortened, self.generation = "error", [], {}
+        self.long_sources, self.shortened, self.generation, self.compute = "error", [], {}, "float32"
 
     def finished(self, texts, progress=False):
         return enumerate(HYPOTHESES[list(PAIRS["source"]).index(text)] for text in texts)
