@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from reluformer.configuration.errors import UserError
 from reluformer.training.scoring.long_sources import LONG_SOURCES
 
-# What `Translator` takes where nothing is said, for help texts: importing it takes seconds.
+# What `Translator` takes, and what it takes where nothing is said, for help texts: importing it takes seconds.
 COMPUTE = ("float32", "bfloat16", "int8", "auto")
 DECODING = {"num_beams": "5", "length_penalty": "1.0", "batch_tokens": "4096"}
 

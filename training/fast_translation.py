@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from reluformer import ReLUFormerForConditionalGeneration
+from reluformer.modeling_reluformer.attention_reluformer import scale_of_rows
 from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.sparse_ffn.gather import quantized_neurons
 
 COMPUTE = ("float32", "bfloat16", "int8")
 # Values of the configuration that are computed here.
@@ -60,10 +62,11 @@ def reason_against(model: PreTrainedModel, options: Mapping[str, Any]) -> str | 
         return f"attn_implementation={config._attn_implementation!r}"
     if other := [name for name, value in options.items() if name not in _OPTIONS and value not in (None, False)]:
         return f"{', '.join(other)} of GenerationConfig"
-    weights = model.state_dict()
-    if not {"model.decoder.layers.0.fc1.weight", "lm_head.weight"} <= weights.keys() or any(
-        weight.dtype != torch.float32 for weight in weights.values()
-    ):
+    ends = model.generation_config.eos_token_id, model.generation_config.decoder_start_token_id
+    if not all(isinstance(token, int) for token in ends):
+        return f"eos_token_id={ends[0]!r} and decoder_start_token_id={ends[1]!r}, of which each must be one token"
+    linear = (module for name, module in model.named_modules() if name.endswith(("_proj", ".fc1", ".fc2")))
+    if any(type(module) is not nn.Linear or module.weight.dtype != torch.float32 for module in linear):
         return "its weights are not those of float32 linear layers"
     return None
 
@@ -90,8 +93,7 @@ class FastTranslationModel:
     def __init__(self, model: ReLUFormerForConditionalGeneration, compute: str) -> None:
         config = model.config
         self.config, self.compute = config, compute
-        end = model.generation_config.eos_token_id
-        self.end: int = end[0] if isinstance(end, list) else end
+        self.end: int = model.generation_config.eos_token_id
         self.start: int = model.generation_config.decoder_start_token_id
         self._weights = {**model.state_dict(), "positions": model.model.encoder.embed_positions.weight}
         self._operators = library(large=True)
@@ -145,10 +147,7 @@ class FastTranslationModel:
         running = list(range(sources))
         tokens, parents = torch.full((sources,), self.start), None
         for position in range(search.max_new_tokens):
-            logits = self._decoder.step(state, tokens, parents)
-            if position < search.min_new_tokens:
-                logits[:, self.end] = float("-inf")
-            tokens, parents = logits.argmax(dim=1), None
+            tokens, parents = self._logits(state, tokens, parents, position < search.min_new_tokens).argmax(dim=1), None
             chosen = tokens.tolist()
             for row, token in zip(running, chosen, strict=True):
                 translations[row].append(token)
@@ -167,9 +166,7 @@ class FastTranslationModel:
         everything = list(running)
         tokens, parents = torch.full((sources * beams,), self.start), None
         for position in range(search.max_new_tokens):
-            logits = self._decoder.step(state, tokens, parents)
-            if position < search.min_new_tokens:
-                logits[:, self.end] = float("-inf")
+            logits = self._logits(state, tokens, parents, position < search.min_new_tokens)
             scores = torch.tensor([each.scores for each in running]).flatten()
             found, places = self._operators.continuations(logits, scores, beams, 2 * beams)
             last = position + 1 == search.max_new_tokens
@@ -189,6 +186,13 @@ class FastTranslationModel:
             tokens, parents = torch.tensor(following), torch.tensor(rows)
         return [each.best for each in everything]
 
+    def _logits(self, state: Any, tokens: Tensor, parents: Tensor | None, must_go_on: bool) -> Tensor:
+        """Of the next token of each hypothesis, (rows, vocabulary); the end is left out where it must not come yet."""
+        logits = self._decoder.step(state, tokens, parents)
+        if must_go_on:
+            logits[:, self.end] = float("-inf")
+        return logits
+
     def _float(self, name: str) -> Tensor:
         return self._weights[name].detach().to(torch.float32).contiguous()
 
@@ -199,8 +203,8 @@ class FastTranslationModel:
         biases = [self._weights.get(f"{name}bias") for name in names]
         bias = torch.empty(0) if biases[0] is None else torch.cat([each.detach().float() for each in biases])
         if self.compute == "int8":
-            scales = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
-            return [(weight / scales.unsqueeze(1)).round().to(torch.int8), bias, scales]
+            steps, scales = quantized_neurons(weight)
+            return [steps, bias, scales]
         kind = torch.bfloat16 if self.compute == "bfloat16" else torch.float32
         return [weight.to(kind), bias.to(kind), torch.empty(0)]
 
@@ -243,13 +247,10 @@ class FastTranslationModel:
         config = self.config
         if config.attention_activation == "softmax":
             return torch.empty(0)
-        n = torch.arange(config.max_position_embeddings + 1, dtype=torch.float64).clamp_min(1)
-        if config.attention_scaling == "none":
-            return torch.ones_like(n).float()
-        if config.attention_scaling == "length":
-            return (n**-config.attention_alpha).float()
-        gamma = 1.0 if config.attention_gamma_learnable else config.attention_gamma
-        return (1 / (gamma * (n / 2).sqrt())).float()
+        visible_keys = torch.arange(config.max_position_embeddings + 1, dtype=torch.float32).clamp_min(1)
+        gamma = None if config.attention_gamma_learnable else config.attention_gamma
+        scales = scale_of_rows(visible_keys, config.attention_scaling, gamma=gamma, alpha=config.attention_alpha)
+        return torch.ones_like(visible_keys) if scales is None else scales
 
 
 @dataclass(frozen=True)
@@ -304,13 +305,13 @@ class _Hypotheses:
         going: list[tuple[float, int, list[int]]] = []
         length = len(self.sequences[0]) + 1
         for rank, (number, (parent, token)) in enumerate(zip(numbers, chosen, strict=True)):
-            sequence = [*self.sequences[parent], token]
-            if token != end and not last:
-                going.append((number, parent, sequence))
-            elif rank < self.beams:
-                self.finished.append((number / length**self.search.length_penalty, sequence))
+            if token == end or last:
+                if rank < self.beams:
+                    sequence = [*self.sequences[parent], token]
+                    self.finished.append((number / length**self.search.length_penalty, sequence))
+            elif len(going) < self.beams:
+                going.append((number, parent, [*self.sequences[parent], token]))
         self.finished = sorted(self.finished, key=lambda each: each[0], reverse=True)[: self.beams]
-        going = going[: self.beams]
         self.scores = [number for number, _, _ in going]
         self.parents = [parent for _, parent, _ in going]
         self.sequences = [sequence for _, _, sequence in going]

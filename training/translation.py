@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import logging
 import math
 from collections.abc import Hashable, Iterable, Iterator
@@ -311,16 +312,10 @@ class Translator:
     def _generate(self, sources: list[list[int]]) -> tuple[Tensor, int]:
         """Target ids (sentences, longest translation) and how many of the translations were cut at the limit."""
         limit = self.limit(max(map(len, sources)))
-        if (fast := self._fast_model(len(sources))) is not None:
-            options = {"early_stopping": False, "min_new_tokens": 0, **self._settings()}
-            search = Search(
-                self.num_beams,
-                limit,
-                self.length_penalty,
-                min_new_tokens=options["min_new_tokens"] or 0,
-                early_stopping=options["early_stopping"],
-            )
-            found = fast.translate(sources, search)
+        settings = self._settings()
+        if (fast := self._fast_model(len(sources), settings)) is not None:
+            more = {name: settings[name] for name in ("min_new_tokens", "early_stopping") if settings.get(name)}
+            found = fast.translate(sources, Search(self.num_beams, limit, self.length_penalty, **more))
             ids = pad_sequence([torch.tensor([fast.start, *each]) for each in found], True, self.tokenizer.pad_token_id)
             return ids, sum(each[-1] != fast.end for each in found)
         padded = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
@@ -348,9 +343,9 @@ class Translator:
         said = self.model.generation_config.to_diff_dict()
         return {name: value for name, value in {**said, **self.generation}.items() if not name.startswith("_")}
 
-    def _fast_model(self, sources: int) -> FastTranslationModel | None:
+    def _fast_model(self, sources: int, settings: dict[str, Any]) -> FastTranslationModel | None:
         """Made anew when the weights have changed. The library is built for it if there are enough sentences to gain from it."""
-        reason = reason_against(self.model, self._settings())
+        reason = reason_against(self.model, settings)
         if reason is None and library(large=sources >= _WORTH_BUILDING) is None:
             reason = "there is no compiled library"
         if reason is not None:
@@ -360,7 +355,8 @@ class Translator:
                 self._said = reason
             return None
         compute = "int8" if self.compute == "auto" else self.compute
-        key = compute, *((weight.data_ptr(), weight._version) for weight in self.model.parameters())
+        weights = itertools.chain(self.model.parameters(), self.model.buffers())
+        key = compute, *((weight.data_ptr(), weight._version) for weight in weights)
         if self._fast is None or self._fast[0] != key:
             self._fast = key, FastTranslationModel(self.model, compute)
         return self._fast[1]

@@ -15,7 +15,7 @@ from ..attention_reluformer import wide
 from ..fused.compiled.library import sparse_library
 from . import gather
 from .blocks import Block
-from .gather import Neurons
+from .gather import Neurons, quantized_neurons
 
 MOST_ROWS = 8
 
@@ -66,9 +66,7 @@ class PreparedWeights:
             return Neurons(rows, None, bias)
         if not self.finite:
             raise ValueError("int8 cannot hold weights that are NaN or infinite; use_sparse_ffn(model, int8=False).")
-        scale = rows.float().abs().amax(1) / 127
-        steps = (rows.float() / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)).round()
-        return Neurons(steps.to(torch.int8), scale, bias)
+        return Neurons(*quantized_neurons(rows), bias)
 
     def __getstate__(self) -> dict[str, object]:
         """Without the copies: a pickled or copied model makes its own."""

@@ -74,6 +74,13 @@ def project(x: Tensor, neurons: Neurons) -> Tensor:
     return (products if bias is None else products + bias).to(x.dtype)
 
 
+def quantized_neurons(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights in 127 steps either way, int8 (neurons, features), and a scale for each neuron (neurons,)."""
+    scale = weight.float().abs().amax(1) / 127
+    steps = (weight.float() / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)).round()
+    return steps.to(torch.int8), scale
+
+
 def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows in 127 steps either way, (rows, features), and their scales (rows,), NaN for a row that is not finite."""
     most = x.float().abs().amax(1)

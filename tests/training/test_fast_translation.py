@@ -135,6 +135,11 @@ def test_a_translator_takes_the_steps_and_notices_new_weights(translator, monkey
     [
         ({"activation_function": "gelu"}, {}, "activation_function='gelu'"),
         ({"attention_qk_norm": True}, {}, "attention_qk_norm=True"),
+        (
+            {"eos_token_id": [2, 3]},
+            {},
+            "eos_token_id=[2, 3] and decoder_start_token_id=1, of which each must be one token",
+        ),
         ({}, {"no_repeat_ngram_size": 2}, "no_repeat_ngram_size of GenerationConfig"),
     ],
 )

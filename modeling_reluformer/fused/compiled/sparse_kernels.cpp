@@ -452,25 +452,7 @@ void feed_forward(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, 
 
 void quantize(const Rows& x) {
   for (int64_t row = 0; row < x.count; ++row) {
-    const float* from = x.wide + row * x.stride;
-    uint8_t* to = x.bytes + row * x.stride;
-    Floats largest{}, strange{};
-    for (int64_t i = 0; i < x.stride; i += kLanes) {  // zeros lie behind the row
-      const Floats value = load(from + i), size = value < 0.0f ? -value : value;
-      largest = size > largest ? size : largest;
-      strange += value - value;  // NaN for what is not finite
-    }
-    float most = 0.0f;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      most = largest[lane] > most ? largest[lane] : most;
-    }
-    const bool finite = sum_of(strange) == 0.0f;
-    const float factor = most > 1e-30f ? 127.0f / most : 0.0f;  // what is smaller counts as zero
-    x.scales[row] = !finite ? __builtin_nanf("") : factor > 0.0f ? most / 127.0f : 0.0f;
-    for (int64_t i = 0; i < x.stride; ++i) {
-      const float step = finite ? from[i] * factor : 0.0f;
-      to[i] = static_cast<uint8_t>(static_cast<int32_t>(std::rint(step)) + 128);
-    }
+    x.scales[row] = quantize_row(x.wide + row * x.stride, x.stride, x.bytes + row * x.stride);  // zeros lie behind the row
   }
 }
 

@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -20,11 +21,12 @@
 namespace {
 
 using at::Tensor;
+using reluformer::kInputs;
+using reluformer::kOutputs;
 using reluformer::PackedBytes;
 using reluformer::TranslationKernels;
 
-constexpr int64_t kOutputs = 16, kInputs = 4;   // of a vector of packed int8 weights
-constexpr int64_t kWorkOfAThread = 1 << 15;     // multiplications; with fewer, a second thread costs more than it gains
+constexpr int64_t kWorkOfAThread = 1 << 15;  // multiplications; with fewer, a second thread costs more than it gains
 
 reluformer::InstructionSets<TranslationKernels>& instruction_sets() {
   static reluformer::InstructionSets<TranslationKernels> sets{&reluformer::avx512::translation_kernels, &reluformer::avx2::translation_kernels,
@@ -55,7 +57,7 @@ struct Linear {
       bias = given_bias;
       return;
     }
-    const int64_t blocks = (outputs + kOutputs - 1) / kOutputs, steps = (inputs + kInputs - 1) / kInputs;
+    const int64_t blocks = reluformer::round_up(outputs, kOutputs) / kOutputs, steps = reluformer::round_up(inputs, kInputs) / kInputs;
     packed = at::empty({blocks, steps, kOutputs, kInputs}, at::kChar).zero_();
     auto* to = packed.mutable_data_ptr<int8_t>();
     const auto* from = given.const_data_ptr<int8_t>();
@@ -77,7 +79,7 @@ struct Linear {
       const auto kind = weight.scalar_type();
       return at::linear(x.to(kind), weight, bias).to(at::kFloat);
     }
-    const int64_t rows = x.size(0), stride = (inputs + kInputs - 1) / kInputs * kInputs, blocks = packed.size(0);
+    const int64_t rows = x.size(0), stride = reluformer::round_up(inputs, kInputs), blocks = packed.size(0);
     const Tensor output = at::empty({rows, outputs}, at::kFloat);
     const auto bytes = std::make_unique_for_overwrite<uint8_t[]>(rows * stride);
     const auto row_scales = std::make_unique_for_overwrite<float[]>(rows);

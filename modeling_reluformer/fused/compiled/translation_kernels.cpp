@@ -14,8 +14,6 @@
 namespace reluformer {
 namespace {
 
-constexpr int64_t kOutputs = 16, kInputs = 4;  // of a vector of packed weights
-
 inline float dot(const float* a, const float* b, int64_t dims) {
   Floats total{};
   int64_t i = 0;
@@ -81,15 +79,7 @@ void attend(const Cached& call, int64_t activation, float* room, float* output) 
 
 void quantize(const float* from, int64_t count, int64_t width, uint8_t* bytes, int64_t stride, float* scales) {
   for (int64_t row = 0; row < count; ++row, from += width, bytes += stride) {
-    float most = 0.0f;
-    for (int64_t i = 0; i < width; ++i) {
-      most = std::max(most, std::fabs(from[i]));
-    }
-    scales[row] = most / 127.0f;
-    const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
-    for (int64_t i = 0; i < width; ++i) {
-      bytes[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(from[i] * inverse)) + 128);
-    }
+    scales[row] = quantize_row(from, width, bytes);
     std::fill(bytes + width, bytes + stride, uint8_t{128});
   }
 }

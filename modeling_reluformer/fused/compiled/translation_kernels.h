@@ -3,7 +3,11 @@
 
 #include <cstdint>
 
+#include "kernels.h"
+
 namespace reluformer {
+
+constexpr int64_t kOutputs = 16, kInputs = 4;  // of a vector of packed int8 weights
 
 enum DecodingActivation : int64_t { kDecodingRelu, kDecodingRelu2, kDecodingSoftmax };
 

@@ -9,6 +9,7 @@
 #endif
 
 #include <cfloat>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -94,6 +95,32 @@ inline auto sum_of(Lanes value) {
     }
   }
   return sums[0];
+}
+
+// A row as bytes x / scale + 128, and the scale: NaN where the row holds a number that is not finite.
+inline float quantize_row(const float* from, int64_t width, uint8_t* to) {
+  Floats largest{}, strange{};
+  float most = 0.0f, strange_rest = 0.0f;
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) {
+    const Floats value = load(from + i), size = value < 0.0f ? -value : value;
+    largest = size > largest ? size : largest;
+    strange += value - value;  // NaN for what is not finite
+  }
+  for (; i < width; ++i) {
+    most = std::fabs(from[i]) > most ? std::fabs(from[i]) : most;
+    strange_rest += from[i] - from[i];
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    most = largest[lane] > most ? largest[lane] : most;
+  }
+  const bool finite = sum_of(strange) + strange_rest == 0.0f;
+  const float factor = most > 1e-30f ? 127.0f / most : 0.0f;  // what is smaller counts as zero
+  for (i = 0; i < width; ++i) {
+    const float step = finite ? from[i] * factor : 0.0f;
+    to[i] = static_cast<uint8_t>(static_cast<int32_t>(std::rint(step)) + 128);
+  }
+  return !finite ? __builtin_nanf("") : factor > 0.0f ? most / 127.0f : 0.0f;
 }
 
 // log(x) for x > 0 to two units in the last place; finite for zero and subnormal numbers, where it meets a factor of zero or a closed
