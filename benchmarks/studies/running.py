@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest import mock
 
 import yaml
 
@@ -106,7 +110,7 @@ class Job:
     head: str
     commands: list[list[str]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
-    process: subprocess.Popen[bytes] | None = None
+    process: Program | None = None
     started: float = field(default_factory=time.monotonic)
 
 
@@ -260,15 +264,54 @@ def _require_model(before: Task) -> None:
         raise UserError(f"{before.name}, which it starts from, did not converge ({before.result_file})")
 
 
-def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Starts a program and its arguments in a process of its own; what it prints is appended to the log."""
+@dataclass(frozen=True)
+class Program:
+    """A program in a process of its own, by the names of `subprocess.Popen`."""
+
+    process: BaseProcess
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self) -> int | None:
+        self.process.join()
+        return self.process.exitcode
+
+    def terminate(self) -> None:
+        self.process.terminate()
+
+
+def start(command: Sequence[str], log: Path) -> Program:
+    """Starts a program and its arguments in a process of its own; what it prints is appended to the log.
+
+    All are forked from one server that has imported what they need, which takes longer than a row of the smallest size.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["reluformer.training.train", "reluformer.hub_cards.card"])
+    with mock.patch.dict(os.environ, ENVIRONMENT):  # the server inherits it when it starts, with the first process
+        process = context.Process(target=_execute, args=(list(command), log))
+        process.start()
+    return Program(process)
+
+
+def _execute(command: list[str], log: Path) -> None:
     settings = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
-    with log.open("ab") as stream:
-        stream.write(f"$ {settings} python -m {shlex.join(command)}\n".encode())
-        stream.flush()
-        given = {"stdout": stream, "stderr": stream, "env": {**os.environ, **ENVIRONMENT}}
-        return subprocess.Popen([sys.executable, "-m", *command], **given)
+    with log.open("a", encoding="utf-8", buffering=1) as stream:
+        for number in (1, 2):
+            os.dup2(stream.fileno(), number)
+        sys.stdout = sys.stderr = stream
+        print(f"$ {settings} python -m {shlex.join(command)}")
+        sys.argv = command
+        try:
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        except Exception:  # told while the log is open; multiprocessing would print it when it is not
+            traceback.print_exc()
+            sys.exit(1)
 
 
 def last_line(log: Path) -> str:
