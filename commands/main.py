@@ -15,11 +15,10 @@ from functools import partial
 from importlib import import_module
 
 from reluformer.commands.parsing import Parser
-from reluformer.configuration.errors import PeerLost, TrainingStopped, UserError, one_line
+from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 
 # Those of an interruption are what a shell tells of a process that the signal ended: 128 + SIGINT, 128 + SIGTERM.
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_STOPPED = 0, 2, 130, 143
-EXIT_PEER_LOST = 74  # EX_IOERR of sysexits.h
 EXIT_BROKEN_PIPE = 141  # of a program that a closed pipe ends, to a shell
 # What the machine refuses, whatever the command: one line with the file, not a traceback.
 _REFUSALS_OF_THE_SYSTEM = {
@@ -51,13 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             has started it (`reluformer.training.run.interruptions.end_worker`).
 
     Returns:
-        Exit status: 0, 2 for what a person must change (one line on stderr), 74 when another process of the training was
-        lost, 130 when interrupted, 141 when whoever reads the output has closed it, 143 when a training was stopped by
-        SIGTERM and has saved a checkpoint.
+        Exit status: 0, 2 for what a person must change (one line on stderr), 130 when interrupted, 141 when whoever reads the
+        output has closed it, 143 when a training was stopped by SIGTERM and has saved a checkpoint.
     """
     if argv is None and not sys.stderr.isatty():
-        # A file would hold every state of "Loading weights". The libraries read this when they are imported.
+        # A file would hold every state of their bars. The libraries read this when they are imported.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     status = exit_status(partial(_run, list(sys.argv[1:] if argv is None else argv)))
     if argv is None and "WORLD_SIZE" in os.environ:
         from reluformer.training.run.interruptions import end_worker
@@ -106,9 +105,6 @@ def _told_status(run: Callable[[], int]) -> int:
     except TrainingStopped as stop:
         print(f"reluformer: {stop}", file=sys.stderr)
         return EXIT_STOPPED
-    except PeerLost as loss:
-        print(f"reluformer: {loss}", file=sys.stderr, flush=True)
-        return EXIT_PEER_LOST
     except KeyboardInterrupt as interrupt:
         print(": ".join(["reluformer: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -40,11 +40,7 @@ def run(arguments: list[str]) -> int:
         print(text, end="")
         return 0
 
-    from reluformer.training.run.interruptions import told_in_one_line
-
-    with told_in_one_line():  # the training arguments join the process group as soon as they are made
-        recipe = build_recipe(parser, options)
-    train_and_document(recipe, overwrite=options.overwrite)
+    train_and_document(build_recipe(parser, options), overwrite=options.overwrite)
     return 0
 
 

@@ -15,13 +15,6 @@ class TrainingStopped(Exception):
     """
 
 
-class PeerLost(Exception):
-    """Another process of the training has ended or cannot be reached; the message says where the run goes on.
-
-    The command line prints it as one line and exits with status 74, and so do the launchers with one of their own.
-    """
-
-
 def one_line(error: BaseException | str) -> str:
     """The message of an error without line breaks: libraries wrap theirs, a `UserError` has one line."""
     return " ".join(str(error).split())

@@ -16,7 +16,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
 from reluformer.hub_cards.model_folder import ModelFolder, is_number, public_name, read_model_folder, texts
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
-from reluformer.training.run.redaction import last_part, public_command, public_text, public_values
+from reluformer.training.run.redaction import last_part, public_text, public_values
 from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
@@ -100,7 +100,7 @@ def _render(model: ModelFolder, repo_id: str | None, pictures: str) -> str:
         location=repo_id or f"path/to/{public_text(name)}",
         formula=attention_formula(config),
         regularization=regularization_formula(config),
-        command=public_command(command) if command else None,
+        command=public_text(command) if command else None,
         pictures={picture: f"{pictures}{picture}" for picture in PICTURES if model.has(picture)},
         **public_values({"name": name, **_contents(model)}),
     )

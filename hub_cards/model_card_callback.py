@@ -15,7 +15,7 @@ from reluformer.hub_cards.card import write_card
 from reluformer.hub_cards.model_folder import base_of, evaluation_of, logged_evaluations, training_facts
 from reluformer.hub_cards.model_kinds import kind_of
 from reluformer.training.run.records import command_line, run_record, write_json
-from reluformer.training.run.redaction import public_command
+from reluformer.training.run.redaction import public_text
 from reluformer.training.run.run_folder import RECORD_FILE
 
 # What the record keeps of the arguments: no path, no address and no token is among them.
@@ -79,7 +79,7 @@ class ModelCardCallback(TrainerCallback):
         is_script = program.suffix == ".py" and "ipykernel" not in program.name
         self._record = {
             **run_record(None, None, args.seed),
-            "command": public_command(f"python {command_line()}") if is_script else None,
+            "command": public_text(f"python {command_line()}") if is_script else None,
             **training_facts(vars(state)),
             "weights_of_update": state.global_step if best is None else best,
             "examples_per_update": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,

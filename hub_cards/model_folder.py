@@ -24,9 +24,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.scores import TOLD_SCORES
 from reluformer.hub_cards.model_kinds import ModelKind, kind_of
-from reluformer.training.run.figures import BATCH_MEANS
 from reluformer.training.run.redaction import HIDDEN, last_part, public_values
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
+from reluformer.training.run.token_means import BATCH_MEANS
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _LOSSES = ("loss", "cross_entropy", "regularization")  # metrics that are no scores

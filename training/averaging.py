@@ -38,7 +38,7 @@ def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | Non
         last_update: later checkpoints do not count, as they are not of this run. None: all do.
 
     Raises:
-        UserError: no checkpoints; weights that are missing, unreadable or unlike the others', naming the folder.
+        UserError: no checkpoints; weights that are missing or unreadable, naming the folder.
     """
     folders = [
         folder for folder in checkpoint_folders(run_dir) if last_update is None or update_of(folder) <= last_update
@@ -52,7 +52,6 @@ def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | Non
     sums = {name: tensor.double() for name, tensor in last.items() if tensor.is_floating_point()}
     for folder in tqdm(folders[:-1], desc="averaging checkpoints", unit="checkpoint", leave=False, disable=None):
         weights = _load_weights(folder)
-        _check_alike(folder, weights, folders[-1], last)
         for name, total in sums.items():
             total += weights[name]
     averaged = {name: (sums[name] / len(folders)).to(t.dtype) if name in sums else t for name, t in last.items()}
@@ -71,16 +70,3 @@ def _load_weights(folder: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{folder}: its weights cannot be read ({error}); remove the folder, or average fewer"
         ) from error
-
-
-def _check_alike(folder: Path, weights: dict[str, Tensor], last_folder: Path, last: dict[str, Tensor]) -> None:
-    for name in sorted(weights.keys() | last.keys()):
-        kinds = [_kind(held.get(name)) for held in (weights, last)]
-        if kinds[0] != kinds[1]:
-            raise UserError(
-                f"{folder}: {name} is {kinds[0]}, but {kinds[1]} in {last_folder.name}; average checkpoints of one model only"
-            )
-
-
-def _kind(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

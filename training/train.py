@@ -7,11 +7,9 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import distributed_c10d
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer import ReLUFormerForConditionalGeneration
@@ -26,9 +24,9 @@ from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus
 from reluformer.training.loading import load_whole
 from reluformer.training.run.checkpoints import saved_processes
 from reluformer.training.run.divergence import DivergenceWatch
-from reluformer.training.run.interruptions import process_group, resumes_at, told_in_one_line
+from reluformer.training.run.interruptions import interrupted_at, process_group, resumes_at
 from reluformer.training.run.model_building import build_config, build_model
-from reluformer.training.run.progress import bars_are_seen, library_bars, say
+from reluformer.training.run.progress import say
 from reluformer.training.run.run_folder import (
     RECORD_FILE,
     checkpoint_to_resume,
@@ -77,14 +75,14 @@ def train(
         The run folder.
 
     Raises:
-        UserError: a mistake in the recipe or its data, found as early as possible; a disk that cannot be written to.
+        UserError: a mistake in the recipe or its data, found as early as possible.
         TrainingStopped: SIGTERM has ended the training after a checkpoint, at which the same call resumes.
     """
     check(recipe)
     _check_processes(recipe)
     is_main, folder = recipe.training.should_save, recipe.run_folder
     lock = only_training_in(folder) if is_main else contextlib.nullcontext()
-    with told_in_one_line(folder), library_bars(shown=bars_are_seen()), lock, process_group():
+    with interrupted_at(folder), lock, process_group():
         # Not `local`: the processes of all machines share the folder.
         with recipe.training.main_process_first(local=False, desc="run folder"):
             resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and is_main)
@@ -99,7 +97,7 @@ def train(
             trainer.save_state()
             if is_main:
                 write_training_record(recipe, trainer, watch, resume_from, command=command)
-                say(f"training diverged: {watch.divergence.reason}; recorded in {folder / RECORD_FILE}")
+                say(f"training diverged: {watch.divergence['reason']}; recorded in {folder / RECORD_FILE}")
             return folder
         averaged = _average(trainer, recipe.averaging.last_checkpoints)
         trainer.save_model()
@@ -132,9 +130,6 @@ def _check_processes(recipe: Recipe) -> None:
             f"{launched} processes were started, but the Trainer found no device to connect them on, so that each would train "
             "alone; without GPUs, add --training.use_cpu true"
         )
-    if training.use_cpu and launched > 1:
-        # Transformers hands ddp_timeout to the process group of GPUs alone.
-        distributed_c10d._set_pg_timeout(timedelta(seconds=training.ddp_timeout))
     if is_sharded(training):
         if training.device.type == "cpu":
             raise UserError("FSDP was asked for, but the Trainer does not shard on a CPU; leave FSDP out, or use GPUs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
 import time
@@ -35,9 +34,9 @@ from reluformer.training.run.checkpoints import (
     remove_off_schedule,
     saved_processes,
 )
-from reluformer.training.run.figures import FigureMeans
 from reluformer.training.run.interruptions import StopOnSigterm
-from reluformer.training.run.progress import ProgressLines, library_bars
+from reluformer.training.run.progress import ProgressBars, ProgressLines, bars_are_seen
+from reluformer.training.run.token_means import TokenMeans
 
 # Scores a model during training: (model, process index, number of processes) → values, the same on every process.
 TranslationScorer = Callable[[torch.nn.Module, int, int], dict[str, float]]
@@ -76,13 +75,14 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
             self.args.dataloader_pin_memory = False
         self.translation_scorer, self.settings = translation_scorer, settings
         self._began = time.perf_counter()
-        self._training_figures, self._evaluation_figures = FigureMeans(), FigureMeans()
+        self._training_means, self._evaluation_means = TokenMeans(), TokenMeans()
         self._start_the_clock()
         self._partial: Path | None = None  # while a checkpoint is being written
-        self._progress = ProgressLines()
         # A notebook's own table stays.
         if any(self.pop_callback(kind) for kind in (ProgressCallback, PrinterCallback)):
-            self.add_callback(self._progress)
+            self.add_callback(ProgressLines())
+            if bars_are_seen() and not self.args.disable_tqdm:
+                self.add_callback(ProgressBars())
         self.stop_on_sigterm = StopOnSigterm(self)
         self.add_callback(self.stop_on_sigterm)
         self.batches: TokenBatchSampler | None = None
@@ -137,7 +137,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
                 "or give another name, or --overwrite to train anew"
             )
         self._began = time.perf_counter() - before.get("seconds", 0.0)
-        with contextlib.closing(self._progress), self.stop_on_sigterm.listening():
+        with self.stop_on_sigterm.listening():
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -196,11 +196,6 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         else:
             set_seed(self.args.seed + self.state.global_step)
 
-    def _save(self, *args: Any, **kwargs: Any) -> None:
-        """The Trainer's, without a bar for each file within that of the training."""
-        with library_bars(shown=False):
-            super()._save(*args, **kwargs)
-
     def compute_loss(
         self,
         model: torch.nn.Module,
@@ -217,8 +212,8 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
         # The Trainer has multiplied the loss by the number of processes, over which DDP takes the mean of the gradients.
         processes = 1 if divisor is None else self.args.world_size
-        figures = self._training_figures if model.training else self._evaluation_figures
-        figures.add({**outputs, "loss": loss / processes}, target_tokens, divisor)
+        means = self._training_means if model.training else self._evaluation_means
+        means.add({**outputs, "loss": loss / processes}, target_tokens, divisor)
         return (loss, outputs) if return_outputs else loss
 
     def inputs_of_the_loss(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -257,15 +252,15 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the model's figures and the speed to each training log."""
         if "loss" in logs:
-            logs.update(self._figures_since_last_log())
+            logs.update(self._means_since_last_log())
         super().log(logs, start_time)
 
     def _start_the_clock(self) -> None:
         self._clock_start, self._cpu_start = time.perf_counter(), time.process_time()
         self._last_logged_update = self.state.global_step
 
-    def _figures_since_last_log(self) -> dict[str, float]:
-        means, tokens = self._training_figures.pop(self._sum_over_processes)
+    def _means_since_last_log(self) -> dict[str, float]:
+        means, tokens = self._training_means.pop(self._sum_over_processes)
         means.pop("loss", None)  # the Trainer's own `loss` is the mean over updates
         seconds, cpu_seconds = time.perf_counter() - self._clock_start, time.process_time() - self._cpu_start
         updates = self.state.global_step - self._last_logged_update
@@ -286,7 +281,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         # Some trainers gather with the rows that accelerate repeats to fill the last batch, and would score them twice.
         self.gather_function = self.accelerator.gather_for_metrics
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        means, _ = self._evaluation_figures.pop(self._sum_over_processes)
+        means, _ = self._evaluation_means.pop(self._sum_over_processes)
         scores = {}
         if metric_key_prefix == "eval" and self.translation_scorer is not None:
             model = self.accelerator.unwrap_model(self.model)

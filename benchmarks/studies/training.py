@@ -26,9 +26,9 @@ from reluformer.analysis.ppl_sparsity import perplexity
 from reluformer.commands.main import exit_status
 from reluformer.training.run.checkpoints import checkpoint_folders
 from reluformer.training.run.divergence import DivergenceWatch
-from reluformer.training.run.figures import FigureMeans
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
+from reluformer.training.run.token_means import TokenMeans
 from reluformer.training.zeros import ZerosCallback
 
 TASKS = {"image_classification": pictures, "language_modeling": texts}
@@ -44,8 +44,8 @@ class RowTrainer(Trainer):
 
     def __init__(self, *args: Any, items: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.items, self.attention = items, FigureMeans()
-        self.evaluated = FigureMeans()
+        self.items, self.attention = items, TokenMeans()
+        self.evaluated = TokenMeans()
         self.logged_update = 0
         self.clocks = self._now()
 

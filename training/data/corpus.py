@@ -29,7 +29,6 @@ from reluformer.training.data.readers import (
     text_lines,
     without_line_end,
 )
-from reluformer.training.run.progress import bars_are_seen, library_bars
 from reluformer.training.run.redaction import without_secrets
 
 # Part of every key of the cache: raise it where the same files are read in another way than before.
@@ -310,8 +309,7 @@ def _read(rows: Callable[[], Iterator[Row]], name: str, files: Iterable[Path]) -
     key = (READING_VERSION, *(content_hash(path) for path in dict.fromkeys(files)))
     given = {"rows": rows, "name": name, "key": key}
     try:
-        with library_bars(shown=bars_are_seen()):
-            read = datasets.Dataset.from_generator(_judged_rows, features=_FEATURES, gen_kwargs=given)
+        read = datasets.Dataset.from_generator(_judged_rows, features=_FEATURES, gen_kwargs=given)
     except datasets.exceptions.DatasetGenerationError as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,19 +21,6 @@ _REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """Why a training ended before its time.
-
-    Args:
-        step: the update after which a loss that is not finite was logged.
-        reason: in words.
-    """
-
-    step: int
-    reason: str
-
-
 class DivergenceWatch(TrainerCallback):
     """Looks at what the trainer logs: a loss that is not finite, a cross-entropy that exploded, attention modules in which
     every row of every head is dead (S = 0) since the last log.
@@ -47,14 +33,15 @@ class DivergenceWatch(TrainerCallback):
         on_divergence: as in the recipe.
 
     Attributes:
-        divergence: None unless the training was ended.
+        divergence: None unless the training was ended; the `step` after which a loss that is not finite was logged, and the
+            `reason` in words.
         dead_modules: name of a module → the first and the last update at which a log found it dead.
         exploded: None, or the `first` and `last` update at which a log had a mean cross-entropy of more than `EXPLODED` times
             that of guessing, the `worst` mean and that of `guessing`.
     """
 
     def __init__(self, trainer: Any, on_divergence: Literal["stop", "record"]) -> None:
-        self.divergence: Divergence | None = None
+        self.divergence: dict[str, Any] | None = None
         self.dead_modules: dict[str, dict[str, int]] = {}
         self.exploded: dict[str, float] | None = None
         self._trainer = trainer
@@ -90,7 +77,7 @@ class DivergenceWatch(TrainerCallback):
     def _not_finite(self, update: int, control: Any) -> None:
         reason = f"the loss is not finite at update {update}"
         self._stop(reason)
-        self.divergence = Divergence(update, reason)
+        self.divergence = {"step": update, "reason": reason}
         control.should_training_stop = True
         control.should_save = control.should_evaluate = False
 

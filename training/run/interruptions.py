@@ -1,13 +1,10 @@
-"""How a training ends before its time: SIGTERM, Ctrl-C, a full disk, a lost process; and how a worker of several ends."""
+"""How a training ends before its time, by SIGTERM or Ctrl-C; and how a worker of several ends."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import os
-import re
-import shutil
 import signal
 import sys
 import threading
@@ -18,8 +15,6 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import SaveStrategy, get_last_checkpoint
-
-from reluformer.configuration.errors import PeerLost, UserError, one_line
 
 
 class StopOnSigterm(TrainerCallback):
@@ -75,68 +70,18 @@ class StopOnSigterm(TrainerCallback):
 
 
 @contextlib.contextmanager
-def told_in_one_line(run_folder: Path | None = None) -> Iterator[None]:
-    """Around a training, or around what connects its processes, when the run folder is not known yet.
-
-    Raises:
-        UserError: a disk that is full or must not be written to.
-        PeerLost: another process of the training was killed, or its machine cannot be reached.
-        KeyboardInterrupt: Ctrl-C; its message says where the run resumes.
-    """
+def interrupted_at(run_folder: Path) -> Iterator[None]:
+    """Around a training: a `KeyboardInterrupt` leaves it with a message that says where the run resumes."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("" if run_folder is None else resumes_at(run_folder)) from None
-    except UserError:
-        raise
-    except Exception as error:
-        where = "" if run_folder is None else f"; {resumes_at(run_folder)}"
-        if _is_loss_of_a_peer(error):
-            message = one_line(error)[:200]
-            raise PeerLost(f"a process of this run has ended or cannot be reached ({message}){where}") from error
-        if run_folder is not None and (reason := _refusal_of_the_disk(error, run_folder)):
-            raise UserError(f"{run_folder}: cannot be written to ({reason}){where}") from error
-        raise
+        raise KeyboardInterrupt(resumes_at(run_folder)) from None
 
 
 def resumes_at(run_folder: Path) -> str:
     """`the same command resumes at runs/demo/checkpoint-400`."""
     last = get_last_checkpoint(str(run_folder)) if run_folder.is_dir() else None
     return "there is no checkpoint yet" if last is None else f"the same command resumes at {last}"
-
-
-# How gloo and NCCL tell that another process is gone.
-_LOST = re.compile(r"gloo/transport|remote process exited|network error|Connection (closed|reset)")
-
-
-def _is_loss_of_a_peer(error: Exception) -> bool:
-    if not torch.distributed.is_available() or not isinstance(error, RuntimeError):
-        return False
-    return isinstance(error, torch.distributed.DistError) or bool(_LOST.search(str(error)))
-
-
-_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
-_RUST_ERROR = re.compile(r"(?:\(os error |\bcode: )(\d+)")  # of safetensors and tokenizers
-_TORCH_ERROR = re.compile(r"PytorchStreamWriter failed|inline_container\.cc.*unexpected pos")
-
-
-def _refusal_of_the_disk(error: Exception, run_folder: Path) -> str | None:
-    """Why a file of the run could not be written; None where the error is another one, of a corpus' file say."""
-    named = [name for name in (getattr(error, f"filename{end}", None) for end in ("", "2")) if name is not None]
-    if named and not any(_is_inside(name, run_folder) for name in named):
-        return None
-    found = _RUST_ERROR.search(str(error))
-    number = int(found[1]) if found else getattr(error, "errno", None)
-    if number not in _REFUSALS and not _TORCH_ERROR.search(str(error)):
-        return None
-    free = shutil.disk_usage(run_folder).free if run_folder.is_dir() else 0
-    reason = os.strerror(number) if number in _REFUSALS else one_line(error)[:200]
-    return f"{reason}; {free / 2**20:,.0f} MiB are free"
-
-
-def _is_inside(name: str | bytes, folder: Path) -> bool:
-    path, folder = Path(os.fsdecode(name)).resolve(), folder.resolve()
-    return path.is_relative_to(folder) or folder.is_relative_to(path)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -20,32 +21,23 @@ from typing import Any
 import torch
 
 from reluformer.configuration.whole_files import write_whole
-from reluformer.training.run.redaction import command_without_secrets
+from reluformer.training.run.redaction import without_secrets
 
-# In the checkout: results and the pages and pictures generated from them.
-WRITTEN_BY_MEASUREMENTS = (
-    "benchmarks/results",
-    "benchmarks/ATTENTION*.md",
-    "benchmarks/GPU.md",
-    "benchmarks/MODELS.md",
-    "benchmarks/MUTANTS.md",
-    "benchmarks/SPARSE.md",
-    "docs/reproduction*",
-)
+# In the checkout: results, and the pages and pictures generated from them.
+WRITTEN_BY_MEASUREMENTS = ("benchmarks/results", "benchmarks/*.md", "docs/reproduction*")
 PACKAGES = (
-    "reluformer",
-    "torch",
-    "triton",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "evaluate",
-    "tokenizers",
-    "safetensors",
-    "sacrebleu",
-    "sacremoses",
-    "entmax",
-    "numpy",
+    *(
+        "reluformer",
+        "torch",
+        "triton",
+        "transformers",
+        "accelerate",
+        "datasets",
+        "evaluate",
+        "tokenizers",
+        "safetensors",
+    ),
+    *("sacrebleu", "sacremoses", "entmax", "numpy"),
 )
 # What the program is called when Python runs one of its files instead of the installed command.
 _OWN_PROGRAMS = {"reluformer", "reluformer-script", "__main__"}
@@ -96,12 +88,10 @@ def peak_memory(device: torch.device) -> int | None:
 
 def package_versions() -> dict[str, str | None]:
     """Installed version of everything that can change a figure; None where a package is not installed."""
-    versions: dict[str, str | None] = {}
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = None
     return versions
 
 
@@ -115,17 +105,13 @@ def git_state(folder: Path | None = None) -> dict[str, Any]:
     Args:
         folder: of the source; default this package's.
     """
-    unknown = {"commit": None, "dirty": None}
     source = Path(__file__).resolve() if folder is None else folder.resolve()
     base = source.parent if folder is None else source
     if _git(base, "ls-files", "--error-unmatch", str(source)) is None:
-        return unknown
-    commit = _git(base, "rev-parse", "HEAD")
-    if commit is None:
-        return unknown
+        return {"commit": None, "dirty": None}
     written = [f":(top,exclude){path}" for path in WRITTEN_BY_MEASUREMENTS]
     changes = _git(base, "status", "--porcelain", "--untracked-files=no", "--", ":/", *written)
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+    return {"commit": _git(base, "rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
 
 
 def run_record(command: str | None, recipe_name: str | None, seed: int | None) -> dict[str, Any]:
@@ -141,7 +127,7 @@ def run_record(command: str | None, recipe_name: str | None, seed: int | None) -
     """
     state = git_state()
     return {
-        "command": command_without_secrets(command_line() if command is None else command),
+        "command": without_secrets(command_line() if command is None else command),
         "recipe": recipe_name,
         "seed": seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -61,7 +61,7 @@ def test_a_loss_that_is_not_finite_stops_the_training_in_one_line(tmp_path, fiel
 def test_a_loss_that_is_not_finite_is_recorded_with_its_update(tmp_path):
     trainer, watch = watched(tmp_path, "record", learning_rate=1e30)
     trainer.train()
-    assert watch.divergence.step == trainer.state.global_step == LOGGED_EVERY
+    assert watch.divergence["step"] == trainer.state.global_step == LOGGED_EVERY
 
 
 def test_a_loss_that_explodes_stops_the_training_in_one_line(tmp_path):

@@ -1,9 +1,6 @@
-"""What ends a training before its time: kills, SIGTERM, Ctrl-C, a disk that takes no more; nothing that was saved is lost."""
+"""What ends a training before its time: kills, SIGTERM, Ctrl-C; nothing that was saved is lost."""
 
-import errno
 import os
-import re
-import resource
 import signal
 
 import pytest
@@ -12,10 +9,8 @@ from safetensors.torch import load_file
 
 from reluformer.commands import main as cli
 from reluformer.commands.train import train_and_document as train
-from reluformer.configuration.errors import PeerLost
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.run.checkpoints import checkpoint_folders, read_run_state
-from reluformer.training.run.interruptions import told_in_one_line
 from reluformer.training.trainer import ReLUFormerTrainer
 
 from .kill_harness import Harness
@@ -94,96 +89,3 @@ def test_ctrl_c_tells_where_the_run_goes_on(command, at_log, tmp_path, capsys):
     remove()
     folder = tmp_path / "broken"
     assert last_error(capsys).endswith(f"interrupted: the same command resumes at {folder / 'checkpoint-2'}")
-
-
-GLOO = "[/build/gloo/transport/tcp/pair.cc:537] "
-LOSSES = {
-    "reset": f"{GLOO}Read error [127.0.0.1]:28557: Connection reset by peer. This is typically caused by a bug",
-    "timeout": f"{GLOO}Timed out waiting 1800000ms for recv operation to complete",
-    "nccl": "NCCL error: remote process exited or there was a network error, NCCL version 2.28",
-}
-
-
-@pytest.mark.parametrize("message", LOSSES.values(), ids=LOSSES)
-def test_a_process_that_was_lost_is_told_in_one_line(message, tmp_path):
-    expected = f"a process of this run has ended or cannot be reached ({message}); there is no checkpoint yet"
-    with pytest.raises(PeerLost, match=re.escape(expected)), told_in_one_line(tmp_path):
-        raise RuntimeError(message)
-
-
-def test_other_errors_of_torch_stay_what_they_are(tmp_path):
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), told_in_one_line(tmp_path):
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (a peer timed out)")
-
-
-def test_the_command_ends_with_a_status_of_its_own(command, at_log, tmp_path, capsys):
-    def lose():
-        raise RuntimeError(LOSSES["reset"])
-
-    remove = at_log(4, lose)
-    assert cli.main(command) == cli.EXIT_PEER_LOST == 74
-    remove()
-    folder = tmp_path / "broken"
-    line = last_error(capsys)
-    assert line.startswith("reluformer: a process of this run has ended or cannot be reached ([/build/gloo")
-    assert line.endswith(f"the same command resumes at {folder / 'checkpoint-2'}")
-
-
-def test_a_disk_that_takes_no_more_is_one_line(command, recipe_file, at_log, tmp_path, capsys):
-    """A limit on the size of files stops safetensors, torch and Python alike where a full disk would."""
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    remove = at_log(4, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, unlimited[1])))
-    try:
-        status = cli.main(command)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-        remove()
-    assert status == 2
-    folder = tmp_path / "broken"
-    line = last_error(capsys)
-    assert line.startswith(f"reluformer: error: {folder}: cannot be written to (")
-    assert line.endswith(f"the same command resumes at {folder / 'checkpoint-2'}")
-    assert [path.name for path in checkpoint_folders(folder)] == ["checkpoint-2"]
-    assert_resumes_to_the_same_end(command, recipe_file, folder, capsys)
-
-
-@pytest.mark.parametrize("module", ["torch.save", "safetensors", "run state"])
-def test_a_full_disk_is_named_whoever_meets_it(command, monkeypatch, tmp_path, capsys, module):
-    def full(*arguments, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def full_in_rust(*arguments, **options):
-        from safetensors import SafetensorError
-
-        raise SafetensorError(f"Error while serializing: I/O error: No space left on device (os error {errno.ENOSPC})")
-
-    if module == "torch.save":
-        monkeypatch.setattr(torch, "save", full)
-    elif module == "safetensors":
-        monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full_in_rust)
-    else:
-        monkeypatch.setattr("reluformer.training.trainer.publish_checkpoint", full)
-    assert cli.main(command) == 2
-    line = last_error(capsys)
-    assert "(No space left on device; " in line
-    assert line.endswith("there is no checkpoint yet")
-    assert checkpoint_folders(tmp_path / "broken") == []
-
-
-def test_a_folder_that_must_not_be_written_to_is_found_at_the_start(command, monkeypatch, tmp_path, capsys):
-    if os.geteuid():
-        tmp_path.chmod(0o500)
-    else:  # nothing is forbidden to root
-
-        def read_only(self, *arguments, **options):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
-
-        monkeypatch.setattr("pathlib.Path.mkdir", read_only)
-    monkeypatch.setattr(
-        "reluformer.training.data.preparation.load_split", lambda *_: pytest.fail("the corpus was read")
-    )
-    try:
-        assert cli.main(command) == 2
-    finally:
-        tmp_path.chmod(0o700)
-    assert "cannot be written to (" in last_error(capsys)
