@@ -26,7 +26,7 @@ from reluformer.export.graphs import GRAPHS, cache_names, filled, pairs_of
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
 from reluformer.modeling_reluformer.fused.generation import SharedSources
 from reluformer.modeling_reluformer.layers_reluformer import (
-    CompactMask,
+    LanguageHeadMixin,
     checked_keywords,
     require_known_ids,
     require_positions,
@@ -71,7 +71,7 @@ class OnnxEncoder(nn.Module):
         return OnnxEncoderOutput(last_hidden_state=hidden_states, cross_attention=tuple(cross))
 
 
-class OnnxTranslationModel(SharedSources, CompactMask, PreTrainedModel, GenerationMixin):
+class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, GenerationMixin):
     """A folder of `reluformer export`, for `generate`, `Translator` and whatever else takes a model of Transformers.
 
     Args:

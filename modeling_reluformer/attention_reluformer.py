@@ -258,19 +258,10 @@ def _normalized_weights(scores: Tensor, activation: str, mask: Tensor | None) ->
         if mask is not None:
             highest = exact.masked_fill(~mask, torch.finfo(exact.dtype).min).amax(dim=-1, keepdim=True)
             exact = torch.where(mask, exact, highest - 4)
-        weights = _entmax(activation)(exact, dim=-1).to(scores.dtype)
+        entmax = importlib.import_module("entmax")  # an optional extra, which a copy on the Hub must not ask for
+        weights = getattr(entmax, activation)(exact, dim=-1).to(scores.dtype)
     # A row that sees nothing gives zeros, as with every point-wise activation, not the mean over its padding.
     return weights if mask is None else torch.where(mask, weights, weights.new_zeros(()))
-
-
-def _entmax(activation: str) -> Callable[..., Tensor]:
-    try:
-        entmax = importlib.import_module("entmax")  # an optional extra
-    except ImportError as error:
-        raise ImportError(
-            f"attention activation {activation!r} needs the package entmax: pip install entmax."
-        ) from error
-    return getattr(entmax, activation)
 
 
 def _row_statistics(weights: Tensor, statistics: str) -> tuple[Tensor | None, Tensor | None]:

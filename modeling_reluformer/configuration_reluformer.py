@@ -4,7 +4,8 @@
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, NoReturn
 
@@ -23,7 +24,7 @@ from .attention_reluformer import (
     NORMALIZED,
     POINTWISE,
 )
-from .loss_reluformer import DEFAULT_ENTROPY_MARGIN
+from .loss_reluformer import DEFAULT_ENTROPY_MARGIN, LossParts
 
 logger = logging.get_logger(__name__)
 
@@ -39,8 +40,7 @@ NEAR_NAMES = 0.85
 CACHE_NAME = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
 
 # What a pass with labels returns beside loss and logits; predictions of the Trainer leave it out (`keys_to_ignore_at_inference`).
-_ATTENTION_PARTS = ("regularization", "attention_sum", "attention_entropy", "dead_row_fraction")
-LOSS_PARTS = ("cross_entropy", *_ATTENTION_PARTS, "ffn_l1")
+LOSS_PARTS = tuple(field.name for field in fields(LossParts))
 
 
 def valid_attention_implementations(attention_activation: str) -> tuple[str, ...]:
@@ -190,28 +190,24 @@ class AttentionConfig(PreTrainedConfig):
             raise ValueError(f"{name}={value!r} is not supported; choose one of {', '.join(map(str, choices))}.")
 
     def require_range(self, name: str, least: float, most: float) -> None:
-        if not least <= getattr(self, name) <= most:
-            raise ValueError(f"{name}={getattr(self, name)} must lie in [{least}, {most}].")
+        self._require(lambda number: least <= number <= most, f"lie in [{least}, {most}]", name)
 
     def require_rates(self, *names: str) -> None:
-        for name in names:
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1).")
+        self._require(lambda number: 0 <= number < 1, "lie in [0, 1)", *names)
 
     def require_positive(self, *names: str) -> None:
-        for name in names:
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)} must be a finite number above 0.")
+        self._require(lambda number: 0 < number < math.inf, "be a finite number above 0", *names)
 
     def require_not_negative(self, *names: str) -> None:
-        for name in names:
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)} must be a finite number of at least 0.")
+        self._require(lambda number: 0 <= number < math.inf, "be a finite number of at least 0", *names)
 
     def require_at_least_one(self, *names: str) -> None:
+        self._require(lambda number: number >= 1, "be at least 1", *names)
+
+    def _require(self, holds: Callable[[float], bool], rule: str, *names: str) -> None:
         for name in names:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+            if not holds(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)} must {rule}.")
 
 
 @strict
@@ -274,6 +270,25 @@ PRESETS: dict[str, dict[str, Any]] = {
     "rela": {**_RELU, "attention_scaling": "none", "attention_output_norm": "gated_rms", **_NO_REGULARIZER},
     "relu_vit": {**_RELU, "attention_scaling": "length", "attention_qk_norm": True, **_NO_REGULARIZER},
 }
+
+
+def require_tensor_parallel(config: "ReLUFormerConfig", processes: int) -> None:
+    """Raises a `ValueError` where `processes` with some heads and FFN columns each would not compute the same model."""
+    needs_all = {
+        "attention_output_norm": config.attention_output_norm != "none",
+        "attention_gamma_learnable": config.attention_gamma_learnable,
+        "activation_function": config.activation_function == "softmax",
+        "ffn_top_k": config.ffn_top_k is not None,
+        "activation_sparsity_pattern": bool(config.activation_sparsity_pattern),
+        "encoder_attention_heads": config.encoder_attention_heads % processes,
+        "decoder_attention_heads": config.decoder_attention_heads % processes,
+    }
+    for name, is_set in needs_all.items():
+        if is_set:
+            raise ValueError(
+                f"{name}={getattr(config, name)!r} does not go with tp_size={processes}: each process holds an equal share of "
+                "the heads, whole ones, and of the FFN's columns, and sees no others. Use tp_size=1."
+            )
 
 
 @strict
@@ -358,6 +373,21 @@ class ReLUFormerConfig(FeedForwardConfig):
         widths = (self.encoder_ffn_dim, self.decoder_ffn_dim)
         self.check_feed_forward(self.activation_function, self.encoder_layers + self.decoder_layers, *widths)
         super().__post_init__(**kwargs)
+        self.base_model_tp_plan = self._tensor_parallel_plan()
+
+    def _tensor_parallel_plan(self) -> dict[str, str]:
+        """How tensor parallelism cuts the model: whole heads of attention, columns of the FFN, rows of the embeddings."""
+        attention = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "out_proj": "rowwise"}
+        if self.attention_gate:
+            attention["gate_proj"] = "colwise"
+        if self.attention_qk_norm:
+            attention |= dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
+        plan = {"shared": "embedding_rowwise"} if self.share_encoder_decoder_embeddings else {}
+        for stack, modules in {"encoder": ("self_attn",), "decoder": ("self_attn", "encoder_attn")}.items():
+            layer = f"{stack}.layers.*"
+            plan |= {f"{layer}.{module}.{name}": how for module in modules for name, how in attention.items()}
+            plan |= {f"{layer}.fc1": "colwise", f"{layer}.fc2": "rowwise", f"{stack}.embed_tokens": "embedding_rowwise"}
+        return plan
 
     def _check_sizes(self) -> None:
         for part in ("encoder", "decoder"):

@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 from transformers import AttentionInterface, Cache, EncoderDecoderCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.utils import TransformersKwargs, logging
+from transformers.utils import ModelOutput, TransformersKwargs, logging
 
 from .attention_reluformer import (
     NON_NEGATIVE,
@@ -37,7 +37,7 @@ from .configuration_reluformer import (
     require_attention_implementation,
     valid_attention_implementations,
 )
-from .loss_reluformer import DEFAULT_ENTROPY_MARGIN, cross_entropy_sum, module_sums
+from .loss_reluformer import DEFAULT_ENTROPY_MARGIN, IGNORED_LABEL, cross_entropy_sum, module_sums, regularized_loss
 
 try:  # a copy of these files on the Hub takes the fused paths from the installed package
     from reluformer.modeling_reluformer.fused.generation import SharedSources
@@ -159,12 +159,9 @@ def library_mask(
                 f"Packed sequences need attn_implementation 'sdpa', 'eager' or 'fused', not {implementation!r}."
             )
         return padding
-    if padding is None and not whole and visibility.causal and queries == keys:
+    if padding is None and not whole and (queries == keys or not visibility.causal):
         return None
-    seen = visibility
-    if padding is not seen.key_padding_mask:  # not by `replace`, which torch.compile cannot trace
-        seen = Visibility(None, seen.causal, seen.query_offset, seen.query_segments, seen.key_segments, seen.given_mask)
-    return seen.dense(queries, keys, device)
+    return visibility.dense(queries, keys, device)
 
 
 @dataclass(frozen=True)
@@ -196,13 +193,11 @@ class AttentionContext:
         def move(item: Any) -> Any:
             if isinstance(item, Tensor):
                 return item.to(device, non_blocking=non_blocking)
-            if isinstance(item, tuple):
-                return tuple(map(move, item))
             if isinstance(item, Visibility):
-                return replace(item, **{field.name: move(getattr(item, field.name)) for field in fields(item)})
-            return item
+                return replace(item, **{name: move(value) for name, value in vars(item).items()})
+            return tuple(map(move, item)) if isinstance(item, tuple) else item
 
-        return replace(self, **{field.name: move(getattr(self, field.name)) for field in fields(self)})
+        return replace(self, **{name: move(value) for name, value in vars(self).items()})
 
 
 def attention_context(
@@ -211,26 +206,17 @@ def attention_context(
     attention_mask: Tensor | None,
     *,
     keys: int,
-    causal: bool = False,
-    query_offset: int | Tensor = 0,
-    query_segments: Tensor | None = None,
-    key_segments: Tensor | None = None,
     row_weight: Tensor | None = None,
     statistics: str = "none",
     rotation: tuple[Tensor, Tensor] | None = None,
+    **options: Any,
 ) -> AttentionContext:
-    """Masks, visible-key counts and row scales, once for all layers of a stack. `keys` is the length of the key tensors."""
+    """Masks, visible-key counts and row scales, once for all layers of a stack.
+
+    keys: the length of the key tensors. options: of `attention_visibility`; the others: see `AttentionContext`.
+    """
     batch, queries = inputs_embeds.shape[:2]
-    visibility = attention_visibility(
-        attention_mask,
-        batch=batch,
-        queries=queries,
-        keys=keys,
-        causal=causal,
-        query_offset=query_offset,
-        query_segments=query_segments,
-        key_segments=key_segments,
-    )
+    visibility = attention_visibility(attention_mask, batch=batch, queries=queries, keys=keys, **options)
     mask = library_mask(config._attn_implementation, visibility, queries, keys, inputs_embeds.device)
     visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
     row_scale = scale_of_rows(
@@ -448,15 +434,6 @@ def feed_forward_activation(config: FeedForwardConfig, activation: str, layer: i
     return SparseActivation(function, sparsity, config.ffn_threshold, config.ffn_top_k)
 
 
-def require_token_ids(input_ids: Tensor, name: str) -> None:
-    """Raises a `ValueError` unless `input_ids` are integers (batch, length); `name` is `decoder_` or empty."""
-    if input_ids.ndim != 2 or input_ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(
-            f"{name}input_ids must be integers (int64 or int32) of the shape (batch, length); "
-            f"got {input_ids.dtype} {tuple(input_ids.shape)}."
-        )
-
-
 def require_known_ids(input_ids: Tensor, vocab_size: int, name: str) -> None:
     """Raises an `IndexError` for an id outside the vocabulary."""
     wrong = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
@@ -533,7 +510,11 @@ class EmbedsTokens:
 
     def _look_up(self, input_ids: Tensor, name: str) -> Tensor:
         """The embeddings of the ids. On a CPU the lookup itself finds a wrong id; a check before it would cost time."""
-        require_token_ids(input_ids, name)
+        if input_ids.ndim != 2 or input_ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"{name}input_ids must be integers (int64 or int32) of the shape (batch, length); "
+                f"got {input_ids.dtype} {tuple(input_ids.shape)}."
+            )
         if is_compiling():
             return self.embed_tokens(input_ids)
         try:
@@ -554,24 +535,6 @@ class LayerSums:
 
     attention_sums: Tensor | None = None
     ffn_norms: Tensor | None = None
-
-
-@dataclass
-class LossParts:
-    """With `labels`, the loss, its parts per item (a target token, an image) and means of the attention; scalars or None.
-
-    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7), plus
-        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁`. For images `cross_entropy` is the loss of the kind of problem.
-    attention_sum, attention_entropy, dead_row_fraction: means of S, of H (nats) and of rows without any positive weight
-        over all attention modules, heads and real query rows.
-    """
-
-    cross_entropy: Tensor | None = None
-    regularization: Tensor | None = None
-    attention_sum: Tensor | None = None
-    attention_entropy: Tensor | None = None
-    dead_row_fraction: Tensor | None = None
-    ffn_l1: Tensor | None = None
 
 
 def join_sums(parts: Iterable[Tensor | None]) -> Tensor | None:
@@ -595,23 +558,17 @@ def run_layers(
         None if parts[0] is None else torch.stack([part.to(parts[0].device) for part in parts])
         for parts in zip(*rows, strict=True)
     ]
-    sums = [_sums_of_context(*kind) for kind in zip(contexts, stacked[::2], stacked[1::2], strict=False)]
+    sums = [
+        module_sums(
+            row_sum,
+            row_sum_log,
+            context.visible_keys.to(row_sum.device),
+            context.row_weight.to(row_sum.device),
+            entropy_margin=context.entropy_margin,
+        )
+        for context, row_sum, row_sum_log in zip(contexts, stacked[::2], stacked[1::2], strict=False)
+    ]
     return hidden_states, join_sums(sums), join_sums(norms)
-
-
-def _sums_of_context(context: AttentionContext, row_sum: Tensor, row_sum_log: Tensor | None) -> Tensor:
-    """`module_sums` of the attention modules that share a context; S and T (modules, batch, heads, queries)."""
-    visible_keys, row_weight = (item.to(row_sum.device) for item in (context.visible_keys, context.row_weight))
-    return module_sums(row_sum, row_sum_log, visible_keys, row_weight, entropy_margin=context.entropy_margin)
-
-
-class CompactMask:
-    """A mixin before `GenerationMixin`: the mask of generation stays (batch, keys)."""
-
-    @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-        # generate() would prepare a dense mask for static caches; the compact one serves every implementation here
-        return attention_mask
 
 
 # What Transformers names like this is part of the input: without it the result is another one.
@@ -740,54 +697,79 @@ class AttentionPreTrainedModel(PreTrainedModel):
     def _statistics(self) -> str:
         """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be reported."""
         config = self.config
+        if self._is_tensor_parallel:
+            for name, weight in self._loss_weights().items():
+                if weight > 0:
+                    raise ValueError(
+                        f"{name}={weight} needs all heads and neurons, of which a tensor-parallel process holds some: it "
+                        "computes no such loss. Set it to 0, leave labels out, or load the model with tp_size=1."
+                    )
+            return "none"
         if config.attention_activation in NON_NEGATIVE:
             return "sum+entropy" if config.regularization_weight > 0 or not self.training else "sum"
         in_memory = config.attention_activation in NORMALIZED and config._attn_implementation == "eager"
         return "sum+entropy" if in_memory and not self.training else "none"
 
+    @property
+    def _is_tensor_parallel(self) -> bool:
+        return (self._tp_size or 1) > 1
+
+    def _loss_weights(self) -> dict[str, float]:
+        """The terms of the loss beside the cross-entropy, by the name of their weight."""
+        return {"regularization_weight": self.config.regularization_weight, "ffn_l1_weight": self.ffn_l1_weight}
+
     def _warn_about_missing_labels(self) -> None:
-        terms = {
-            "regulariser": ("regularization_weight", self.config.regularization_weight),
-            "L1 norm of the activations": ("ffn_l1_weight", self.ffn_l1_weight),
-        }
-        for term, (name, weight) in terms.items():
+        for name, weight in self._loss_weights().items():
             if weight > 0 and not is_compiling():
                 logger.warning_once(
-                    f"A training pass without labels: the model's own loss, and with it the {term} ({name}={weight}), is not "
-                    "computed. The Trainer's label_smoothing_factor does that: leave it at "
-                    f"0{self._instead_of_smoothing}."
+                    f"A training pass without labels: the model's own loss, and with it the term of {name}={weight}, is not "
+                    f"computed. The Trainer's label_smoothing_factor does that: leave it at 0{self._instead_of_smoothing}."
                 )
 
 
 class LanguageHeadMixin:
-    """For a model with an output layer `lm_head`: logits and their cross-entropy, or the latter alone."""
+    """Before `GenerationMixin`, for a model with an output layer `lm_head`: logits and the loss, or the latter alone."""
 
-    def _skips_logits(self, skip_logits: bool | None, labels: Tensor | None) -> bool:
-        """The argument `skip_logits` of a forward pass; None: as the configuration says. Refused without labels."""
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+        # generate() would prepare a dense mask for static caches; the compact one serves every implementation here
+        return attention_mask
+
+    def _logits_and_losses(
+        self,
+        outputs: ModelOutput,
+        labels: Tensor | None,
+        skip_logits: bool | None,
+        num_items_in_batch: Tensor | int | None,
+        statistics: str,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The logits (batch, target, vocabulary), None if skipped, and with labels what `regularized_loss` returns."""
         if skip_logits and labels is None:
             raise ValueError("skip_logits=True leaves only the loss, which needs labels; none were given. Give labels.")
         if skip_logits is None:
-            return self.config.skip_logits and self.training and labels is not None
-        return skip_logits
-
-    def _logits_and_loss_sum(
-        self, hidden_states: Tensor, labels: Tensor | None, skip_logits: bool, bias: Tensor | None = None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The logits (batch, target, vocabulary), None if skipped, and the sum of the cross-entropy, None without labels."""
-        smoothing = self.config.label_smoothing
-        if skip_logits:
-            # what wraps or replaces the layer (LoRA, say) computes other logits than its weight
-            if vocabulary_loss is not None and type(self.lm_head) is nn.Linear:
-                return None, vocabulary_loss(hidden_states, self.lm_head.weight, labels, bias, smoothing)
-            if not is_compiling():
+            skip_logits = self.config.skip_logits and self.training and labels is not None
+        hidden_states, smoothing = outputs.last_hidden_state, self.config.label_smoothing
+        logits, loss_sum = None, None
+        # what wraps or replaces the layer (LoRA, say) computes other logits than its weight
+        whole = type(self.lm_head) is nn.Linear and not self._is_tensor_parallel
+        if skip_logits and whole and vocabulary_loss is not None:
+            loss_sum = vocabulary_loss(hidden_states, self.lm_head.weight, labels, bias, smoothing)
+        else:
+            if skip_logits and not is_compiling():
                 logger.warning_once(
-                    f"skip_logits saves no memory here, all logits are computed for the loss: lm_head is a {type(self.lm_head)}, "
-                    "not nn.Linear, or the package reluformer is not installed."
+                    f"skip_logits saves no memory here, all logits are computed for the loss: lm_head is {type(self.lm_head)}, "
+                    "not one whole nn.Linear, or the package reluformer is not installed."
                 )
-        logits = self.lm_head(hidden_states)
-        if bias is not None:
-            # in place, a step of decoding saves a pass over memory that is new; autograd and backward hooks need it apart
-            add = Tensor.add if logits.requires_grad else Tensor.add_
-            logits = add(logits, bias.to(logits.dtype))
-        loss_sum = None if labels is None else cross_entropy_sum(logits, labels, smoothing)
-        return None if skip_logits else logits, loss_sum
+            logits = self.lm_head(hidden_states)
+            if bias is not None:
+                # in place, a step of decoding saves a pass over new memory; autograd and backward hooks need it apart
+                add = Tensor.add if logits.requires_grad else Tensor.add_
+                logits = add(logits, bias.to(logits.dtype))
+        if labels is None:
+            return logits, {}
+        if loss_sum is None:
+            loss_sum = cross_entropy_sum(logits, labels, smoothing)
+        items = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
+        losses = regularized_loss(loss_sum, items, **self._loss_terms(outputs, statistics))
+        return None if skip_logits else logits, losses

@@ -15,7 +15,7 @@ feed-forward networks of the mean over the real rows of sentence b of ‖a‖₁
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,24 @@ from .attention_reluformer import wide
 
 DEFAULT_ENTROPY_MARGIN = 0.7  # of Eq. 7
 IGNORED_LABEL = -100
+
+
+@dataclass
+class LossParts:
+    """With `labels`, the loss, its parts per item (a target token, an image) and means of the attention; scalars or None.
+
+    cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7), plus
+        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁`. For images `cross_entropy` is the loss of the kind of problem.
+    attention_sum, attention_entropy, dead_row_fraction: means of S, of H (nats) and of rows without any positive weight
+        over all attention modules, heads and real query rows.
+    """
+
+    cross_entropy: Tensor | None = None
+    regularization: Tensor | None = None
+    attention_sum: Tensor | None = None
+    attention_entropy: Tensor | None = None
+    dead_row_fraction: Tensor | None = None
+    ffn_l1: Tensor | None = None
 
 
 def row_entropy(row_sum: Tensor, row_sum_log: Tensor) -> Tensor:
@@ -155,26 +173,6 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) ->
     )
 
 
-class RegularizedLoss(NamedTuple):
-    """Scalars: loss = cross_entropy + weight · regularization + ffn_l1_weight · ffn_l1. What is undefined is None."""
-
-    loss: Tensor
-    cross_entropy: Tensor
-    regularization: Tensor | None = None
-    attention_sum: Tensor | None = None
-    attention_entropy: Tensor | None = None
-    dead_row_fraction: Tensor | None = None
-    ffn_l1: Tensor | None = None
-
-
-def translation_loss(
-    loss_sum: Tensor, labels: Tensor, sums: Tensor | None, *, num_items_in_batch: Tensor | int | None = None, **terms
-) -> RegularizedLoss:
-    """`regularized_loss` over the labels (batch, target) that are not -100, here or in the whole update."""
-    items = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
-    return regularized_loss(loss_sum, items, sums, **terms)
-
-
 def regularized_loss(
     loss_sum: Tensor,
     items: Tensor | int,
@@ -184,8 +182,8 @@ def regularized_loss(
     regularization_weight: float,
     ffn_norms: Tensor | None = None,
     ffn_l1_weight: float = 0.0,
-) -> RegularizedLoss:
-    """The loss of one forward pass.
+) -> dict[str, Tensor]:
+    """The loss of one forward pass: `loss`, and the fields of `LossParts` that are defined.
 
     Args:
         loss_sum: scalar, of the items here, without regulariser.
@@ -195,18 +193,17 @@ def regularized_loss(
         ffn_norms: (FFNs,), see `activation_norms`; None: no L1 term. ffn_l1_weight: its weight.
     """
     items = torch.as_tensor(items, device=loss_sum.device).clamp_min(1)
-    cross_entropy = loss_sum / items
     # A copy: the Trainer multiplies the loss by the number of processes, in place.
-    loss, found = cross_entropy.clone(), {}
+    found = {"cross_entropy": loss_sum / items, "loss": loss_sum / items}
     if sums is not None:
         row_sum, entropy, dead, rows = sums[:, 1:].detach().sum(0).unbind()
         rows = rows.clamp_min(1)
-        found = {"attention_sum": row_sum / rows, "dead_row_fraction": dead / rows}
+        found |= {"attention_sum": row_sum / rows, "dead_row_fraction": dead / rows}
         if statistics == "sum+entropy":
             found |= {"regularization": sums[:, 0].mean() / items, "attention_entropy": entropy / rows}
             if regularization_weight:
-                loss = loss + regularization_weight * found["regularization"]
+                found["loss"] = found["loss"] + regularization_weight * found["regularization"]
     if ffn_norms is not None:
         found["ffn_l1"] = ffn_norms.mean() / items
-        loss = loss + ffn_l1_weight * found["ffn_l1"]
-    return RegularizedLoss(loss, cross_entropy, **found)
+        found["loss"] = found["loss"] + ffn_l1_weight * found["ffn_l1"]
+    return found

@@ -23,12 +23,10 @@ from .configuration_reluformer import CACHE_NAME
 from .layers_reluformer import (
     AttentionContext,
     AttentionPreTrainedModel,
-    CompactMask,
     EmbedsTokens,
     LanguageHeadMixin,
     LayerOutput,
     LayerSums,
-    LossParts,
     ReLUFormerAttention,
     attention_context,
     checked_keywords,
@@ -39,7 +37,7 @@ from .layers_reluformer import (
     token_positions,
     tokens_in,
 )
-from .loss_reluformer import IGNORED_LABEL, activation_norms, translation_loss
+from .loss_reluformer import IGNORED_LABEL, LossParts, activation_norms
 
 
 @dataclass
@@ -323,7 +321,7 @@ def next_token_labels(labels: Tensor, segment_ids: Tensor | None = None) -> Tens
     return torch.where((following == segment_ids) & (segment_ids > 0), shifted, IGNORED_LABEL)
 
 
-class ReLUFormerForCausalLM(LanguageHeadMixin, CompactMask, ReLUFormerDecoderPreTrainedModel, GenerationMixin):
+class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel, GenerationMixin):
     """The decoder-only language model.
 
     Example:
@@ -392,7 +390,6 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, CompactMask, ReLUFormerDecoderPre
         # not named above: the Trainer waits for every argument with "label" in it
         shift_labels = kwargs.pop("shift_labels", None)
         given = labels if shift_labels is None else shift_labels
-        skip_logits = self._skips_logits(skip_logits, given)
         row_weight, statistics = None, "none"
         if given is not None:
             use_cache = False if self.training else use_cache
@@ -418,11 +415,8 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, CompactMask, ReLUFormerDecoderPre
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits, loss_sum = self._logits_and_loss_sum(outputs.last_hidden_state[:, kept], labels, skip_logits)
-        losses = {}
-        if labels is not None:
-            terms = self._loss_terms(outputs, statistics)
-            losses = translation_loss(loss_sum, labels, num_items_in_batch=num_items_in_batch, **terms)._asdict()
+        outputs.last_hidden_state = outputs.last_hidden_state[:, kept]
+        logits, losses = self._logits_and_losses(outputs, labels, skip_logits, num_items_in_batch, statistics)
         return ReLUFormerCausalLMOutput(
             logits=logits,
             hidden_states=outputs.hidden_states,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -24,16 +24,14 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_reluformer import positions_from_segments, wide
-from .configuration_reluformer import CACHE_NAME, ReLUFormerConfig
+from .configuration_reluformer import CACHE_NAME, ReLUFormerConfig, require_tensor_parallel
 from .layers_reluformer import (
     AttentionContext,
     AttentionPreTrainedModel,
-    CompactMask,
     EmbedsTokens,
     LanguageHeadMixin,
     LayerOutput,
     LayerSums,
-    LossParts,
     ReLUFormerAttention,
     SharedSources,
     attention_context,
@@ -46,7 +44,7 @@ from .layers_reluformer import (
     token_positions,
     tokens_in,
 )
-from .loss_reluformer import IGNORED_LABEL, activation_norms, sentence_rows, translation_loss
+from .loss_reluformer import IGNORED_LABEL, LossParts, activation_norms, sentence_rows
 
 
 @dataclass
@@ -202,6 +200,12 @@ class ReLUFormerPreTrainedModel(AttentionPreTrainedModel):
             return {name: source for name, source in (self._tied_weights_keys or {}).items() if "lm_head" not in name}
         return super().get_expanded_tied_weights_keys(all_submodels)
 
+    @classmethod
+    def maybe_distribute_model(cls, model: PreTrainedModel, distributed_config: Any, *args: Any) -> PreTrainedModel:
+        if distributed_config is not None and distributed_config.tp_size > 1:
+            require_tensor_parallel(model.config, distributed_config.tp_size)
+        return super().maybe_distribute_model(model, distributed_config, *args)
+
     def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         if not self.config.share_encoder_decoder_embeddings:
             raise ValueError(
@@ -228,6 +232,10 @@ class ReLUFormerStack(EmbedsTokens, ReLUFormerPreTrainedModel):
         self.layers = nn.ModuleList(layers)
         self.gradient_checkpointing = False
         self.post_init()
+
+    def init_parallel_plans(self) -> None:
+        super().init_parallel_plans()
+        self._tp_plan = {}  # the plan of the configuration names modules of the whole model, not of a stack
 
     def _with_positions(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, segments: Tensor | None, seen: int | Tensor = 0
@@ -468,14 +476,14 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
         )
 
 
-class ReLUFormerForConditionalGeneration(
-    LanguageHeadMixin, SharedSources, CompactMask, ReLUFormerPreTrainedModel, GenerationMixin
-):
+class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUFormerPreTrainedModel, GenerationMixin):
     """ReLUFormer for translation and other sequence-to-sequence tasks."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: ReLUFormerConfig) -> None:
         super().__init__(config)
-        self.loss_type = "ForMaskedLM"  # labels are not shifted; the loss itself is translation_loss
+        self.loss_type = "ForMaskedLM"  # labels are not shifted; the loss itself is regularized_loss
         self.model = ReLUFormerModel(config)
         self._tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
         if config.share_encoder_decoder_embeddings:
@@ -534,7 +542,6 @@ class ReLUFormerForConditionalGeneration(
                 max_position_embeddings; ids, embeddings, masks or labels of a wrong shape or dtype; an empty batch.
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
         """
-        skip_logits = self._skips_logits(skip_logits, labels)
         rows, statistics = None, "none"
         if labels is not None:
             use_cache, statistics = False, self._statistics()
@@ -573,13 +580,9 @@ class ReLUFormerForConditionalGeneration(
             return_dict=True,
             **kwargs,
         )
-        logits, loss_sum = self._logits_and_loss_sum(
-            outputs.last_hidden_state, labels, skip_logits, self.final_logits_bias
+        logits, losses = self._logits_and_losses(
+            outputs, labels, skip_logits, num_items_in_batch, statistics, self.final_logits_bias
         )
-        losses = {}
-        if labels is not None:
-            terms = self._loss_terms(outputs, statistics)
-            losses = translation_loss(loss_sum, labels, num_items_in_batch=num_items_in_batch, **terms)._asdict()
         return ReLUFormerSeq2SeqLMOutput(
             logits=logits,
             **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
@@ -599,15 +602,10 @@ class ReLUFormerForConditionalGeneration(
 
         Raises:
             ValueError: labels padded on the left: the start token would stand before the padding; a packed sequence that
-                begins with -100; segment ids of another shape.
+                begins with -100.
         """
         if segment_ids is None:
             segment_ids = torch.ones_like(labels)
-        elif segment_ids.shape != labels.shape:
-            raise ValueError(
-                f"decoder_segment_ids must have the shape of the labels, {tuple(labels.shape)}; got "
-                f"{tuple(segment_ids.shape)}."
-            )
         starts = (positions_from_segments(segment_ids) == 0) & (segment_ids > 0)
         # on a GPU the check would wait for all that was launched before it
         if labels.device.type == "cpu" and not is_compiling():

@@ -22,14 +22,13 @@ from .layers_reluformer import (
     AttentionPreTrainedModel,
     LayerOutput,
     LayerSums,
-    LossParts,
     ReLUFormerAttention,
     attention_context,
     checked_keywords,
     feed_forward_activation,
     run_layers,
 )
-from .loss_reluformer import IGNORED_LABEL, activation_norms, regularized_loss
+from .loss_reluformer import IGNORED_LABEL, LossParts, activation_norms, regularized_loss
 
 _PROCESSOR = "AutoImageProcessor makes such images."
 _ROUNDING = 0.01  # of shares in bfloat16
@@ -436,7 +435,7 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             loss_sum = classification_loss_sum(logits, labels, kind)
             told = num_items_in_batch is not None
             items = images_of_the_update(labels, num_items_in_batch) if told else row_weight.sum()
-            losses = regularized_loss(loss_sum, items, **self._loss_terms(outputs, statistics))._asdict()
+            losses = regularized_loss(loss_sum, items, **self._loss_terms(outputs, statistics))
         return ReLUFormerImageClassifierOutput(
             logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **losses
         )

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import transformers
+from packaging.version import Version
 from sacrebleu import corpus_bleu
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -45,6 +47,18 @@ SHARDED = {
     "tied": ({}, True, False),
     "untied": ({"tie_word_embeddings": False}, True, True),
 }
+TENSOR_PARALLEL = {
+    "plain": {"regularization_weight": 0.0},
+    "gate, norms, two vocabularies": {
+        "regularization_weight": 0.0,
+        "attention_gate": True,
+        "attention_qk_norm": True,
+        "ffn_output_norm": "layer_norm",
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+    },
+}
+HAS_TENSOR_PARALLELISM = Version(transformers.__version__) >= Version("5.23")
 
 
 def train(folder: Path, rank: int, world: int) -> None:
@@ -165,6 +179,45 @@ def _sharded_and_whole(rank: int, world: int, fields: dict, skip_logits: bool, s
     }
 
 
+def tensor_parallel(folder: Path, rank: int, world: int) -> None:
+    """Logits, translations, loss and gradients of a whole model and of one cut into heads, columns and rows."""
+    from transformers.distributed import DistributedConfig  # not in Transformers 5.17
+
+    dist.init_process_group("gloo")
+    for name, fields in TENSOR_PARALLEL.items():
+        saved = folder / name
+        tiny_model(**NO_DROPOUT, **fields).save_pretrained(saved)  # on the first process alone
+        dist.barrier()
+        options = ({}, {"distributed_config": DistributedConfig(tp_size=world)})
+        whole, cut = (ReLUFormerForConditionalGeneration.from_pretrained(saved, **given) for given in options)
+        batch = collate(tiny_pairs(6).to_list())
+        source = {key: batch[key] for key in ("input_ids", "attention_mask")}
+        beams = [model.generate(**source, num_beams=3, max_new_tokens=8).tolist() for model in (whole, cut)]
+        losses = [model(**batch, skip_logits=model is cut).loss for model in (whole, cut)]
+        sum(losses).backward()
+        whole_gradients, gradients = (dict(model.named_parameters()) for model in (whole, cut))
+        layers = (cut.get_input_embeddings(), cut.model.decoder.embed_tokens, cut.lm_head)
+        result = {
+            "same_translations": beams[0] == beams[1],
+            "query_rows": cut.model.decoder.layers[0].encoder_attn.q_proj.weight.to_local().shape[0],
+            "rows": [layer.weight.to_local().shape[0] / layer.weight.shape[0] for layer in layers],
+            "loss": [loss.item() for loss in losses],
+            "gradients": max(
+                (_full(gradients[key].grad) - whole_gradients[key].grad).abs().max().item() for key in gradients
+            ),
+        }
+        cut.config.regularization_weight = 0.1
+        try:
+            cut(**batch)
+        except ValueError as error:
+            result["refusal"] = str(error)
+        _write(folder / f"tensor_parallel-{name}-{rank}.json", result)
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def _write(path: Path, values: dict) -> None:
     path.write_text(json.dumps(values), encoding="utf-8")
 
@@ -217,6 +270,7 @@ if __name__ == "__main__":
         go_on: (1, 2),
         evaluate: (1, 2),
         shard: (2,),
+        **({tensor_parallel: (2,)} if HAS_TENSOR_PARALLELISM else {}),
     }.items():
         for world in worlds:
             run(job, target, world)

@@ -1,4 +1,4 @@
-"""One process and several compute the same: training, evaluation, sharded parameters."""
+"""One process and several compute the same: training, evaluation, sharded parameters, tensor parallelism."""
 
 import json
 
@@ -10,9 +10,11 @@ from reluformer.training.data.token_batches import TokenBatchSampler
 from ..training.tiny_run import TOKENS_PER_BATCH, tiny_pairs
 from .jobs import (
     BATCHES_PER_UPDATE,
+    HAS_TENSOR_PARALLELISM,
     PAIRS,
     SAVED_AT,
     SHARDED,
+    TENSOR_PARALLEL,
     UPDATES,
 )
 
@@ -84,3 +86,16 @@ def test_a_sharded_model_has_the_gradients_of_a_whole_one(jobs, name):
         assert result["loss"][0] == pytest.approx(result["loss"][1], rel=1e-6)
         assert result["gradient_difference"] < 1e-6
         assert result["largest_gradient"] > 1e-3
+
+
+@pytest.mark.skipif(not HAS_TENSOR_PARALLELISM, reason="needs transformers 5.23")
+@pytest.mark.parametrize("name", TENSOR_PARALLEL)
+def test_a_tensor_parallel_model_computes_the_same_with_half_of_the_rows(jobs, name):
+    for rank in (0, 1):
+        result = read(jobs / f"tensor_parallel-{name}-{rank}.json")
+        assert result["query_rows"] == 8  # one of two heads
+        assert result["rows"] == [0.5] * 3  # of both embeddings and of the output layer
+        assert result["same_translations"]
+        assert result["loss"][0] == pytest.approx(result["loss"][1], rel=1e-5)
+        assert result["gradients"] < 1e-5
+        assert result["refusal"].startswith("regularization_weight=0.1 needs all heads and neurons")

@@ -2,7 +2,6 @@
 
 import ast
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,13 +81,6 @@ def test_unknown_names_are_refused():
         reference_attention(query, key, value, activation="softmax", row_scale=row_scale)
     with pytest.raises(ValueError, match="'all' is unknown"):
         reference_attention(query, key, value, activation="relu", statistics="all")
-
-
-def test_missing_entmax_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "entmax", None)
-    query, key, value, _ = inputs()
-    with pytest.raises(ImportError, match=r"'entmax15' needs the package entmax: pip install entmax"):
-        reference_attention(query, key, value, activation="entmax15")
 
 
 def visibilities(batch, queries, keys):

@@ -11,7 +11,6 @@ from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE
 from reluformer.modeling_reluformer.layers_reluformer import (
     GatedRMSNorm,
     ReLUFormerAttention,
-    _sums_of_context,
     attention_context,
 )
 from reluformer.modeling_reluformer.loss_reluformer import module_sums
@@ -224,18 +223,16 @@ def test_whole_module(variant, causal, monkeypatch):
             statistics=statistics,
         )
         found, _, sums = module(queries, context, keys)
-        figures = (
-            _sums_of_context(context, *(part if part is None else part.unsqueeze(0) for part in sums)) if sums else None
-        )
         paper = PaperModel(config, state_of(module, "attention."))
         arrays = queries.numpy(), (queries if keys is None else keys).numpy()
         expected, rows = paper.attention("attention", 4, *arrays, visible)
         seen = row_weight > 0
         torch.testing.assert_close(found.detach()[seen], torch.from_numpy(expected)[seen], **TOLERANCE)
-        assert (figures is None) == (statistics == "none")
-        if figures is not None:
+        assert bool(sums) == (statistics != "none")
+        if sums:
+            figures = module_sums(*sums, context.visible_keys, row_weight, entropy_margin=config.entropy_margin)
             expected = figures_of(rows, row_weight.numpy(), config.entropy_margin)
-            torch.testing.assert_close(figures[0].detach(), torch.tensor(expected, dtype=torch.float64), **TOLERANCE)
+            torch.testing.assert_close(figures.detach(), torch.tensor(expected, dtype=torch.float64), **TOLERANCE)
 
 
 def figures_of(rows: list, row_weight: np.ndarray, margin: float) -> list[float]:
