@@ -23,7 +23,7 @@ from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import time_contenders
 from benchmarks.translation import model_facts
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM, use_sparse_ffn
-from reluformer.modeling_reluformer.fused.compiled.library import sparse_library
+from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
 
 TORCH, DENSE, SPARSE, BOTH = "torch", "dense", "zeros", "both"
@@ -141,7 +141,7 @@ def zeros_while(model: PreTrainedModel, step: Callable[[], Any]) -> float:
 
 
 def settings() -> Names:
-    operators = sparse_library(large=True)
+    operators = library(large=True)
     instructions = "none: gather in torch" if operators is None else operators.ffn_instruction_sets()[0]
     return {"threads": "1 and 2", "rounds": ROUNDS, "instruction_set": instructions}
 

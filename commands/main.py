@@ -110,13 +110,6 @@ def _told_status(run: Callable[[], int]) -> int:
         return EXIT_INTERRUPTED
     except SystemExit as stop:  # argparse: --help, --version and --print_config
         return stop.code if isinstance(stop.code, int) else EXIT_OK
-    except RuntimeError as error:
-        from reluformer.modeling_reluformer.fused.compiled.building import CompiledAttentionError
-
-        if not isinstance(error, CompiledAttentionError):
-            raise
-        print(f"reluformer: error: {one_line(error)}", file=sys.stderr)
-        return EXIT_USER_ERROR
     except OSError as error:
         if error.errno not in _REFUSALS_OF_THE_SYSTEM:
             raise

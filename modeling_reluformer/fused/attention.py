@@ -9,14 +9,13 @@ differentiable products instead.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..attention_reluformer import POINTWISE, Visibility, scale_of_rows, wide, within
+from ..attention_reluformer import reference_attention, scale_of_rows, wide, within
 from .operator import compiled_operator, operator_for, refuse_dual
-from .specification import Specification, check_row_scale, refuse_other_names
+from .specification import Specification, check_scaling
 
 # Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so few
 # scores of all heads together.
@@ -42,77 +41,43 @@ def relu_attention(
     query_offset: int | Tensor = 0,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
-    **other_names: Any,
-) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, ...]:
     """ReLU attention (Eq. 6) whose memory grows with the length, with the statistics that L_reg (Eq. 7) needs.
 
     With x_ij = scale · q_i·k_j over the visible keys j, and s_ij = r_i h(x_ij):
 
         O_i = sum_j s_ij v_j        S_i = sum_j s_ij        T_i = sum_j s_ij log s_ij        (H_i = log S_i - T_i / S_i)
 
-    ReLUFormer's row scale is r_i = 1 / (gamma sqrt(n_i / 2)). n_i, the number of keys that query i sees, is counted here, and
-    so follows causality, padding, the offset and packing.
-
     Args:
         query: (batch, heads, queries, head_dim), any strides. float64, float32, bfloat16 or float16.
         key, value: (batch, key_heads, keys, head_dim), in the dtype of the query. `heads` is a multiple of `key_heads`;
-            neighbouring query heads share a head of keys (grouped keys). NaN or infinity in a value makes
-            that feature NaN or infinite in every query that sees the key, also where the weight is zero, as in a product of
-            matrices; causality need not keep it from earlier queries. Padding may hold anything.
-        gamma: of the scaling "variance", without a default, since a suitable one grows with the length: sqrt(2 n) is a good
-            start for n tokens. A number above 0, or a tensor () or (heads,), which gets a gradient.
-        scaling: "variance", see above; "length", n_i^-alpha; "none", 1, or `row_scale`.
-        alpha: of the scaling "length", from 0 to 2; default 1.
-        row_scale: in place of the above, r_i > 0 itself, (batch, 1 or heads, queries). Gets a gradient.
-        causal: key j is visible to query i only if j <= i + query_offset.
-        key_padding_mask: boolean (batch, keys), True for real tokens; padding may stand anywhere.
-        activation: h, the name of a point-wise activation, see `attention_reluformer.POINTWISE`.
+            neighbouring query heads share a head of keys (grouped keys). A value that is NaN or infinite reaches every query
+            that sees its key, whatever the weight, and with `causal` earlier ones too.
+        gamma: of the scaling "variance", r_i = 1 / (gamma sqrt(n_i / 2)) with n_i visible keys; sqrt(2 n) is a good start for n
+            tokens. A number above 0, or a tensor () or (heads,), which gets a gradient.
+        scaling, alpha: "variance"; "length", r_i = n_i^-alpha with alpha from 0 to 2, default 1; "none", r_i = 1.
+        row_scale: in place of these three, r_i > 0 itself, (batch, 1 or heads, queries). Gets a gradient.
         scale: default 1/sqrt(head_dim).
-        dropout_p: dropout of the weights, after the statistics.
-        statistics: "none", "sum" (S) or "sum+entropy" (S and T).
-        query_offset: keys before the first query: an int, or an integer tensor of no dimension (a static cache), there or on
-            the CPU.
-        cu_seqlens_q, cu_seqlens_k: int32 or int64 (sequences + 1,): where packed sequences start and end. batch is 1, the
-            sequences follow each other along `queries` and `keys`, a query sees its own sequence, and i and j count from its
-            start. key_padding_mask, (1, keys), may hide keys within them.
-        other_names: none. Those that `scaled_dot_product_attention` has are refused with what to give here.
+        query_offset: an int, or an integer tensor of no dimension (a static cache), there or on the CPU.
+        causal, key_padding_mask, activation, dropout_p, statistics, cu_seqlens_q, cu_seqlens_k: see `Specification`.
 
     Returns:
-        The output (batch, heads, queries, head_dim), in the dtype of the query; with statistics (output, S) or
-        (output, S, T), each (batch, heads, queries), float32 (float64 for float64 inputs) and differentiable. A row
-        without a positive weight has output, S and T zero.
+        The output (batch, heads, queries, head_dim), in the dtype of the query; with statistics (output, S) or (output, S, T),
+        each (batch, heads, queries), float32 (float64 for float64 inputs) and differentiable. A row without a positive weight
+        has output, S and T zero.
 
     Raises:
-        ValueError: a bad value, tensors on different devices, or a combination that is not supported; the message says which
-            and what to do.
-        TypeError: an argument that there is not.
+        ValueError: a bad value or shape, or a combination that is not supported; the message says which and what to do.
         NotImplementedError: forward-mode differentiation (`torch.func.jvp`, dual tensors), which works for small problems only.
     """
-    if other_names:
-        refuse_other_names(other_names)
-    is_tensor = isinstance(query_offset, Tensor)
-    specification = Specification(
-        row_scale=row_scale,
-        key_padding_mask=key_padding_mask,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        offset=query_offset.to(query.device) if is_tensor else None,
-        activation=activation,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        causal=causal,
-        query_offset=0 if is_tensor else query_offset,
-        dropout_p=dropout_p,
-        statistics=statistics,
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    offset, query_offset = (
+        (query_offset.to(query.device), 0) if isinstance(query_offset, Tensor) else (None, query_offset)
     )
+    tensors = row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k, offset, None
+    specification = Specification(*tensors, activation, scale, causal, query_offset, dropout_p, statistics)
     specification.check(query, key, value)
-    check_row_scale(row_scale, scaling, gamma, alpha, query.shape[1])
-    if row_scale is None and scaling != "none":
-        visible_keys = _visible_keys(query, key, specification).to(wide(query.dtype)).unsqueeze(1)
-        row_scale = scale_of_rows(visible_keys, scaling, gamma=gamma, alpha=alpha)
-    elif row_scale is not None:
-        row_scale = row_scale.to(wide(query.dtype))
-    if row_scale is not specification.row_scale:
-        specification = replace(specification, row_scale=row_scale)
+    specification = _with_row_scale(query, key, specification, scaling, gamma, alpha)
     found = attend(query, key, value, specification)
     return found[0] if len(found) == 1 else found
 
@@ -123,7 +88,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, specification: Specificati
     Returns the output, then S and T where they are wanted.
     """
     wanted = 1 + specification.level
-    operator = compiled_operator(query, key, specification.activation)
+    operator = compiled_operator(query, key, specification)
     if operator is None and specification.cu_seqlens_q is None and _is_small(query, key):
         return _plain(query, key, value, specification)[:wanted]
     if operator is None:
@@ -136,20 +101,50 @@ def attend(query: Tensor, key: Tensor, value: Tensor, specification: Specificati
     return operator(query, key, value, *specification.arguments())[:wanted]
 
 
+def _with_row_scale(
+    query: Tensor,
+    key: Tensor,
+    specification: Specification,
+    scaling: str,
+    gamma: float | Tensor | None,
+    alpha: float | None,
+) -> Specification:
+    """The row scale in its dtype, counted from the visible keys where it is not given."""
+    row_scale, dtype = specification.row_scale, wide(query.dtype)
+    if row_scale is not None:
+        if gamma is not None or alpha is not None or scaling == "length":
+            raise ValueError(
+                f"row_scale was given together with gamma={gamma}, alpha={alpha}, scaling={scaling!r}; row_scale is all of "
+                "r_i. Give row_scale alone, or leave it out, and the visible keys are counted for you."
+            )
+        return specification if row_scale.dtype == dtype else replace(specification, row_scale=row_scale.to(dtype))
+    check_scaling(scaling, gamma, alpha)
+    if scaling == "variance" and gamma is None:
+        raise ValueError(
+            "relu_attention was given no scale for its rows; give gamma (sqrt(2 n) is a good start for n tokens), "
+            "scaling='length', scaling='none', or a row_scale."
+        )
+    if isinstance(gamma, Tensor) and gamma.shape not in ((), query.shape[1:2]):
+        raise ValueError(f"gamma must be a number, or a tensor () or ({query.shape[1]},); got {tuple(gamma.shape)}.")
+    if scaling == "none":
+        return specification
+    visible_keys = _visible_keys(query, key, specification).to(dtype).unsqueeze(1)
+    return replace(specification, row_scale=scale_of_rows(visible_keys, scaling, gamma=gamma, alpha=alpha))
+
+
 def _visible_keys(query: Tensor, key: Tensor, specification: Specification) -> Tensor:
     """n_i, (batch, queries), float32, at least 1. Reads no number of the tensors, so that it never waits for a device."""
-    batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
-    mask, causal, offset = specification.key_padding_mask, specification.causal, specification.keys_before
+    queries, keys, mask = query.shape[2], key.shape[2], specification.key_padding_mask
     if specification.cu_seqlens_q is None:
-        return Visibility(mask, causal, offset).count(batch, queries, keys, query.device)
+        return specification.visibility.count(query.shape[0], queries, keys, query.device)
     rows = torch.arange(queries, device=query.device)
     (starts, ends), (first_keys, end_keys) = (
         (places[:-1].long(), places[1:].long()) for places in (specification.cu_seqlens_q, specification.cu_seqlens_k)
     )
     sequence = torch.bucketize(rows, ends, right=True).clamp_max(ends.shape[0] - 1)
     first, end = first_keys[sequence], end_keys[sequence]
-    if causal:
-        seen = rows - starts[sequence] + 1 + within(offset, -queries, keys)
+    if specification.causal:
+        seen = rows - starts[sequence] + 1 + within(specification.keys_before, -queries, keys)
         end = torch.minimum(first + seen.clamp_min(0), end)
     counts = end - first
     if mask is not None:
@@ -164,27 +159,20 @@ def _is_small(query: Tensor, key: Tensor) -> bool:
     return few or (query.device.type != "cuda" and batch * heads * queries * key.shape[2] <= PLAIN_SCORES)
 
 
-def _plain(
-    query: Tensor, key: Tensor, value: Tensor, specification: Specification
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The whole problem at once, as autograd differentiates it: also forward, and more than once."""
+def _plain(query: Tensor, key: Tensor, value: Tensor, specification: Specification) -> tuple[Tensor | None, ...]:
+    """The whole problem at once, as autograd differentiates it: also forward, and more than once. Output, S and T."""
     mask = specification.key_padding_mask
     if mask is not None:  # what padding holds, NaN for one, must not reach a product
         key, value = (tensor.masked_fill(~mask[:, None, :, None], 0.0) for tensor in (key, value))
-    if (group := query.shape[1] // key.shape[1]) > 1:
-        key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
-    weights = POINTWISE[specification.activation](query * specification.scale @ key.mT)
-    visibility = Visibility(mask, specification.causal, specification.keys_before)
-    if (visible := visibility.dense(*weights.shape[2:], weights.device)) is not None:
-        weights = weights.masked_fill(~visible, 0.0)
-    if specification.row_scale is not None:
-        weights = weights * specification.row_scale.unsqueeze(-1).to(weights.dtype)
-    row_sum = row_sum_log = None
-    if specification.level:
-        exact = weights.to(wide(weights.dtype))
-        row_sum = exact.sum(-1)
-        # the clamped logarithm keeps the gradient of s·log s finite at s = 0
-        row_sum_log = (exact * exact.clamp_min(torch.finfo(torch.float32).tiny).log()).sum(-1)
-    if specification.dropout_p > 0:
-        weights = nn.functional.dropout(weights, p=specification.dropout_p)
-    return weights @ value, row_sum, row_sum_log
+    found = reference_attention(
+        query,
+        key,
+        value,
+        activation=specification.activation,
+        mask=specification.visibility.dense(query.shape[2], key.shape[2], query.device),
+        row_scale=specification.row_scale,
+        scale=specification.scale,
+        dropout_p=specification.dropout_p,
+        statistics=specification.statistics,
+    )
+    return found.output, found.row_sum, found.row_sum_log

@@ -25,12 +25,14 @@ from torch import Tensor
 
 from ..attention_reluformer import POINTWISE, wide
 from .activations import ACTIVATIONS
-from .dropout import dropout_mask
 from .specification import Specification
 
 # Of the scores of a block, all heads together, unless 16 queries need more.
 BYTES_PER_BLOCK = 2**23
 SMALLEST_BLOCK = 16
+# Of the hashes that draw dropout, the same in C++.
+_GOLDEN_64, _FIRST_64, _SECOND_64 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_GOLDEN_32, _FIRST_32, _SECOND_32 = 0x9E3779B9, 0x21F0AAAD, 0x735A2D97
 
 
 class _Block(NamedTuple):
@@ -212,13 +214,41 @@ def _differentiate(activation: str, gradient: Tensor, weights: Tensor, scores: T
 
 
 def _dropout(weights: Tensor, key_heads: int, block: _Block, specification: Specification) -> Tensor:
-    """D of a block, 0 or 1/(1-p): the same in both passes."""
-    seed = int(specification.seed)
-    return dropout_mask(
-        weights,
-        specification.dropout_p,
-        seed,
-        key_heads=key_heads,
-        sequence=block.sequence,
-        first_query=block.first,
-    )
+    """D of a block, 0 or 1/(1-p), like `weights` (batch, heads, rows, keys).
+
+    A hash of the seed and of a weight's place, so that no mask is stored: it is the same however a problem is cut into blocks,
+    in both passes, and in the compiled loop.
+    """
+    batch, heads, rows, keys = weights.shape
+    numbers = [torch.arange(size, device=weights.device) for size in (batch, heads, rows)]
+    span, head = numbers[0].view(-1, 1, 1) + block.sequence, numbers[1].view(1, -1, 1)
+    state = _mix(torch.full((), _signed(int(specification.seed) + _GOLDEN_64, 64), device=weights.device))
+    for part in (span * key_heads + head // (heads // key_heads), head, numbers[2] + block.first):
+        state = _mix(state ^ (part + _signed(_GOLDEN_64, 64)))
+    hashed = (state >> 32).to(torch.int32).unsqueeze(-1)
+    columns = torch.arange(1, keys + 1, dtype=torch.int32, device=weights.device) * _signed(_GOLDEN_32, 32)
+    hashed = columns ^ hashed
+    for shift, factor in ((16, _FIRST_32), (15, _SECOND_32)):
+        hashed = hashed.bitwise_xor_(_shifted(hashed, shift)).mul_(_signed(factor, 32))
+    hashed.bitwise_xor_(_shifted(hashed, 15))
+    threshold = min(int(specification.dropout_p * 2**32), 2**32 - 1)
+    # unsigned comparison of signed numbers
+    kept = (hashed ^ -(2**31)) >= _signed(threshold ^ 2**31, 32)
+    return kept.to(weights.dtype).div_(1.0 - specification.dropout_p)
+
+
+def _mix(state: Tensor) -> Tensor:
+    for shift, factor in ((30, _FIRST_64), (27, _SECOND_64)):
+        state = (state ^ ((state >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor, 64)
+    return state ^ ((state >> 31) & (2**33 - 1))
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right of int32."""
+    return (values >> bits).bitwise_and_(2 ** (32 - bits) - 1)
+
+
+def _signed(value: int, bits: int) -> int:
+    """The number of two's complement with the same bits."""
+    value %= 2**bits
+    return value - 2**bits if value >= 2 ** (bits - 1) else value

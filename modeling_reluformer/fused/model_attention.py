@@ -55,8 +55,7 @@ def fused_attention_forward(
         found = attend(query, key, value, specification)
     else:
         found = _packed_attention(query, key, value, visibility, specification)
-    output, *sums = found
-    row_sum, row_sum_log = [*sums, None, None][:2]
+    output, row_sum, row_sum_log = (*found, None, None)[:3]
     return output.transpose(1, 2), None, row_sum, row_sum_log
 
 
@@ -68,17 +67,17 @@ def _packed_attention(
     It takes packed sequences as one row, with the places where each of them starts. Padding, which is segment 0, sees the
     padding that the mask does not hide; nobody reads those rows.
     """
-    batch = query.shape[0]
-    ends = _sequence_ends(visibility.query_segments, visibility.key_segments)
-    row_scale, mask = specification.row_scale, specification.key_padding_mask
-    if row_scale is not None:
-        row_scale = row_scale.transpose(0, 1).flatten(1).unsqueeze(0)
-    if mask is not None:
-        mask = mask.expand(batch, -1).reshape(1, -1)
+    batch, row_scale, mask = query.shape[0], specification.row_scale, specification.key_padding_mask
+    query_ends, key_ends = _sequence_ends(visibility.query_segments, visibility.key_segments)
     packed = replace(
-        specification, row_scale=row_scale, key_padding_mask=mask, cu_seqlens_q=ends[0], cu_seqlens_k=ends[1]
+        specification,
+        row_scale=None if row_scale is None else row_scale.transpose(0, 1).flatten(1).unsqueeze(0),
+        key_padding_mask=None if mask is None else mask.expand(batch, -1).reshape(1, -1),
+        cu_seqlens_q=query_ends,
+        cu_seqlens_k=key_ends,
     )
-    found = attend(*map(_in_one_row, (query, key, value)), packed)
+    in_one_row = (states.transpose(0, 1).flatten(1, 2).unsqueeze(0) for states in (query, key, value))
+    found = attend(*in_one_row, packed)
     return tuple(item[0].unflatten(1, (batch, query.shape[2])).transpose(0, 1) for item in found)
 
 
@@ -92,20 +91,14 @@ def _sequence_ends(query_segments: Tensor, key_segments: Tensor) -> tuple[Tensor
     """
     count = int(torch.maximum(query_segments.max(), key_segments.max())) + 1
     padded_first = bool((query_segments[:, 0] == 0).any() | (key_segments[:, 0] == 0).any())
-    lengths = []
-    for name, segments in (("query", query_segments), ("key", key_segments)):
-        order = segments if padded_first else torch.where(segments == 0, count, segments)
+    ends = []
+    for segments in (query_segments, key_segments):
+        order = segments.long() if padded_first else (segments.long() - 1) % count  # padding is first or last
         if (order.diff(dim=1) < 0).any():
             raise ValueError(
-                f"Packed sequences must be numbered in the order in which they stand, padding (0) at one end of all rows; "
-                f"the {name} segments are {segments.tolist()}."
+                "Packed sequences must be numbered in the order in which they stand, padding (0) at one end of all rows; got "
+                f"the segments {segments.tolist()}."
             )
-        order = order if padded_first else order - 1
-        lengths.append(torch.stack([torch.bincount(row, minlength=count) for row in order.long()]).flatten())
-    starts = (torch.nn.functional.pad(length.cumsum(0), (1, 0)).int() for length in lengths)
-    return tuple(starts)
-
-
-def _in_one_row(tensor: Tensor) -> Tensor:
-    """(batch, heads, length, features) → (1, heads, batch · length, features)."""
-    return tensor.transpose(0, 1).flatten(1, 2).unsqueeze(0)
+        lengths = torch.stack([torch.bincount(row, minlength=count) for row in order]).flatten()
+        ends.append(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int())
+    return tuple(ends)

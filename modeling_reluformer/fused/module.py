@@ -10,17 +10,15 @@ from ..attention_reluformer import (
     DEFAULT_GAMMA,
     NON_NEGATIVE,
     POINTWISE,
+    AttentionResult,
     Visibility,
     reference_attention,
     scale_of_rows,
     wide,
 )
-from ..loss_reluformer import DEFAULT_ENTROPY_MARGIN, module_sums
+from ..loss_reluformer import DEFAULT_ENTROPY_MARGIN, row_entropy, row_penalty
 from .attention import relu_attention
-from .specification import check_scaling, is_number
-
-# query, key and value, (batch, heads, length, head_dim); (batch · heads, 1, length, head_dim) where every head has its own mask
-_Heads = tuple[Tensor, Tensor, Tensor]
+from .specification import check_scaling
 
 
 class ReLUAttention(nn.MultiheadAttention):
@@ -29,6 +27,10 @@ class ReLUAttention(nn.MultiheadAttention):
     Parameters, their names and initialisation, and thus state_dict, are those of `nn.MultiheadAttention`, and so are the
     arguments, shapes and results of a call. The layers of `nn.Transformer` take it as their `self_attn` and `multihead_attn`;
     their fast path, which computes a softmax without asking the module, leaves it alone.
+
+    Without weights and with no mask but padding and `is_causal`, memory grows with the length. `need_weights`, which is the
+    default here too, and any other `attn_mask` keep all weights in memory. The weights that a call returns are those before
+    dropout; their rows need not sum to 1.
 
     Args:
         embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype: as in `nn.MultiheadAttention`, but
@@ -73,9 +75,9 @@ class ReLUAttention(nn.MultiheadAttention):
                 "nn.MultiheadAttention."
             )
         check_scaling(scaling, gamma, alpha)
-        if not (is_number(dropout) and 0 <= dropout < 1):
+        if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout!r} must be a number from 0 to below 1.")
-        if not (is_number(entropy_margin) and 0 <= entropy_margin <= 1):
+        if not 0 <= entropy_margin <= 1:
             raise ValueError(f"entropy_margin={entropy_margin!r} must be a number from 0 to 1.")
         if return_regularization:
             _refuse_negative(activation)
@@ -114,17 +116,13 @@ class ReLUAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
         """Attention as `nn.MultiheadAttention.forward` takes and returns it, and L_reg where it is wanted.
 
-        Without weights and with no mask, or with `is_causal`, memory grows with the length. `need_weights`, which is the
-        default here too, and any other `attn_mask` keep all weights in memory.
-
         Args:
             query, key, value: (length, batch, features), with `batch_first` (batch, length, features), or (length, features).
             key_padding_mask: (batch, keys), without a batch (keys,), True (or -inf) where a key is padding.
-            need_weights, average_attn_weights: the weights are those before dropout; rows need not sum to 1.
+            need_weights, average_attn_weights: as there.
             attn_mask: (queries, keys) or (batch · heads, queries, keys), True (or -inf) where a key is hidden. A mask of
-                numbers may hold 0 and -inf alone: a point-wise weight cannot be hidden by what is added to its score. The check
-                of the numbers waits for an accelerator; a boolean mask needs none.
-            is_causal: query i sees the keys j <= i; `attn_mask` may be missing, or must say the same.
+                numbers may hold 0 and -inf alone: a point-wise weight cannot be hidden by what is added to its score.
+            is_causal: query i sees the keys j <= i, and `attn_mask` is not read.
             query_padding_mask: as `key_padding_mask`, of the rows that do not count in L_reg. Default: `key_padding_mask`
                 in self-attention (where `query is key`), else none.
             return_regularization: default as in the constructor.
@@ -134,8 +132,7 @@ class ReLUAttention(nn.MultiheadAttention):
             None; and, where it is wanted, L_reg: a scalar, the mean of Eq. 7 over the heads and all real rows of the batch.
 
         Raises:
-            ValueError: shapes that do not fit, a mask of integers or with other numbers, or L_reg of an activation that may
-                be negative.
+            ValueError: shapes or masks that do not fit, or L_reg of an activation that may be negative.
         """
         wanted = self.return_regularization if return_regularization is None else return_regularization
         if wanted:
@@ -143,23 +140,24 @@ class ReLUAttention(nn.MultiheadAttention):
         self._check(query, key, value)
         if query_padding_mask is None and query is key:
             query_padding_mask = key_padding_mask
-        batched = query.dim() == 3
         heads = self._project(query, key, value)
-        batch = heads[0].shape[0]
-        padding = self._hidden(key_padding_mask, "key_padding_mask", heads[1], batched)
-        row_padding = self._hidden(query_padding_mask, "query_padding_mask", heads[0], batched)
-        heads, visibility = self._visibility(heads, padding, attn_mask, is_causal)
-        output, weights, regularization = self._attend(heads, visibility, row_padding, need_weights, wanted)
-        output = self.out_proj(output.reshape(batch, self.num_heads, *output.shape[2:]).transpose(1, 2).flatten(2))
-        if not batched:
-            output = output.squeeze(0)
+        visibility = self._visibility(heads, key_padding_mask, attn_mask, is_causal)
+        found, visible_keys = self._attend(heads, visibility, need_weights, "sum+entropy" if wanted else "none")
+        output, weights = (
+            self.out_proj(found.output.transpose(1, 2).flatten(2)),
+            found.weights if need_weights else None,
+        )
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if query.dim() == 2:
+            output, weights = output.squeeze(0), None if weights is None else weights.squeeze(0)
         elif not self.batch_first:
             output = output.transpose(0, 1)
-        if weights is not None:
-            weights = weights.reshape(batch, self.num_heads, *weights.shape[2:])
-            weights = weights.mean(1) if average_attn_weights else weights
-            weights = weights if batched else weights.squeeze(0)
-        return (output, weights, regularization) if wanted else (output, weights)
+        return (
+            (output, weights, self._regularization(found, visible_keys, query_padding_mask))
+            if wanted
+            else (output, weights)
+        )
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if query.is_nested:
@@ -168,10 +166,9 @@ class ReLUAttention(nn.MultiheadAttention):
                 "input: build it with enable_nested_tensor=False, or after the attention was put into its layer."
             )
         batch_dim = 0 if self.batch_first else 1
-        features = query.shape[-1], key.shape[-1], value.shape[-1]
         fits = query.dim() in (2, 3) and query.dim() == key.dim() and key.shape[:-1] == value.shape[:-1]
-        same_batch = fits and (query.dim() == 2 or query.shape[batch_dim] == key.shape[batch_dim])
-        if not same_batch or features != (self.embed_dim, self.kdim, self.vdim):
+        fits = fits and (query.dim() == 2 or query.shape[batch_dim] == key.shape[batch_dim])
+        if not fits or (query.shape[-1], key.shape[-1], value.shape[-1]) != (self.embed_dim, self.kdim, self.vdim):
             order = "(batch, length, features)" if self.batch_first else "(length, batch, features)"
             raise ValueError(
                 f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} do not fit: expected "
@@ -179,7 +176,8 @@ class ReLUAttention(nn.MultiheadAttention):
                 "and keys and values of one length."
             )
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> _Heads:
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(batch, heads, length, head_dim) each."""
         bias = self.in_proj_bias
         if self.in_proj_weight is not None and query is key and key is value:
             projected = nn.functional.linear(query, self.in_proj_weight, bias).chunk(3, dim=-1)
@@ -198,77 +196,77 @@ class ReLUAttention(nn.MultiheadAttention):
             states = states.transpose(0, 1)
         return states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
-    def _hidden(self, mask: Tensor | None, name: str, states: Tensor, batched: bool) -> Tensor | None:
-        """A padding mask as booleans (batch, length), True for padding."""
-        if mask is None:
-            return None
-        expected = (states.shape[0], states.shape[2]) if batched else (states.shape[2],)
-        if mask.shape != expected:
-            dimensions = "(batch, length)" if batched else "(length,)"
-            raise ValueError(f"{name} must have the shape {dimensions} = {expected}; got {tuple(mask.shape)}.")
-        mask = _as_boolean(mask, name)
-        return mask if batched else mask.unsqueeze(0)
-
     def _visibility(
-        self, heads: _Heads, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
-    ) -> tuple[_Heads, Visibility]:
-        real = None if padding is None else ~padding
-        batch, _, queries, _ = heads[0].shape
-        keys = heads[1].shape[2]
+        self, heads: tuple[Tensor, ...], key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool
+    ) -> Visibility:
+        batch, keys = heads[1].shape[0], heads[1].shape[2]
+        real = None
+        if key_padding_mask is not None:
+            if key_padding_mask.shape not in ((batch, keys), (keys,) if batch == 1 else ()):
+                raise ValueError(
+                    f"key_padding_mask must have the shape (batch, keys) = ({batch}, {keys}); got "
+                    f"{tuple(key_padding_mask.shape)}."
+                )
+            real = ~_as_boolean(key_padding_mask, "key_padding_mask").view(batch, keys)
+        if is_causal or attn_mask is None:
+            return Visibility(real, causal=is_causal)
+        queries = heads[0].shape[2]
         whole = (queries, keys), (batch * self.num_heads, queries, keys)
-        if attn_mask is not None and attn_mask.shape not in whole:
+        if attn_mask.shape not in whole:
             raise ValueError(
                 f"attn_mask must have the shape (queries, keys) = {whole[0]} or (batch · heads, queries, keys) = {whole[1]}; "
                 f"got {tuple(attn_mask.shape)}."
             )
-        if attn_mask is None:
-            return heads, Visibility(real, causal=is_causal)
-        visible = ~_as_boolean(attn_mask, "attn_mask")
-        if is_causal:
-            if attn_mask.device.type == "cpu":  # elsewhere the check would wait for the device
-                causal = torch.ones_like(visible).tril()
-                _require(
-                    visible == causal, "attn_mask must hide exactly the keys after each query where is_causal=True."
-                )
-            return heads, Visibility(real, causal=True)
-        if visible.dim() == 3:  # a mask for each head: the heads become a part of the batch
-            heads = tuple(states.flatten(0, 1).unsqueeze(1) for states in heads)
-            visible, real = visible.unsqueeze(1), None if real is None else real.repeat_interleave(self.num_heads, 0)
-        mask = visible if real is None else visible & real[:, None, None, :]
-        return heads, Visibility(given_mask=mask.expand(heads[0].shape[0], 1, queries, keys))
+        shape = (batch, self.num_heads, queries, keys) if attn_mask.dim() == 3 else (1, 1, queries, keys)
+        visible = ~_as_boolean(attn_mask, "attn_mask").view(shape)
+        return Visibility(given_mask=visible if real is None else visible & real[:, None, None, :])
 
     def _attend(
-        self, heads: _Heads, visibility: Visibility, row_padding: Tensor | None, need_weights: bool, regularized: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The output and the weights, in the shape of the heads, and L_reg."""
+        self, heads: tuple[Tensor, ...], visibility: Visibility, need_weights: bool, statistics: str
+    ) -> tuple[AttentionResult, Tensor]:
+        """What the attention gives, and n_i, (batch or 1, heads or 1, queries)."""
         query, key, value = heads
         batch, _, queries, _ = query.shape
-        keys = key.shape[2]
-        visible_keys = visibility.count(batch, queries, keys, query.device).to(wide(query.dtype))
-        scale = scale_of_rows(visible_keys.unsqueeze(1), self.scaling, gamma=self.gamma, alpha=self.alpha)
+        keys, whole = key.shape[2], visibility.given_mask
+        if whole is None:
+            visible_keys = visibility.count(batch, queries, keys, query.device).unsqueeze(1)
+        else:
+            visible_keys = whole.sum(-1).clamp_min(1)
+        visible_keys = visible_keys.to(wide(query.dtype))
         options = {
             "activation": self.activation,
+            "row_scale": scale_of_rows(visible_keys, self.scaling, gamma=self.gamma, alpha=self.alpha),
             "dropout_p": self.dropout if self.training else 0.0,
-            "statistics": "sum+entropy" if regularized else "none",
+            "statistics": statistics,
         }
-        if need_weights or visibility.given_mask is not None:
+        if need_weights or whole is not None:
             mask = visibility.dense(queries, keys, query.device)
-            output, weights, *sums = reference_attention(query, key, value, mask=mask, row_scale=scale, **options)
-        else:
-            options |= {"causal": visibility.causal, "key_padding_mask": visibility.key_padding_mask}
-            found = relu_attention(query, key, value, scaling="none", row_scale=scale, **options)
-            output, *sums = found if isinstance(found, tuple) else (found,)
-            weights = None
-        regularization = self._regularization(sums, visible_keys, row_padding) if regularized else None
-        return output, weights if need_weights else None, regularization
+            return reference_attention(query, key, value, mask=mask, **options), visible_keys
+        options |= {"causal": visibility.causal, "key_padding_mask": visibility.key_padding_mask}
+        found = relu_attention(query, key, value, scaling="none", **options)
+        output, *sums = found if isinstance(found, tuple) else (found,)
+        return AttentionResult(output, None, *sums), visible_keys
 
-    def _regularization(self, sums: list[Tensor], visible_keys: Tensor, row_padding: Tensor | None) -> Tensor:
-        rows = torch.ones_like(visible_keys)
-        if row_padding is not None:
-            copies = rows.shape[0] // row_padding.shape[0]  # of a sentence whose heads have become a part of the batch
-            rows = rows.masked_fill(row_padding.repeat_interleave(copies, 0), 0.0)
-        figures = module_sums(*sums, visible_keys, rows, entropy_margin=self.entropy_margin)
-        return figures[0] / figures[-1].clamp_min(1)
+    def _regularization(self, found: AttentionResult, visible_keys: Tensor, row_padding: Tensor | None) -> Tensor:
+        penalties = row_penalties(found, visible_keys, self.entropy_margin)
+        if row_padding is None:
+            return penalties.mean()
+        hidden = _as_boolean(row_padding, "query_padding_mask").view(penalties.shape[0], penalties.shape[2])
+        real = ~hidden.unsqueeze(1).expand_as(penalties)
+        return (penalties * real).sum() / real.sum().clamp_min(1)
+
+
+def row_penalties(found: AttentionResult, visible_keys: Tensor, entropy_margin: float) -> Tensor:
+    """Eq. 7 for each row, (batch, heads, queries), of heads that need not see the same keys.
+
+    found: with S and T. visible_keys: n_i, (batch or 1, heads or 1, queries or 1).
+    """
+    row_sum, row_sum_log = found.row_sum, found.row_sum_log
+    counts = visible_keys.to(row_sum.dtype).expand(row_sum.shape).flatten(0, 1)
+    entropy = row_entropy(row_sum, row_sum_log)
+    # each head as a sequence of its own: `row_penalty` takes one n_i for all heads
+    one_head = (tensor.flatten(0, 1).unsqueeze(1) for tensor in (row_sum, entropy))
+    return row_penalty(*one_head, counts, entropy_margin).view(row_sum.shape)
 
 
 def _refuse_negative(activation: str) -> None:

@@ -25,14 +25,14 @@ NAMESPACE = (__package__ or "").partition(".")[0].replace("-", "_") or "reluform
 _SCHEMA = f"Tensor query, Tensor key, Tensor value, {SCHEMA}) -> (Tensor, Tensor, Tensor)"
 _TENSORS = 3 + TENSOR_COUNT
 
-# Finds the compiled operator for a call, given query, key and activation. The package sets it (`__init__`); a Hub kernel, which
-# has the Python files alone, does without.
-find_compiled: Callable[[Tensor, Tensor, str], Any | None] | None = None
+# Finds the compiled operator for a call. The package sets it (`__init__`); a Hub kernel, which has the Python files alone, does
+# without.
+find_compiled: Callable[[Tensor, Tensor, Specification], Any | None] | None = None
 
 
-def compiled_operator(query: Tensor, key: Tensor, activation: str) -> Any | None:
+def compiled_operator(query: Tensor, key: Tensor, specification: Specification) -> Any | None:
     """What computes a call on a CPU faster than the blockwise loop, with the same arguments; None: nothing does."""
-    return None if find_compiled is None else find_compiled(query, key, activation)
+    return None if find_compiled is None else find_compiled(query, key, specification)
 
 
 def operator_for(query: Tensor) -> Any:

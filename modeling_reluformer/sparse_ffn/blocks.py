@@ -56,20 +56,43 @@ def sparse_blocks(model: PreTrainedModel) -> list[Block]:
         ValueError: none is found, or one cannot skip zeros; the message names it and says why.
     """
     stack = model.get_decoder() if model.config.is_encoder_decoder else model
-    if model.main_input_name == "pixel_values":
-        raise ValueError(
-            f"{type(model).__name__} reads images and decodes nothing; use_sparse_ffn serves decoding alone."
-        )
     found = [
         _block(f"{name} ({type(module).__name__})", module, *names)
         for name, module in stack.named_modules()
         for names in PROJECTIONS
         if all(isinstance(getattr(module, each, None), nn.Module) for each in names if each)
     ]
-    if not found:
+    if not found or model.main_input_name == "pixel_values":
         known = ", ".join("/".join(filter(None, names)) for names in PROJECTIONS)
-        raise ValueError(f"{type(model).__name__} has no feed-forward network with projections called {known}.")
+        raise ValueError(
+            f"{type(model).__name__} has no feed-forward network that decodes, with projections called {known}."
+        )
     return found
+
+
+def _block(where: str, module: nn.Module, first: str, up: str | None, second: str) -> Block:
+    function = next((name for name in _ACTIVATION_NAMES if hasattr(module, name)), None)
+    activation = getattr(module, function) if function else None
+    up_function = getattr(module, "up_fn", nn.Identity())
+    if type(activation) not in _EXACT and not _gives_exact_zeros(activation):
+        _refuse_activation(where, activation)
+    if type(up_function) not in (*_EXACT, nn.Identity):
+        _refuse_activation(where, up_function)
+    others = {name.partition(".")[0] for name, _ in module.named_parameters()} - {first, up, second}
+    if up is not None and others:
+        raise ValueError(
+            f"{where} holds {', '.join(sorted(others))} beside its projections; use_sparse_ffn does not know it."
+        )
+    exact = _EXACT.get(type(activation)), _EXACT.get(type(up_function), "identity")
+    block = Block(where, module, first, up, second, function, *exact, alone=not others)
+    for name, projection in block.projections.items():
+        if type(projection) is not nn.Linear or projection.weight.device.type != "cpu":
+            raise ValueError(
+                f"{where}: {name} is a {type(projection).__qualname__} on {next(projection.parameters()).device}; use_sparse_ffn "
+                "needs nn.Linear on a CPU. Quantized weights: take the model before it is quantized, and int8=True. Adapters: "
+                "merge them first."
+            )
+    return block
 
 
 def _gives_exact_zeros(activation: nn.Module | None) -> bool:
@@ -81,42 +104,8 @@ def _gives_exact_zeros(activation: nn.Module | None) -> bool:
     return bool(activation.threshold or activation.top_k) or below == 0 or zero_at_zero
 
 
-def _block(where: str, module: nn.Module, first: str, up: str | None, second: str) -> Block:
-    function = next((name for name in _ACTIVATION_NAMES if hasattr(module, name)), None)
-    activation = getattr(module, function) if function else None
-    up_function = getattr(module, "up_fn", nn.Identity())
-    if type(activation) not in _EXACT and not _gives_exact_zeros(activation):
-        _refuse_activation(where, activation)
-    if type(up_function) not in (*_EXACT, nn.Identity):
-        _refuse_activation(where, up_function)
-    names = {first, up, second}
-    others = {name.partition(".")[0] for name, _ in module.named_parameters()} - names
-    if up is not None and others:
-        raise ValueError(
-            f"{where} holds {', '.join(sorted(others))} beside its projections; use_sparse_ffn does not know it."
-        )
-    exact = _EXACT.get(type(activation)), _EXACT.get(type(up_function), "identity")
-    block = Block(where, module, first, up, second, function, *exact, alone=not others)
-    _refuse_projections(block)
-    return block
-
-
 def _refuse_activation(where: str, activation: Any) -> None:
     raise ValueError(
         f"{where} computes {type(activation).__name__}, which gives no exact zeros to skip; use_sparse_ffn needs one of "
         f"{', '.join(ACTIVATIONS)}."
     )
-
-
-def _refuse_projections(block: Block) -> None:
-    for name, projection in block.projections.items():
-        if type(projection) is not nn.Linear:
-            kind = f"{type(projection).__module__}.{type(projection).__qualname__}"
-            raise ValueError(
-                f"{block.name}: {name} is a {kind}, use_sparse_ffn needs nn.Linear. Quantized weights: take the model before it "
-                "is quantized, and use_sparse_ffn(model, int8=True). Adapters: merge them first."
-            )
-        if projection.weight.device.type != "cpu":
-            raise ValueError(
-                f"{block.name}: {name} is on {projection.weight.device}, use_sparse_ffn serves models on a CPU."
-            )

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ..attention_reluformer import wide
-from ..fused.compiled.library import sparse_library
+from ..fused.compiled.library import library
 from . import gather
 from .blocks import Block
 from .gather import Neurons, quantized_neurons
 
 MOST_ROWS = 8
+COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PreparedWeights:
@@ -34,47 +35,28 @@ class PreparedWeights:
 
     def __init__(self, linear: nn.Linear, *, transposed: bool, int8: bool) -> None:
         self.linear, self.transposed, self.int8 = linear, transposed, int8
-        self.forget()
         self.current()
 
     def forget(self) -> None:
         """Drops the copies. To be called in training: fused optimizers do not count their changes."""
-        self._neurons: Neurons | None = None
-        self._seen: Any = None
-        self.finite = True
-
-    def current(self) -> Neurons:
-        """The weights as they are now.
-
-        Raises:
-            ValueError: int8 is asked for, and a weight is not finite.
-        """
-        tensors = [part.detach() for part in (self.linear.weight, self.linear.bias) if part is not None]
-        seen = [(part._version, part.data_ptr(), part.dtype) for part in tensors]
-        if self._neurons is None or seen != self._seen:
-            self._neurons = self._make(*tensors)
-            self._seen = seen
-            self._held = tensors  # so that nothing else comes to lie in their place
-        return self._neurons
+        self._seen = self._neurons = self._held = None
 
     @torch.no_grad()
-    def _make(self, weight: Tensor, bias: Tensor | None = None) -> Neurons:
-        rows = (weight.t() if self.transposed else weight).contiguous()
-        self.finite = bool(rows.isfinite().all())
-        bias = None if bias is None else bias.to(wide(bias.dtype)).contiguous()
-        if not self.int8:
-            return Neurons(rows, None, bias)
-        if not self.finite:
-            raise ValueError("int8 cannot hold weights that are NaN or infinite; use_sparse_ffn(model, int8=False).")
-        return Neurons(*quantized_neurons(rows), bias)
+    def current(self) -> Neurons:
+        """The weights as they are now."""
+        weight, bias = self.linear.weight, self.linear.bias
+        seen = [(part._version, part.data_ptr(), part.dtype) for part in (weight, bias) if part is not None]
+        if seen != getattr(self, "_seen", None):
+            rows = (weight.t() if self.transposed else weight).detach().contiguous()
+            bias = None if bias is None else bias.detach().to(wide(bias.dtype)).contiguous()
+            scaled = quantized_neurons(rows) if self.int8 else (rows, None)
+            self._neurons, self._seen = Neurons(*scaled, bias), seen
+            self._held = weight.detach()  # so that nothing else comes to lie in its place
+        return self._neurons
 
     def __getstate__(self) -> dict[str, object]:
         """Without the copies: a pickled or copied model makes its own."""
         return {name: getattr(self, name) for name in ("linear", "transposed", "int8")}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        vars(self).update(state)
-        self.forget()
 
 
 class _Sparse:
@@ -103,9 +85,6 @@ class _Sparse:
     def compute(self, rows: Tensor) -> Tensor:
         """(rows, features) → (rows, outputs), by the compiled loop or by torch."""
         raise NotImplementedError
-
-    def _all_active(self) -> bool:
-        return self.all_active or not all(each.finite for each in self.weights.values())
 
 
 class SparseFeedForward(_Sparse):
@@ -137,7 +116,7 @@ class SparseFeedForward(_Sparse):
         )
         if block.activation is None:
             hidden = self._parts[block.function](_projected(rows, first))
-        options = (block.activation or "identity", block.up_activation, hidden, self._all_active())
+        options = (block.activation or "identity", block.up_activation, hidden, self.all_active)
         operators = _operators(rows)
         if operators is None:
             return gather.feed_forward(rows, first, up, second, *options)
@@ -157,12 +136,12 @@ class SparseProjection(_Sparse):
             return _projected(rows, neurons)
         operators = _operators(rows)
         if operators is None:
-            return gather.sparse_projection(rows, neurons, self._all_active())
-        return operators.sparse_projection.default(rows, *neurons, self._all_active())
+            return gather.sparse_projection(rows, neurons, self.all_active)
+        return operators.sparse_projection.default(rows, *neurons, self.all_active)
 
 
 def _operators(rows: Tensor) -> Any | None:
-    return sparse_library(large=False) if rows.dtype in (torch.float32, torch.bfloat16) else None
+    return library(large=False) if rows.dtype in COMPILED_DTYPES else None
 
 
 def _projected(rows: Tensor, neurons: Neurons) -> Tensor:
@@ -175,13 +154,10 @@ def _decodes(module: nn.Module, weight: Tensor, hidden_states: Tensor) -> bool:
     return (
         not module.training
         and 0 < hidden_states.numel() <= MOST_ROWS * hidden_states.shape[-1]
-        and type(hidden_states) is Tensor
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and hidden_states.device.type == weight.device.type == "cpu"
         and hidden_states.dtype == weight.dtype
         and not weight.is_inference()  # their changes are not counted
         and not torch.is_autocast_enabled("cpu")
-        and not torch.jit.is_tracing()
-        and not torch._C._are_functorch_transforms_active()
     )

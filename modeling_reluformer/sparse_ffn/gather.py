@@ -1,4 +1,4 @@
-"""Sparse feed-forward networks in plain torch, which computes where nothing is compiled.
+"""Sparse feed-forward networks in plain torch, which computes where nothing is compiled, and weights in int8.
 
 y = Σ_i f(w_i·x + b_i) g(u_i·x + c_i) v_i + d        over the neurons i that are not zero in some row
 """
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 class Neurons(NamedTuple):
     """The weights of a projection by neuron.
 
-    weight: (neurons, features), contiguous. scale: (neurons,) float32 of int8 weights, else None. bias: None, or float32, or
-    float64 with weights in it; (neurons,), of a second projection (features,).
+    weight: (neurons, features), contiguous. scale: (neurons,) float32 of int8 weights, which the compiled loops alone compute,
+    else None. bias: None, or float32, or float64 with weights in it; (neurons,), of a second projection (features,).
     """
 
     weight: Tensor
@@ -48,46 +48,26 @@ def feed_forward(
         hidden = activated(project(x, first), activation)
     if not all_active and x.isfinite().all():  # zero times infinity is NaN
         active = (hidden != 0).any(0).nonzero().squeeze(1)
-        hidden, second = hidden[:, active], _of_neurons(second, active)
+        hidden, second = hidden[:, active], second._replace(weight=second.weight[active])
         up = None if up is None else Neurons(*(part if part is None else part[active] for part in up))
     if up is not None:
         hidden = hidden * activated(project(x, up), up_activation)
-    return _sum(hidden, second)
+    return sparse_projection(hidden, second, all_active=True)
 
 
 def sparse_projection(hidden: Tensor, second: Neurons, all_active: bool = False) -> Tensor:
     """`Σ_i hidden_i v_i + d` of hidden (rows, neurons), over the neurons that are not zero in some row."""
-    if all_active:
-        return _sum(hidden, second)
-    active = (hidden != 0).any(0).nonzero().squeeze(1)
-    return _sum(hidden[:, active], _of_neurons(second, active))
+    weight = second.weight
+    if not all_active:
+        active = (hidden != 0).any(0).nonzero().squeeze(1)
+        hidden, weight = hidden[:, active], weight[active]
+    result = hidden @ weight
+    return result if second.bias is None else result + second.bias.to(result.dtype)
 
 
 def project(x: Tensor, neurons: Neurons) -> Tensor:
     """`w_i·x + b_i`, (rows, neurons)."""
-    weight, scale, bias = neurons
-    if scale is None:
-        return nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
-    steps, row_scale = quantized_rows(x)
-    sums = (steps.double() @ weight.double().t()).float()  # exact below 2⁵³
-    products = sums * row_scale.unsqueeze(1) * scale
-    return (products if bias is None else products + bias).to(x.dtype)
-
-
-def quantized_neurons(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights in 127 steps either way, int8 (neurons, features), and a scale for each neuron (neurons,)."""
-    scale = weight.float().abs().amax(1) / 127
-    steps = (weight.float() / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)).round()
-    return steps.to(torch.int8), scale
-
-
-def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in 127 steps either way, (rows, features), and their scales (rows,), NaN for a row that is not finite."""
-    most = x.float().abs().amax(1)
-    factor = torch.where(most > 1e-30, 127 / most, torch.zeros_like(most))
-    steps = torch.where(most.isfinite().unsqueeze(1), x.float() * factor.unsqueeze(1), torch.zeros(())).round()
-    scale = torch.where(most > 1e-30, most / 127, torch.zeros_like(most))
-    return steps, torch.where(most.isfinite(), scale, torch.full_like(most, torch.nan))
+    return nn.functional.linear(x, neurons.weight, None if neurons.bias is None else neurons.bias.to(x.dtype))
 
 
 def activated(scores: Tensor, activation: str) -> Tensor:
@@ -100,13 +80,8 @@ def activated(scores: Tensor, activation: str) -> Tensor:
     return positive.square() if activation == "relu2" else positive
 
 
-def _of_neurons(second: Neurons, active: Tensor) -> Neurons:
-    return second._replace(weight=second.weight[active], scale=None if second.scale is None else second.scale[active])
-
-
-def _sum(hidden: Tensor, second: Neurons) -> Tensor:
-    dtype, weight = hidden.dtype, second.weight
-    if second.scale is not None:
-        hidden, weight = hidden.float() * second.scale, weight.float()
-    result = hidden @ weight
-    return (result if second.bias is None else result + second.bias.to(result.dtype)).to(dtype)
+def quantized_neurons(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights in 127 steps either way, int8 (neurons, features), and a scale for each neuron (neurons,)."""
+    scale = weight.float().abs().amax(1) / 127
+    steps = (weight.float() / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)).round()
+    return steps.to(torch.int8), scale

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..fused.compiled.library import sparse_library
+from ..fused.compiled.library import library
 from .blocks import Block, sparse_blocks
-from .forward import SparseFeedForward, SparseProjection
+from .forward import COMPILED_DTYPES, SparseFeedForward, SparseProjection
 
 # A forward that computes something else is off by about its whole output.
 _TOLERANCE = 0.05
@@ -23,7 +23,8 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
     gather in torch. All others are computed as before: longer prompts, training, calls under `torch.compile`, autocast or with
     hooks on the projections. Rows share what they read: of B rows, a neuron is skipped where it is zero in all, a share of
     (1 - ρ)^B for ρ that are not zero. In float32 the results are those of the dense network to rounding, NaN and infinities in
-    the input included; but if finite inputs overflow in u_i·x behind a zero, the dense network has a NaN and this one has not.
+    the input included; but where finite inputs overflow in u_i·x behind a zero, or a weight behind it is not finite, the dense
+    network has a NaN and this one has not.
 
     Nothing of it is saved. `state_dict`, configuration and `save_pretrained` stay as they were; a copy or a pickle of the model
     skips zeros too. The second projection is held a second time, transposed: its memory is half of what an FFN has, a third of
@@ -44,23 +45,20 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
         The model itself.
 
     Raises:
-        TypeError: not a Transformers model, or `enabled` is no bool.
+        TypeError: not a Transformers model.
         ValueError: a network without exact zeros (gelu, silu, …), of other structure, with quantized weights or on another
-            device; int8 where there is no compiled loop, or with enabled=False.
+            device; int8 of another dtype than float32 and bfloat16, or where there is no compiled loop.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"use_sparse_ffn takes a Transformers model (a PreTrainedModel); got {type(model).__module__}."
             f"{type(model).__qualname__}. Of a PEFT model, give get_base_model()."
         )
-    if not isinstance(enabled, bool):
-        raise TypeError(f"enabled={enabled!r} must be True or False.")
-    if int8 and not enabled:
-        raise ValueError("use_sparse_ffn(model, False) restores the model's own weights; leave int8 out.")
-    if enabled and sparse_library(large=True) is None and int8:
+    operators = library(large=enabled)
+    if enabled and int8 and (operators is None or model.dtype not in COMPILED_DTYPES):
         raise ValueError(
-            "use_sparse_ffn(model, int8=True) needs the compiled library, which cannot be had here; `python -m "
-            "reluformer.modeling_reluformer.fused.compiled` says why. Without int8, torch computes."
+            "use_sparse_ffn(model, int8=True) needs a model in float32 or bfloat16, and the compiled library; `python -m "
+            "reluformer.modeling_reluformer.fused.compiled` says whether it can be had. Without int8, torch computes."
         )
     forwards = [pair for block in sparse_blocks(model) for pair in _forwards(block, int8)] if enabled else []
     for part in model.modules():
@@ -89,10 +87,9 @@ def _refuse_other_forward(block: Block, forward: SparseFeedForward) -> None:
     rows = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
     module = copy.deepcopy(block.module).eval()
     expected, found = type(module).forward(module, rows), forward.compute(rows)
-    if not expected.isfinite().all() or (expected - found).float().norm() <= _TOLERANCE * expected.float().norm():
-        return
-    factor = f" * {block.up}(x)" if block.up else ""
-    raise ValueError(
-        f"{block.name} does not compute {block.second}({block.function}({block.first}(x))"
-        f"{factor}); use_sparse_ffn knows no other network."
-    )
+    if (expected - found).float().norm() > _TOLERANCE * expected.float().norm():
+        factor = f" * {block.up}(x)" if block.up else ""
+        raise ValueError(
+            f"{block.name} does not compute {block.second}({block.function}({block.first}(x)){factor}); use_sparse_ffn knows "
+            "no other network."
+        )

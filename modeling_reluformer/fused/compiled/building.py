@@ -39,8 +39,8 @@ _AVX512 = (
 _EXACT = "-ffp-contract=off"  # the same bits with every instruction set
 
 
-class CompiledAttentionError(RuntimeError, ValueError):
-    """The compiled attention cannot be had, or was asked for in a way that is unknown; the message says what to do."""
+class CompiledAttentionError(RuntimeError):
+    """The compiled attention cannot be had; the message says why."""
 
 
 class Unit(NamedTuple):

@@ -1,8 +1,7 @@
 """Whether this process computes attention on a CPU with the compiled library, and where that comes from.
 
 The library is looked for at the first need: in the package, where a wheel may bring one along, and then in a folder of the
-user. If there is none, the first call that is large enough to gain from it builds one. RELUFORMER_COMPILED=0 does without;
-with 1 it is built at the first call, and its absence is an error.
+user. If there is none, the first call that is large enough to gain from it builds one. RELUFORMER_COMPILED=0 does without.
 """
 
 from __future__ import annotations
@@ -28,32 +27,24 @@ logger = logging.getLogger(__name__)
 _BEGINNING, _NONE_FOUND, _SETTLED = range(3)
 _stage = _BEGINNING
 _operators: Any = None  # torch.ops.reluformer_cpu, once the library is loaded and used
-_without_attention: Any = None  # the same, where the processor or its torch has no products for the attention
 _loaded_from: Path | None = None
 _lock = threading.Lock()
 
 
 def library(large: bool) -> Any | None:
-    """The operators of the compiled attention, `torch.ops.reluformer_cpu`; None if the Python loop is to compute.
+    """The operators of the compiled library, `torch.ops.reluformer_cpu`; None if Python is to compute.
 
-    Args:
-        large: whether the call is large enough to gain by them, so that they are built if they do not exist.
+    They compute attention in the dtypes that their `supports` names, sparse networks and translation on any processor.
 
-    Raises:
-        CompiledAttentionError: RELUFORMER_COMPILED is neither 0 nor 1, or it is 1 and there is no library.
+    large: whether the call is large enough to gain by them, so that they are built if they do not exist.
     """
     return _operators if _stage > large else _settle(large)
 
 
-def sparse_library(large: bool) -> Any | None:
-    """As [`library`], for the operators of sparse feed-forward networks, which serve processors without AVX2 and oneDNN too."""
-    operators = library(large)
-    return _without_attention if operators is None else operators
-
-
 def loop_name() -> Literal["compiled", "python"]:
-    """Which loop computes at present; builds nothing unless RELUFORMER_COMPILED is 1."""
-    return "python" if library(large=False) is None else "compiled"
+    """Which loop computes attention in float32 at present; builds nothing."""
+    operators = library(large=False)
+    return "compiled" if operators is not None and operators.supports(torch.float32) else "python"
 
 
 def location() -> Path | None:
@@ -64,39 +55,26 @@ def location() -> Path | None:
 @contextlib.contextmanager
 def python_loop() -> Iterator[None]:
     """Within the block, nothing compiled computes in the whole process: the Python loop does, and torch."""
-    global _stage, _operators, _without_attention
-    before = _stage, _operators, _without_attention
-    _stage, _operators, _without_attention = _SETTLED, None, None
+    global _stage, _operators
+    before = _stage, _operators
+    _stage, _operators = _SETTLED, None
     try:
         yield
     finally:
-        _stage, _operators, _without_attention = before
+        _stage, _operators = before
 
 
 def _settle(large: bool) -> Any | None:
-    global _stage, _operators, _without_attention
+    global _stage, _operators
     with _lock:
         if _stage > large:
             return _operators
-        demand = os.environ.get(VARIABLE) or None
-        if demand not in (None, "0", "1"):
-            raise CompiledAttentionError(
-                f"{VARIABLE}={demand!r} is unknown; 1 demands the compiled attention, 0 turns it off, and without the "
-                "variable it is used where it can be built."
-            )
-        if demand != "0":
-            _operators = _found() if _stage == _BEGINNING else None
-            if _operators is None and (large or demand == "1"):
-                _operators = _built(demand == "1")
-        if _operators is not None and not _operators.supports(torch.float32):
-            logger.warning(
-                "The compiled attention needs a processor with AVX2, and a torch with oneDNN that is switched on; the Python "
-                "loop computes instead. %s=0 turns this warning off.",
-                VARIABLE,
-            )
-            _operators, _without_attention, large = None, _operators, True
-        final = large or demand is not None or _operators is not None
-        _stage = _SETTLED if final else _NONE_FOUND
+        off = os.environ.get(VARIABLE) == "0"
+        if not off and _stage == _BEGINNING:
+            _operators = _found()
+        if not off and large and _operators is None:
+            _operators = _built()
+        _stage = _SETTLED if off or large or _operators is not None else _NONE_FOUND
         return _operators
 
 
@@ -119,8 +97,8 @@ def _found() -> Any | None:
     return None
 
 
-def _built(demanded: bool) -> Any | None:
-    """The operators of a new library; None with a warning, or an error where they are demanded."""
+def _built() -> Any | None:
+    """The operators of a new library; None with a warning."""
     path = _cache_folder() / library_name(SOURCES, UNITS)
     try:
         compiler = find_compiler()
@@ -136,25 +114,29 @@ def _built(demanded: bool) -> Any | None:
                 build_library(SOURCES, UNITS, path, compiler)
         return _loaded(path)
     except (CompiledAttentionError, OSError) as error:
-        hint = f"; name another folder than {path.parent} in TORCH_EXTENSIONS_DIR" if isinstance(error, OSError) else ""
-        reason = f"The compiled attention could not be built ({error}{hint})"
-        if demanded:
-            raise CompiledAttentionError(f"{VARIABLE}=1: {reason}. Unset {VARIABLE} to use the Python loop.") from error
-    logger.log(
-        logging.WARNING if is_served() else logging.INFO,
-        "%s. The Python loop computes instead: more slowly, with the same results to rounding. %s=0 turns this warning off.",
-        *(reason, VARIABLE),
-    )
-    return None
+        logger.log(
+            logging.WARNING if is_served() else logging.INFO,
+            "The compiled attention could not be built in %s ($TORCH_EXTENSIONS_DIR names another folder): %s. The Python loop "
+            "computes instead: more slowly, with the same results to rounding. %s=0 turns this warning off.",
+            *(path.parent, error, VARIABLE),
+        )
+        return None
 
 
 def _loaded(path: Path) -> Any:
     """A second library with the same operators would end the process, so that one stays for good."""
     global _loaded_from
+    operators = torch.ops.reluformer_cpu
     if _loaded_from is None:
         try:
             torch.ops.load_library(str(path))
         except OSError as error:
             raise CompiledAttentionError(f"{path} cannot be loaded: {error.__cause__ or error}") from error
         _loaded_from = path
-    return torch.ops.reluformer_cpu
+        if not operators.supports(torch.float32):
+            logger.warning(
+                "The compiled attention needs a processor with AVX2, and a torch with oneDNN that is switched on; the Python "
+                "loop computes instead. %s=0 turns this warning off.",
+                VARIABLE,
+            )
+    return operators

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operator import backward_fake, forward_fake
+from ..specification import Specification
 from . import library
 
 # Those of attention.cpp.
@@ -20,9 +21,9 @@ SCORES_WORTH_BUILDING = 2**20
 SCORES_WORTH_BUILDING_WITHOUT_GRADIENTS = 2**29
 
 
-def compiled_attention(query: Tensor, key: Tensor, activation: str) -> Any | None:
+def compiled_attention(query: Tensor, key: Tensor, specification: Specification) -> Any | None:
     """The operator that computes a call, with the arguments of `pointwise_attention`; None if the Python loop is to."""
-    if activation not in ACTIVATIONS or query.dtype not in _DTYPES or query.device.type != "cpu":
+    if specification.activation not in ACTIVATIONS or query.dtype not in _DTYPES or query.device.type != "cpu":
         return None
     # A derivative in C++ does not take part in the transforms of torch.func, of which an error would tell nobody what to do.
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
@@ -35,9 +36,8 @@ def _serves(dtype: torch.dtype, large: bool) -> bool:
     return operators is not None and dtype in _served_dtypes(operators)
 
 
-_serves._dynamo_marked_constant = (
-    True  # what `torch.compiler.assume_constant_result` sets; it imports the whole compiler
-)
+# What `torch.compiler.assume_constant_result` sets; that one imports the whole compiler.
+_serves._dynamo_marked_constant = True
 
 
 def _is_worth_building(query: Tensor, key: Tensor) -> bool:

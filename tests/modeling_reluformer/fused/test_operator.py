@@ -169,9 +169,10 @@ def test_what_the_compiled_loop_serves(monkeypatch):
             (False, torch.float32, "softmax"),
         ):
             tensor = torch.zeros(1, 1, 1, 1, dtype=dtype)
-            assert (loop.compiled_attention(tensor, tensor, activation) is not None) is served
+            found = loop.compiled_attention(tensor, tensor, Specification(activation=activation))
+            assert (found is not None) is served
         with library.python_loop():
-            assert loop.compiled_attention(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), "relu") is None
+            assert loop.compiled_attention(*[torch.zeros(1, 1, 1, 1)] * 2, Specification()) is None
 
 
 def test_only_a_large_call_builds(monkeypatch):
@@ -180,7 +181,7 @@ def test_only_a_large_call_builds(monkeypatch):
     monkeypatch.setattr(library, "library", lambda large: asked.append(large))
     short, long = (torch.empty(1, 8, length, 1).requires_grad_() for length in (100, 1024))
     for tensor in (short, long):
-        loop.compiled_attention(tensor, tensor, "relu")
+        loop.compiled_attention(tensor, tensor, Specification())
     with torch.no_grad():
-        loop.compiled_attention(long, long, "relu")
+        loop.compiled_attention(long, long, Specification())
     assert asked == [False, True, False]

@@ -1,7 +1,6 @@
 """`use_sparse_ffn`: what decodes is what the dense model decodes, nothing is saved, and what cannot be exact is refused."""
 
 import copy
-import io
 import pickle
 import re
 
@@ -16,7 +15,7 @@ from reluformer import (
     ReLUFormerForImageClassification,
     use_sparse_ffn,
 )
-from reluformer.modeling_reluformer.fused.compiled import library
+from reluformer.modeling_reluformer.fused.compiled.library import library, python_loop
 from reluformer.modeling_reluformer.sparse_ffn import forward
 from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
 
@@ -32,10 +31,10 @@ KINDS = (forward.SparseFeedForward, forward.SparseProjection)
 def loop(request):
     """Both ways of computing, one after the other."""
     if request.param == "gather":
-        with library.python_loop():
+        with python_loop():
             yield request.param
         return
-    if library.sparse_library(large=True) is None:
+    if library(large=True) is None:
         pytest.skip("the compiled library cannot be built here")
     yield request.param
 
@@ -87,7 +86,7 @@ def test_logits_of_few_rows_are_those_of_the_dense_model_in_every_dtype(loop, na
 
 
 def test_int8_is_close_and_is_undone(calls):
-    if library.sparse_library(large=True) is None:
+    if library(large=True) is None:
         pytest.skip("the compiled library cannot be built here")
     for name in ("opt", "llama", "decoder-dglu"):
         model = build(name)
@@ -120,10 +119,6 @@ def test_a_copy_skips_zeros_of_its_own_weights(name, how, calls):
             part.zero_()
     assert torch.equal(decoded(other), expected) and calls
     assert {part.forward.module for part in replaced(other)} <= set(other.modules())
-    file = io.BytesIO()
-    torch.save(model, file)
-    weights = sum(part.numel() for part in model.parameters()) * 4
-    assert file.tell() < 1.3 * weights + 60_000, "the prepared weights are left out"
 
 
 @pytest.mark.parametrize("name", ["opt", "llama", "t5"])
@@ -155,7 +150,6 @@ def test_training_gradients_autocast_and_hooks_are_dense(name, calls):
         model.train()(ids)
         with torch.autocast("cpu", torch.bfloat16):
             model.eval()(ids)
-        torch.func.vmap(lambda row: model(row.unsqueeze(0)).logits)(ids.expand(2, -1))
         model(random_tokens(1, 9))  # more than 8 rows
         assert not calls
         model(ids)
@@ -199,24 +193,6 @@ def test_a_graph_is_traced_with_the_dense_network(calls):
     assert not calls
 
 
-@pytest.mark.parametrize("name", ["opt", "llama"])
-def test_a_weight_that_is_not_finite_counts_behind_a_zero(loop, name):
-    model = build(name)
-    block = sparse_blocks(model)[0]
-    with torch.no_grad():
-        block.projections[block.first].weight[0] = 0
-        if block.projections[block.first].bias is not None:
-            block.projections[block.first].bias[0] = -1
-        block.projections[block.second].weight[:, 0] = torch.inf
-    expected = logits(model)
-    found = logits(use_sparse_ffn(model))
-    assert expected.isnan().any() and torch.equal(found.isnan(), expected.isnan())
-    if loop == "compiled":
-        with pytest.raises(ValueError, match="int8 cannot hold weights that are NaN or infinite"):
-            use_sparse_ffn(model, int8=True)
-        assert replaced(model), "a refusal changes nothing"
-
-
 class ScaledMLP(nn.Module):
     """Named as a Llama's, and more than that."""
 
@@ -256,14 +232,17 @@ REFUSED = [
     (lambda: changed("up_fn", nn.SiLU()), "layers.1.mlp (LlamaMLP) computes SiLU"),
     (
         lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
-        "GPT2LMHeadModel has no feed-forward network with projections called",
+        "GPT2LMHeadModel has no feed-forward network that decodes, with projections called",
     ),
-    (lambda: ReLUFormerForImageClassification(vision_config(hidden_act="relu")), "reads images and decodes nothing"),
+    (
+        lambda: ReLUFormerForImageClassification(vision_config(hidden_act="relu")),
+        "has no feed-forward network that decodes",
+    ),
     (
         lambda: changed("up_proj", nn.Sequential(nn.Linear(16, 16))),
-        "up_proj is a torch.nn.modules.container.Sequential",
+        "up_proj is a Sequential on cpu",
     ),
-    (lambda: llama().to("meta"), "gate_proj is on meta, use_sparse_ffn serves models on a CPU"),
+    (lambda: llama().to("meta"), "gate_proj is a Linear on meta; use_sparse_ffn needs nn.Linear on a CPU"),
     (lambda: changed("mlp", ScaledMLP()), "(ScaledMLP) does not compute down_proj(act_fn(gate_proj(x)) * up_proj(x))"),
     (lambda: changed("mlp", NormedMLP()), "(NormedMLP) holds norm beside its projections"),
 ]
@@ -280,10 +259,8 @@ def test_what_has_no_exact_zeros_is_refused_and_left_as_it_was(make, says):
 def test_wrong_arguments_are_refused():
     with pytest.raises(TypeError, match="takes a Transformers model"):
         use_sparse_ffn(nn.Linear(2, 2))
-    with pytest.raises(TypeError, match="enabled='no' must be True or False"):
-        use_sparse_ffn(build("opt"), "no")
-    with pytest.raises(ValueError, match="leave int8 out"):
-        use_sparse_ffn(build("opt"), False, int8=True)
+    with pytest.raises(ValueError, match="needs a model in float32 or bfloat16, and the compiled library"):
+        use_sparse_ffn(build("opt").double(), int8=True)
 
 
 @pytest.mark.parametrize(
