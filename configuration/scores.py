@@ -57,10 +57,10 @@ class Score:
         return f"{scores[self.name]:.{self.digits}f}" + (f" {self.unit}" if self.unit else "")
 
 
-# sacreBLEU would say with each score that the text looks tokenised; `warn_of_tokenized_text` says it once.
+# Where text looks tokenised, sacreBLEU says so with `bleu` alone, not with each score.
 _SILENT = {"force": True}
 _LIST = (
-    Score("bleu", "BLEU", "BLEU (sacreBLEU)", "bleu", "BLEU", _SILENT, in_training=True),
+    Score("bleu", "BLEU", "BLEU (sacreBLEU)", "bleu", "BLEU", in_training=True),
     Score(
         "tokenized_lowercase_bleu",
         "lower-cased BLEU",

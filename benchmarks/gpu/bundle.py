@@ -14,7 +14,7 @@ from reluformer.training.run.records import git_state, write_json
 
 TAKEN = ("benchmarks/", "tests/", "pyproject.toml", "constraints.txt")
 LEFT_OUT, RESULTS = "benchmarks/results/", "benchmarks/results/gpu/"
-WHEELS = ("datasets", "dill", "multiprocess", "evaluate", "jsonargparse", "docstring_parser", "typeshed_client")
+WHEELS = ("datasets", "dill", "multiprocess", "jsonargparse", "docstring_parser", "typeshed_client")
 WHEELS += ("sacremoses", "num2words")
 DOWNLOAD = ("-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--python-version", "3.12")
 MOST_MIB, CORPORA = 60, ("multi30k", "tatoeba")

@@ -19,7 +19,7 @@ from benchmarks.measurement_file import ROOT
 # What the machine with the GPU lacks: importing one of them there would cost the stage.
 STAGE = """
 import runpy, sys
-lacking = ("datasets", "evaluate", "jsonargparse", "sacremoses", "entmax", "num2words", "dill", "multiprocess")
+lacking = ("datasets", "jsonargparse", "sacremoses", "entmax", "num2words", "dill", "multiprocess")
 for name in () if sys.argv[1] == "science" else lacking:  # for which they are in the bundle
     sys.modules[name] = None
 sys.argv = ["benchmarks.gpu", *sys.argv[1:]]

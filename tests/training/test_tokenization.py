@@ -23,13 +23,13 @@ ENGLISH = ["A man rides (fast) a bike.", "Two dogs, three cats!", "That's 12.50 
 HARD = "Don't \"quote\" (me), it's 3.5% — e-mail: a@b.de … 漢字 🙂 </s> <0x41> <pad> x²  y"
 
 
-def pairs(copies=30):
+def pairs(copies):
     return datasets.Dataset.from_dict({"source": GERMAN * copies, "target": ENGLISH * copies})
 
 
-def train(**kwargs):
+def train(copies=30, **kwargs):
     arguments = {"vocab_size": 400, "lowercase": False, "moses": False, "max_length": 99}
-    return train_tokenizer(pairs(), source_language="de", target_language="en", **{**arguments, **kwargs})
+    return train_tokenizer(pairs(copies), source_language="de", target_language="en", **{**arguments, **kwargs})
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +53,8 @@ def test_a_tokenizer_that_begins_no_sentence_has_the_start_of_t5_and_marian():
 
 def test_special_tokens_and_inputs(tokenizer):
     assert tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "</s>", "<unk>"]) == [0, 1, 2, 3]
-    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (
-        0,
-        1,
-        2,
-        3,
-    )
+    ids = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
+    assert ids == (0, 1, 2, 3)
     encoded = tokenizer(GERMAN[0])
     assert set(encoded) == {"input_ids", "attention_mask"}
     assert encoded["input_ids"].count(2) == 1 and encoded["input_ids"][-1] == 2
@@ -103,15 +99,7 @@ def test_vocabulary_too_small_or_out_of_reach(caplog):
         size = len(train(vocab_size=5_000))
     assert f"{size} reached" in caplog.text and "5,000 asked for" in caplog.text
     with pytest.raises(UserError, match="empty corpus"):
-        train_tokenizer(
-            pairs(0),
-            vocab_size=400,
-            lowercase=True,
-            moses=False,
-            max_length=9,
-            source_language="de",
-            target_language="en",
-        )
+        train(copies=0)
 
 
 LOAD = """
@@ -125,9 +113,8 @@ print(json.dumps([ids, tokenizer.decode(ids, skip_special_tokens=True), tokenize
 """
 
 
-@pytest.mark.parametrize("moses", [False, True])
-def test_loads_in_a_fresh_process_without_the_package(tmp_path, moses):
-    trained = train(lowercase=True, moses=moses)
+def test_loads_in_a_fresh_process_without_the_package(tmp_path):
+    trained = train(lowercase=True, moses=True)
     trained.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "reluformer"}))
     result = subprocess.run(
@@ -164,11 +151,6 @@ def test_moses_step_is_recorded_and_applied(tmp_path):
     assert loaded.decode(encoded[0]["labels"], skip_special_tokens=True) == "That 's fast ."
 
 
-def test_moses_errors(monkeypatch):
+def test_a_language_without_rules_is_refused():
     with pytest.raises(UserError, match="no rules for language 'xx'; there are: as, bn"):
         MosesStep("xx", "en")
-    with pytest.raises(UserError, match="side must be"):
-        MosesStep("de", "en").apply(["a"], side="both")
-    monkeypatch.setitem(sys.modules, "sacremoses.corpus", None)
-    with pytest.raises(UserError, match="pip install sacremoses"):
-        MosesStep("de", "en")

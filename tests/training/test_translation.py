@@ -172,7 +172,7 @@ def test_a_source_that_is_too_long_can_be_truncated_with_a_warning(model, tokeni
     translator = Translator(model, tokenizer, num_beams=1, long_sources="truncate")
     with caplog.at_level(logging.WARNING):
         translations = translator([TEXTS[0], "hund " * POSITIONS])
-    assert "1 of 2 sources have more" in caplog.text and "are truncated: number 2 (" in caplog.text
+    assert "1 of 2 sources have more" in caplog.text and "; they are truncated" in caplog.text
     assert translator.shortened == [2] and translator.decoding["long_sources"] == "truncate"
     assert translations[0] == translator(TEXTS[0]) and translations[1]
     assert calls[0] == (1, POSITIONS)
@@ -183,7 +183,7 @@ def test_a_source_that_is_too_long_is_split_at_the_ends_of_sentences(model, toke
     sentences = ["ein hund. ", 'die kinder lachen!" ', f"{'schnee ' * POSITIONS}. ", "zwei hunde"]
     with caplog.at_level(logging.WARNING):
         translations = translator([TEXTS[0], "".join(sentences), TEXTS[1]])
-    assert "1 of 3 sources have more" in caplog.text and "are split: number 2 (" in caplog.text
+    assert "1 of 3 sources have more" in caplog.text and "; they are split" in caplog.text
     assert translator.shortened == [2]
     whole = tokenizer(sentences[2])["input_ids"]
     windows = [[*whole[:-1][start : start + POSITIONS - 1], 2] for start in range(0, len(whole) - 1, POSITIONS - 1)]

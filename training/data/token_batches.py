@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -24,9 +23,6 @@ class TokenBatchSampler:
     line is cut greedily and the batches are shuffled. The cuts depend on the longest sides alone, which no shuffling
     changes, so every epoch has the same number of batches and `len` is exact. Each epoch holds each pair once.
 
-    Everything is kept in arrays of one 32-bit number a pair; an epoch that is being planned needs 12 to 20 bytes a pair more,
-    half of them until its last batch.
-
     The plan is a function of lengths, budget, seed, epoch and `batches_per_update`: every process computes the same, and
     accelerate's `BatchSamplerShard` deals out the batches in turn. There is no `batch_size` attribute on purpose: with
     one, accelerate expects equal batches and crashes or drops (accelerate#3969).
@@ -41,11 +37,10 @@ class TokenBatchSampler:
         tokens_per_batch: the budget.
         seed: of the plan.
         batches_per_update: processes × accumulation steps.
-        shuffle: a new order in every epoch; False: batches of long pairs first.
 
     A training loop must call `set_epoch` before it iterates.
 
-    Raises `UserError`: no pairs, lengths that do not match, or a pair longer than the budget (index, length, budget).
+    Raises `UserError`: a pair longer than the budget (index, length, budget).
     """
 
     def __init__(
@@ -56,18 +51,10 @@ class TokenBatchSampler:
         tokens_per_batch: int,
         seed: int,
         batches_per_update: int = 1,
-        shuffle: bool = True,
     ):
         source, target = np.asarray(source_lengths, dtype=np.int32), np.asarray(target_lengths, dtype=np.int32)
-        if source.ndim != 1 or source.shape != target.shape:
-            raise UserError(
-                f"one length for each source and each target expected, got {source.shape} and {target.shape}"
-            )
-        if source.size == 0:
-            raise UserError("token batches of an empty corpus: at least one pair is needed")
         self.tokens_per_batch = tokens_per_batch
         self.seed = seed
-        self.shuffle = shuffle
         self.epoch = 0
         longest = np.maximum(source, target)
         index = int(longest.argmax())
@@ -76,12 +63,8 @@ class TokenBatchSampler:
                 f"pair {index} has {longest[index]} tokens on its longest side, more than tokens_per_batch "
                 f"{tokens_per_batch}; raise tokens_per_batch or lower the length limit of the corpus"
             )
-        self._difference = target - source
-        # 32 bits are enough: it is a corpus of more than two thousand million pairs that would need more.
-        self._longest_first = np.argsort(-longest, kind="stable").astype(np.int32)
-        longest = longest[self._longest_first]
-        self._groups = np.concatenate(([0], np.flatnonzero(np.diff(longest)) + 1, [len(longest)]))
-        self._bounds = _split(_cut(longest, tokens_per_batch), batches_per_update)
+        self._longest, self._difference = longest, target - source
+        self._bounds = _split(_cut(np.sort(longest)[::-1], tokens_per_batch), batches_per_update)
         self._repeated = -(len(self._bounds) - 1) % batches_per_update
         if self._repeated:
             logger.warning(
@@ -101,24 +84,13 @@ class TokenBatchSampler:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        order, batches = self._plan()
+        generator = np.random.default_rng([self.seed, self.epoch])
+        noise = generator.uniform(-LENGTH_JITTER, LENGTH_JITTER, size=len(self._difference))
+        batches = np.arange(len(self._bounds) - 1)
+        generator.shuffle(batches)
+        order = np.lexsort((self._difference + noise, -self._longest))
         for batch in np.resize(batches, len(self)):
             yield order[self._bounds[batch] : self._bounds[batch + 1]].tolist()
-
-    def _plan(self) -> tuple[np.ndarray, np.ndarray]:
-        """The epoch's order of the pairs (pairs,), which the bounds cut, and that of its batches (batches,)."""
-        generator = np.random.default_rng([self.seed, self.epoch])
-        difference, batches = self._difference, np.arange(len(self._bounds) - 1)
-        if self.shuffle:
-            noise = generator.uniform(-LENGTH_JITTER, LENGTH_JITTER, size=len(difference))
-            difference = np.add(noise, difference, out=noise)
-            generator.shuffle(batches)
-        order = self._longest_first.copy()
-        # One group of equal longest sides after the other: the same as sorting all by both keys, with less memory.
-        for start, stop in pairwise(self._groups.tolist()):
-            group = order[start:stop]
-            order[start:stop] = group[np.argsort(difference[group], kind="stable")]
-        return order, batches
 
 
 def _cut(longest_first: np.ndarray, tokens_per_batch: int) -> np.ndarray:

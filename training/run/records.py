@@ -26,17 +26,7 @@ from reluformer.training.run.redaction import without_secrets
 # In the checkout: results, and the pages and pictures generated from them.
 WRITTEN_BY_MEASUREMENTS = ("benchmarks/results", "benchmarks/*.md", "docs/reproduction*")
 PACKAGES = (
-    *(
-        "reluformer",
-        "torch",
-        "triton",
-        "transformers",
-        "accelerate",
-        "datasets",
-        "evaluate",
-        "tokenizers",
-        "safetensors",
-    ),
+    *("reluformer", "torch", "triton", "transformers", "accelerate", "datasets", "tokenizers", "safetensors"),
     *("sacrebleu", "sacremoses", "entmax", "numpy"),
 )
 # What the program is called when Python runs one of its files instead of the installed command.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
 import textwrap
 import time
@@ -22,14 +21,11 @@ from reluformer.configuration.scores import SCORES_IN_TRAINING
 from reluformer.configuration.whole_files import write_whole
 from reluformer.training.data.corpus import load_split
 from reluformer.training.data.documents import PackedDocuments, pack_split
-from reluformer.training.run.progress import bars_are_seen, clock_time, say, tell
+from reluformer.training.run.progress import say, tell
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.scoring.metrics import describe_scores, score_documents, score_translations
 from reluformer.training.translation import Translator
 
-logger = logging.getLogger(__name__)
-
-_SECONDS_BETWEEN_LINES = 10.0  # where no bar is seen
 _COLUMNS = ("source", "hypothesis", "reference")
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {escaped: plain for plain, escaped in _ESCAPES.items()}
@@ -75,8 +71,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Translates the sources of `pairs` and scores the translations against the targets.
 
-    Writes `evaluation.<split>.json` (what is returned) and `translations.<split>.tsv` (see `read_translations`). Until all
-    is translated, what is done lies in `translations.<split>.tsv.partial`, where a failure leaves it.
+    Writes `evaluation.<split>.json` (what is returned) and `translations.<split>.tsv` (see `read_translations`).
 
     Args:
         translator: with the model.
@@ -99,12 +94,10 @@ def evaluate(
     packed, pairs = (pairs, pairs.pairs) if isinstance(pairs, PackedDocuments) else (None, pairs)
     sources, references = list(pairs["source"]), list(pairs["target"])
     start = time.perf_counter()
-    partial = folder / f"translations.{split}.tsv.partial"
-    hypotheses = _translated(translator, sources, references, partial)
+    hypotheses = translator(sources, progress=True)
     seconds = time.perf_counter() - start
     # First, so that an error in scoring does not cost the translations.
     write_translations(folder / f"translations.{split}.tsv", sources, hypotheses, references)
-    partial.unlink(missing_ok=True)  # another process may have translated the same split meanwhile
     scores = score_translations(hypotheses, references, language=language, text=text)
     if packed is not None:
         documents = list(packed.pairs["document"])
@@ -123,28 +116,6 @@ def evaluate(
     }
     write_json(folder / f"evaluation.{split}.json", result)
     return result
-
-
-def _translated(translator: Translator, sources: Sequence[str], references: Sequence[str], partial: Path) -> list[str]:
-    finished = translator.finished(sources, progress=True)  # all sources are checked here
-    hypotheses = [""] * len(sources)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with partial.open("w", encoding="utf-8", newline="\n") as rows:
-            rows.write(_row(_COLUMNS))
-            started = told = time.monotonic()
-            for done, (index, hypothesis) in enumerate(finished, start=1):
-                hypotheses[index] = hypothesis
-                if not bars_are_seen() and time.monotonic() - told > _SECONDS_BETWEEN_LINES:
-                    told = time.monotonic()
-                    left = (told - started) / done * (len(sources) - done)
-                    tell(f"{done:,} of {len(sources):,} translated · {clock_time(left)} left")
-                rows.write(_row((sources[index], hypothesis, references[index])))
-                rows.flush()
-    except BaseException:
-        logger.warning("%s holds the translations that were done", partial)
-        raise
-    return hypotheses
 
 
 @dataclass(frozen=True)
@@ -214,8 +185,7 @@ def read_translations(path: str | Path) -> list[tuple[str, str, str]]:
 
 
 def _row(cells: Sequence[str]) -> str:
-    escaped = (re.sub(r"[\\\t\n\r]", lambda match: _ESCAPES[match[0]], cell) for cell in cells)
-    return "\t".join(escaped) + "\n"
+    return "\t".join(cell.translate(str.maketrans(_ESCAPES)) for cell in cells) + "\n"
 
 
 def format_samples(rows: Sequence[tuple[str, str, str]], count: int = 5, width: int = 100) -> str:
@@ -227,13 +197,12 @@ def format_samples(rows: Sequence[tuple[str, str, str]], count: int = 5, width: 
         width: characters of a line; longer text goes on under its beginning.
     """
     count = min(count, len(rows))
-    picked = [rows[position * len(rows) // count] for position in range(count)]
     names = ("source", "translation", "reference")
-    return "\n\n".join(
-        "\n".join(_sample(name, text, width) for name, text in zip(names, row, strict=True)) for row in picked
-    )
 
+    def sample(row: tuple[str, str, str]) -> str:
+        return "\n".join(
+            textwrap.fill(text.strip() or "(empty)", width, initial_indent=f"{name:<13}", subsequent_indent=" " * 13)
+            for name, text in zip(names, row, strict=True)
+        )
 
-def _sample(name: str, text: str, width: int, margin: int = 13) -> str:
-    lines = textwrap.wrap(text, max(20, width - margin), break_long_words=False) or ["(empty)"]
-    return "\n".join(f"{label:<{margin}}{line}" for label, line in zip([name] + [""] * len(lines), lines, strict=False))
+    return "\n\n".join(sample(rows[position * len(rows) // count]) for position in range(count))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 LongSources = Literal["error", "truncate", "split"]
 LONG_SOURCES: tuple[str, ...] = get_args(LongSources)
-# Of the sources that are refused; those that are truncated or split are all named.
 _NAMED = 5
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’»)\]]*\s+|[。！？][”’」』）]*\s*")
 
@@ -58,23 +57,22 @@ class SourceEncoder:
         sources: list[Pieces] = [[] for _ in texts]
         for index, ids in zip(given, self._ids([texts[index] for index in given]), strict=True):
             sources[index] = [ids]
-        tokens = {index + 1: len(sources[index][0]) for index in given if not self._fits(sources[index][0])}
-        if not tokens:
+        too_long = [index for index in given if not self._fits(sources[index][0])]
+        if not too_long:
             return sources, []
-        where = f"{name}: " if name else ""
+        named = ", ".join(f"{index + 1:,} ({len(sources[index][0]):,} tokens)" for index in too_long[:_NAMED])
+        more = f" and {len(too_long) - _NAMED:,} more" if len(too_long) > _NAMED else ""
         found = (
-            f"{where}{len(tokens):,} of {len(texts):,} sources have more tokens than the {self.positions:,} positions"
+            f"{name}: " * bool(name) + f"{len(too_long):,} of {len(texts):,} sources have more tokens than the "
+            f"{self.positions:,} positions of the model: number {named}{more}, counted from 1"
         )
         if self.long_sources == "error":
-            raise UserError(
-                f"{found} of the model: {_named(tokens, _NAMED)}; shorten them, or choose long_sources: truncate or split"
-            )
-        change = self._truncated if self.long_sources == "truncate" else self._split
-        for number in tokens:
-            sources[number - 1] = change(texts[number - 1])
-        done = "truncated" if self.long_sources == "truncate" else "split"
-        logger.warning("%s of the model and are %s: %s", found, done, _named(tokens, len(tokens)))
-        return sources, list(tokens)
+            raise UserError(f"{found}; shorten them, or choose long_sources: truncate or split")
+        is_split = self.long_sources == "split"
+        logger.warning("%s; they are %s", found, "split" if is_split else "truncated")
+        for index in too_long:
+            sources[index] = self._split(texts[index]) if is_split else self._truncated(texts[index])
+        return sources, [index + 1 for index in too_long]
 
     def _fits(self, ids: list[int]) -> bool:
         return self.positions is None or len(ids) <= self.positions
@@ -94,13 +92,12 @@ class SourceEncoder:
         pieces: Pieces = []
         held, held_ids = "", []
         for sentence in _sentences(text):
-            (joined_ids,) = self._ids([held + sentence])
-            if self._fits(joined_ids):
-                held, held_ids = held + sentence, joined_ids
+            (ids,) = self._ids([held + sentence])
+            if self._fits(ids):
+                held, held_ids = held + sentence, ids
                 continue
-            if held:
-                pieces.append(held_ids)
-            held, held_ids = sentence, self._ids([sentence])[0]
+            pieces += [held_ids] if held else []
+            held, (held_ids,) = sentence, self._ids([sentence])
             if not self._fits(held_ids):
                 pieces += self._windows(held_ids)
                 held = ""
@@ -121,10 +118,3 @@ def _sentences(text: str) -> Iterator[str]:
         start = end.end()
     if text[start:].strip():
         yield text[start:]
-
-
-def _named(tokens: Mapping[int, int], at_most: int) -> str:
-    """`number 2 (70 tokens), 9 (81 tokens) and 3 more, counted from 1`."""
-    named = [f"{number:,} ({count:,} tokens)" for number, count in list(tokens.items())[:at_most]]
-    rest = f" and {len(tokens) - at_most:,} more" if len(tokens) > at_most else ""
-    return f"number {', '.join(named)}{rest}, counted from 1"

@@ -15,7 +15,7 @@ import sacrebleu.metrics
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
-from reluformer.training.data.moses import MosesStep, detokenize, warn_of_tokenized_text
+from reluformer.training.data.moses import MosesStep, detokenize
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +43,9 @@ def score_translations(
         are equal to their reference but for space around them, case-sensitive. `sentences`: their number.
 
     Raises:
-        UserError: no sentences, different numbers of them, something that is no text, or tokenised text without a language.
+        UserError: no sentences, different numbers of them, or tokenised text without a language.
     """
-    _check(hypotheses, references)
-    given = list(hypotheses), list(references)
-    if text == "plain":
-        warn_of_tokenized_text(given[1])
+    given = _checked(hypotheses, references)
     plain, detokenized = _plain_text(given, language, text)
     scores: dict[str, Any] = {}
     for score in SCORES.values():
@@ -89,25 +86,17 @@ def score_documents(
     Returns:
         `document_bleu` and `document_chrf` with their `…_signature`, `documents` (their number) and `scoring_unit`
         (`SCORING_UNIT`).
-
-    Raises:
-        UserError: different numbers of hypotheses and documents, or a document without a reference.
     """
-    if len(hypotheses) != len(documents):
-        raise UserError(f"{len(hypotheses)} hypotheses but {len(documents)} names of documents: give one for each")
     parts: dict[str, list[str]] = {name: [] for name in references}
     for hypothesis, name in zip(hypotheses, documents, strict=True):
-        if name not in parts:
-            raise UserError(f"document {name!r} has no reference; there are: {', '.join(references)}")
         parts[name].append(hypothesis)
-    whole, wanted = [" ".join(texts) for texts in parts.values()], list(references.values())
-    _check(whole, wanted)
-    plain, detokenized = _plain_text((whole, wanted), language, text)
+    whole = _checked([" ".join(texts) for texts in parts.values()], list(references.values()))
+    plain, detokenized = _plain_text(whole, language, text)
     scores: dict[str, Any] = {}
     for score in SCORES.values():
         if score.of_documents:
             scores |= _score(score, *plain, detokenized)
-    return {**scores, "documents": len(wanted), "scoring_unit": SCORING_UNIT}
+    return {**scores, "documents": len(references), "scoring_unit": SCORING_UNIT}
 
 
 def describe_scores(scores: Mapping[str, Any]) -> str:
@@ -124,7 +113,7 @@ def describe_scores(scores: Mapping[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def _plain_text(sides: tuple[list[str], list[str]], language: str | None, text: str) -> tuple[Sequence[list[str]], str]:
+def _plain_text(sides: Sequence[list[str]], language: str | None, text: str) -> tuple[Sequence[list[str]], str]:
     """Both sides as plain text, and what the signature of their scores says of that."""
     if text == "plain":
         return sides, ""
@@ -150,24 +139,16 @@ def _moses_score(score: Score, hypotheses: list[str], references: list[str], lan
         logger.warning("%s is left out: %s", score.name, error)
         return {}
 
-    def tokenized(texts: list[str]) -> list[str]:
-        return moses.apply([text.lower() for text in texts], side="target")
-
-    scores = _score(score, tokenized(hypotheses), tokenized(references))
+    sides = (moses.apply([text.lower() for text in texts], side="target") for texts in (hypotheses, references))
+    scores = _score(score, *sides)
     scores[f"{score.name}_signature"] += f"|lowercased|moses:{language}|sacremoses:{version('sacremoses')}"
     return scores
 
 
-def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    for name, texts in (("hypotheses", hypotheses), ("references", references)):
-        if isinstance(texts, str):
-            raise UserError(f"{name}: one string was given, expected a list of strings")
-        for index, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise UserError(f"{name}[{index}]: expected text, got {type(text).__name__}")
-    if len(hypotheses) != len(references):
+def _checked(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[list[str], list[str]]:
+    if len(hypotheses) != len(references) or not len(references):
         raise UserError(
-            f"{len(hypotheses)} hypotheses but {len(references)} references: give one reference for each hypothesis"
+            f"{len(hypotheses)} hypotheses and {len(references)} references: give one reference for each hypothesis, and at "
+            "least one"
         )
-    if not len(references):
-        raise UserError("no translations to score: hypotheses and references are empty")
+    return list(hypotheses), list(references)

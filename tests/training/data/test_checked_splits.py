@@ -70,7 +70,7 @@ def test_what_encoding_skips_is_not_translated_in_validation(arguments, monkeypa
     printed = capsys.readouterr()
     assert f"{printed.out}{printed.err}{caplog.text}".count("validation tokens: ") == 1
     evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
-    assert evaluation["shortened_sources"] == [1] and "are split: number 1 (" in caplog.text
+    assert evaluation["shortened_sources"] == [1] and "; they are split" in caplog.text
     assert len(read_translations(folder / "translations.test.tsv")) == evaluation["sentences"] == 5
     assert (folder / "attention_map.png").is_file()
 

@@ -1,19 +1,14 @@
 """Evaluation: scores and files agree with the translations; samples are readable."""
 
 import json
+from types import SimpleNamespace
 
 import datasets
 import pytest
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.scoring.evaluation import (
-    evaluate,
-    format_samples,
-    read_translations,
-    write_translations,
-)
+from reluformer.training.scoring.evaluation import evaluate, format_samples, read_translations, write_translations
 from reluformer.training.scoring.metrics import score_translations
-from reluformer.training.translation import Translator
 
 PAIRS = datasets.Dataset.from_dict(
     {"source": ["eins", "zwei\t2", "drei", "vier"], "target": ["one", "two\n2", "three", "four\\n"]}
@@ -21,66 +16,25 @@ PAIRS = datasets.Dataset.from_dict(
 HYPOTHESES = ["one", "two\n2", "Three", "\u2028 five"]
 
 
-class Model:
-    device = "cpu"
+class ByHeart(SimpleNamespace):
+    """In place of a translator."""
 
-
-class FixedTranslator(Translator):
-    """Translates by heart."""
-
-    def __init__(self):
-        self.model, self.num_beams, self.length_penalty, self.max_new_tokens, self.batch_tokens = (
-            Model(),
-            5,
-            1.1,
-            None,
-            9,
-        )
-        self.long_sources, self.shortened, self.generation, self.compute = "error", [], {}, "float32"
-
-    def finished(self, texts, progress=False):
-        return enumerate(HYPOTHESES[list(PAIRS["source"]).index(text)] for text in texts)
+    def __call__(self, texts, progress=False):
+        return [HYPOTHESES[list(PAIRS["source"]).index(text)] for text in texts]
 
 
 def test_files_and_result_agree(tmp_path):
+    translator = ByHeart(model=SimpleNamespace(device="cpu"), decoding={"num_beams": 5}, shortened=[2])
     record = {"command": "reluformer evaluate", "seed": 3}
-    result = evaluate(FixedTranslator(), PAIRS, tmp_path, "validation", dataset_name="n", record=record)
-    written = json.loads((tmp_path / "evaluation.validation.json").read_text(encoding="utf-8"))
-    assert written == result
-    assert result["exact_match"] == 50.0
-    assert result["decoding"]["num_beams"] == 5 and result["decoding"]["length_penalty"] == 1.1
-    assert (result["split"], result["dataset"], result["command"], result["seed"]) == (
-        "validation",
-        "n",
-        "reluformer evaluate",
-        3,
-    )
-    assert result["sentences"] == 4 and result["seconds"] >= 0 and result["sentences_per_second"] > 0
+    result = evaluate(translator, PAIRS, tmp_path, "validation", dataset_name="n", record=record)
+    assert json.loads((tmp_path / "evaluation.validation.json").read_text(encoding="utf-8")) == result
+    assert result["exact_match"] == 50.0 and result["sentences"] == 4
+    expected = {"split": "validation", "dataset": "n", **record, "decoding": {"num_beams": 5}, "shortened_sources": [2]}
+    assert expected.items() <= result.items()
+    assert result["seconds"] >= 0 and result["sentences_per_second"] > 0
     rows = read_translations(tmp_path / "translations.validation.tsv")
     assert rows == list(zip(PAIRS["source"], HYPOTHESES, PAIRS["target"], strict=True))
     assert result["bleu"] == score_translations([row[1] for row in rows], [row[2] for row in rows])["bleu"]
-
-
-def test_a_failure_leaves_the_translations_that_were_done(tmp_path, caplog):
-    class FailingTranslator(FixedTranslator):
-        def finished(self, texts, progress=False):
-            yield 2, HYPOTHESES[2]
-            yield 1, HYPOTHESES[1]
-            raise MemoryError
-
-    with pytest.raises(MemoryError):
-        evaluate(FailingTranslator(), PAIRS, tmp_path)
-    partial = tmp_path / "translations.test.tsv.partial"
-    assert [row[1] for row in read_translations(partial)] == [HYPOTHESES[2], HYPOTHESES[1]]
-    assert f"{partial} holds the translations that were done" in caplog.text
-    evaluate(FixedTranslator(), PAIRS, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"evaluation.test.json", "translations.test.tsv"}
-
-
-def test_where_no_bar_is_seen_lines_say_how_far_it_is(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("reluformer.training.scoring.evaluation._SECONDS_BETWEEN_LINES", -1.0)
-    evaluate(FixedTranslator(), PAIRS, tmp_path)
-    assert f"2 of {len(PAIRS)} translated · 0:00 left" in capsys.readouterr().out
 
 
 def test_a_row_of_the_table_is_one_line(tmp_path):
@@ -91,12 +45,10 @@ def test_a_row_of_the_table_is_one_line(tmp_path):
 
 def test_another_table_is_refused_with_its_line(tmp_path):
     path = tmp_path / "a.tsv"
-    path.write_text("source\thypothesis\treference\na\tb\n")
-    with pytest.raises(UserError, match="line 2"):
-        read_translations(path)
-    path.write_text("a\tb\tc\n")
-    with pytest.raises(UserError, match="line 1"):
-        read_translations(path)
+    for content, says in (("source\thypothesis\treference\na\tb\n", "line 2"), ("a\tb\tc\n", "line 1")):
+        path.write_text(content)
+        with pytest.raises(UserError, match=says):
+            read_translations(path)
     with pytest.raises(UserError, match="no such file"):
         read_translations(tmp_path / "b.tsv")
 

@@ -8,7 +8,7 @@ from sacrebleu.metrics import BLEU
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import SCORES
-from reluformer.training.data.moses import _say_tokenized
+from reluformer.training.data import moses
 from reluformer.training.scoring.metrics import describe_scores, score_documents, score_translations
 
 REFERENCES = ["A man is riding a red bicycle.", "Two dogs play in the snow, again.", "It 's done ."]
@@ -17,8 +17,7 @@ HYPOTHESES = ["a man is riding a red bicycle.", "Two dogs play in the snow, agai
 
 def test_perfect_translations_score_100():
     scores = score_translations(REFERENCES, REFERENCES, language="en")
-    names = [name for name, score in SCORES.items() if not score.of_documents]
-    names.remove("tokenized_bleu")
+    names = [name for name, score in SCORES.items() if not score.of_documents and name != "tokenized_bleu"]
     assert {name: scores[name] for name in names} == pytest.approx(dict.fromkeys(names, 100.0))
     assert scores["sentences"] == 3
 
@@ -36,25 +35,25 @@ def test_exact_match_is_a_percentage_and_ignores_outer_space():
 
 def test_signatures_name_case_tokenisation_and_version():
     scores = score_translations(HYPOTHESES, REFERENCES, language="en")
-    assert "case:mixed" in scores["bleu_signature"] and "tok:13a" in scores["bleu_signature"]
-    assert "version:" in scores["bleu_signature"] and "version:" in scores["chrf_signature"]
-    assert "case:lc" in scores["tokenized_lowercase_bleu_signature"]
-    assert "tok:13a" in scores["tokenized_lowercase_bleu_signature"]
-    assert "tok:none" in scores["moses_lowercase_bleu_signature"]
-    assert "moses:en" in scores["moses_lowercase_bleu_signature"]
+    for name, parts in {
+        "bleu": ("case:mixed", "tok:13a", "version:"),
+        "chrf": ("version:",),
+        "tokenized_lowercase_bleu": ("case:lc", "tok:13a"),
+        "moses_lowercase_bleu": ("tok:none", "lowercased|moses:en"),
+    }.items():
+        assert all(part in scores[f"{name}_signature"] for part in parts)
 
 
 def test_moses_score_is_bleu_over_moses_tokens():
-    pytest.importorskip("sacremoses")
     scores = score_translations(["Well, he can't go today now"], ["well , he ca n't"], language="en")
     expected = BLEU(tokenize="none", force=True).corpus_score(
         ["well , he can 't go today now"], [["well , he ca n 't"]]
     )
     assert scores["moses_lowercase_bleu"] == pytest.approx(expected.score)
+    assert "moses_lowercase_bleu" not in score_translations(HYPOTHESES, REFERENCES)
 
 
 def test_tokenised_text_is_scored_as_it_stands_and_detokenised():
-    pytest.importorskip("sacremoses")
     hypothesis, reference = "i don &apos;t know that man .", "i don &apos;t know this man ."
     scores = score_translations([hypothesis], [reference], language="en", text="moses")
     plain = score_translations(["i don't know that man."], ["i don't know this man."])
@@ -70,50 +69,21 @@ def test_tokenised_text_is_scored_as_it_stands_and_detokenised():
 
 
 @pytest.mark.parametrize(
-    ("line", "count", "times"),
-    [("it &apos;s", 11, 1), ("it &apos;s", 10, 0), ("it is .", 101, 1), ("it is .", 100, 0)],
+    ("language", "installed", "says"), [("en", False, "pip install sacremoses"), ("xx", True, "'xx'")]
 )
-def test_plain_text_that_looks_tokenised_is_said_once(caplog, line, count, times):
-    _say_tokenized.cache_clear()
-    lines = [line] * count + ["It is."] * (1000 - count)
-    for _ in range(2):
-        score_translations(lines, lines)
-    assert [message.split(":")[0] for message in caplog.messages] == ["The text looks tokenised by Moses"] * times
-
-
-def test_without_a_language_there_is_no_moses_score():
-    assert not any(name.startswith("moses") for name in score_translations(HYPOTHESES, REFERENCES))
-
-
-def test_without_sacremoses_a_warning_says_so(monkeypatch, caplog):
-    for module in [name for name in sys.modules if name.split(".")[0] == "sacremoses"] + ["sacremoses"]:
-        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+def test_a_warning_says_why_the_moses_score_is_missing(language, installed, says, monkeypatch, caplog):
+    moses._tokenizer.cache_clear()
+    if not installed:
+        monkeypatch.setitem(sys.modules, "sacremoses", None)
     with caplog.at_level(logging.WARNING):
-        scores = score_translations(HYPOTHESES, REFERENCES, language="en")
-    assert not any(name.startswith("moses") for name in scores)
-    assert "sacremoses" in caplog.text
+        scores = score_translations(HYPOTHESES, REFERENCES, language=language)
+    assert "moses_lowercase_bleu" not in scores and says in caplog.text
 
 
-def test_for_a_language_without_moses_rules_a_warning_says_so(caplog):
-    pytest.importorskip("sacremoses")
-    with caplog.at_level(logging.WARNING):
-        scores = score_translations(HYPOTHESES, REFERENCES, language="xx")
-    assert not any(name.startswith("moses") for name in scores)
-    assert "'xx'" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("hypotheses", "references", "message"),
-    [
-        (["a"], ["a", "b"], "1 hypotheses but 2 references"),
-        ([], [], "no translations"),
-        ("a", ["a"], "one string"),
-        (["a", None], ["a", "b"], r"hypotheses\[1\].*NoneType"),
-    ],
-)
-def test_bad_input_is_refused(hypotheses, references, message):
-    with pytest.raises(UserError, match=message):
-        score_translations(hypotheses, references)
+def test_each_hypothesis_needs_a_reference():
+    for hypotheses, references in ((["a"], ["a", "b"]), ([], [])):
+        with pytest.raises(UserError, match=f"{len(hypotheses)} hypotheses and {len(references)} references"):
+            score_translations(hypotheses, references)
 
 
 def test_scores_are_described_in_one_line():
