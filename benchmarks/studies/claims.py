@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -13,7 +14,14 @@ from typing import Any
 from benchmarks.markdown import mean_and_each
 from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, has_diverged, value
 from benchmarks.studies.parser import row_of_line
-from benchmarks.studies.scores import FEWEST_ITEMS, STATISTICS, bootstrap_of_means, comparable
+from benchmarks.studies.scores import (
+    FEWEST_ITEMS,
+    STATISTICS,
+    Comparison,
+    bootstrap_of_means,
+    comparable,
+    in_words,
+)
 from benchmarks.studies.study import Claim, Figure, Study
 from benchmarks.studies.tasks import spent
 from reluformer.configuration.errors import UserError
@@ -24,8 +32,12 @@ NOT_MEASURED = "not measured"  # a row that this size does not have, or that can
 BLEU, ACCURACY, PERPLEXITY = "bleu.score", "accuracy.score", "perplexity.score"
 # The paths of figures that are compared by a paired bootstrap.
 _PAIRED = {f"{name}.score": name for name in STATISTICS}
-# "Does not converge": a loss that is not finite, or a BLEU below the first while the softmax twin's is above the second.
-LEARNED_NOTHING, TWIN_LEARNED = 1.0, 10.0
+# What claims are about. A path names its score; the seconds that a training took are of its speed.
+KINDS = ("BLEU", "accuracy", "perplexity", "mechanism", "speed")
+_SPEED = ("cpu_seconds", "training_seconds")
+# "Does not converge": a loss that is not finite or, after as many updates, less than this share of the twin's BLEU; the twin must
+# itself have learned.
+CONVERGED, TWIN_LEARNED = 0.5, 10.0
 # The parts of a claim that name a row, and those that name several.
 _NAMES = ("best", "higher", "lower", "diverges", "twin", "row")
 _LISTS = ("equal", "among")
@@ -33,16 +45,29 @@ _LISTS = ("equal", "among")
 
 @dataclass(frozen=True)
 class Verdict:
-    """`verdict` is one of the five words; `text` the claim; `why` the figures behind it."""
+    """`verdict` is one of the five words; `text` the claim; `why` the figures behind it; `kind` one of `KINDS`."""
 
     text: str
     verdict: str
     why: str
+    kind: str = "mechanism"
 
 
 def judge(study: Study, outcomes: Mapping[str, Outcome]) -> list[Verdict]:
     """One verdict for each claim, and for each row of the family that a claim is made of."""
-    return [_judge(claim, study, outcomes) for claim in study.claims for claim in _expanded(claim, outcomes)]
+    return [
+        dataclasses.replace(_judge(claim, study, outcomes), kind=_kind(claim, study))
+        for claim in study.claims
+        for claim in _expanded(claim, outcomes)
+    ]
+
+
+def _kind(claim: Claim, study: Study) -> str:
+    """What a claim is about: a score, speed, or else what goes on in a model."""
+    path = BLEU if claim.diverges else _figure(claim, study).path
+    if path in _SPEED or "speed" in path:
+        return "speed"
+    return next((kind for kind in KINDS if kind.lower() in path), "mechanism")
 
 
 def _expanded(claim: Claim, outcomes: Mapping[str, Outcome]) -> list[Claim]:
@@ -207,12 +232,10 @@ def _convergence(result: Mapping[str, Any], twin: Mapping[str, Any]) -> tuple[st
     if reason := result["training"].get("diverged"):
         return AGREES, reason["reason"]
     ours, softmax = result["bleu"]["score"], (twin["bleu"] or {"score": 0.0})["score"]
-    figures = f"BLEU {ours:.2f}, softmax {softmax:.2f}"
-    if ours >= LEARNED_NOTHING:
-        return DISAGREES, figures
-    if softmax > TWIN_LEARNED:
-        return AGREES, figures
-    return UNDECIDED, f"{figures}: neither has learned the task"
+    figures = f"BLEU {ours:.2f}, its twin {softmax:.2f}"
+    if softmax < TWIN_LEARNED:
+        return UNDECIDED, f"{figures}: the twin has not learned the task either"
+    return (AGREES if ours < CONVERGED * softmax else DISAGREES), f"{figures} ({100 * ours / softmax:.0f} %)"
 
 
 def _with_diverged(claim: Claim, diverged: list[bool], score: str | None) -> tuple[str, str]:
@@ -233,19 +256,28 @@ def _compare_paired(
     if not comparable(*ours, *theirs):
         return UNDECIDED, "not scored on the same references"
     test = bootstrap_of_means(kind, ours, theirs)
-    figures = f"{mean_and_each(test.each, '{:+.2f}')} {kind.unit}"
-    if test.items < FEWEST_ITEMS:
-        return UNDECIDED, f"{figures}: {test.noise}"
-    figures = f"{figures}, p = {test.p_value:.3f}"
-    if claim.equal:
-        if abs(test.difference) <= claim.margin:
-            return AGREES, f"{figures}, within ± {claim.margin:g}"
-        return (UNDECIDED if test.noise else DISAGREES), f"{figures}, not within ± {claim.margin:g}"
-    if claim.margin < 0 and test.difference > claim.margin:
-        return AGREES, f"{figures}, no more than {-claim.margin:g} below"
+    if claim.equal or claim.margin < 0:
+        return _within(claim, test, f" {kind.unit}")
+    figures = test.words(f" {kind.unit}")
     if test.noise:
         return UNDECIDED, f"{figures}: {test.noise}"
     return (AGREES if test.difference > claim.margin else DISAGREES), figures
+
+
+def _within(claim: Claim, test: Comparison, unit: str) -> tuple[str, str]:
+    """Two one-sided tests of 5 % each, or one for "no more than so much behind": the 90 % interval must lie within the margin."""
+    figures = mean_and_each(test.each, "{:+.2f}") + unit
+    if test.items < FEWEST_ITEMS:
+        return UNDECIDED, f"{figures}: {test.noise}"
+    low, high = test.interval(90)
+    lowest, highest = (-claim.margin, claim.margin) if claim.equal else (claim.margin, math.inf)
+    inside, outside = lowest <= low and high <= highest, high < lowest or low > highest
+    margin = f"± {claim.margin:g}" if claim.equal else f"{-claim.margin:g} behind"
+    where = "within" if inside else "beyond" if outside else "neither within nor beyond"
+    return (
+        AGREES if inside else DISAGREES if outside else UNDECIDED,
+        f"{figures}, {in_words(test, 90)}: {where} {margin}",
+    )
 
 
 def _compare(claim: Claim, values: list[float], digits: int) -> tuple[str, str]:

@@ -134,5 +134,4 @@ def _difference(score: str, softmax: Sequence[Mapping[str, Any]], relu: Sequence
         raise ValueError(f"{softmax[0]['row']}, {relu[0]['row']}: {score} of different test texts cannot be compared")
     ours, theirs = ([result[score] for result in side] for side in (relu, softmax))
     test = bootstrap_of_means(STATISTICS[score], ours, theirs)
-    noise = f", {test.noise}" if test.noise else ""
-    return f"{mean_and_each(test.each, '{:+.2f}')}; p = {test.p_value:.3f}{noise}"
+    return test.words() + (f": {test.noise}" if test.noise else "")

@@ -15,16 +15,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
 
 from benchmarks.studies.study import SIZES, Analysis, AtSize, RowFamily, Study, StudyRow
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe_parser import RECIPES_FOLDER, readable, recipe_layers
+from reluformer.configuration.recipe_parser import RECIPES_FOLDER, recipe_layers
 
-Parsed = TypeVar("Parsed")
 STUDIES_FOLDER = Path(__file__).parent / "catalogue"
 ROWS_FILE = "rows.yaml"
 BASES = "bases"
@@ -77,7 +75,7 @@ def load_study(name: str, folder: Path = STUDIES_FOLDER) -> Study:
     if name not in study_names(folder):
         raise UserError(f"--study: no study {name!r}; choose one of {', '.join(study_names(folder))}")
     path = folder / f"{name}.yaml"
-    return _study(path, path.read_text(encoding="utf-8"))
+    return _made(Study, yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
     if size not in SIZES:
         raise UserError(f"--size: {size!r} is not a size; choose one of {', '.join(SIZES)}")
     path = folder / ROWS_FILE
-    families = _families(path, path.read_text(encoding="utf-8"))
+    families = _families(path)
     rows: dict[str, Row] = {}
     read_layer = functools.cache(functools.partial(layer, folder=folder))  # many rows stand on the same few files
     for name, family in families.items():
@@ -323,27 +321,26 @@ def _numbers_alike(value: Any) -> Any:
     return value
 
 
-# Checking the types of a hundred families takes seconds, and they are the same for every size.
-@functools.cache
-def _families(path: Path, text: str) -> dict[str, RowFamily]:
-    return {name: _parsed(RowFamily, content, f"{path}: {name}") for name, content in yaml.safe_load(text).items()}
+def _families(path: Path) -> dict[str, RowFamily]:
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {name: _made(RowFamily, says, f"{path}: {name}") for name, says in content.items()}
 
 
-@functools.cache
-def _study(path: Path, text: str) -> Study:
-    return _parsed(Study, yaml.safe_load(text), str(path))
-
-
-def _parsed(kind: type[Parsed], content: dict[str, Any], where: str) -> Parsed:
+def _made(kind: Any, says: Any, where: str) -> Any:
+    """An object of a dataclass, of a list of them or of a dictionary of them, from what a file says; anything else as it is."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is list and dataclasses.is_dataclass(arguments[0]):
+        return [_made(arguments[0], each, where) for each in says]
+    if origin is dict and dataclasses.is_dataclass(arguments[1]):
+        return {name: _made(arguments[1], each, f"{where}, {name}") for name, each in says.items()}
+    if not dataclasses.is_dataclass(kind):
+        return says
+    types = get_type_hints(kind)
+    if not isinstance(says, Mapping) or (unknown := says.keys() - types.keys()):
+        raise UserError(
+            f"{where}: {kind.__name__} has {', '.join(types)}; got {unknown if isinstance(says, Mapping) else says!r}"
+        )
     try:
-        parser = _parser_of(kind)
-        return kind(**vars(parser.instantiate(parser.parse_object(content))))
-    except (ArgumentError, TypeError, ValueError) as error:
-        raise UserError(f"{where}: {readable(error)}") from error
-
-
-@functools.cache
-def _parser_of(kind: type) -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind)
-    return parser
+        return kind(**{name: _made(types[name], value, where) for name, value in says.items()})
+    except TypeError as error:
+        raise UserError(f"{where}: {error}") from error

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics import BLEU
 
+from benchmarks.markdown import mean_and_each
 from reluformer.configuration.scores import SCORES
 from reluformer.training.scoring.evaluation import read_translations
 
@@ -30,6 +31,7 @@ METRICS = {
 SAMPLES = 1000
 SEED = 12345  # sacreBLEU's
 SIGNIFICANT = 0.05
+SEVERAL_SEEDS = 3  # from so many on, their scatter is measured and not only looked at
 FEWEST_ITEMS = 10  # of two documents, all samples together have three different scores
 
 Statistics = Mapping[str, Any]
@@ -157,24 +159,59 @@ STATISTICS = {
 class Comparison:
     """The first scores minus the second.
 
-    difference: of the means over the seeds. each: by seed. p_value: of no difference of the means, by bootstrap samples of
-    `items`.
+    difference: of the means over the seeds. each: by seed. samples: differences of the bootstrap's samples, (samples,). items: of
+    the test set.
     """
 
     difference: float
     each: tuple[float, ...]
-    p_value: float
+    samples: np.ndarray
     items: int
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether the samples are of seeds and items together."""
+        return len(self.each) >= SEVERAL_SEEDS
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided: how often the difference of a sample is as far from their mean, on either side, as that mean is from zero.
+        sacreBLEU counts one side alone, and so calls twice as many equals different."""
+        beyond = int(np.sum(np.abs(self.samples - self.samples.mean()) >= abs(self.difference)))
+        return (beyond + 1) / (len(self.samples) + 1)
+
+    def interval(self, percent: float) -> tuple[float, float]:
+        """That holds so many of the samples, with as many below it as above; of fewer than `SEVERAL_SEEDS` seeds, widened to
+        hold the difference of each."""
+        rest = (100 - percent) / 2
+        low, high = (float(bound) for bound in np.percentile(self.samples, [rest, 100 - rest]))
+        return (low, high) if self.has_seeds else (min(low, *self.each), max(high, *self.each))
 
     @property
     def noise(self) -> str | None:
         """Why nobody can say which is ahead, in words; None: one can."""
         if self.items < FEWEST_ITEMS:
             return f"{self.items} texts are too few for a bootstrap"
+        if self.has_seeds:
+            low, high = self.interval(95)
+            return "within the noise of seeds and test set" if low <= 0 <= high else None
         if self.p_value >= SIGNIFICANT:
             return "within the noise of the test set"
         apart = len(self.each) > 1 and abs(self.difference) <= stdev(self.each)
         return "within the noise of the seeds" if apart or min(self.each) < 0 < max(self.each) else None
+
+    def words(self, unit: str = "") -> str:
+        """The difference, that of each seed, and how sure it is: the 95 % interval over seeds and items, or else the p-value."""
+        text = mean_and_each(self.each, "{:+.2f}") + unit
+        if self.items < FEWEST_ITEMS:
+            return text
+        return f"{text}, {in_words(self, 95)}" if self.has_seeds else f"{text}, p = {self.p_value:.3f}"
+
+
+def in_words(comparison: Comparison, percent: int) -> str:
+    """The interval of a comparison."""
+    low, high = comparison.interval(percent)
+    return f"{percent} % interval {low:+.2f} to {high:+.2f}"
 
 
 def comparable(*statistics: Statistics | None) -> bool:
@@ -187,13 +224,12 @@ def comparable(*statistics: Statistics | None) -> bool:
 def bootstrap_of_means(
     kind: Statistic, first: Sequence[Statistics], second: Sequence[Statistics], samples: int = SAMPLES
 ) -> Comparison:
-    """Paired bootstrap test of two mean scores, each over the seeds of a row: every sample draws the same items for all of them.
+    """Paired bootstrap of two mean scores, each over the seeds of a row: every sample draws the same items for all of them.
 
-    The samples are sacreBLEU's. The p-value is two-sided: how often the difference of a sample is as far from their mean, on
-    either side, as that mean is from zero. sacreBLEU counts one side alone, and so calls twice as many equals different.
-
-    It says whether other test items would turn the difference of these models; how much other seeds move it, their own
-    scores say.
+    The samples are sacreBLEU's. They say whether other test items would turn the difference of these models. Of
+    `SEVERAL_SEEDS` seeds or more, a sample draws the seeds, too, of each row by itself (the multi-bootstrap, arXiv
+    2106.16163), and so says whether other trainings would. Of only three, the interval is then rather too narrow than too
+    wide.
 
     Raises:
         ValueError: statistics that are not [`comparable`].
@@ -202,14 +238,14 @@ def bootstrap_of_means(
         raise ValueError("the two were not scored by the same metric on the same references")
     rows = [[kind.rows(each) for each in side] for side in (first, second)]
     count = len(rows[0][0])
-    drawn = np.random.default_rng(SEED).choice(count, size=(samples, count), replace=True)
-    scores = [np.array([_mean_score(kind, side, indices) for indices in drawn]) for side in rows]
-    difference = _mean_score(kind, rows[0]) - _mean_score(kind, rows[1])
-    differences = scores[0] - scores[1]
-    beyond = int(np.sum(np.abs(differences - differences.mean()) >= abs(difference)))
+    generator = np.random.default_rng(SEED)
+    drawn = generator.choice(count, size=(samples, count), replace=True)
+    times = np.stack([np.bincount(items, minlength=count) for items in drawn]).astype(np.float64)
+    # both sides, (seeds, samples)
+    scores = [np.array([[kind.score(sums) for sums in times @ of_seed] for of_seed in side]) for side in rows]
     each = tuple(one["score"] - other["score"] for one, other in zip(first, second, strict=True))
-    return Comparison(difference, each, (beyond + 1) / (samples + 1), count)
-
-
-def _mean_score(kind: Statistic, rows: Sequence[np.ndarray], items: np.ndarray | slice = slice(None)) -> float:
-    return fmean(kind.score(part[items].sum(0)) for part in rows)
+    if len(each) >= SEVERAL_SEEDS:
+        seeds = generator.integers(0, len(each), (2, len(each), samples))
+        ahead_first = seeds if fmean(each) >= 0 else seeds[::-1]  # so that the other way round it is the same interval
+        scores = [np.take_along_axis(side, drawn, axis=0) for side, drawn in zip(scores, ahead_first, strict=True)]
+    return Comparison(fmean(each), each, scores[0].mean(0) - scores[1].mean(0), count)

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from benchmarks.studies.parser import ROWS_FILE
+from benchmarks.studies.scores import STATISTICS, bootstrap_of_means
 from reluformer.configuration.errors import UserError
 from reluformer.training.run.records import write_json
 
@@ -59,21 +60,39 @@ def test_seeds_that_are_as_far_apart_as_their_mean_decide_nothing(study):
     assert verdict.verdict == "undecided" and "p = 0.001: within the noise of the seeds" in verdict.why
 
 
-def test_a_margin_of_a_score(study):
-    scores = [study.give(*row)["bleu"]["score"] for row in (("softmax", 1, 0.9), ("relu", 1, 0.6))]
-    difference = scores[0] - scores[1]
-    for claim, verdict in (
-        ({"equal": ["relu", "softmax"], "margin": 0.75 * difference}, "disagrees"),
-        ({"equal": ["relu", "softmax"], "margin": 1.01 * difference}, "agrees"),
-        ({**ORDER, "margin": 0.99 * difference}, "agrees"),
-        ({**ORDER, "margin": 1.01 * difference}, "disagrees"),
-    ):
-        study.claims(claim)
-        assert study.verdict().verdict == verdict, claim
-    study.give("relu", 1, 0.899)
-    study.claims({"equal": ["relu", "softmax"], "margin": 0.0})
+def test_equal_and_not_behind_are_decided_by_an_interval_and_not_by_the_difference(study):
+    results = [study.give(*row)["bleu"] for row in (("softmax", 1, 0.9), ("relu", 1, 0.6))]
+    test = bootstrap_of_means(STATISTICS["bleu"], *([each] for each in results))
+    low, high = test.interval(90)
+    assert 0 < low < test.difference < high
+    for margin, verdict in ((1.01 * high, "agrees"), (1.01 * test.difference, "undecided"), (0.99 * low, "disagrees")):
+        for claim in (
+            {"equal": ["relu", "softmax"], "margin": margin},
+            {"higher": "relu", "lower": "softmax", "margin": -margin},
+        ):
+            study.claims(claim)
+            assert study.verdict().verdict == verdict, claim
+    assert f"90 % interval {-high:+.2f} to {-low:+.2f}: beyond {0.99 * low:g} behind" in study.verdict().why
+
+
+def test_two_seeds_must_both_lie_within_the_margin(study):
+    for seed, softmax, relu in ((1, 0.9, 0.6), (2, 0.6, 0.9)):
+        study.give("softmax", seed, softmax)
+        study.give("relu", seed, relu)
+    study.claims({"equal": ["relu", "softmax"], "margin": 10.0})
+    assert study.verdict().verdict == "undecided", "in the mean they are equal"
+
+
+def test_three_seeds_are_judged_over_seeds_and_sentences(study):
+    study.claims(ORDER, seeds={"cpu": [1, 2, 3]})
+    for seed, softmax in ((1, 0.9), (2, 0.91), (3, 0.92)):
+        study.give("softmax", seed, softmax)
+        study.give("relu", seed, 0.6)
     verdict = study.verdict()
-    assert verdict.verdict == "undecided" and "not within ± 0" in verdict.why, "they may be equal"
+    assert verdict.verdict == "agrees" and " BLEU, 95 % interval +" in verdict.why and "p =" not in verdict.why
+    study.give("relu", 3, 0.99)
+    verdict = study.verdict()
+    assert verdict.verdict == "undecided" and verdict.why.endswith("within the noise of seeds and test set")
 
 
 def test_one_that_is_better_contradicts_the_best(study):
@@ -122,7 +141,7 @@ def test_what_is_missing_or_below_its_budget_is_pending(study):
     assert "2,399 of 2,400 updates" in verdict.why
     report = study.report()
     assert "pending (seed 1: 2,399 of 2,400 updates; seed 2: not run)" in report
-    assert "1 claims of the paper: pending 1" in report and "widths: pending." in report
+    assert "| ReLUFormer (arXiv 2302.06461) | all | 1 | 1 |" in report and "widths: pending." in report
 
 
 def test_what_a_row_started_from_counts_as_its_training(study):
@@ -174,15 +193,14 @@ def test_a_result_of_another_recipe_is_pending(study):
 
 @pytest.mark.parametrize(
     ("softmax", "relu", "verdict"),
-    [(0.9, 0.0, "agrees"), (0.9, 0.3, "disagrees"), (0.0, 0.0, "undecided"), (0.3, 0.0, "undecided")],
+    [(0.9, 0.0, "agrees"), (0.9, 0.6, "agrees"), (0.9, 0.85, "disagrees"), (0.3, 0.0, "undecided")],
 )
 def test_convergence_is_judged_beside_the_softmax_twin(study, softmax, relu, verdict):
     study.claims({"diverges": "relu", "twin": "softmax"})
     scores = [study.give("softmax", 1, softmax)["bleu"]["score"], study.give("relu", 1, relu)["bleu"]["score"]]
-    assert study.verdict().verdict == verdict
-    assert 0.3 not in (softmax, relu) or any(1 < score < 10 for score in scores), (
-        "between learning nothing and the task"
-    )
+    found = study.verdict()
+    assert found.verdict == verdict and (softmax == 0.9) == (scores[0] > 10)
+    assert softmax < 0.9 or f"({100 * scores[1] / scores[0]:.0f} %) (one seed)" in found.why
 
 
 def test_a_loss_that_is_not_finite_does_not_converge(study):

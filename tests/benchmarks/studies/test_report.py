@@ -55,7 +55,7 @@ def test_a_figure_of_another_benchmark_is_read_from_its_file(study, tmp_path):
     (tmp_path / "speeds.json").unlink()
     assert study.verdict().verdict == "pending"
     study.claims(claim, figures={**study.content["figures"], "speed": {**speed, "sizes": ["paper"]}})
-    assert "speed" not in study.report() and "0 claims" in study.report()
+    assert "speed" not in study.report() and "| about |" in study.report()
 
 
 def test_a_relative_figure_compares_evidence_with_evidence_alone(study):
@@ -79,10 +79,24 @@ def test_a_row_of_another_size_is_not_measured_and_the_papers_figures_stand(stud
     assert "| width every n | does not converge · 31.0 | – |" in study.report()
 
 
-def test_our_own_studies_are_not_counted_among_the_papers_claims(study):
-    study.claims({"higher": "softmax", "lower": "relu"}, ours=True)
+def test_claims_are_counted_by_what_they_are_about_and_our_own_apart(study):
+    claims = [{"higher": "softmax", "lower": "relu"}, {"higher": "softmax", "lower": "relu", "figure": "entropy"}]
+    study.claims(*claims)
+    for row in (("softmax", 1, 0.9), ("relu", 1, 0.6)):
+        study.give(*row)
+    study.give("relu", 1, 0.6, entropy=1.5)
     report = study.report()
-    assert "0 claims of the paper" in report and "| our expectation | verdict |" in report
+    head = "| ReLUFormer (arXiv 2302.06461) |"
+    for line in (
+        "| paper | about | agrees | disagrees | all |",
+        f"{head} BLEU | 1 | 0 | 1 |",
+        f"{head} all | 1 | 1 | 2 |",
+    ):
+        assert line in report
+    study.claims(*claims, ours=True)
+    report = study.report()
+    assert head not in report and "2 expectations of our own studies: agrees 1, disagrees 1." in report
+    assert "| [`t0`](#table-0) | a claim | **disagrees** |" in report and "| our expectation | verdict |" in report
 
 
 def test_the_report_says_how_its_bleu_was_measured(study):

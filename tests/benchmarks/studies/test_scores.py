@@ -129,21 +129,47 @@ def test_equals_are_called_different_as_often_as_the_p_value_says(tmp_path):
     assert 0.04 < np.mean(found) < 0.16, "0.1 ± three standard errors of 200"
 
 
+def around(difference, scatter):
+    return np.random.default_rng(0).normal(difference, scatter, 1000)
+
+
 @pytest.mark.parametrize(
-    "each, p, items, noise",
+    "each, scatter, items, noise",
     [
-        ((1.0,), 0.049, 10, None),
-        ((1.0, 3.0), 0.001, 10, None),
-        ((1.0,), 0.05, 10, "within the noise of the test set"),
-        ((-1.0, 3.0), 0.001, 10, "within the noise of the seeds"),
-        ((1.0, 5.8), 0.001, 10, None),  # 3.4 ± 3.39
-        ((1.0, 6.0), 0.001, 10, "within the noise of the seeds"),  # 3.5 ± 3.54
-        ((2.0, 2.0, -0.1), 0.001, 10, "within the noise of the seeds"),  # 1.3 ± 1.2, but one points the other way
-        ((1.0,), 0.001, 9, "9 texts are too few for a bootstrap"),
+        ((1.0,), 0.4, 10, None),
+        ((1.0, 3.0), 0.1, 10, None),
+        ((1.0,), 0.6, 10, "within the noise of the test set"),
+        ((-1.0, 3.0), 0.1, 10, "within the noise of the seeds"),
+        ((1.0, 5.8), 0.1, 10, None),  # 3.4 ± 3.39
+        ((1.0, 6.0), 0.1, 10, "within the noise of the seeds"),  # 3.5 ± 3.54
+        ((2.0, 2.0, -0.1), 0.5, 10, None),  # one points the other way, and the samples are of seeds, too
+        ((2.0, 2.0, -0.1), 0.8, 10, "within the noise of seeds and test set"),
+        ((1.0,), 0.1, 9, "9 texts are too few for a bootstrap"),
     ],
 )
-def test_a_difference_is_none_where_test_items_or_seeds_could_turn_it(each, p, items, noise):
-    assert Comparison(np.mean(each), each, p, items).noise == noise
+def test_a_difference_is_none_where_test_items_or_seeds_could_turn_it(each, scatter, items, noise):
+    assert Comparison(np.mean(each), each, around(np.mean(each), scatter), items).noise == noise
+
+
+def test_the_interval_of_few_seeds_holds_each_of_them():
+    samples = np.linspace(-1, 1, 1001)
+    assert Comparison(0.0, (0.0,), samples, 10).interval(90) == pytest.approx((-0.9, 0.9))
+    assert Comparison(0.0, (-3.0, 0.5), samples, 10).interval(90) == pytest.approx((-3.0, 0.9))
+    assert Comparison(0.0, (-3.0, 1.5, 1.5), samples, 10).interval(90) == pytest.approx((-0.9, 0.9))
+
+
+def test_of_three_seeds_the_samples_draw_seeds_of_each_row_as_well(tmp_path):
+    """The variance is that over the items and that of the mean of three seeds drawn of three, of either row."""
+    sides = [[classified(tmp_path, 400, rate, (at, seed))[0] for seed, rate in enumerate(rates)]
+             for at, rates in enumerate(((0.9, 0.8, 0.7), (0.6, 0.7, 0.8)))]  # fmt: skip
+    alone = [bootstrap_of_means(STATISTICS["accuracy"], *(side[:2] for side in sides)), None]
+    together = bootstrap_of_means(STATISTICS["accuracy"], *sides, samples=4000)
+    seeds = sum(np.var([each["score"] for each in side]) / 3 for side in sides)
+    assert together.difference == pytest.approx(np.subtract(*(np.mean([e["score"] for e in side]) for side in sides)))
+    assert np.var(together.samples) == pytest.approx(seeds + np.var(alone[0].samples) * 2 / 3, rel=0.2)
+    assert seeds > 2 * np.var(alone[0].samples), "the seeds matter"
+    turned = bootstrap_of_means(STATISTICS["accuracy"], *sides[::-1], samples=4000)
+    assert turned.interval(95) == pytest.approx([-bound for bound in together.interval(95)[::-1]])
 
 
 def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_path):
