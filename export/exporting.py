@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,20 +16,18 @@ from transformers import PreTrainedModel
 
 from reluformer import ReLUFormerConfig
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.whole_files import holds_one, require_own, whole_folder
 from reluformer.export.graphs import GRAPHS, write_graphs
 from reluformer.export.running import OnnxTranslationModel
 from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
-from reluformer.training.loading import TOKENIZER_FILES, load_model_and_tokenizer
+from reluformer.training.loading import load_model_and_tokenizer
 
 # What torch.onnx writes without converting from one to another.
 OPSETS = range(18, 24)
-_OWN_FILES = (*GRAPHS, *(f"{name}.data" for name in GRAPHS), "config.json", "generation_config.json", *TOKENIZER_FILES)
 # The others search a threshold in sorted scores, for which ONNX has no plain operators.
 _ACTIVATIONS = (*POINTWISE, "softmax")
-# Lengths of the sources of a batch, so that there is padding, and how many targets each has; the steps in which they are given.
-_BATCHES, _STEPS = (((7, 1, 4), 1), ((7, 1, 4), 3), ((1,), 1)), (3, 1, 1, 2)
+# Of the comparison: lengths of the sources of a batch, how many targets share each, and the steps in which these are given.
+_LENGTHS, _SHARED, _STEPS = (7, 1, 4), 3, (3, 1, 1, 2)
 # Two orders of the same float32 operations leave errors of one size. A wrong mask or position changes logits by far more.
 _ROUNDINGS = 16
 
@@ -59,18 +58,18 @@ def export(
 ) -> Export:
     """Writes a ReLUFormer as two ONNX graphs in float32, with tokenizer, config.json and generation_config.json.
 
-    The graphs are run by onnxruntime once and compared with PyTorch.
+    The graphs are run by onnxruntime once and compared with PyTorch. Nothing is written where they compute something else.
 
     Args:
         source: folder or Hub id of the model.
-        target: folder to write; it appears whole or not at all.
+        target: folder to write.
         int8: keep the weights of all matrix products as 8-bit integers. The graphs are compared before that.
         opset: version of ONNX's operators.
-        overwrite: replace an exported model that is in `target` already.
+        overwrite: replace an exported model that is in `target` already; other files there stay.
 
     Raises:
         UserError: a source that is no ReLUFormer, or one whose attention does not export; an opset out of range; a folder that is
-            in use or holds other files; graphs that compute something else than PyTorch.
+            in use; graphs that compute something else than PyTorch.
     """
     # Of an extra: what is missing is told before a model is loaded.
     import onnx  # noqa: F401
@@ -78,20 +77,21 @@ def export(
     import onnxscript  # noqa: F401
 
     target = Path(target)
-    _check(source, target, opset, overwrite)
-    # The reference: plain operators, of every activation.
+    _check(target, opset, overwrite)
     model, tokenizer = load_model_and_tokenizer(source)
     _check_model(source, model)
     model = prepared(model)
-    with whole_folder(target) as folder:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         found = write_checked(model, folder, opset)
         if int8:
             quantize(folder)
             found = difference(model, OnnxTranslationModel.from_pretrained(folder))
-        _save_config(model, folder)
         tokenizer.save_pretrained(folder)
-        sizes = {name: (folder / name).stat().st_size for name in GRAPHS}
-    return Export(target, sizes, found)
+        for name in GRAPHS:
+            (target / f"{name}.data").unlink(missing_ok=True)  # of a larger model that is replaced
+        shutil.copytree(folder, target, dirs_exist_ok=True)
+    return Export(target, {name: (target / name).stat().st_size for name in GRAPHS}, found)
 
 
 def prepared(model: PreTrainedModel) -> PreTrainedModel:
@@ -102,7 +102,7 @@ def prepared(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def write_checked(model: PreTrainedModel, folder: Path, opset: int = OPSETS[0]) -> Difference:
-    """Writes graphs and settings of a [`prepared`] model, any that `write_graphs` takes.
+    """Writes graphs and settings of a [`prepared`] model.
 
     Raises:
         UserError: the graphs compute something else than PyTorch.
@@ -119,15 +119,12 @@ def write_checked(model: PreTrainedModel, folder: Path, opset: int = OPSETS[0]) 
     return found
 
 
-def _check(source: str | Path, target: Path, opset: int, overwrite: bool) -> None:
+def _check(target: Path, opset: int, overwrite: bool) -> None:
     if opset not in OPSETS:
         raise UserError(f"opset: {opset} is out of range; give {OPSETS[0]} to {OPSETS[-1]}")
-    here, there = Path(source).resolve(), target.resolve()
-    if Path(source).is_dir() and (here == there or there in here.parents):
-        raise UserError(f"{target}: holds the source; give another folder")
-    if holds_one(target, "model", GRAPHS, overwrite=overwrite):
-        names = (path.relative_to(target).as_posix() for path in sorted(target.iterdir()))
-        require_own(target, [name for name in names if name not in _OWN_FILES])
+    is_export = all((target / name).is_file() for name in GRAPHS)
+    if target.exists() and any(target.iterdir()) and not (overwrite and is_export):
+        raise UserError(f"{target}: is not empty; give another folder, or --overwrite to replace the graphs in it")
 
 
 def _check_model(source: str | Path, model: PreTrainedModel) -> None:
@@ -165,73 +162,49 @@ def _save_config(model: PreTrainedModel, folder: Path) -> None:
 # Whether exported graphs compute what the model does
 
 
-class _Case(NamedTuple):
-    input_ids: Tensor
-    attention_mask: Tensor
-    decoder_input_ids: Tensor
-    targets_per_source: int
-
-
 @torch.no_grad()
 def difference(model: PreTrainedModel, exported: OnnxTranslationModel) -> Difference:
     """How far the graphs are from the model, which is in float32 and evaluation mode.
 
-    Random tokens; sources with padding, with one target each and with several; a single token; targets in steps of several
-    lengths behind a cache that grows from nothing. PyTorch computes each target at once without a cache. `allowed` is 16 times
-    the error of PyTorch itself in float32, and at least 16 roundings of the largest logit.
+    Random tokens; sources with padding, each with several targets; targets in steps of several lengths behind a cache that grows
+    from nothing. PyTorch computes each target at once without a cache. `allowed` is 16 times the error of PyTorch itself in
+    float32, and at least 16 roundings of the largest logit.
     """
-    exact = copy.deepcopy(model).double()
-    largest, rounding, scale = 0.0, 0.0, 0.0
-    for case in _cases(model):
-        wanted = _at_once(exact, case)
-        rounding = max(rounding, _distance(_at_once(model, case), wanted))
-        largest = max(largest, _distance(_in_steps(exported, case), wanted))
-        scale = max(scale, float(wanted.abs().max()))
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    longest = config.max_position_embeddings
+    lengths = torch.tensor(_LENGTHS).clamp_max(longest)
+    mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()
+    sources = torch.randint(config.vocab_size, mask.shape, generator=generator)
+    size = (_SHARED * len(lengths), min(sum(_STEPS), longest))
+    targets = torch.randint(config.decoder_vocab_size, size, generator=generator)
+
+    wanted = _at_once(copy.deepcopy(model).double(), sources, mask, targets)
+    rounding = _distance(_at_once(model, sources, mask, targets), wanted)
+    largest, scale = _distance(_in_steps(exported, sources, mask, targets), wanted), float(wanted.abs().max())
     return Difference(largest, _ROUNDINGS * max(rounding, torch.finfo(torch.float32).eps * scale), scale)
 
 
-def _cases(model: PreTrainedModel) -> Iterator[_Case]:
-    generator = torch.Generator().manual_seed(0)
-    config = model.config
-    longest = config.max_position_embeddings
-    for lengths, count in _BATCHES:
-        sources = torch.tensor(lengths).clamp_max(longest)
-        mask = (torch.arange(int(sources.max())) < sources.unsqueeze(1)).long()
-        ids = torch.randint(config.vocab_size, mask.shape, generator=generator)
-        size = (count * len(lengths), min(sum(_STEPS), longest))
-        yield _Case(ids, mask, torch.randint(config.decoder_vocab_size, size, generator=generator), count)
-
-
-def _at_once(model: PreTrainedModel, case: _Case) -> Tensor:
+def _at_once(model: PreTrainedModel, sources: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
     """Logits (targets, length, vocabulary) of PyTorch, without a cache and with a source for each target."""
     return model(
-        input_ids=case.input_ids.repeat_interleave(case.targets_per_source, dim=0),
-        attention_mask=case.attention_mask.repeat_interleave(case.targets_per_source, dim=0),
-        decoder_input_ids=case.decoder_input_ids,
+        input_ids=sources.repeat_interleave(_SHARED, dim=0),
+        attention_mask=mask.repeat_interleave(_SHARED, dim=0),
+        decoder_input_ids=targets,
         use_cache=False,
     ).logits
 
 
-def _in_steps(exported: OnnxTranslationModel, case: _Case) -> Tensor:
+def _in_steps(exported: OnnxTranslationModel, sources: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
     """The same of the graphs, with a cache and sources that targets share."""
-    encoded = exported.encoder(case.input_ids, case.attention_mask)
+    given = {"attention_mask": mask, "encoder_outputs": exported.encoder(sources, mask), "targets_per_source": _SHARED}
+    # one by one where the model has too few positions for the steps
+    steps = _STEPS if targets.shape[1] == sum(_STEPS) else [1] * targets.shape[1]
     logits, cache = [], None
-    for tokens in case.decoder_input_ids.split(_split(case.decoder_input_ids.shape[1]), dim=1):
-        output = exported(
-            attention_mask=case.attention_mask,
-            decoder_input_ids=tokens,
-            encoder_outputs=encoded,
-            cache=cache,
-            targets_per_source=case.targets_per_source,
-        )
+    for tokens in targets.split(steps, dim=1):
+        output = exported(**given, decoder_input_ids=tokens, cache=cache)
         cache = getattr(output, CACHE_NAME)
         logits.append(output.logits)
     return torch.cat(logits, dim=1)
-
-
-def _split(length: int) -> list[int]:
-    """Steps that give so many tokens: those of the plan, or one by one where the model has too few positions for it."""
-    return list(_STEPS) if length == sum(_STEPS) else [1] * length
 
 
 def _distance(found: Tensor, wanted: Tensor) -> float:

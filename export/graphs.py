@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
@@ -59,13 +58,6 @@ def pairs_of(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def _both(own: KeysAndValues, cross: KeysAndValues) -> EncoderDecoderCache:
-    """The cache of a decoder: of its own tokens, and of the source, which is not computed again."""
-    cache = EncoderDecoderCache(filled(own), filled(cross))
-    cache.is_updated = dict.fromkeys(range(len(cross)), True)
-    return cache
-
-
 class EncoderGraph(nn.Module):
     """The encoder, and the first layers that read it."""
 
@@ -102,7 +94,8 @@ class DecoderGraph(nn.Module):
         Neighbouring rows of the batch share a source.
         """
         sources, source = encoder_attention_mask.shape
-        cache = _both(past, cross)
+        cache = EncoderDecoderCache(filled(past), filled(cross))
+        cache.is_updated = dict.fromkeys(range(len(cross)), True)  # the source is not computed again
         # The model reads the shape alone: all that depends on the values is in the cache.
         encoded = cross[0][0].new_zeros(sources, source, self.model.config.d_model)
         logits = self.model(
@@ -116,48 +109,48 @@ class DecoderGraph(nn.Module):
         return logits, pairs_of(cache.self_attention_cache)
 
 
-class Exported(NamedTuple):
-    """A graph of `torch.export`, and the dimensions of its inputs by name."""
+def write_graphs(model: PreTrainedModel, folder: Path, opset: int) -> None:
+    """Writes both ONNX files of a model that is in evaluation mode and float32. All batches and lengths are dynamic."""
+    _write_encoder(model, folder / ENCODER_FILE, opset)
+    _write_decoder(model, folder / DECODER_FILE, opset)
 
-    program: ExportedProgram
-    sizes: tuple[Any, ...]
 
-
-def export_encoder(model: PreTrainedModel) -> Exported:
-    """The encoder's graph of a model in evaluation mode, with a dynamic batch and source."""
+def _write_encoder(model: PreTrainedModel, path: Path, opset: int) -> None:
     ids = torch.ones(_SOURCES, _SOURCE, dtype=torch.long)
     sizes = {0: Dim("batch"), 1: Dim("source", max=model.config.max_position_embeddings)}
-    return _export(EncoderGraph(model), (ids, torch.ones_like(ids)), (sizes, sizes))
+    outputs = ["last_hidden_state", *cache_names("present", "encoder", model.config.decoder_layers)]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    _write(EncoderGraph(model), tuple(inputs.values()), (sizes, sizes), path, [*inputs], outputs, opset)
 
 
-def export_decoder(model: PreTrainedModel) -> Exported:
-    """The decoder's graph of a model in evaluation mode, with dynamic batch, source, past and target."""
+def _write_decoder(model: PreTrainedModel, path: Path, opset: int) -> None:
     config = model.config
     heads, features = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
-    layers, rows = range(config.decoder_layers), _SOURCES * _TARGETS
+    layers, rows = config.decoder_layers, _SOURCES * _TARGETS
     source, past, target = (Dim(name) for name in ("source", "past", "target"))
     batch, sources = Dim("batch", min=2 * _SOURCES), Dim("sources")  # min: of the trace; the graph has no such limit
 
-    def pair(*shape: int) -> tuple[Tensor, Tensor]:
-        return torch.zeros(shape), torch.zeros(shape)
+    def pairs(*shape: int) -> list[tuple[Tensor, Tensor]]:
+        return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(layers)]
 
-    inputs = (
-        torch.ones(rows, _TARGET, dtype=torch.long),
-        torch.ones(_SOURCES, _SOURCE, dtype=torch.long),
-        [pair(rows, heads, _PAST, features) for _ in layers],
-        [pair(_SOURCES, heads, _SOURCE, features) for _ in layers],
-    )
+    ids, mask = torch.ones(rows, _TARGET, dtype=torch.long), torch.ones(_SOURCES, _SOURCE, dtype=torch.long)
+    inputs = (ids, mask, pairs(rows, heads, _PAST, features), pairs(_SOURCES, heads, _SOURCE, features))
     own, cross = {0: batch, 2: past}, {0: sources, 2: source}
-    sizes = (
-        {0: batch, 1: target},
-        {0: sources, 1: source},
-        [(own, own) for _ in layers],
-        [(cross, cross) for _ in layers],
-    )
-    return _export(DecoderGraph(model), inputs, sizes)
+    sizes = ({0: batch, 1: target}, {0: sources, 1: source}, layers * [(own, own)], layers * [(cross, cross)])
+    names = [name for of in ("decoder", "encoder") for name in cache_names("past_key_values", of, layers)]
+    outputs = ["logits", *cache_names("present", "decoder", layers)]
+    _write(DecoderGraph(model), inputs, sizes, path, ["input_ids", "encoder_attention_mask", *names], outputs, opset)
 
 
-def _export(graph: nn.Module, inputs: tuple[Any, ...], sizes: tuple[Any, ...]) -> Exported:
+def _write(
+    graph: nn.Module,
+    inputs: tuple[Any, ...],
+    sizes: tuple[Any, ...],
+    path: Path,
+    input_names: list[str],
+    output_names: list[str],
+    opset: int,
+) -> None:
     with torch.no_grad():
         program = torch.export.export(
             graph.eval(),
@@ -166,53 +159,18 @@ def _export(graph: nn.Module, inputs: tuple[Any, ...], sizes: tuple[Any, ...]) -
             # that a batch is a multiple of the sources it shares is no rule that a dimension can have
             prefer_deferred_runtime_asserts_over_guards=True,
         )
-    return Exported(program, sizes)
-
-
-def write_graphs(model: PreTrainedModel, folder: Path, opset: int) -> None:
-    """Writes both ONNX files of a model that is in evaluation mode and float32."""
-    layers = model.config.decoder_layers
-    _write(
-        export_encoder(model),
-        folder / ENCODER_FILE,
-        ["input_ids", "attention_mask"],
-        ["last_hidden_state", *cache_names("present", "encoder", layers)],
-        opset,
-    )
-    past = [*cache_names("past_key_values", "decoder", layers), *cache_names("past_key_values", "encoder", layers)]
-    _write(
-        export_decoder(model),
-        folder / DECODER_FILE,
-        ["input_ids", "encoder_attention_mask", *past],
-        ["logits", *cache_names("present", "decoder", layers)],
-        opset,
-    )
-
-
-def _write(exported: Exported, path: Path, inputs: list[str], outputs: list[str], opset: int) -> None:
-    with _without_notes():
+    # It would tell of torchvision, which is not needed, and of each further use of a dimension's name.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="# The axis name: ")
+        warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")
         written = torch.onnx.export(
-            exported.program,
-            dynamic_shapes=exported.sizes,
-            input_names=inputs,
-            output_names=outputs,
+            program,
+            dynamic_shapes=sizes,
+            input_names=input_names,
+            output_names=output_names,
             opset_version=opset,
             dynamo=True,
             verbose=False,
         )
     written.save(path)
-
-
-@contextmanager
-def _without_notes() -> Iterator[None]:
-    """Leaves out what torch.onnx says of torchvision, which is not needed, and of each further use of a dimension's name."""
-    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = registration.level
-    registration.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="# The axis name: ")
-            warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")
-            yield
-    finally:
-        registration.setLevel(level)

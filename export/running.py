@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
-    DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
     GenerationMixin,
@@ -21,7 +20,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 import reluformer  # noqa: F401  (registers the model's configuration)
-from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.errors import UserError
 from reluformer.export.graphs import GRAPHS, cache_names, filled, pairs_of
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
 from reluformer.modeling_reluformer.fused.generation import SharedSources
@@ -127,7 +126,7 @@ class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, Ge
             session_options: of onnxruntime, the number of threads for example.
 
         Raises:
-            UserError: no such folder, or one that lacks a file or holds a damaged one.
+            UserError: no such folder, or one that lacks a file.
         """
         from onnxruntime import InferenceSession  # of an extra
 
@@ -135,14 +134,9 @@ class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, Ge
         for name in ("config.json", *GRAPHS):
             if not (folder / name).is_file():
                 raise UserError(f"{folder}: holds no {name}; give a folder that `reluformer export` has written")
-        try:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            sessions = [InferenceSession(folder / name, session_options, providers=list(providers)) for name in GRAPHS]
-            generation_config = GenerationConfig.from_pretrained(folder)
-        # What a damaged file makes the libraries raise is of any kind, for onnxruntime a plain Exception.
-        except Exception as error:
-            raise UserError(f"{folder}: its graphs cannot be loaded: {one_line(error)}") from error
-        return cls(config, *sessions, generation_config)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        sessions = [InferenceSession(folder / name, session_options, providers=list(providers)) for name in GRAPHS]
+        return cls(config, *sessions, GenerationConfig.from_pretrained(folder))
 
     @property
     def device(self) -> torch.device:
@@ -175,7 +169,7 @@ class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, Ge
         Args:
             input_ids, attention_mask: (sources, source). decoder_input_ids: (sources · targets_per_source, target).
             encoder_outputs: of this model's encoder, instead of `input_ids`.
-            cache: as this method has returned it, or an empty `EncoderDecoderCache` of two `DynamicCache`.
+            cache: as this method has returned it; one that is new is replaced by a `DynamicCache`.
             use_cache: whether the cache is returned.
             targets_per_source: how many neighbouring targets share a source.
 
@@ -188,15 +182,13 @@ class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, Ge
         # onnxruntime takes negative ids for those at the end of the vocabulary
         require_known_ids(decoder_input_ids, self.config.decoder_vocab_size or self.config.vocab_size, "decoder_")
         sources = encoder_outputs.last_hidden_state
-        attention_mask = _source_mask(attention_mask, sources.shape[:2])
-        cache = self._cache(cache, encoder_outputs)
+        cache = self._cache(cache, encoder_outputs, len(decoder_input_ids))
         seen = cache.self_attention_cache.get_seq_length()
         require_positions(seen + decoder_input_ids.shape[1], self.config.max_position_embeddings)
-        feeds = {"input_ids": decoder_input_ids.long(), "encoder_attention_mask": attention_mask}
+        mask = _source_mask(attention_mask, sources.shape[:2])
+        feeds = {"input_ids": decoder_input_ids.long(), "encoder_attention_mask": mask}
         for of, part in (("decoder", cache.self_attention_cache), ("encoder", cache.cross_attention_cache)):
             tensors = [tensor for pair in pairs_of(part) for tensor in pair]
-            if not tensors:
-                tensors = 2 * self.layers * [torch.zeros(len(decoder_input_ids), self.heads, 0, self.head_dim)]
             feeds |= zip(cache_names("past_key_values", of, self.layers), tensors, strict=True)
         logits, *present = _run(self.session, feeds)
         cache.self_attention_cache.layers = filled(_in_pairs(present)).layers
@@ -206,20 +198,18 @@ class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, Ge
             **{CACHE_NAME: None if use_cache is False else cache},
         )
 
-    def _cache(self, given: EncoderDecoderCache | None, encoder_outputs: OnnxEncoderOutput) -> EncoderDecoderCache:
-        """The cache to use; its part for the source is filled when it is new."""
-        if given is None:
-            given = EncoderDecoderCache(filled([]), filled([]))
-        if type(given.self_attention_cache) is not DynamicCache:
-            raise ValueError(
-                f"the graph makes its cache grow by itself and takes a DynamicCache; got "
-                f"{type(given.self_attention_cache).__name__}. Leave out cache_implementation."
-            )
-        if not given.is_updated.get(0):
-            given.cross_attention_cache.layers = filled(_in_pairs(encoder_outputs.cross_attention)).layers
-            given.self_attention_cache.layers = []
-            given.is_updated = dict.fromkeys(range(self.layers), True)
-        return given
+    def _cache(
+        self, given: EncoderDecoderCache | None, encoder_outputs: OnnxEncoderOutput, targets: int
+    ) -> EncoderDecoderCache:
+        """The cache to use; a new one holds the source, and keys and values of length 0 of the targets."""
+        if given is not None and given.is_updated.get(0):
+            return given
+        empty = torch.zeros(targets, self.heads, 0, self.head_dim)
+        cache = EncoderDecoderCache(
+            filled(self.layers * [(empty, empty)]), filled(_in_pairs(encoder_outputs.cross_attention))
+        )
+        cache.is_updated = dict.fromkeys(range(self.layers), True)
+        return cache
 
 
 def _in_pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -247,20 +237,18 @@ def load_translator(path_or_hub_id: str | Path, **options: Any) -> Translator:
 
     Args:
         path_or_hub_id: of a model, or a folder that `reluformer export` has written.
-        options: as there; an exported model takes neither attn_implementation nor a device other than cpu.
+        options: as there.
 
     Raises:
-        UserError: see `Translator.from_pretrained` and `OnnxTranslationModel.from_pretrained`; an option that an exported model
-            cannot follow.
+        UserError: see `Translator.from_pretrained` and `OnnxTranslationModel.from_pretrained`; an attn_implementation, device or
+            compute that an exported model cannot follow.
     """
     if not any((Path(path_or_hub_id) / name).is_file() for name in GRAPHS):
         return Translator.from_pretrained(path_or_hub_id, **options)
-    if name := options.pop("attn_implementation", None):
-        raise UserError(
-            f"attn_implementation: {name!r} was given, but {path_or_hub_id} is an exported model; leave it out"
-        )
-    if (device := options.pop("device", None)) not in (None, "cpu"):
-        raise UserError(
-            f"device: {device!r} was given, but {path_or_hub_id} is an exported model, which runs on cpu here"
-        )
+    for name in ("attn_implementation", "device", "compute"):
+        if (given := options.pop(name, None)) not in (None, "cpu", "float32"):
+            raise UserError(
+                f"{name}: {given!r} was given, but {path_or_hub_id} is an exported model, which runs on cpu in float32; "
+                "leave it out"
+            )
     return Translator(OnnxTranslationModel.from_pretrained(path_or_hub_id), load_tokenizer(path_or_hub_id), **options)

@@ -11,30 +11,21 @@ from typing import Any
 import jinja2  # noqa: F401  (the card's template needs it, and huggingface_hub does not say which package is missing)
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
-from transformers.trainer import TRAINING_ARGS_NAME
 
 from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
-from reluformer.hub_cards.model_folder import ModelFolder, is_number, public_name, read_model_folder, texts
+from reluformer.hub_cards.model_folder import ModelFolder, is_number, read_model_folder
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
-from reluformer.training.run.redaction import last_part, public_text, public_values
-from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE
+from reluformer.training.run.redaction import last_part, public_text
+from reluformer.training.run.run_folder import CARD_FILE
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 PICTURES = ("training_curve.png", "attention_map.png")
-_BY_TRAINER = "generated_from_trainer"  # the tag of the cards that Transformers writes
 # Key in the Trainer's log, name in the card, format.
 _ATTENTION_STATISTICS = (
     ("attention_sum", "mean row sum S", "{:.3f}"),
     ("attention_entropy", "mean row entropy H (nats)", "{:.3f}"),
     ("dead_row_fraction", "dead rows (no positive weight)", "{:.2%}"),
 )
-_MODULES = {"all": "all", "encoder_self": "encoder", "decoder_self": "decoder", "cross": "decoder to encoder"}
-# Key of a record or an evaluation → unit of what was done in a second.
-_SPEEDS = {
-    "target_tokens_per_second": "target tokens",
-    "examples_per_second": "examples",
-    "sentences_per_second": "sentences",
-}
 
 
 def render_card(
@@ -49,8 +40,7 @@ def render_card(
     """The card of a model as Markdown with metadata.
 
     Args:
-        folder: of a run, of a plain `Trainer` (its output_dir or a checkpoint), or of `save_pretrained`; only config.json must
-            be there.
+        folder: of a run, of a `Trainer` with `ModelCardCallback`, or of `save_pretrained`; only config.json must be there.
         license: of the weights, as the Hub names licences. It depends on the data, so that nothing else can be known here.
         language: codes of ISO 639, of a translation the source's and the target's.
         dataset: id on the Hub of what it was trained and evaluated on.
@@ -62,7 +52,31 @@ def render_card(
     Raises:
         UserError: no ReLUFormer in the folder, or one of its files is damaged.
     """
-    return _render(read_model_folder(folder, license=license, language=language, dataset=dataset), repo_id, pictures)
+    model = read_model_folder(folder, license=license, language=language, dataset=dataset)
+    name = public_text(repo_id.split("/")[-1] if repo_id and not model.recipe.get("name") else model.name)
+    config = model.config
+    card = ModelCard.from_template(
+        _metadata(model, name),
+        template_path=str(TEMPLATE),
+        name=name,
+        model=model,
+        config=config,
+        kind=model.kind,
+        is_reluformer=(config.attention_activation, config.attention_scaling) == ("relu", "variance"),
+        location=repo_id or f"path/to/{name}",
+        formula=attention_formula(config),
+        regularization=regularization_formula(config),
+        origin=_origin(model),
+        corpora=_corpora(model),
+        scores_of=measured_scores,
+        evaluated_text=evaluated_text,
+        measured_on=_measured_on,
+        statistics=_attention_statistics(model),
+        analysis=_analysis(model),
+        pictures={picture: f"{pictures}{picture}" for picture in PICTURES if model.has(picture)},
+    )
+    # Parts that are left out leave empty lines behind.
+    return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
 
 
 def write_card(folder: str | Path, *, output: str | Path | None = None, **options: Any) -> Path:
@@ -85,65 +99,6 @@ def write_card(folder: str | Path, *, output: str | Path | None = None, **option
             shutil.copyfile(folder / name, beside / name)
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def _render(model: ModelFolder, repo_id: str | None, pictures: str) -> str:
-    config, kind = model.config, model.kind
-    command = model.record.get("command")
-    name = repo_id.split("/")[-1] if repo_id and not model.recipe.get("name") else model.name
-    card = ModelCard.from_template(
-        _metadata(model, name),
-        template_path=str(TEMPLATE),
-        config=config,
-        kind=kind,
-        is_reluformer=(config.attention_activation, config.attention_scaling) == ("relu", "variance"),
-        location=repo_id or f"path/to/{public_text(name)}",
-        formula=attention_formula(config),
-        regularization=regularization_formula(config),
-        command=public_text(command) if command else None,
-        pictures={picture: f"{pictures}{picture}" for picture in PICTURES if model.has(picture)},
-        **public_values({"name": name, **_contents(model)}),
-    )
-    # Parts that are left out leave empty lines behind.
-    return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
-
-
-def _contents(model: ModelFolder) -> dict[str, Any]:
-    """The values of the template that a person may have filled in; one that is None or empty leaves its part out."""
-    is_recorded = model.is_run or model.has(RECORD_FILE)
-    best, tokenizer = model.record.get("best"), model.section("tokenizer").get("path")
-    return {
-        "recipe": model.recipe,
-        "data": model.section("data"),
-        "training": model.section("training"),
-        "record": model.record,
-        "languages": model.languages,
-        "license": model.license,
-        "is_run": model.is_run,
-        "is_evaluated": model.is_evaluated,
-        "moses": model.read("tokenizer_config.json").get("moses"),
-        "lowercases": model.lowercases,
-        "base_model": model.base_model,
-        "local_base": model.local_base,
-        "origin": _origin(model),
-        "unknown": _unknown(model),
-        "corpora": _corpora(model),
-        "tokenizer_name": f"`{public_name(tokenizer)}`" if tokenizer else None,
-        "measured_on": _measured_on(model.record),
-        "evaluations": [_evaluation(model, evaluation) for evaluation in model.evaluations],
-        "logged_evaluations": model.logged_evaluations,
-        "weights_of": model.record.get("weights_of_update", model.checkpoint),
-        # The state of a Trainer does not tell which weights its output folder has.
-        "weights_are_of_either": best
-        and not (is_recorded or model.checkpoint)
-        and best["update"] != model.record["updates"],
-        "last_checkpoint": model.state_folder.name
-        if model.state_folder not in (None, model.path) and not is_recorded
-        else None,
-        "statistics": _attention_statistics(model),
-        "analysis": _analysis(model),
-        "speeds": _speeds(model),
-    }
 
 
 # The attention as formulas
@@ -174,54 +129,46 @@ def regularization_formula(config: PreTrainedConfig) -> str | None:
 
 
 def _metadata(model: ModelFolder, name: str) -> ModelCardData:
-    results = [*_results(model)] or [*_logged_results(model)]
+    results = [*_results(model)]
     activation = model.config.attention_activation
-    by_trainer = not model.is_run and (
-        model.state_folder or model.has(RECORD_FILE) or _BY_TRAINER in texts(model.card.get("tags"))
-    )
-    tags = ["reluformer", f"{activation}-attention"]
-    tags += [] if activation == "softmax" else model.kind.papers
+    papers = ["arxiv:2302.06461", *(["arxiv:2309.08586"] if model.kind.task == "image-classification" else [])]
     return ModelCardData(
         language=model.languages or None,
         license=model.license,
         library_name="transformers",
         pipeline_tag=model.kind.task,
-        tags=[*tags, _BY_TRAINER] if by_trainer else tags,
+        tags=["reluformer", f"{activation}-attention", *(papers if activation != "softmax" else [])],
         datasets=[model.dataset_id] if model.dataset_id else None,
         metrics=sorted({result.metric_type for result in results}) or None,
-        model_name=public_text(name),
+        model_name=name,
         eval_results=results or None,
         **({"base_model": model.base_model, "base_model_relation": "finetune"} if model.base_model else {}),
     )
 
 
 def _results(model: ModelFolder) -> Iterator[EvalResult]:
-    """Of the evaluations of a run."""
+    """Of the evaluations of a run, and those that `ModelCardCallback` has recorded if it is known on what they were measured."""
+    task = {"task_type": model.kind.task, "task_name": _task_name(model)}
+    dataset = model.section("data").get("dataset") or {}
     for evaluation in model.evaluations:
-        name = _evaluated_text(model, evaluation) or model.name
+        name = evaluated_text(model, evaluation) or model.name
         for score in measured_scores(model, evaluation):
             signature = evaluation.get(f"{score.name}_signature")
             yield EvalResult(
-                task_type=model.kind.task,
-                task_name=_task_name(model),
+                **task,
                 dataset_type=model.dataset_id or _slug(name),
                 dataset_name=name,
-                dataset_config=model.dataset.get("name"),
+                dataset_config=dataset.get("name"),
                 dataset_split=evaluation["split"],
-                dataset_revision=model.dataset.get("revision"),
+                dataset_revision=dataset.get("revision"),
                 metric_type=score.hub_type,
                 metric_name=score.title,
                 metric_value=round(evaluation[score.name], score.digits),
                 metric_args={"signature": signature} if signature else None,
             )
-
-
-def _logged_results(model: ModelFolder) -> Iterator[EvalResult]:
-    """Of a plain Trainer; none where it is not known on what they were measured."""
     for prefix, name, value in model.logged_scores if model.dataset_id else ():
         yield EvalResult(
-            task_type=model.kind.task,
-            task_name=_task_name(model),
+            **task,
             dataset_type=model.dataset_id,
             dataset_name=model.dataset_id,
             dataset_split=None if prefix == "eval" else prefix.removeprefix("eval_"),
@@ -232,7 +179,7 @@ def _logged_results(model: ModelFolder) -> Iterator[EvalResult]:
 
 
 def _task_name(model: ModelFolder) -> str:
-    return f"{model.kind.task_title} {'-'.join(model.languages)}".strip()
+    return f"{model.kind.task.replace('-', ' ').capitalize()} {'-'.join(model.languages)}".strip()
 
 
 def _slug(name: str) -> str:
@@ -245,14 +192,14 @@ def _slug(name: str) -> str:
 def _origin(model: ModelFolder) -> str | None:
     """Where the training text or pictures come from, without the paths of the machine that read them."""
     data = model.section("data")
-    if dataset := model.dataset:
+    if dataset := data.get("dataset"):
         details = [str(dataset[key]) for key in ("name", "revision") if dataset.get(key)]
         return f"data set `{dataset['path']}`" + (f" ({', '.join(details)})" if details else "")
     if data.get("demo"):
         return "a generated corpus of number words (`reluformer.training.data.demo_corpus`)"
     if model.dataset_id:
         return f"data set `{model.dataset_id}`"
-    files = _file_names([data.get(name) for name in ("train", "tables", "corpus", "folder")])
+    files = _file_names(data.get("train"))
     return f"files {', '.join(f'`{name}`' for name in files)}" if files else None
 
 
@@ -270,21 +217,6 @@ def _corpora(model: ModelFolder) -> list[dict[str, Any]]:
     return list(reports.values()) if isinstance(reports, dict) else reports
 
 
-def _unknown(model: ModelFolder) -> list[str]:
-    """What a reader will look for, and nobody has recorded."""
-    pickle = f" (`{TRAINING_ARGS_NAME}`, a pickle, which can execute code and is not opened)"
-    missing = {
-        "the data that it was trained on": _origin(model) is None,
-        "the weights that it started from": not model.recipe and model.base_model is None,
-        f"the arguments of the training{pickle if model.has(TRAINING_ARGS_NAME) else ''}": not model.section(
-            "training"
-        ),
-        "the updates of the training": not is_number(model.record.get("updates")),
-        "machine and versions": _measured_on(model.record) is None,
-    }
-    return [] if model.is_run else [what for what, is_missing in missing.items() if is_missing]
-
-
 # What was measured
 
 
@@ -300,20 +232,11 @@ def measured_scores(model: ModelFolder, evaluation: Mapping[str, Any]) -> list[S
     return sorted(shown, key=lambda score: score is not headline)
 
 
-def _evaluation(model: ModelFolder, evaluation: dict[str, Any]) -> dict[str, Any]:
-    scores = [
-        (score.title, f"{evaluation[score.name]:.{score.digits}f}", evaluation.get(f"{score.name}_signature"))
-        for score in measured_scores(model, evaluation)
-    ]
-    text, measured_on = _evaluated_text(model, evaluation), _measured_on(evaluation)
-    return {**evaluation, "scores": scores, "text": text, "measured_on": measured_on}
-
-
-def _evaluated_text(model: ModelFolder, evaluation: Mapping[str, Any]) -> str | None:
+def evaluated_text(model: ModelFolder, evaluation: Mapping[str, Any]) -> str | None:
     """What an evaluation is of: the name it records or, where that only repeats the split, the files' names."""
     name, split = evaluation.get("dataset"), evaluation["split"]
     files = _file_names(model.section("data").get(split))
-    return ", ".join(files) if files and name in (None, split) else name and public_text(name)
+    return ", ".join(files) if files and name in (None, split) else name
 
 
 def _attention_statistics(model: ModelFolder) -> list[tuple[str, str, str]]:
@@ -321,7 +244,7 @@ def _attention_statistics(model: ModelFolder) -> list[tuple[str, str, str]]:
     rows = []
     for key, name, form in _ATTENTION_STATISTICS:
         for logged, where in ((f"eval_{key}", "validation"), (key, "training, with dropout")):
-            entries = [entry for entry in model.state.get("log_history", []) if is_number(entry.get(logged))]
+            entries = [entry for entry in model.log_history if is_number(entry.get(logged))]
             if entries:
                 rows.append((name, form.format(entries[-1][logged]), f"{where}, update {entries[-1]['step']:,}"))
                 break
@@ -329,33 +252,14 @@ def _attention_statistics(model: ModelFolder) -> list[tuple[str, str, str]]:
 
 
 def _analysis(model: ModelFolder) -> dict[str, Any] | None:
-    """The result of `reluformer analyze --what entropy`, means over layers and heads by module.
-
-    None where it was not measured, or of a model with another attention than this one has now.
-    """
+    """The result of `reluformer analyze --what entropy`; None where the model has another attention now, or none was measured."""
     result = model.read("analysis/entropy.json")
     measured = result.get("model", {}).get("config") or {}
     same = ("attention_activation", "attention_scaling", "attention_gamma")
-    if any(measured.get(name) != getattr(model.config, name) for name in same):
-        return None
-    rows = [row for row in result["table"] if row["layer"] == row["head"] == "all"]
-    named = [{**row, "module": _MODULES[row["module"]]} for row in rows if row["module"] in _MODULES]
-    return {"rows": named, "text": result.get("text") or {}, "date": result.get("date")}
+    return result if all(measured.get(name) == getattr(model.config, name) for name in same) else None
 
 
-def _speeds(model: ModelFolder) -> list[tuple[str, str, str]]:
-    """(what, speed, measured on) of the training and of each evaluation, as far as they were measured."""
-    rows = []
-    for record in (model.record, *model.evaluations):
-        what = f"evaluating `{record['split']}`" if "split" in record else "training, all processes"
-        for key, unit in _SPEEDS.items():
-            if is_number(record.get(key)):
-                unit = "packed documents" if key == "sentences_per_second" and record.get("packing") else unit
-                rows.append((what, f"{record[key]:,.4g} {unit}", _machine(record) or "not recorded"))
-    return rows
-
-
-def _measured_on(record: Mapping[str, Any]) -> str | None:
+def _measured_on(record: Mapping[str, Any]) -> str:
     """Date, machine, versions and commit in one line."""
     versions, commit = record.get("versions") or {}, record.get("git_commit")
     parts = [
@@ -364,7 +268,7 @@ def _measured_on(record: Mapping[str, Any]) -> str | None:
         *(f"{name} {versions[name]}" for name in ("reluformer", "torch", "transformers") if versions.get(name)),
         f"commit {commit[:12]}{', with local changes' if record.get('git_dirty') else ''}" if commit else None,
     ]
-    return " · ".join(part for part in parts if part) or None
+    return " · ".join(part for part in parts if part)
 
 
 def _machine(record: Mapping[str, Any]) -> str:

@@ -9,28 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 
 from reluformer.analysis.curves import holds_a_curve, plot_training_curve
 from reluformer.hub_cards.card import write_card
-from reluformer.hub_cards.model_folder import base_of, evaluation_of, logged_evaluations, training_facts
-from reluformer.hub_cards.model_kinds import kind_of
+from reluformer.hub_cards.model_folder import base_of, is_number, kind_of
 from reluformer.training.run.records import command_line, run_record, write_json
 from reluformer.training.run.redaction import public_text
 from reluformer.training.run.run_folder import RECORD_FILE
+from reluformer.training.run.token_means import BATCH_MEANS
 
 # What the record keeps of the arguments: no path, no address and no token is among them.
 ARGUMENTS = (
     *("learning_rate", "lr_scheduler_type", "optim", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm"),
     *("label_smoothing_factor", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "seed"),
 )
+# What the Trainer adds to the metrics of every evaluation, and what the card shows elsewhere.
+_NOT_METRICS = {"runtime", "samples_per_second", "steps_per_second", "model_preparation_time", *BATCH_MEANS}
 
 
 class ModelCardCallback(TrainerCallback):
     """Writes `training_record.json` into `output_dir` when a training ends, and replaces the Trainer's `create_model_card`.
 
     The record holds the arguments, results, machine and versions that `reluformer card` and `reluformer publish` show, and
-    neither secrets nor paths. Evaluations and predictions after the training are added to it. `trainer.create_model_card()`
-    and `trainer.push_to_hub()` write the card of `reluformer card` then.
+    neither secrets nor paths. Its scores are those of the weights that the training ends with, or of the best ones with
+    `load_best_model_at_end`; evaluations and predictions after the training are added. `trainer.create_model_card()` and
+    `trainer.push_to_hub()` write the card of `reluformer card` then.
 
         trainer = Seq2SeqTrainer(…)
         trainer.add_callback(ModelCardCallback(trainer, language=["de", "en"], license="cc0-1.0"))
@@ -56,7 +60,7 @@ class ModelCardCallback(TrainerCallback):
         model = trainer.accelerator.unwrap_model(trainer.model)
         kind_of(model.config.model_type, "ModelCardCallback: the Trainer")
         self._told = {"license": license, "language": language, "dataset": dataset}
-        self._base = base_of(model.name_or_path)
+        self._base = dict(zip(("base_model", "local_base"), base_of(model.name_or_path), strict=True))
         self._trainer = trainer
         self._record: dict[str, Any] | None = None
         trainer.create_model_card = self.create_model_card
@@ -71,7 +75,6 @@ class ModelCardCallback(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        best = state.best_global_step if args.load_best_model_at_end and state.best_model_checkpoint else None
         values = {name: getattr(args, name) for name in ARGUMENTS}
         arguments = {name: held.value if isinstance(held, Enum) else held for name, held in values.items()}
         program = Path(sys.argv[0])
@@ -80,12 +83,7 @@ class ModelCardCallback(TrainerCallback):
         self._record = {
             **run_record(None, None, args.seed),
             "command": public_text(f"python {command_line()}") if is_script else None,
-            **training_facts(vars(state)),
-            "weights_of_update": state.global_step if best is None else best,
-            "examples_per_update": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
-            "processes": args.world_size,
-            "device": str(args.device),
-            "evaluations": logged_evaluations(state.log_history, best),
+            **_training_facts(args, state),
             "parameters": self._trainer.accelerator.unwrap_model(self._trainer.model).num_parameters(),
             "settings": {
                 **self._told,
@@ -94,6 +92,7 @@ class ModelCardCallback(TrainerCallback):
             },
         }
         write_json(Path(args.output_dir) / RECORD_FILE, self._record)
+        state.save_to_json(str(Path(args.output_dir) / TRAINER_STATE_NAME))
         if holds_a_curve(state.log_history):
             plot_training_curve(state.log_history, Path(args.output_dir) / "training_curve.png")
 
@@ -106,10 +105,8 @@ class ModelCardCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """After the training: of the weights that it has ended with."""
-        found = evaluation_of(metrics)
-        if self._record is not None and found is not None and found[1]:
-            prefix, values = found
-            self._record["evaluations"][prefix] = {"update": self._record["weights_of_update"], "metrics": values}
+        if self._record is not None:
+            self._record["evaluations"] |= evaluation_of(metrics)
             write_json(Path(args.output_dir) / RECORD_FILE, self._record)
 
     on_predict = on_evaluate
@@ -131,3 +128,43 @@ class ModelCardCallback(TrainerCallback):
         if self._trainer.is_world_process_zero():
             told = {name: value or self._told[name] for name, value in now.items()}
             write_card(self._trainer.args.output_dir, repo_id=self._trainer.hub_model_id, **told)
+
+
+def _training_facts(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
+    """Under the names of training_record.json, None for what is not known."""
+    history = state.log_history
+    whole = next((entry for entry in reversed(history) if "train_runtime" in entry), {})  # logged at the end
+    losses = [entry["loss"] for entry in history if is_number(entry.get("loss"))]
+    is_best = args.load_best_model_at_end and state.best_model_checkpoint is not None
+    weights_of = state.best_global_step if is_best else state.global_step
+    evaluations: dict[str, dict[str, float]] = {}
+    for entry in history:
+        evaluations |= evaluation_of(entry) if entry.get("step") == weights_of else {}
+    return {
+        "updates": state.global_step,
+        "epochs": state.epoch,
+        "seconds": whole.get("train_runtime"),
+        "examples_per_second": whole.get("train_samples_per_second"),
+        "examples_per_update": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        "last_loss": losses[-1] if losses else None,
+        "best": {"metric": state.best_metric, "update": weights_of} if is_best else None,
+        "weights_of_update": weights_of,
+        "processes": args.world_size,
+        "device": str(args.device),
+        "evaluations": evaluations,
+    }
+
+
+def evaluation_of(logged: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Metrics without their prefix (`eval`, `test`, `eval_<data set>`), by this prefix; {} for what is no evaluation.
+
+    Args:
+        logged: metrics as `Trainer.evaluate` and `Trainer.predict` make and log them.
+    """
+    prefix = min(
+        (name.removesuffix("_runtime") for name in logged if name.endswith("_runtime")), key=len, default="train"
+    )
+    if prefix == "train":
+        return {}
+    metrics = {name.removeprefix(f"{prefix}_"): held for name, held in logged.items() if name.startswith(f"{prefix}_")}
+    return {prefix: {name: held for name, held in metrics.items() if name not in _NOT_METRICS and is_number(held)}}

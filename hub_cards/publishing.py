@@ -6,14 +6,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 
 import transformers
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from transformers import Seq2SeqTrainingArguments
 from transformers.dynamic_module_utils import get_relative_import_files
 
@@ -24,9 +23,9 @@ from reluformer.training.loading import load_tokenizer, load_whole
 from reluformer.training.run.redaction import without_secrets
 from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE
 
-# By name, beside the model's code: whatever else lies in the folder stays there.
+# By name, beside the card and the model's code: whatever else lies in the folder stays there.
 PUBLISHED = (
-    *("config.json", "generation_config.json", "preprocessor_config.json", CARD_FILE, *PICTURES),
+    *("config.json", "generation_config.json", "preprocessor_config.json", *PICTURES),
     *("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "target_vocab.json", "source.spm", "target.spm", "merges.txt"),
@@ -51,7 +50,7 @@ def publish(
     The card of the folder is written anew for that repository. Nothing is deleted from the repository.
 
     Args:
-        folder: of a finished run, of a plain `Trainer` (its output_dir or a checkpoint), or of `save_pretrained`.
+        folder: of a finished run, the output_dir of a plain `Trainer`, or of `save_pretrained`.
         repo_id: `owner/name`; the repository is made if there is none.
         private: make a new repository private, and refuse an existing one that is public.
         dry_run: check and tell what would be uploaded, without token or network; returns None.
@@ -117,13 +116,12 @@ def published_names(model: ModelFolder) -> list[str]:
         load_tokenizer(model.path)
     elif not model.has("preprocessor_config.json"):
         raise UserError(f"{model.path}: holds no preprocessor_config.json; save its image processor there")
-    found = sorted(
-        path.name for path in model.path.iterdir() if any(fnmatchcase(path.name, name) for name in PUBLISHED)
-    )
+    names = sorted(path.name for path in model.path.iterdir())
+    found = [*filter_repo_objects(names, allow_patterns=list(PUBLISHED))]
     for name in found:
         if name.endswith("config.json"):
             _require_nothing_private(model.path / name)
-    return [name for name in found if name != CARD_FILE] + _code_names(model)
+    return found + _code_names(model)
 
 
 def _require_finished(model: ModelFolder, without_evaluation: bool) -> None:
@@ -133,8 +131,8 @@ def _require_finished(model: ModelFolder, without_evaluation: bool) -> None:
     if model.record.get("diverged"):
         raise UserError(f"{folder}: the training diverged, there is nothing to publish; see {RECORD_FILE}")
     if not (model.is_evaluated or without_evaluation):
-        how = f"`reluformer evaluate --run {folder}`" if model.is_run else "`compute_metrics` of its Trainer"
-        raise UserError(f"{folder}: no score of it is known, {how} makes one; --without-evaluation publishes without")
+        how = f"`reluformer evaluate --run {folder}` makes one" if model.is_run else "ModelCardCallback records them"
+        raise UserError(f"{folder}: no score of it is known, {how}; --without-evaluation publishes without")
 
 
 def _code_names(model: ModelFolder) -> list[str]:
@@ -151,14 +149,10 @@ def _code_names(model: ModelFolder) -> list[str]:
 
 
 def _require_nothing_private(path: Path) -> None:
-    for text in re.findall(r'"(?:[^"\\]|\\.)*"', path.read_text(encoding="utf-8")):
-        text = json.loads(text)
-        for word in (text, *re.findall(r"[^\s\"'`,;()=]+", text)):
-            is_path = len(word) > 1 and os.path.isabs(word) and os.path.exists(word)
-            if is_path or word.startswith("file:/") or without_secrets(word) != word:
-                raise UserError(
-                    f"{path}: holds a path of this machine or a secret, which would be published; remove it"
-                )
+    for text in map(json.loads, re.findall(r'"(?:[^"\\]|\\.)*"', path.read_text(encoding="utf-8"))):
+        is_path = len(text) > 1 and os.path.isabs(text) and os.path.exists(text)
+        if is_path or without_secrets(text) != text:
+            raise UserError(f"{path}: holds a path of this machine or a secret, which would be published; remove it")
 
 
 def check_repo_id(repo_id: str, option: str = "--repo-id") -> None:

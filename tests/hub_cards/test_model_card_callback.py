@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForMaskedLM, Seq2SeqTrainer, Seq2SeqTra
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.card import render_card
-from reluformer.hub_cards.model_card_callback import ModelCardCallback
+from reluformer.hub_cards.model_card_callback import ModelCardCallback, evaluation_of
 
 from ..training.tiny_run import collate, tiny_model, tiny_pairs
 
@@ -72,12 +72,12 @@ def test_the_card_holds_what_a_runs_card_holds(folder):
     text = render_card(folder)
     rows = ("| updates | 4 |", "| examples an update | 6 |", "| learning rate, peak | 0.01 |", "| seed | 7 |")
     rows += ("| schedule | linear, 2 warm-up updates |", "| best checkpoint | update 2, chosen by a metric of 9 |")
-    rows += ("| weights of update | 2 |", "`eval`, after update 2:", "| goodness | 9 |", "| training, all processes |")
+    rows += ("| weights of update | 2 |", "`eval`, of these weights:", "| goodness | 9 |", "| examples a second,")
     for row in rows:
         assert row in text, row
     for part in ("Trained with the regulariser", "Measured: ", "(training_curve.png)", "which is not on the Hub"):
         assert part in text, part
-    assert "Not recorded" not in text and "goodness | 5" not in text and "not of the weights" not in text
+    assert "Not recorded" not in text and "goodness | 5" not in text
     data = ModelCard(text).data
     assert (data.license, data.language, data.datasets) == ("cc0-1.0", ["de", "en"], ["me/pairs"])
     assert data.eval_results[0].metric_value == 9.0
@@ -88,7 +88,7 @@ def test_the_record_holds_no_secret_and_no_path(trained):
     text = (trained[0] / "training_record.json").read_text(encoding="utf-8")
     assert TOKEN not in text and str(trained[0].parent) not in text
     record = json.loads(text)
-    assert record["settings"]["initialize_from"] == "…/base"
+    assert record["settings"]["local_base"] == "base"
     assert record["command"] == "python train.py --pairs …/pairs.tsv --seed 7"
 
 
@@ -114,9 +114,15 @@ def test_evaluations_after_the_training_are_added(trained):
     folder, trainer = trained
     trainer.predict(tiny_pairs(3, seed=2), metric_key_prefix="test")
     evaluations = json.loads((folder / "training_record.json").read_text())["evaluations"]
-    assert evaluations["test"]["update"] == 2 and evaluations["test"]["metrics"]["goodness"] < 9
-    assert evaluations["eval"]["metrics"]["goodness"] == 9
-    assert "`test`, after update 2:" in render_card(folder)
+    assert evaluations["test"]["goodness"] < 9 and evaluations["eval"]["goodness"] == 9
+    assert not any("runtime" in name or "per_second" in name for name in evaluations["test"])
+    assert "`test`, of these weights:" in render_card(folder)
+
+
+def test_a_metric_that_is_called_runtime_is_no_other_evaluation():
+    logged = {"eval_decoder_runtime": 3.0, "eval_bleu": 20.0, "eval_runtime": 1.0, "epoch": 1.0}
+    assert evaluation_of(logged) == {"eval": {"decoder_runtime": 3.0, "bleu": 20.0}}
+    assert evaluation_of({"train_runtime": 1.0, "train_loss": 2.0}) == {}
 
 
 def test_other_models_are_refused(tmp_path):

@@ -1,0 +1,278 @@
+"""ONNX graphs compute what PyTorch computes, generate the same tokens, and translate under the same commands."""
+
+import copy
+import shutil
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
+
+from reluformer import ReLUFormerForConditionalGeneration
+from reluformer.commands import main as cli
+from reluformer.configuration.errors import UserError
+from reluformer.training.translation import Translator
+
+from ..conftest import demo_tokenizer, tiny_model
+from ..docs.pages import blocks_of
+
+pytest.importorskip("onnxruntime", reason="needs the extra onnx: pip install 'reluformer[onnx]'")
+
+import onnx
+
+from reluformer.export import exporting
+from reluformer.export.exporting import difference, export, prepared, write_checked
+from reluformer.export.graphs import GRAPHS
+from reluformer.export.running import OnnxTranslationModel
+
+TEXTS = ["zwölf", "einundzwanzig", "neunhundertneunundneunzig", "eins"]
+BLOCKS = [block for block in blocks_of("docs/exporting.md") if block.language == "python"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a tiny model, its tokenizer and settings for `generate`."""
+    folder = tmp_path_factory.mktemp("trained")
+    tokenizer = demo_tokenizer(50)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    ids["decoder_start_token_id"] = tokenizer.bos_token_id
+    model = tiny_model(vocab_size=len(tokenizer), encoder_layers=1, decoder_layers=1, **ids)
+    model.generation_config.max_new_tokens = 12
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """The folder that `export` writes of it, in many seconds."""
+    return export(trained, tmp_path_factory.mktemp("onnx") / "tiny").folder
+
+
+@pytest.fixture
+def graphs_at_hand(exported, monkeypatch):
+    """The graphs of `trained` are copied where they would be written."""
+
+    def copy_graphs(model, folder, opset):
+        for name in GRAPHS:
+            shutil.copy(exported / name, folder)
+
+    monkeypatch.setattr(exporting, "write_graphs", copy_graphs)
+
+
+@pytest.fixture(scope="module")
+def models(trained, exported):
+    original = ReLUFormerForConditionalGeneration.from_pretrained(trained).eval()
+    return original, OnnxTranslationModel.from_pretrained(exported)
+
+
+@pytest.fixture(scope="module")
+def batch(trained):
+    return AutoTokenizer.from_pretrained(trained)(TEXTS, padding=True, return_tensors="pt")
+
+
+# The graphs
+
+
+def test_the_folder_has_all_that_a_user_needs(trained, exported):
+    settings = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in exported.iterdir()} == {*GRAPHS, *settings}
+    assert (exported / "tokenizer.json").read_bytes() == (trained / "tokenizer.json").read_bytes()
+    assert GenerationConfig.from_pretrained(exported).max_new_tokens == 12
+    config = AutoConfig.from_pretrained(exported)
+    assert (config.model_type, config.dtype) == ("reluformer", torch.float32)
+    assert not getattr(config, "auto_map", None)
+
+
+def test_the_graphs_are_of_plain_operators(exported):
+    for name in GRAPHS:
+        graph = onnx.load(exported / name)
+        onnx.checker.check_model(graph)
+        kinds = {node.op_type for node in graph.graph.node}
+        assert {node.domain for node in graph.graph.node} <= {"", "ai.onnx"}
+        # no operator of a vendor, no loop, no branch, nothing whose shape depends on a value
+        assert {"Relu", "MatMul", "Mul"} <= kinds
+        assert not {"Softmax", "Attention", "If", "Loop", "Scan", "NonZero", "Compress"} & kinds
+        assert [(item.domain, item.version) for item in graph.opset_import] == [("", 18)]
+    # One layer on each side: six matrices and two products of attention, and the keys and values of the decoder's.
+    encoder = onnx.load(exported / GRAPHS[0]).graph
+    assert sum(node.op_type in ("MatMul", "Gemm") for node in encoder.node) == (6 + 2) + 2
+
+
+def test_every_size_is_dynamic_and_named_as_by_optimum(exported):
+    encoder, decoder = (onnx.load(exported / name).graph for name in GRAPHS)
+
+    def shapes(values):
+        return {
+            value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+            for value in values
+        }
+
+    assert shapes(encoder.input) == {"input_ids": ["batch", "source"], "attention_mask": ["batch", "source"]}
+    inputs = shapes(decoder.input)
+    assert inputs["input_ids"] == ["batch", "target"] and inputs["encoder_attention_mask"] == ["sources", "source"]
+    assert inputs["past_key_values.0.decoder.value"] == ["batch", 2, "past", 8]
+    assert inputs["past_key_values.0.encoder.key"] == ["sources", 2, "source", 8]
+    assert "present.0.encoder.value" in shapes(encoder.output)
+    assert list(shapes(decoder.output))[:2] == ["logits", "present.0.decoder.key"]
+
+
+def test_a_difference_is_seen(models):
+    original, graphs = models
+    original = prepared(copy.deepcopy(original))
+    found = difference(original, graphs)
+    assert found.largest <= found.allowed < 1e-4 * found.scale
+    # n_i of one row among many: the smallest mistake of attention that is worth the name
+    original.model.decoder.config = copy.deepcopy(original.config)
+    original.model.decoder.config.attention_gamma *= 1.001
+    assert difference(original, graphs).largest > found.allowed
+
+
+def test_graphs_that_differ_are_not_left_behind(trained, graphs_at_hand, tmp_path, monkeypatch):
+    def other(name):
+        model, tokenizer = load(name)
+        model.model.decoder.layers[0].fc2.bias.data[0].add_(0.01)
+        return model, tokenizer
+
+    load = exporting.load_model_and_tokenizer
+    monkeypatch.setattr(exporting, "load_model_and_tokenizer", other)
+    with pytest.raises(UserError, match=r"the exported graphs differ from PyTorch by up to .* Nothing was written"):
+        export(trained, tmp_path / "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_every_kind_of_model(variant, tmp_path):
+    if variant["preset"] in ("sparsemax", "entmax15"):
+        pytest.skip("they are refused: test_other_models_are_refused")
+    model = tiny_model(**variant).to(torch.bfloat16 if variant["preset"] == "rela" else torch.float32)
+    found = write_checked(prepared(model), tmp_path)
+    assert found.largest <= found.allowed
+
+
+# Generation by onnxruntime
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_beams": 4, "num_return_sequences": 2, "repetition_penalty": 1.5, "length_penalty": 0.4},
+        {"use_cache": False},
+        {"do_sample": True, "num_return_sequences": 3},
+        {"decoder_input_ids": torch.full((len(TEXTS), 3), 7)},
+    ],
+    ids=lambda options: "-".join(options) or "greedy",
+)
+def test_generate_gives_the_tokens_of_pytorch(models, batch, options):
+    found = []
+    for model in models:
+        torch.manual_seed(0)
+        found.append(model.generate(**batch, **options))
+    assert found[0].tolist() == found[1].tolist()
+    assert found[0].shape[1] > 5
+
+
+def test_without_a_mask_every_token_is_real(models, batch):
+    ids = batch["input_ids"][:1, :4]
+    wanted, found = (model(input_ids=ids, decoder_input_ids=ids).logits for model in models)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_translator_takes_it(models, trained):
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    wanted, found = (Translator(model, tokenizer, num_beams=2)([*TEXTS, "", TEXTS[0]]) for model in models)
+    assert wanted == found
+
+
+def test_what_a_graph_does_not_hold_is_refused(models, batch):
+    for name in ("output_attentions", "output_hidden_states"):
+        with pytest.raises(ValueError, match=f"{name}=True: an exported graph does not hold them"):
+            models[1].generate(**batch, **{name: True}, return_dict_in_generate=True)
+    with pytest.raises(ValueError, match="decoder_attention_mask"):
+        models[1].generate(**batch, decoder_attention_mask=torch.ones(len(TEXTS), 1))
+
+
+IDS, TARGETS = torch.full((2, 4), 7), torch.full((2, 3), 7)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"input_ids": torch.full((2, 65), 7)}, {"input_ids": IDS + 300}, {"decoder_input_ids": -TARGETS}]
+)
+def test_wrong_ids_are_refused_in_the_words_of_pytorch(models, wrong):
+    """onnxruntime has errors of its own, and takes negative ids for those at the end of the vocabulary."""
+    errors = []
+    for model in models:
+        with pytest.raises((ValueError, IndexError)) as caught:
+            model(**{"input_ids": IDS, "decoder_input_ids": TARGETS, **wrong})
+        errors.append((caught.type, str(caught.value)))
+    assert errors[0] == errors[1]
+
+
+def test_a_cache_counts_for_the_longest_sequence(models):
+    held = models[1](input_ids=IDS, decoder_input_ids=torch.full((2, 60), 7))
+    with pytest.raises(ValueError, match="A sequence of 65 tokens is longer than max_position_embeddings=64"):
+        models[1](input_ids=IDS, decoder_input_ids=torch.full((2, 5), 7), past_key_values=held.past_key_values)
+
+
+# The command and the folder
+
+
+def test_the_command_with_int8_weights(trained, exported, graphs_at_hand, tmp_path, capsys):
+    target = tmp_path / "onnx"
+    assert cli.main(["export", "--model", str(trained), "--output", str(target), "--int8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{target / GRAPHS[0]}: ") and lines[0].endswith(" MB")
+    assert lines[2].startswith("largest difference from PyTorch: ")
+    for name in GRAPHS:
+        assert (target / name).stat().st_size < (exported / name).stat().st_size
+    model = prepared(ReLUFormerForConditionalGeneration.from_pretrained(trained))
+    found = difference(model, OnnxTranslationModel.from_pretrained(target))
+    assert found.allowed < found.largest < 0.2 * found.scale
+    assert "MatMulInteger" in {node.op_type for node in onnx.load(target / GRAPHS[1]).graph.node}
+
+
+def test_translate_takes_the_folder(trained, exported, capsys):
+    translations = []
+    for folder in (trained, exported):
+        assert cli.main(["translate", "--model", str(folder), "eins", "zwölf"]) == 0
+        translations.append(capsys.readouterr().out)
+    assert translations[0] == translations[1]
+    for option, value in (("--device", "cuda"), ("--attn_implementation", "eager"), ("--compute", "int8")):
+        assert cli.main(["translate", "--model", str(exported), "eins", option, value]) == 2
+        assert f"{option[2:]}: '{value}' was given, but {exported} is an exported model" in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_left_alone(trained, graphs_at_hand, tmp_path):
+    with pytest.raises(UserError, match="is not empty; give another folder, or --overwrite"):
+        export(trained, trained, overwrite=True)
+    for name in (*GRAPHS, f"{GRAPHS[0]}.data", "notes.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match="is not empty"):
+        export(trained, tmp_path)
+    export(trained, tmp_path, overwrite=True)
+    assert (tmp_path / GRAPHS[0]).stat().st_size > 0 and (tmp_path / "notes.txt").exists()
+    assert not (tmp_path / f"{GRAPHS[0]}.data").exists()
+
+
+def test_other_models_are_refused(tmp_path, monkeypatch):
+    config = MarianConfig(vocab_size=40, d_model=16, pad_token_id=0, decoder_start_token_id=0)
+    loaded = {"marian": MarianMTModel(config), "sparsemax": tiny_model(preset="sparsemax")}
+    monkeypatch.setattr(exporting, "load_model_and_tokenizer", lambda name: (loaded[name], None))
+    with pytest.raises(UserError, match="is a 'marian' model; only ReLUFormers are exported; `reluformer convert`"):
+        export("marian", tmp_path / "onnx")
+    with pytest.raises(UserError, match="'sparsemax' has no plain ONNX operators; exported are relu,"):
+        export("sparsemax", tmp_path / "onnx")
+    with pytest.raises(UserError, match="opset: 17 is out of range; give 18 to 23"):
+        export("marian", tmp_path / "onnx", opset=17)
+    with pytest.raises(UserError, match=r"holds no config\.json; give a folder that `reluformer export` has written"):
+        OnnxTranslationModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_the_code_of_the_page_runs(block, trained, exported, graphs_at_hand, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, "runs/demo")
+    if "export(" not in block.code:
+        shutil.copytree(exported, "onnx/demo")
+    exec(compile(block.code, str(block), "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.strip()
