@@ -14,15 +14,12 @@ from reluformer.configuration.recipe import Recipe
 from reluformer.training.data.corpus import CorpusReport, has_split, load_split
 from reluformer.training.data.documents import PackingReport, pack_split
 from reluformer.training.data.encoding import encode_pairs
-from reluformer.training.data.moses import MosesStep, warn_of_tokenized_text
+from reluformer.training.data.moses import MosesStep
 from reluformer.training.run.model_building import build_config, run_tokenizer
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import write_json
 from reluformer.training.scoring.long_sources import SourceEncoder
 from reluformer.training.tokenization import train_tokenizer
-
-# Of a side, to tell plain text from tokenised text: a corpus may be larger than memory.
-_LINES_LOOKED_AT = 10_000
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,6 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     for split in splits:
         pairs[split], report = load_split(recipe.data, split)
         _tell(report, reports)
-    if recipe.data.text == "plain":
-        some = pairs["train"].select(range(0, len(pairs["train"]), 1 + len(pairs["train"]) // _LINES_LOOKED_AT))
-        warn_of_tokenized_text([*some["source"], *some["target"]])
     tokenizer = run_tokenizer(recipe, lambda: train_recipe_tokenizer(recipe, pairs["train"]), resume_from)
     encoded, packed = {}, []
     for split in splits if recipe.data.packing else learned:
