@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.layers_reluformer import AttentionPreTrainedModel, SparseActivation
@@ -62,14 +62,11 @@ class ZerosCallback(TrainerCallback):
                 f"ZerosCallback: l1_weights={self.l1_weights} and l1_steps={self.l1_steps}; give each weight the update at which "
                 "its stage ends, rising from above 0"
             )
-        for name, value, most in (
-            *(("l1_weights", weight, math.inf) for weight in self.l1_weights),
-            ("threshold", threshold, math.inf),
-            ("stochastic_probability", stochastic_probability, 1),
-            ("relu_share", relu_share, 1),
-        ):
-            if not 0 <= value <= most or math.isinf(value):
-                raise UserError(f"ZerosCallback: {name}: {value} must be a number from 0 to {most}")
+        if min([*self.l1_weights, threshold]) < 0 or not 0 <= stochastic_probability <= 1 or not 0 <= relu_share <= 1:
+            raise UserError(
+                f"ZerosCallback: l1_weights={self.l1_weights} and threshold={threshold} must be at least 0, "
+                f"stochastic_probability={stochastic_probability} and relu_share={relu_share} from 0 to 1"
+            )
         if threshold_step is not None and not threshold:
             raise UserError(f"ZerosCallback: threshold_step={threshold_step} needs a threshold above 0")
 
@@ -93,57 +90,35 @@ class ZerosCallback(TrainerCallback):
         relu_steps = max(round(steps * self.relu_share), 1)
         return self.stochastic_probability if step < steps - relu_steps else 0.0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Refuses a model that the schedule does not fit, and warns of updates that are never reached."""
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Refuses a model that the schedule does not fit."""
         config = _ours(kwargs["model"]).config
-        activation, pattern = config.activation_function, config.activation_sparsity_pattern
         if self.l1_weights and config.ffn_l1_weight:
             raise UserError(
                 f"ZerosCallback: l1_weights would replace the model's ffn_l1_weight={config.ffn_l1_weight}; give one of them"
             )
-        if activation == "softmax":
+        activation = config.activation_function
+        if activation == "softmax" or (self.stochastic_probability and activation != "relu"):
             raise UserError(
-                "ZerosCallback: the model's feed-forward networks are softmax memories, which have no zeros"
+                f"ZerosCallback: the model's activation is {activation!r}; softmax memories have no zeros, and stochastic "
+                "activations end as ReLU, so give activation_function='relu'"
             )
-        if self.stochastic_probability and activation != "relu":
-            raise UserError(
-                f"ZerosCallback: the model's activation is {activation!r}; stochastic activations end as ReLU, so give "
-                "activation_function='relu'"
-            )
-        if self.stochastic_probability and all(pattern if isinstance(pattern, list) else [pattern]):
-            raise UserError(
-                f"ZerosCallback: activation_sparsity_pattern={pattern} leaves no score below 0 to draw from; leave it or "
-                "stochastic_probability out"
-            )
-        last = max([*self.l1_steps, self.threshold_step or 0])
-        if last > state.max_steps:
-            logger.warning("ZerosCallback: update %d is never reached; training has %d", last, state.max_steps)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """What holds for the next update, all of its steps of accumulation alike."""
         model, step = _ours(kwargs["model"]), state.global_step
         model.scheduled_ffn_l1_weight = self.l1_weight(step)
-        if self.stochastic_probability:
-            set_zeros(model, negative_probability=self.negative_probability(step, state.max_steps))
-        if self.threshold_step is not None and step >= self.threshold_step:
-            set_zeros(model, threshold=self.threshold)
+        probability = self.negative_probability(step, state.max_steps)
+        reached = self.threshold_step is not None and step >= self.threshold_step
+        _set_zeros(model, probability, self.threshold if reached else None)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """The model as it is used from now on: no L1 term but its own, ReLUs, and the threshold."""
         model = _ours(kwargs["model"])
         model.scheduled_ffn_l1_weight = None
-        if self.stochastic_probability:
-            set_zeros(model, negative_probability=0.0)
-        step = state.max_steps if self.threshold_step is None else self.threshold_step
-        if self.threshold and state.global_step >= step:
-            set_zeros(model, threshold=self.threshold)
-        elif self.threshold:
+        reached = state.global_step >= (state.max_steps if self.threshold_step is None else self.threshold_step)
+        _set_zeros(model, 0.0, self.threshold if reached else None)
+        if self.threshold and not reached:
             logger.warning("ZerosCallback: no threshold is set: training ended at update %d", state.global_step)
 
 
@@ -155,21 +130,16 @@ def _ours(model: nn.Module) -> AttentionPreTrainedModel:
     return found
 
 
-def set_zeros(
-    model: AttentionPreTrainedModel, *, threshold: float | None = None, negative_probability: float | None = None
-) -> None:
-    """Sets these of every feed-forward network, see `SparseActivation`; a threshold also becomes the config's."""
-    if threshold is not None:
+def _set_zeros(model: AttentionPreTrainedModel, negative_probability: float, threshold: float | None) -> None:
+    """Sets these of every feed-forward network, see `SparseActivation`; a threshold, unless None or 0, becomes the config's."""
+    if threshold:
         model.config.ffn_threshold = threshold
     for part in model.modules():
         activation = part._modules.get("activation_fn")
         if activation is None or isinstance(part, SparseActivation):
             continue
-        if not isinstance(activation, SparseActivation):
-            if not threshold and not negative_probability:
-                continue
+        if not isinstance(activation, SparseActivation) and (threshold or negative_probability):
             part.activation_fn = activation = SparseActivation(activation).train(part.training)
-        if threshold is not None:
-            activation.threshold = threshold
-        if negative_probability is not None:
+        if isinstance(activation, SparseActivation):
             activation.negative_probability = negative_probability
+            activation.threshold = threshold or activation.threshold

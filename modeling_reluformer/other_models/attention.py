@@ -12,7 +12,7 @@ from ..attention_reluformer import AttentionResult, Visibility, reference_attent
 from ..fused.attention import relu_attention
 from .masks import VisibilityMask
 from .regularization import collect, collects
-from .settings import ATTENTION_NAME, ForeignSettings, settings_of
+from .settings import ATTENTION_NAME, settings_of
 from .support import REFUSED, refuse_argument
 
 logger = logging.get_logger(__name__)
@@ -55,20 +55,16 @@ def relu_attention_forward(
     if attention_mask is None:
         attention_mask = _without_mask(module, query, key, is_causal)
     visibility, visible_keys = _read_mask(attention_mask, query, key)
-    ends = kwargs.get("cu_seq_lens_q")
-    if ends is not None and ends.shape[0] > 2 and visibility.given_mask is None:
-        raise ValueError(
-            "cu_seq_lens_q packs several sequences into a row, but the mask does not keep them apart: give position_ids that "
-            "start at 0 in each sequence, and no attention_mask."
-        )
+    visible_keys = visible_keys.to(wide(query.dtype))
+    row_scale = scale_of_rows(visible_keys, settings.scaling, gamma=settings.gamma, alpha=settings.alpha)
     arguments = {
-        "row_scale": _row_scale(settings, visible_keys, query),
+        "row_scale": None if row_scale is None else row_scale.expand(query.shape[0], -1, query.shape[2]),
         "activation": settings.activation,
         "scale": scaling,
         "dropout_p": dropout,
         "statistics": "sum+entropy" if collects(module, settings.regularization_weight) else "none",
     }
-    if _needs_reference(settings, visibility, bool(output_attentions)):
+    if settings.implementation == "eager" or _needs_reference(visibility, bool(output_attentions)):
         mask = visibility.dense(query.shape[2], key.shape[2], query.device)
         found = reference_attention(query, key, value, mask=mask, **arguments)
     else:
@@ -88,46 +84,31 @@ def _without_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool
             f"{type(module).__name__} is causal and gives no mask for {queries} queries and {keys} keys: which keys come "
             "before which query is not known."
         )
-    visibility = Visibility(causal=causal)
-    count = visibility.count(query.shape[0], queries, keys, query.device)
-    return VisibilityMask(visibility, count, (query.shape[0], 1, queries, keys), query.device)
+    return VisibilityMask(Visibility(causal=causal), (query.shape[0], 1, queries, keys), query.device)
 
 
 def _read_mask(mask: Tensor, query: Tensor, key: Tensor) -> tuple[Visibility, Tensor]:
     """What a mask makes visible, and n_i, (batch or 1, heads or 1, queries or 1)."""
     batch, heads, queries, keys = *query.shape[:3], key.shape[2]
-    fits = mask.ndim == 4 and all(
-        found in allowed
-        for found, allowed in zip(mask.shape, ({1, batch}, {1, heads}, {1, queries}, {keys}), strict=True)
-    )
-    if not fits:
+    allowed = {1, batch}, {1, heads}, {1, queries}, {keys}
+    fits = mask.ndim == 4 and all(size in sizes for size, sizes in zip(mask.shape, allowed, strict=True))
+    if not fits or mask.dtype != torch.bool:
         raise ValueError(
-            f"The attention mask must broadcast to (batch, heads, queries, keys) = ({batch}, {heads}, {queries}, {keys}); "
-            f"got {tuple(mask.shape)}."
+            f"attn_implementation={ATTENTION_NAME!r} needs a boolean mask, True where the key is visible, that broadcasts to "
+            f"(batch, heads, queries, keys) = ({batch}, {heads}, {queries}, {keys}); got {mask.dtype} {tuple(mask.shape)}. "
+            "Additive masks do not work with point-wise activations."
         )
     if isinstance(mask, VisibilityMask):
         return mask.visibility, mask.visible_keys.unsqueeze(1)
-    if mask.dtype != torch.bool:
-        raise ValueError(
-            f"attn_implementation={ATTENTION_NAME!r} needs a boolean mask, True where the key is visible; got {mask.dtype}. "
-            "Additive masks do not work with point-wise activations."
-        )
     visible_keys = mask.sum(-1).clamp_min(1).float()
     if mask.shape[1:3] == (1, 1):
         return Visibility(mask[:, 0, 0].expand(batch, keys)), visible_keys
     return Visibility(given_mask=mask), visible_keys
 
 
-def _row_scale(settings: ForeignSettings, visible_keys: Tensor, query: Tensor) -> Tensor | None:
-    """r_i, (batch, 1 or heads, queries)."""
-    visible_keys = visible_keys.to(wide(query.dtype))
-    scale = scale_of_rows(visible_keys, settings.scaling, gamma=settings.gamma, alpha=settings.alpha)
-    return None if scale is None else scale.expand(query.shape[0], -1, query.shape[2])
-
-
-def _needs_reference(settings: ForeignSettings, visibility: Visibility, weights_wanted: bool) -> bool:
-    if settings.implementation == "eager" or visibility.given_mask is None:
-        return settings.implementation == "eager" or weights_wanted
+def _needs_reference(visibility: Visibility, weights_wanted: bool) -> bool:
+    if visibility.given_mask is None:
+        return weights_wanted
     if not is_torchdynamo_compiling():
         logger.warning_once(
             "This mask differs from query to query in a way that has no compact form (a sliding window shorter than the text, "
@@ -140,16 +121,8 @@ def _needs_reference(settings: ForeignSettings, visibility: Visibility, weights_
 def _fused(
     query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, arguments: dict[str, Any]
 ) -> AttentionResult:
-    found = relu_attention(
-        query,
-        key,
-        value,
-        causal=visibility.causal,
-        key_padding_mask=visibility.key_padding_mask,
-        query_offset=visibility.query_offset,
-        scaling="none",
-        **arguments,
-    )
+    seen = {name: getattr(visibility, name) for name in ("causal", "key_padding_mask", "query_offset")}
+    found = relu_attention(query, key, value, scaling="none", **seen, **arguments)
     output, *sums = found if isinstance(found, tuple) else (found,)
     return AttentionResult(output, None, *sums)
 

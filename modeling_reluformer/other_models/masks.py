@@ -6,8 +6,8 @@ others (sliding windows, chunks, packed sequences, masks of a model's own) are w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,16 +29,10 @@ class VisibilityMask(Tensor):
     visible_keys: Tensor
 
     @staticmethod
-    def __new__(
-        cls,
-        visibility: Visibility,
-        visible_keys: Tensor,
-        shape: tuple[int, int, int, int],
-        device: torch.device,
-    ) -> VisibilityMask:
+    def __new__(cls, visibility: Visibility, shape: Sequence[int], device: torch.device) -> VisibilityMask:
         mask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
         mask.visibility = visibility
-        mask.visible_keys = visible_keys
+        mask.visible_keys = visibility.count(shape[0], *shape[2:], device)
         return mask
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -65,14 +59,8 @@ class VisibilityMask(Tensor):
 
     def _on(self, device: torch.device) -> VisibilityMask:
         """The same on a device."""
-        moved = {
-            field.name: value.to(device)
-            for field in fields(self.visibility)
-            if isinstance(value := getattr(self.visibility, field.name), Tensor)
-        }
-        return VisibilityMask(
-            replace(self.visibility, **moved), self.visible_keys.to(device), tuple(self.shape), torch.device(device)
-        )
+        moved = {name: part.to(device) for name, part in vars(self.visibility).items() if isinstance(part, Tensor)}
+        return VisibilityMask(replace(self.visibility, **moved), tuple(self.shape), torch.device(device))
 
 
 def relu_attention_mask(
@@ -122,13 +110,10 @@ def relu_attention_mask(
             use_vmap=kwargs.get("use_vmap", False),
             device=device,
         )
-    device = torch.device(device)
     # a difference, not `q_offset` itself: a static cache counts on in the tensor that it gives
     offset = q_offset - kv_offset if causal else 0
-    padding = _key_padding(attention_mask, batch_size, kv_length, kv_offset)
-    visibility = Visibility(padding, causal, offset)
-    visible_keys = visibility.count(batch_size, q_length, kv_length, device)
-    return VisibilityMask(visibility, visible_keys, (batch_size, 1, q_length, kv_length), device)
+    visibility = Visibility(_key_padding(attention_mask, batch_size, kv_length, kv_offset), causal, offset)
+    return VisibilityMask(visibility, (batch_size, 1, q_length, kv_length), torch.device(device))
 
 
 def _key_padding(attention_mask: Tensor | None, batch: int, keys: int, first_key: int) -> Tensor | None:

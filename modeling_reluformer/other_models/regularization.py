@@ -24,13 +24,13 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils import is_torchdynamo_compiling, logging
 
 from ..attention_reluformer import AttentionResult
-from ..loss_reluformer import row_entropy, row_penalty
+from ..fused.module import row_penalties
+from ..loss_reluformer import IGNORED_LABEL
 from .support import ATTENTION_NAME, CONFIG_KEY
 
 logger = logging.get_logger(__name__)
 
 HOW = "use_relu_attention(model, regularization_weight=0.01)"
-IGNORED_LABEL = -100
 
 
 class _Rows(NamedTuple):
@@ -54,11 +54,9 @@ class _OfThread(threading.local):
 
 
 _open = _OfThread()
-_latest: weakref.WeakKeyDictionary[nn.Module, Tensor] = (
-    weakref.WeakKeyDictionary()
-)  # L_reg of the last pass in training
-_unused: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose last L_reg is in no loss, and was not asked for
-_collected: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attentions of which a collection has had rows
+# L_reg of the last pass in training of a model, and the attentions of which a collection has had rows.
+_latest: weakref.WeakKeyDictionary[nn.Module, Tensor] = weakref.WeakKeyDictionary()
+_collected: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def attention_regularization(model: nn.Module) -> Tensor:
@@ -75,19 +73,13 @@ def attention_regularization(model: nn.Module) -> Tensor:
         A scalar, float32 (float64 for a model in float64).
 
     Raises:
-        ValueError: a model that collects nothing, or no forward pass in training mode with gradients yet.
+        ValueError: no forward pass with gradients in training mode, of a model that computes it.
     """
-    models = [part for part in model.modules() if isinstance(part, PreTrainedModel) and regularization_weight(part)]
-    if not models:
-        raise ValueError(
-            f"{type(model).__name__} has no ReLU attention with a regularization_weight. Call {HOW} before the forward pass."
-        )
-    for part in models:
+    for part in model.modules():
         if part in _latest:
-            _unused.discard(part)
             return _latest[part]
     raise ValueError(
-        f"{type(model).__name__} has no L_reg yet: it is computed by a forward pass with gradients in training mode."
+        f"{type(model).__name__} has no L_reg: it is computed by a forward pass with gradients in training mode, after {HOW}."
     )
 
 
@@ -100,10 +92,8 @@ def watch(model: PreTrainedModel) -> None:
 
 def regularization_weight(model: PreTrainedModel) -> float:
     """λ as the config of a model with ReLU attention has it; 0 for others. Settings are checked where attention reads them."""
-    settings = getattr(model.config, CONFIG_KEY, None)
-    if not isinstance(settings, Mapping) or model.config._attn_implementation != ATTENTION_NAME:
-        return 0.0
-    return settings.get("regularization_weight", 0.0)
+    settings = getattr(model.config, CONFIG_KEY, None) or {}
+    return settings.get("regularization_weight", 0.0) if model.config._attn_implementation == ATTENTION_NAME else 0.0
 
 
 def collects(module: nn.Module, weight: float) -> bool:
@@ -132,7 +122,7 @@ def collects(module: nn.Module, weight: float) -> bool:
 
 def collect(
     module: nn.Module,
-    result: AttentionResult,
+    found: AttentionResult,
     visible_keys: Tensor,
     real_rows: Tensor | None,
     entropy_margin: float,
@@ -140,16 +130,10 @@ def collect(
     """Adds the rows of one call to the open collection; in a checkpoint's second computation there is none.
 
     Args:
-        result: with S and T. visible_keys: n_i, (batch or 1, heads or 1, queries or 1). real_rows: (batch or 1, queries); None:
+        found: with S and T. visible_keys: n_i, (batch or 1, heads or 1, queries or 1). real_rows: (batch or 1, queries); None:
             all rows are tokens.
     """
-    shape = result.row_sum.shape
-    total, total_log, counts = (
-        each.to(result.row_sum.dtype).expand(shape).flatten(0, 1)
-        for each in (result.row_sum, result.row_sum_log, visible_keys)
-    )
-    entropy = row_entropy(total, total_log).unsqueeze(1)
-    penalty = row_penalty(total.unsqueeze(1), entropy, counts, entropy_margin).view(shape)
+    penalty = row_penalties(found, visible_keys, entropy_margin)
     if _open.collection is not None:
         _open.collection.calls.append(_Rows(module, penalty, real_rows))
         if not is_torchdynamo_compiling():
@@ -158,19 +142,8 @@ def collect(
 
 @torch.compiler.disable
 def _begin(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if _open.collection is not None or not model.training or not torch.is_grad_enabled():
-        return
-    weight = regularization_weight(model)
-    if not weight:
-        return
-    if model in _unused:
-        logger.warning_once(
-            f"{type(model).__name__} computed the regulariser of ReLU attention (regularization_weight={weight}) in a forward "
-            "pass that returned no loss, and nobody asked for it. Give the model its labels (the Trainer keeps them back for "
-            "label_smoothing_factor and compute_loss_func), or add regularization_weight * "
-            "reluformer.attention_regularization(model) to your loss."
-        )
-    _open.collection = Collection(model)
+    if _open.collection is None and model.training and torch.is_grad_enabled() and regularization_weight(model):
+        _open.collection = Collection(model)
 
 
 @torch.compiler.disable
@@ -185,7 +158,11 @@ def _end(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], 
     regularization = _latest[model] = _mean(collection, inputs)
     loss = _loss_of(output)
     if loss is None:
-        _unused.add(model)
+        logger.warning_once(
+            f"{type(model).__name__} returned no loss in training, so the regulariser of ReLU attention is in none. Give it its "
+            "labels (the Trainer keeps them back for label_smoothing_factor and compute_loss_func), or add "
+            "regularization_weight * reluformer.attention_regularization(model) to your loss."
+        )
         return None
     addition = regularization_weight(model) * _share(model, inputs) * regularization
     return _with_loss(output, loss + addition.to(loss.device))

@@ -42,7 +42,11 @@ def prepare_construction(parent: nn.Module, name: str, part: nn.Module | None) -
     config, is_first = parent.config, not parent._modules
     if config._attn_implementation != ATTENTION_NAME:
         if is_first and getattr(config, CONFIG_KEY, None) is not None:
-            _warn(config)
+            logger.warning_once(
+                f"{config.name_or_path or type(config).__name__}: the config holds settings of ReLU attention ({CONFIG_KEY!r}), "
+                f"but the model is built with attn_implementation={config._attn_implementation!r}, so it computes softmax "
+                f"attention. If it was trained with ReLU attention, load it with attn_implementation={ATTENTION_NAME!r}."
+            )
         return
     if is_first:
         refuse_class(parent)
@@ -50,12 +54,3 @@ def prepare_construction(parent: nn.Module, name: str, part: nn.Module | None) -
         watch(parent)
     if not isinstance(part, PreTrainedModel):
         refuse_softmax_layers(part, type(parent).__name__, name)
-
-
-def _warn(config: PreTrainedConfig) -> None:
-    logger.warning_once(
-        f"{config.name_or_path or type(config).__name__}: the config holds settings of ReLU attention ({CONFIG_KEY!r}), but the "
-        f"model is built with attn_implementation={config._attn_implementation!r}, so it computes softmax attention. If it was "
-        f"trained with ReLU attention, load it with attn_implementation={ATTENTION_NAME!r}; if not, remove {CONFIG_KEY!r} from "
-        "its config.json."
-    )

@@ -19,18 +19,10 @@ logger = logging.get_logger(__name__)
 ATTENTION_NAME = "reluformer"  # the value of `attn_implementation` for other models
 CONFIG_KEY = ATTENTION_NAME
 
-# Arguments of an attention function that point-wise attention cannot honour.
-REFUSED = {
-    "softcap": "a soft cap bends the scores",
-    "s_aux": "an attention sink takes its part of a softmax, and there is none here",
-    "sinks": "an attention sink takes its part of a softmax, and there is none here",
-    "position_bias": "a bias added to the scores has no meaning for weights that are zero below a score of zero",
-    "head_mask": "masking of heads is not computed",
-    "cache": "a paged cache (continuous batching) needs an attention of the library",
-}
+# Arguments of an attention function that need a softmax, a score below which there is weight, or an attention of the library.
+REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "cache")
 _INTERFACE = re.compile(r"attention_interface|ALL_ATTENTION_FUNCTIONS")
 _FUSED_SOFTMAX = "scaled_dot_product_attention"
-_PRODUCT = re.compile(rf"\w\)? @ |matmul|bmm|einsum|{_FUSED_SOFTMAX}")
 
 
 def refuse_class(model: PreTrainedModel) -> None:
@@ -42,46 +34,35 @@ def refuse_class(model: PreTrainedModel) -> None:
         )
 
 
-def refuse_without_attention(model: nn.Module) -> None:
-    """Raises a `ValueError` for a whole model in which no module calls the attention interface."""
-    if not any(_INTERFACE.search("".join(_sources(type(module)))) for module in model.modules()):
-        raise ValueError(
-            f"{type(model).__name__} has no module that calls Transformers' attention interface: it has no attention that could "
-            "become ReLU attention. Such a model cannot be given another attention."
-        )
-
-
 def refuse_softmax_layers(model: nn.Module, owner: str, path: str = "") -> None:
     """Refuses layers that compute softmax attention in their own code, and warns of other such modules (pooling heads).
 
-    A layer stands in an `nn.ModuleList` and multiplies queries and keys; deformable attention has no such product.
-
     Args:
-        model: a model or a finished part of one. owner, path: the name of the model's class, and of the part in it.
+        model: a model or a finished part of one; layers are what stands in an `nn.ModuleList`. owner, path: the name of the
+            model's class, and of the part in it.
 
     Raises:
         ValueError: layers that would stay softmax, by name.
     """
     named = dict(model.named_modules(prefix=path))
     lists = tuple(f"{name}." if name else "" for name, part in named.items() if isinstance(part, nn.ModuleList))
-    found = {name: module for name, module in named.items() if _computes_softmax(module)}
-    layers = [name for name, module in found.items() if name.startswith(lists) and _multiplies(module)]
+    found = [name for name, module in named.items() if _computes_softmax(module)]
+    layers = [name for name in found if name.startswith(lists)]
+    listed = ", ".join(f"{type(named[name]).__name__} ({name})" for name in (layers or found)[:4])
     if layers:
         raise ValueError(
-            f"{owner} has layers that compute softmax attention in code of their own: {_listed(found, layers)}. Such a model "
-            "cannot be given another attention; load it with 'eager' or 'sdpa'."
+            f"{owner} has {len(layers)} layers that compute softmax attention in code of their own, such as {listed}. Such a "
+            "model cannot be given another attention; load it with 'eager' or 'sdpa'."
         )
     if found:
-        logger.warning(
-            f"{owner}: modules that compute softmax attention in code of their own stay softmax: {_listed(found, list(found))}."
-        )
+        logger.warning(f"{owner}: modules that compute softmax attention in code of their own stay softmax: {listed}.")
 
 
 def refuse_argument(module: nn.Module, name: str) -> None:
     """Raises the `ValueError` for an attention module that passes one of `REFUSED`."""
     raise ValueError(
-        f"{type(module).__name__} gives its attention {name!r}: {REFUSED[name]}. attn_implementation={ATTENTION_NAME!r} cannot "
-        "compute this model; load it with 'eager' or 'sdpa'."
+        f"{type(module).__name__} gives its attention {name!r}, which point-wise attention does not compute; load this model "
+        "with 'eager' or 'sdpa'."
     )
 
 
@@ -97,24 +78,8 @@ def _computes_softmax(module: nn.Module) -> bool:
     return False
 
 
-def _multiplies(module: nn.Module) -> bool:
-    return isinstance(module, nn.MultiheadAttention) or any(map(_PRODUCT.search, _sources(type(module))))
-
-
 @cache
 def _sources(kind: type[nn.Module]) -> tuple[str, ...]:
     """The source of a class and of its bases, without those of torch and Transformers' own base classes."""
-    skipped = ("builtins", "torch.", "transformers.modeling_utils", "transformers.generation")
-    return tuple(map(_source, (base for base in kind.__mro__ if not base.__module__.startswith(skipped))))
-
-
-def _source(kind: type) -> str:
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):  # written in an interpreter
-        return ""
-
-
-def _listed(modules: dict[str, nn.Module], names: list[str], shown: int = 4) -> str:
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(f"{type(modules[name]).__name__} ({name})" for name in names[:shown]) + rest
+    skipped = ("builtins", "__main__", "torch.", "transformers.modeling_utils", "transformers.generation")
+    return tuple(inspect.getsource(base) for base in kind.__mro__ if not base.__module__.startswith(skipped))

@@ -64,39 +64,31 @@ def test_defaults_and_the_reference_are_said_once(warnings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gama": 8.0}, "'gama' is not a setting; did you mean gamma?"),
-        ({"attention_gamma": 8.0}, "did you mean gamma?"),
-        ({"temperature": 1}, "choose out of activation, scaling, gamma, alpha, implementation"),
-        ({"activation": "swish"}, "activation='swish' is not supported; choose one of relu, relu2"),
-        ({"activation": "softmax"}, "attn_implementation='sdpa'"),
-        ({"implementation": "flash"}, "choose one of auto, eager"),
-        ({"gamma": 0}, "gamma=0 must be finite and above 0"),
-        ({"gamma": float("nan")}, "finite and above 0"),
-        ({"gamma": "8"}, "gamma='8' must be a number"),
-        ({"scaling": "length", "alpha": 2.5}, r"alpha=2.5 must be in \[0, 2\]"),
-        ({"regularization_weight": -1}, "finite and at least 0"),
-        ({"regularization_weight": 0.1, "entropy_margin": 2}, r"entropy_margin=2 must be in \[0, 1\]"),
+        ({"gama": 8.0}, "unexpected keyword argument 'gama'"),
+        ({"activation": "softmax"}, "'softmax' is not point-wise; choose one of relu, .* attn_implementation='sdpa'"),
+        ({"implementation": "flash"}, "implementation='flash' must be auto or eager"),
+        ({"gamma": 0}, "gamma=0 must be a finite number above 0"),
+        ({"scaling": "length", "alpha": 2.5}, r"alpha=2.5 must be a number from 0 to 2"),
+        ({"regularization_weight": -1}, "regularization_weight=-1 must be finite and at least 0"),
+        ({"regularization_weight": 0.1, "entropy_margin": 2}, "entropy_margin=2 from 0 to 1"),
         ({"activation": "gelu", "regularization_weight": 0.1}, "regularization_weight=0.1 takes the logarithm.*'gelu'"),
         ({"scaling": "length", "gamma": 8.0}, "gamma belongs to scaling='variance'"),
         ({"alpha": 1.0}, "alpha belongs to scaling='length'"),
-        ("relu", "must be a dictionary"),
     ],
 )
 def test_wrong_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         build("bert", reluformer=settings)(tokens(1, 4))
-    if isinstance(settings, dict):
-        with pytest.raises(ValueError, match=message):
-            use_relu_attention(build("bert", "sdpa"), **settings)
+    with pytest.raises((TypeError, ValueError), match=message):
+        use_relu_attention(build("bert", "sdpa"), **settings)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"entropy_margin": 0.5}, "belongs to a regularization_weight above 0"),
-        ({"gamma": 8.0, "length": 100}, "length=100 is read for gamma='auto' alone; gamma is 8.0"),
-        ({"gamma": "auto"}, "8 to 1,024 tokens; got length=None"),
-        ({"gamma": "auto", "length": 2000}, "got length=2000"),
+        ({"gamma": 8.0, "length": 100}, "got gamma=8.0 and length=100"),
+        ({"gamma": "auto"}, "got gamma='auto' and length=None"),
     ],
 )
 def test_arguments_without_effect_are_refused(settings, message):
@@ -140,10 +132,12 @@ def call(mask, **keywords):
     ("mask", "keywords", "message"),
     [
         (torch.zeros(2, 1, 3, 3), {}, "needs a boolean mask.*float32"),
-        (torch.ones(2, 1, 3, 5, dtype=torch.bool), {}, r"must broadcast to .*\(2, 4, 3, 3\); got \(2, 1, 3, 5\)"),
+        (
+            torch.ones(2, 1, 3, 5, dtype=torch.bool),
+            {},
+            r"broadcasts to .*\(2, 4, 3, 3\); got torch.bool \(2, 1, 3, 5\)",
+        ),
         (None, {"keys": 5}, "causal and gives no mask for 3 queries and 5 keys"),
-        (None, {"cu_seq_lens_q": torch.tensor([0, 1, 3])}, "packs several sequences"),
-        (None, {"cache": object()}, "paged cache"),
     ],
 )
 def test_masks_that_say_too_little_are_refused(mask, keywords, message):
