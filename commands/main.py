@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     verb = _main_parser().parse_args(arguments[:1]).command
     try:
-        if not {"-h", "--help"} & {*arguments}:
+        # `translate` may do without Transformers, and what it loads otherwise registers the models itself
+        if verb != "translate" and not {"-h", "--help"} & {*arguments}:
             import_module("reluformer.modeling_reluformer.registration").register()
         return import_module(f"reluformer.commands.{verb}").run(arguments[1:])
     except ModuleNotFoundError as error:

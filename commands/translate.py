@@ -7,13 +7,16 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm.auto import tqdm
 
 from reluformer.commands.parsing import DECODING, Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.readers import is_unicode, refuse_table, text_lines, without_line_end
+
+if TYPE_CHECKING:
+    from reluformer.training.translation import Translator
 
 
 def run(arguments: list[str]) -> int:
@@ -33,17 +36,23 @@ def run(arguments: list[str]) -> int:
         _check_output(options.output, options.input)
     texts = _texts_of_arguments(options.text) or read_lines(options.input or "-")
 
-    from reluformer.export.running import load_translator
+    from reluformer.training.saved_translation import quick_translator
 
     names = ("num_beams", "length_penalty", "batch_tokens", "long_sources", "attn_implementation", "device", "compute")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    translator = load_translator(options.model, **given)
+    translator = quick_translator(options.model, **given) or _load_translator(options.model, given)
     # The bar goes to stderr; a person who gave a text or two, or sees each line as it is done, has no need of it.
     progress = not options.text and (options.output is not None or not sys.stdout.isatty())
     translations = translator.stream(texts, progress=progress)  # all texts are checked before a file is opened
     with _output(options.output) as stream:
         write_lines(translations, stream, len(texts))
     return 0
+
+
+def _load_translator(path_or_hub_id: str, given: dict[str, Any]) -> Translator:
+    from reluformer.export.running import load_translator
+
+    return load_translator(path_or_hub_id, **given)
 
 
 def read_lines(path: str) -> list[str]:

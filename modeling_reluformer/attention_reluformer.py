@@ -140,6 +140,13 @@ def positions_from_padding(key_padding_mask: Tensor, queries: int, seen: int | T
     return positions.index_select(1, columns.clamp_max(positions.shape[1] - 1))
 
 
+def sinusoidal_table(positions: int, features: int) -> Tensor:
+    """Sinusoidal positions, (positions, features) in float64: sines in the first half of the features, cosines in the second."""
+    rates = 10000.0 ** (-torch.arange(0, features, 2, dtype=torch.float64, device="cpu") / features)
+    angles = torch.arange(positions, dtype=torch.float64, device="cpu").unsqueeze(1) * rates
+    return torch.cat([angles.sin(), angles.cos()[:, : features // 2]], dim=1)
+
+
 def positions_from_segments(segments: Tensor) -> Tensor:
     """Position of each token in its packed sequence, from 0; equal numbers must stand side by side. (batch, queries)."""
     index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)

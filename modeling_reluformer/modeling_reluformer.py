@@ -23,7 +23,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_reluformer import positions_from_segments, wide
+from .attention_reluformer import positions_from_segments, sinusoidal_table, wide
 from .configuration_reluformer import CACHE_NAME, ReLUFormerConfig, require_tensor_parallel
 from .layers_reluformer import (
     AttentionContext,
@@ -68,7 +68,7 @@ class ReLUFormerSeq2SeqLMOutput(LossParts, Seq2SeqLMOutput):
 
 
 class SinusoidalPositions(nn.Module):
-    """Table of sinusoidal positions, sines in the first half of the features and cosines in the second."""
+    """The table of `sinusoidal_table` as a buffer."""
 
     def __init__(self, positions: int, features: int) -> None:
         super().__init__()
@@ -77,10 +77,7 @@ class SinusoidalPositions(nn.Module):
 
     def table(self) -> Tensor:
         """The table in float64, computed anew. A buffer that is not saved has lost its values after loading."""
-        positions, features = self.weight.shape
-        rates = 10000.0 ** (-torch.arange(0, features, 2, dtype=torch.float64, device="cpu") / features)
-        angles = torch.arange(positions, dtype=torch.float64, device="cpu").unsqueeze(1) * rates
-        return torch.cat([angles.sin(), angles.cos()[:, : features // 2]], dim=1)
+        return sinusoidal_table(*self.weight.shape)
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """(batch or 1, length) → (batch or 1, length, features)."""

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
 
-from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.modeling_reluformer.attention_reluformer import scale_of_rows
+from reluformer.modeling_reluformer.attention_reluformer import scale_of_rows, sinusoidal_table
 from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.modeling_reluformer.sparse_ffn.gather import quantized_neurons
+
+if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a short translation
+    from types import SimpleNamespace
+
+    from transformers import PreTrainedModel
 
 COMPUTE = ("float32", "bfloat16", "int8")
 # Values of the configuration that are computed here.
@@ -48,23 +51,49 @@ _OPTIONS += (
 _NEVER = -1.0e9  # the score of a hypothesis that must not be chosen, as in Transformers
 
 
-def reason_against(model: PreTrainedModel, options: Mapping[str, Any]) -> str | None:
+class SavedModel(nn.Module):
+    """What `FastTranslationModel` takes of a translation model, without the modules that compute it.
+
+    Args:
+        config, generation_config: with the names of `ReLUFormerConfig` and `GenerationConfig`.
+        weights: float32 tensors by their names in `ReLUFormerForConditionalGeneration`.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, config: SimpleNamespace, generation_config: SimpleNamespace, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.config, self.generation_config, self._weights = config, generation_config, weights
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._weights
+
+
+def reason_against(model: PreTrainedModel | SavedModel, options: Mapping[str, Any]) -> str | None:
     """Why Transformers' `generate` must translate with this model and these options of `GenerationConfig`; None: it need not."""
     config = model.config
-    if type(model) is not ReLUFormerForConditionalGeneration or model.device.type != "cpu":
-        return (
-            f"it serves ReLUFormerForConditionalGeneration on a CPU, not {type(model).__name__} on {model.device.type}"
-        )
+    if type(model) is not SavedModel and (reason := _reason_against_modules(model)) is not None:
+        return reason
     for name, values in _SERVED.items():
         if getattr(config, name) not in values:
             return f"{name}={getattr(config, name)!r}"
-    if config._attn_implementation not in ("fused", "sdpa"):
-        return f"attn_implementation={config._attn_implementation!r}"
     if other := [name for name, value in options.items() if name not in _OPTIONS and value not in (None, False)]:
         return f"{', '.join(other)} of GenerationConfig"
     ends = model.generation_config.eos_token_id, model.generation_config.decoder_start_token_id
     if not all(isinstance(token, int) for token in ends):
         return f"eos_token_id={ends[0]!r} and decoder_start_token_id={ends[1]!r}, of which each must be one token"
+    return None
+
+
+def _reason_against_modules(model: PreTrainedModel) -> str | None:
+    from reluformer import ReLUFormerForConditionalGeneration
+
+    if type(model) is not ReLUFormerForConditionalGeneration or model.device.type != "cpu":
+        return (
+            f"it serves ReLUFormerForConditionalGeneration on a CPU, not {type(model).__name__} on {model.device.type}"
+        )
+    if model.config._attn_implementation not in ("fused", "sdpa"):
+        return f"attn_implementation={model.config._attn_implementation!r}"
     linear = (module for name, module in model.named_modules() if name.endswith(("_proj", ".fc1", ".fc2")))
     if any(type(module) is not nn.Linear or module.weight.dtype != torch.float32 for module in linear):
         return "its weights are not those of float32 linear layers"
@@ -86,20 +115,20 @@ class FastTranslationModel:
     """A translation model for CPUs.
 
     Args:
-        model: whose weights it takes, those of float32 without a copy.
+        model: whose weights it takes, those of float32 without a copy; `reason_against` has nothing against it.
         compute: the type of the matrices, one of `COMPUTE`.
     """
 
-    def __init__(self, model: ReLUFormerForConditionalGeneration, compute: str) -> None:
+    def __init__(self, model: PreTrainedModel | SavedModel, compute: str) -> None:
         config = model.config
         self.config, self.compute = config, compute
         self.end: int = model.generation_config.eos_token_id
         self.start: int = model.generation_config.decoder_start_token_id
-        self._weights = {**model.state_dict(), "positions": model.model.encoder.embed_positions.weight}
+        self._weights = model.state_dict()
         self._operators = library(large=True)
         self._scale = config.d_model**0.5 if config.scale_embedding else 1.0
         self._activation = _ACTIVATIONS[config.attention_activation]
-        self._positions = self._float("positions")
+        self._positions = sinusoidal_table(config.max_position_embeddings, config.d_model).float()
         self._row_scales = self._table_of_row_scales()
         self._source_embedding = self._float("model.encoder.embed_tokens.weight")
         self._encoder = [self._encoder_layer(f"model.encoder.layers.{i}.") for i in range(config.encoder_layers)]

@@ -20,8 +20,8 @@ from transformers import (
 )
 from transformers.utils import CHAT_TEMPLATE_FILE
 
-import reluformer  # noqa: F401  (registers the model with the Auto classes)
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.modeling_reluformer.registration import register
 
 TOKENIZER_FILES = (
     "tokenizer_config.json",
@@ -36,6 +36,8 @@ TOKENIZER_FILES = (
 )
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+register()  # the models, with the Auto classes
 
 
 def load_model_and_tokenizer(

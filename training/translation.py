@@ -9,20 +9,21 @@ import math
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.training.data.moses import MosesStep
 from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
-from reluformer.training.loading import device_of, load_model_and_tokenizer
 from reluformer.training.scoring.long_sources import LONG_SOURCES, LongSources, Pieces, SourceEncoder
+
+if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a short translation
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ _LIMIT_OFFSET = 16
 _WORTH_BUILDING = 8  # sentences
 # `stream` sorts by length within so many batches, to give what is done before all is.
 _BATCHES_AT_ONCE = 8
-_GENERATION = frozenset(GenerationConfig().to_dict())
 _ONE_TEXT = "a call returns one translation for each text; use the model's own generate"
 _NOT_HERE = {
     "max_length": "give max_new_tokens, which does not count the start token",
@@ -99,7 +99,7 @@ class Translator:
         compute: str = "float32",
         **generation: Any,
     ) -> None:
-        self.model = model if device is None else model.to(device_of(device))
+        self.model = model if device is None else model.to(_device_of(device))
         self.tokenizer = tokenizer
         self.num_beams = num_beams
         self.length_penalty = length_penalty
@@ -134,7 +134,9 @@ class Translator:
         Raises:
             UserError: see `load_model_and_tokenizer` and the constructor.
         """
-        device = device_of(device)  # first: loading can take minutes
+        from reluformer.training.loading import load_model_and_tokenizer
+
+        device = _device_of(device)  # first: loading can take minutes
         model, tokenizer = load_model_and_tokenizer(path_or_hub_id, attn_implementation=attn_implementation)
         return cls(model, tokenizer, device=device, **options)
 
@@ -226,13 +228,8 @@ class Translator:
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def _check_options(self) -> None:
-        for name in self.generation:
-            if name in _NOT_HERE:
-                raise UserError(f"{name}: {_NOT_HERE[name]}")
-            if name not in _GENERATION:
-                near = difflib.get_close_matches(name, _GENERATION - _NOT_HERE.keys(), n=1)
-                hint = f"did you mean {near[0]}?" if near else "give options of GenerationConfig"
-                raise UserError(f"{name}: not an option of translating; {hint}")
+        if self.generation:
+            _check_generation_options(self.generation)
         for name in ("num_beams", "batch_tokens", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -356,7 +353,8 @@ class Translator:
             return None
         compute = "int8" if self.compute == "auto" else self.compute
         weights = itertools.chain(self.model.parameters(), self.model.buffers())
-        key = compute, *((weight.data_ptr(), weight._version) for weight in weights)
+        # a tensor of inference mode counts no changes
+        key = compute, *((weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights)
         if self._fast is None or self._fast[0] != key:
             self._fast = key, FastTranslationModel(self.model, compute)
         return self._fast[1]
@@ -374,6 +372,25 @@ class Translator:
                 yield
         finally:
             self.model.train(training)
+
+
+def _check_generation_options(names: Iterable[str]) -> None:
+    from transformers import GenerationConfig
+
+    known = GenerationConfig().to_dict().keys()
+    for name in names:
+        if name in _NOT_HERE:
+            raise UserError(f"{name}: {_NOT_HERE[name]}")
+        if name not in known:
+            near = difflib.get_close_matches(name, known - _NOT_HERE.keys(), n=1)
+            hint = f"did you mean {near[0]}?" if near else "give options of GenerationConfig"
+            raise UserError(f"{name}: not an option of translating; {hint}")
+
+
+def _device_of(name: str | torch.device | None) -> torch.device:
+    from reluformer.training.loading import device_of
+
+    return device_of(name)
 
 
 def _in_order(finished: Iterable[tuple[int, str]]) -> Iterator[str]:

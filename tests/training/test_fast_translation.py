@@ -130,6 +130,15 @@ def test_a_translator_takes_the_steps_and_notices_new_weights(translator, monkey
     assert translator(texts, compute="int8") and translator(texts, compute="auto")
 
 
+def test_weights_that_were_made_in_inference_mode_translate():
+    tokenizer = demo_tokenizer(200)
+    with torch.inference_mode():
+        model = tiny_model(vocab_size=len(tokenizer), activation_function="relu")
+    assert Translator(model, tokenizer, max_new_tokens=3)(["eins"]) == Translator(model, tokenizer, max_new_tokens=3)(
+        ["eins"]
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "options", "words"),
     [

@@ -1,0 +1,117 @@
+"""A folder is translated without Transformers as with it, and whatever it would read otherwise is left to Transformers."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from reluformer import Translator
+from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.training.saved_translation import expected_shapes, quick_translator
+
+from ..conftest import demo_tokenizer, tiny_model
+from .test_fast_translation import MODELS
+
+pytestmark = pytest.mark.skipif(library(large=True) is None, reason="there is no compiled library")
+TEXTS = ["eins", "zweiundzwanzig </s> Ä", " ", "drei  vier"]
+WITHOUT = """
+import sys
+sys.argv[0], sys.modules["transformers"] = "reluformer", None
+from reluformer.commands.main import main
+sys.exit(main(["translate", "--model", {folder!r}, "eins"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return demo_tokenizer(200)
+
+
+def save(folder, tokenizer, **fields):
+    model = tiny_model(**{"activation_function": "relu", "vocab_size": len(tokenizer), **fields})
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_translations_and_shapes_are_those_of_transformers(name, tmp_path, tokenizer):
+    model = save(tmp_path, tokenizer, **{**MODELS[name], "vocab_size": len(tokenizer)})
+    shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items() if "shared" not in name}
+    assert expected_shapes(model.config) == shapes
+    options = {"num_beams": 3, "max_new_tokens": 7}
+    quick, whole = quick_translator(tmp_path, **options), Translator.from_pretrained(tmp_path, **options)
+    assert quick is not None and quick(TEXTS) == whole(TEXTS)
+    quick, whole = quick.tokenizer, AutoTokenizer.from_pretrained(tmp_path)
+    for shortened in ({}, {"truncation": True, "max_length": 4}, {}):
+        assert quick(TEXTS, **shortened)["input_ids"] == whole(TEXTS, **shortened)["input_ids"]
+    ids = torch.arange(len(tokenizer)).view(2, -1)
+    assert quick.batch_decode(ids, True) == whole.batch_decode(ids, skip_special_tokens=True)
+    assert (quick.eos_token_id, quick.pad_token_id) == (whole.eos_token_id, whole.pad_token_id)
+
+
+def test_the_command_translates_without_transformers(tmp_path, tokenizer):
+    save(tmp_path, tokenizer)
+    done = subprocess.run([sys.executable, "-c", WITHOUT.format(folder=str(tmp_path))], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+
+
+def _without_a_tensor(weights):
+    del weights["model.encoder.layers.0.fc1.weight"]
+
+
+def _not_a_number(weights):
+    weights["final_logits_bias"][0, 3] = float("nan")
+
+
+def _of_another_shape(weights):
+    weights["model.encoder.layers.0.fc1.weight"] = weights["model.encoder.layers.0.fc1.weight"][:-1].clone()
+
+
+def _bfloat16(weights):
+    weights["final_logits_bias"] = weights["final_logits_bias"].bfloat16()
+
+
+@pytest.mark.parametrize("change", [_without_a_tensor, _not_a_number, _of_another_shape, _bfloat16])
+def test_other_weights_are_left_to_transformers(change, tmp_path, tokenizer):
+    save(tmp_path, tokenizer)
+    weights = load_file(tmp_path / "model.safetensors")
+    change(weights)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    assert quick_translator(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("config.json", {"activation_function": "gelu"}),
+        ("config.json", {"model_type": "marian"}),
+        ("config.json", {"attention_gamma": None}),
+        ("config.json", {"vocab_size": 7}),
+        ("generation_config.json", {"no_repeat_ngram_size": 2}),
+        ("generation_config.json", {"eos_token_id": [2, 3]}),
+        ("tokenizer_config.json", {"tokenizer_class": "MarianTokenizer"}),
+        ("tokenizer_config.json", {"clean_up_tokenization_spaces": True}),
+        ("tokenizer_config.json", {"additional": 1}),
+        ("tokenizer_config.json", {"eos_token": "<end>"}),
+    ],
+    ids=str,
+)
+def test_other_settings_are_left_to_transformers(file, changes, tmp_path, tokenizer):
+    save(tmp_path, tokenizer)
+    settings = json.loads((tmp_path / file).read_text("utf-8")) | changes
+    kept = {name: value for name, value in settings.items() if value is not None or name not in changes}
+    (tmp_path / file).write_text(json.dumps(kept), "utf-8")
+    assert quick_translator(tmp_path) is None
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"attn_implementation": "eager"}])
+def test_other_ways_to_compute_are_left_to_transformers(options, tmp_path, tokenizer):
+    save(tmp_path, tokenizer)
+    assert quick_translator(tmp_path, **options) is None
+    assert quick_translator(tmp_path / "nowhere") is None

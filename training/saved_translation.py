@@ -1,0 +1,146 @@
+"""A translator from a folder without Transformers, of which the import takes longer than a short translation.
+
+It takes what `save_pretrained` writes of a model that `FastTranslationModel` computes, and of a tokenizer that is nothing but its
+tokenizer.json. For anything else `quick_translator` is None, and Transformers loads the folder, with its own messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.training.fast_translation import SavedModel, reason_against
+from reluformer.training.translation import Translator
+
+_CONFIG, _GENERATION, _WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
+_TOKENIZER, _TOKENIZER_SETTINGS = "tokenizer.json", "tokenizer_config.json"
+# Settings of a tokenizer that change no ids and no text here, and those that are computed.
+_TOKENIZER_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+_DESCRIBING = ("backend", "model_input_names", "model_max_length", "source_language", "target_language")
+# Of config.json, beside what `reason_against` and `expected_shapes` read.
+_READ = ("attention_scaling", "attention_gamma", "attention_alpha", "scale_embedding", "max_position_embeddings")
+_MARKS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_COMPUTED = ("tokenizer_class", "clean_up_tokenization_spaces", "split_special_tokens", "moses", *_MARKS)
+
+
+class SavedTokenizer:
+    """A tokenizer.json, with what `Translator` asks of a tokenizer of Transformers."""
+
+    def __init__(self, tokenizer: Tokenizer, settings: dict[str, Any]) -> None:
+        tokenizer.encode_special_tokens = settings.get("split_special_tokens", False)
+        self._tokenizer, self.init_kwargs = tokenizer, settings
+        self.eos_token_id, self.pad_token_id = (
+            tokenizer.token_to_id(settings[name]) for name in ("eos_token", "pad_token")
+        )
+
+    def __len__(self) -> int:
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def __call__(
+        self, texts: Sequence[str], verbose: bool = True, truncation: bool = False, max_length: int | None = None
+    ) -> dict[str, list[list[int]]]:
+        if truncation:
+            self._tokenizer.enable_truncation(max_length)
+        else:
+            self._tokenizer.no_truncation()
+        return {"input_ids": [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]}
+
+    def batch_decode(self, ids: Tensor, skip_special_tokens: bool) -> list[str]:
+        return self._tokenizer.decode_batch(ids.tolist(), skip_special_tokens)
+
+
+def quick_translator(
+    path_or_hub_id: str | Path, *, device: str | None = None, attn_implementation: str | None = None, **options: Any
+) -> Translator | None:
+    """As `Translator.from_pretrained`; None where Transformers must load the model, or tell what is wrong with it."""
+    on_cpu = device == "cpu" or (device is None and not torch.cuda.is_available())
+    if not on_cpu or attn_implementation is not None or library(large=False) is None:
+        return None
+    folder = Path(path_or_hub_id)
+    try:
+        model, tokenizer = _saved_model(folder), _saved_tokenizer(folder)
+    # no such file, a damaged one, or one without something that is needed
+    except (OSError, ValueError, KeyError, AttributeError, SafetensorError):
+        return None
+    if model is None or tokenizer is None or len(tokenizer) > model.config.vocab_size:
+        return None
+    return Translator(model, tokenizer, **options)
+
+
+class _Settings(SimpleNamespace):
+    """A file of settings, with attributes as the class of Transformers has them."""
+
+    @classmethod
+    def of(cls, path: Path) -> _Settings:
+        return cls(**{name: value for name, value in _json(path).items() if not name.startswith("_")})
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _saved_model(folder: Path) -> SavedModel | None:
+    config, generation = _Settings.of(folder / _CONFIG), _Settings.of(folder / _GENERATION)
+    weights = load_file(folder / _WEIGHTS)
+    if (shared := weights.pop("model.shared.weight", None)) is not None:
+        weights |= {f"model.{side}.embed_tokens.weight": shared for side in ("encoder", "decoder")}
+    if config.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.decoder.embed_tokens.weight"]
+    model = SavedModel(config, generation, weights)
+    is_known = config.model_type == "reluformer" and vars(config).keys() >= {*_READ}
+    is_served = is_known and reason_against(model, generation.to_diff_dict()) is None
+    return model if is_served and _are_whole(weights, config) else None
+
+
+def _are_whole(weights: dict[str, Tensor], config: _Settings) -> bool:
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    are_numbers = (weight.dtype == torch.float32 and torch.isfinite(weight).all() for weight in weights.values())
+    return shapes == expected_shapes(config) and all(are_numbers)
+
+
+def expected_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Of the weights of a model that `reason_against` has nothing against, by their names."""
+    width = config.d_model
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.encoder.embed_tokens.weight": (config.vocab_size, width),
+        "model.decoder.embed_tokens.weight": (config.decoder_vocab_size, width),
+        "lm_head.weight": (config.decoder_vocab_size, width),
+        "final_logits_bias": (1, config.decoder_vocab_size),
+    }
+    for side, attentions in (("encoder", ("self_attn",)), ("decoder", ("self_attn", "encoder_attn"))):
+        heads, hidden = getattr(config, f"{side}_attention_heads"), getattr(config, f"{side}_ffn_dim")
+        linear = {"fc1": (hidden, width), "fc2": (width, hidden)}
+        linear |= {f"{name}.{part}_proj": (width, width) for name in attentions for part in ("q", "k", "v", "out")}
+        vectors = {f"{name}.log_gamma": heads for name in attentions if config.attention_gamma_learnable}
+        vectors |= {f"{name}.bias": outputs for name, (outputs, _) in linear.items()}
+        for norm in (*(f"{name}_layer_norm" for name in attentions), "final_layer_norm"):
+            vectors |= {f"{norm}.weight": width, f"{norm}.bias": width}
+        for layer in range(getattr(config, f"{side}_layers")):
+            prefix = f"model.{side}.layers.{layer}."
+            shapes |= {f"{prefix}{name}.weight": shape for name, shape in linear.items()}
+            shapes |= {f"{prefix}{name}": (length,) for name, length in vectors.items()}
+    return shapes
+
+
+def _saved_tokenizer(folder: Path) -> SavedTokenizer | None:
+    settings = _json(folder / _TOKENIZER_SETTINGS)
+    if settings["tokenizer_class"] not in _TOKENIZER_CLASSES or settings.get("clean_up_tokenization_spaces"):
+        return None
+    if settings.keys() - {*_DESCRIBING, *_COMPUTED} or (folder / "added_tokens.json").exists():
+        return None
+    tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
+    marks = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    return SavedTokenizer(tokenizer, settings) if {settings[name] for name in _MARKS} <= marks else None
