@@ -28,10 +28,7 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a kernel that is in FOLDER already")
     options = parser.parse_args(arguments)
-    written = write_kernel(options.output, repo_id=options.repo_id, overwrite=options.overwrite)
-    size = sum(path.stat().st_size for path in written.path.rglob("*") if path.is_file())
-    print(
-        f"{written.path}: {written.repo_id}, version {VERSION}, build {written.build}, {', '.join(written.variants)}, "
-        f"{size / 1000:,.0f} kB"
-    )
+    folder = write_kernel(options.output, repo_id=options.repo_id, overwrite=options.overwrite)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{folder}: {options.repo_id}, version {VERSION}, {size / 1000:,.0f} kB")
     return 0

@@ -67,7 +67,6 @@ def render_card(
         formula=attention_formula(config),
         regularization=regularization_formula(config),
         origin=_origin(model),
-        corpora=_corpora(model),
         scores_of=measured_scores,
         evaluated_text=evaluated_text,
         measured_on=_measured_on,
@@ -209,12 +208,6 @@ def _file_names(held: Any) -> list[str]:
         return [last_part(held)]
     values = held.values() if isinstance(held, Mapping) else held if isinstance(held, list) else ()
     return [name for value in values for name in _file_names(value)]
-
-
-def _corpora(model: ModelFolder) -> list[dict[str, Any]]:
-    """The corpus reports: name, read, kept, skipped by reason."""
-    reports = model.read("corpus_report.json") or []
-    return list(reports.values()) if isinstance(reports, dict) else reports
 
 
 # What was measured

@@ -16,7 +16,6 @@ import re
 import shutil
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import NamedTuple
 
 from huggingface_hub import ModelCard, ModelCardData
 
@@ -45,17 +44,8 @@ __all__ = ["{function}"]
 '''
 
 
-class KernelFolder(NamedTuple):
-    """What `write_kernel` has written; `build` tells one content of the modules from another."""
-
-    path: Path
-    repo_id: str
-    build: str
-    variants: tuple[str, ...]
-
-
-def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID, overwrite: bool = False) -> KernelFolder:
-    """Writes the kernel, its metadata, card and licence. The same package always writes the same bytes.
+def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID, overwrite: bool = False) -> Path:
+    """Writes the kernel, its metadata, card and licence, and returns the folder. The same package always writes the same bytes.
 
     Args:
         folder: to write.
@@ -66,16 +56,16 @@ def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID, overwrit
     Raises:
         UserError: a repo id that is none, or a folder that holds something.
     """
-    folder = Path(folder)
-    name = _kernel_name(repo_id)
+    folder, name = Path(folder), _kernel_name(repo_id)
     if folder.exists() and any(folder.iterdir()) and not (overwrite and (folder / "build").is_dir()):
         raise UserError(f"{folder}: is not empty; give another folder, or --overwrite to replace the kernel in it")
     package = distribution("reluformer")
     modules = kernel_sources()
     modules["__init__.py"] = _INIT.format(version=package.version, module=ENTRY, function=FUNCTION)
+    # Tells one content of the modules from another.
     build = hashlib.sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()[:10]
-    written = KernelFolder(folder, repo_id, build, tuple(f"torch-{backend}" for backend in BACKENDS))
-    files = {"LICENSE": _license_text(), "README.md": _card(name, written)}
+    licence = next(file for file in package.files if file.name == "LICENSE")
+    files = {"LICENSE": licence.read_text(encoding="utf-8"), "README.md": _card(name, repo_id, build)}
     for backend in BACKENDS:
         held = {**modules, "metadata.json": _metadata(name, backend, build, modules)}
         files |= {f"build/torch-{backend}/{path}": text for path, text in held.items()}
@@ -83,7 +73,7 @@ def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID, overwrit
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
-    return written
+    return folder
 
 
 def kernel_sources() -> dict[str, str]:
@@ -141,18 +131,17 @@ def _metadata(name: str, backend: str, build: str, modules: dict[str, str]) -> s
     return json.dumps(metadata, indent=2) + "\n"
 
 
-def _card(name: str, written: KernelFolder) -> str:
+def _card(name: str, repo_id: str, build: str) -> str:
     package = distribution("reluformer")
+    tags = ["kernels", "attention", "arxiv:2302.06461"]
     card = ModelCard.from_template(
-        ModelCardData(
-            library_name="kernels", license=_license().lower(), tags=["kernels", "attention", "arxiv:2302.06461"]
-        ),
+        ModelCardData(library_name="kernels", license=_license().lower(), tags=tags),
         template_path=str(TEMPLATE),
         name=name,
-        repo_id=written.repo_id,
+        repo_id=repo_id,
         version=VERSION,
-        build=written.build,
-        variants=written.variants,
+        build=build,
+        variants=[f"torch-{backend}" for backend in BACKENDS],
         activations=POINTWISE,
         max_head_dim=MAX_HEAD_DIM,
         capability=CAPABILITY,
@@ -166,8 +155,3 @@ def _card(name: str, written: KernelFolder) -> str:
 
 def _license() -> str:
     return distribution("reluformer").metadata["License-Expression"]
-
-
-def _license_text() -> str:
-    """The licence as it was installed, beside the metadata of the package."""
-    return next(file for file in distribution("reluformer").files if file.name == "LICENSE").read_text(encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from reluformer.analysis.curves import holds_a_curve, plot_training_curve
 from reluformer.hub_cards.card import write_card
-from reluformer.hub_cards.model_folder import base_of, is_number, kind_of
+from reluformer.hub_cards.model_folder import is_hub_id, is_number, kind_of
 from reluformer.training.run.records import command_line, run_record, write_json
 from reluformer.training.run.redaction import public_text
 from reluformer.training.run.run_folder import RECORD_FILE
@@ -60,14 +59,13 @@ class ModelCardCallback(TrainerCallback):
         model = trainer.accelerator.unwrap_model(trainer.model)
         kind_of(model.config.model_type, "ModelCardCallback: the Trainer")
         self._told = {"license": license, "language": language, "dataset": dataset}
-        self._base = dict(zip(("base_model", "local_base"), base_of(model.name_or_path), strict=True))
+        name = model.name_or_path
+        self._base = {"initialize_from": public_text(name), "base_model": name if name and is_hub_id(name) else None}
         self._trainer = trainer
         self._record: dict[str, Any] | None = None
         trainer.create_model_card = self.create_model_card
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *arguments: Any, **kwargs: Any) -> None:
         self._record = None
 
     def on_train_end(
@@ -75,11 +73,9 @@ class ModelCardCallback(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        values = {name: getattr(args, name) for name in ARGUMENTS}
-        arguments = {name: held.value if isinstance(held, Enum) else held for name, held in values.items()}
-        program = Path(sys.argv[0])
+        arguments = args.to_sanitized_dict()
         # In a notebook or an interpreter, the command line says nothing.
-        is_script = program.suffix == ".py" and "ipykernel" not in program.name
+        is_script = sys.argv[0].endswith(".py") and "ipykernel" not in sys.argv[0]
         self._record = {
             **run_record(None, None, args.seed),
             "command": public_text(f"python {command_line()}") if is_script else None,
@@ -88,7 +84,8 @@ class ModelCardCallback(TrainerCallback):
             "settings": {
                 **self._told,
                 **self._base,
-                "training": {**arguments, "warmup_steps": args.get_warmup_steps(state.max_steps)},
+                "training": {name: arguments[name] for name in ARGUMENTS}
+                | {"warmup_steps": args.get_warmup_steps(state.max_steps)},
             },
         }
         write_json(Path(args.output_dir) / RECORD_FILE, self._record)
@@ -96,14 +93,7 @@ class ModelCardCallback(TrainerCallback):
         if holds_a_curve(state.log_history):
             plot_training_curve(state.log_history, Path(args.output_dir) / "training_curve.png")
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: Mapping[str, Any],
-        **kwargs: Any,
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, *others: Any, metrics: Mapping[str, Any], **kwargs: Any) -> None:
         """After the training: of the weights that it has ended with."""
         if self._record is not None:
             self._record["evaluations"] |= evaluation_of(metrics)

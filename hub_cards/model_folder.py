@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from huggingface_hub import metadata_load
-from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
 from transformers.trainer import TRAINER_STATE_NAME
@@ -69,7 +69,7 @@ class ModelFolder:
     kind, config: those of its config.json.
     recipe: recipe.yaml or, in its form, the settings that `ModelCardCallback` has recorded; {} without both.
     record: training_record.json.
-    base_model: id on the Hub of the model whose weights it started from; local_base: the name of its folder if it is not there.
+    base_model: id on the Hub of the model whose weights it started from; None for new weights and for local models.
     license, languages, dataset_id: what a person says now, or else what recipe or card say.
     """
 
@@ -79,7 +79,6 @@ class ModelFolder:
     recipe: dict[str, Any]
     record: dict[str, Any]
     base_model: str | None
-    local_base: str | None
     license: str | None
     languages: list[str]
     dataset_id: str | None
@@ -161,12 +160,6 @@ def read_model_folder(
     if named and not is_hub_id(named):
         data["dataset"]["path"] = last_part(named)
     languages = [data[side] for side in ("source_language", "target_language") if data.get(side)]
-    if "base_model" in recipe:  # recorded while the model was there
-        base_model, local_base = recipe["base_model"], recipe["local_base"]
-    else:
-        # Transformers notes in the tokenizer, which is that of the other model, whether it came from a folder.
-        is_local = bool(_read_json(path / "tokenizer_config.json").get("is_local"))
-        base_model, local_base = base_of(recipe.get("initialize_from"), is_local=is_local)
     if (recipe.get("training") or {}).get("use_cpu"):
         record["device"] = "cpu"  # accelerators stood idle
     return ModelFolder(
@@ -175,8 +168,7 @@ def read_model_folder(
         config=config,
         recipe=public_values(recipe),
         record=public_values(record),
-        base_model=base_model or (None if recipe else _first_text(card.get("base_model"))),
-        local_base=local_base,
+        base_model=_base_model(path, recipe) if recipe else _first_text(card.get("base_model")),
         license=license or _first_text(card.get("license")) or recipe.get("license"),
         languages=_texts(language) or languages or _texts(card.get("language")) or _texts(recipe.get("language")),
         dataset_id=dataset
@@ -197,15 +189,21 @@ def _read_config(path: Path) -> tuple[ModelKind, PreTrainedConfig]:
         )
     values = _read_json(path / "config.json")
     kind = kind_of(values.get("model_type"), path)
-    try:
-        return kind, kind.config_class.from_dict(values)
-    except (ValueError, TypeError, StrictDataclassError) as error:
-        raise UserError(f"{path}: its config.json cannot be used: {one_line(error)}") from error
+    return kind, kind.config_class.from_dict(values)
 
 
 def _read_recipe(folder: Path) -> dict[str, Any]:
     path = folder / RECIPE_FILE
     return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _base_model(path: Path, recipe: dict[str, Any]) -> str | None:
+    if "base_model" in recipe:  # recorded while the model was there
+        return recipe["base_model"]
+    name = recipe.get("initialize_from")
+    # Transformers notes in the tokenizer, which is that of the other model, whether it came from a folder.
+    is_local = _read_json(path / "tokenizer_config.json").get("is_local")
+    return name if name and not is_local and is_hub_id(name) else None
 
 
 def _read_card(path: Path) -> dict[str, Any]:
@@ -245,13 +243,3 @@ def is_hub_id(name: str) -> bool:
     except HFValidationError:
         return False
     return not name.startswith((".", "/", "~", "runs/", HIDDEN)) and not Path(name).exists()
-
-
-def base_of(name: str | None, *, is_local: bool = False) -> tuple[str | None, str | None]:
-    """Which weights a training starts from: an id on the Hub, or else the name of a folder without its path."""
-    if not name:
-        return None, None
-    if is_hub_id(name) and not is_local:
-        return name, None
-    path = Path(name)
-    return None, last_part(str(path.parent if path.name.startswith("checkpoint-") else path))

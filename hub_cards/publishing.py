@@ -42,12 +42,12 @@ def publish(
     language: str | Sequence[str] | None = None,
     dataset: str | None = None,
     without_evaluation: bool = False,
-    api: HfApi | None = None,
     tell: Callable[[str], None] = print,
 ) -> str | None:
     """Uploads a finished run or another saved model to a repository of the Hub in one commit, and returns the commit's URL.
 
-    The card of the folder is written anew for that repository. Nothing is deleted from the repository.
+    The card of the folder is written anew for that repository. Nothing is deleted from the repository. The token is that of
+    `hf auth login` or `HF_TOKEN`; `HF_ENDPOINT` names another Hub.
 
     Args:
         folder: of a finished run, the output_dir of a plain `Trainer`, or of `save_pretrained`.
@@ -56,8 +56,6 @@ def publish(
         dry_run: check and tell what would be uploaded, without token or network; returns None.
         license, language, dataset: see `reluformer.hub_cards.card.render_card`.
         without_evaluation: publish a model of which no score is known.
-        api: the client, with another token or endpoint; None takes `HF_ENDPOINT` and the token of `hf auth login` or
-            `HF_TOKEN`.
         tell: takes each line of what is done.
 
     Raises:
@@ -74,16 +72,15 @@ def publish(
     if dry_run:
         tell(f"{repo_id}: {len(names)} files and the card; dry run: nothing was uploaded")
         return None
-    if api is None:
-        require_token()
-        api = HfApi()
+    require_token()
     write_card(folder, repo_id=repo_id, **told)
-    url = _upload(api, model, repo_id, [*names, CARD_FILE], private)
+    url = _upload(model, repo_id, [*names, CARD_FILE], private)
     tell(f"published: {url}")
     return url
 
 
-def _upload(api: HfApi, model: ModelFolder, repo_id: str, names: Sequence[str], private: bool) -> str:
+def _upload(model: ModelFolder, repo_id: str, names: Sequence[str], private: bool) -> str:
+    api = HfApi()
     try:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(repo_id).private:

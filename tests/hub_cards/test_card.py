@@ -1,4 +1,4 @@
-"""Cards of runs: every number comes from a file of the run, and the metadata can be read back."""
+"""Cards: every number comes from a file of the folder, what nobody has recorded is named, and the metadata can be read back."""
 
 import json
 import re
@@ -7,14 +7,15 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
+from transformers import ViTImageProcessor
 
 from reluformer import ReLUFormerConfig
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.card import attention_formula, regularization_formula, render_card, write_card
-from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.training.run.records import write_json
 
+from ..modeling_reluformer.cases import VOCABULARY, decoder_model, vision_model
 from .model_folders import TINY, change, change_recipe, entropy_analysis, write_documented_run
 
 MARKDOWN_LEFTOVERS = re.compile(r"\bNone\b|\{\{|\{%|Undefined")
@@ -198,22 +199,13 @@ def test_a_base_model_of_the_hub_is_linked_and_in_the_metadata(run):
     data = ModelCard(text).data
     assert data.base_model == "somebody/softmax-base" and data.to_dict()["base_model_relation"] == "finetune"
     assert "[somebody/softmax-base](https://huggingface.co/somebody/softmax-base)" in text
-
-
-@pytest.mark.parametrize(
-    ("path", "tokenizer", "name"),
-    [
-        ("runs/softmax_base", {}, "softmax_base"),
-        ("/home/somebody/runs/softmax_base/checkpoint-300", {}, "softmax_base"),
-        ("models/mine", {"is_local": True}, "mine"),  # in form an id, but the tokenizer came from a folder
-    ],
-)
-def test_a_local_base_is_named_without_its_path(run, path, tokenizer, name):
-    change_recipe(run, initialize_from=path)
-    write_json(run / "tokenizer_config.json", tokenizer)
-    text = render_card(run)
-    assert f"Started from the weights of `{name}`, which is not on the Hub." in text
-    assert "somebody" not in text and ModelCard(text).data.base_model is None
+    # A path, or in form an id, but the tokenizer came from a folder.
+    for name, is_local in (("runs/softmax_base", False), ("/home/somebody/mine", False), ("models/mine", True)):
+        change_recipe(run, initialize_from=name)
+        write_json(run / "tokenizer_config.json", {"is_local": is_local})
+        text = render_card(run)
+        assert "which is not on the Hub." in text and ModelCard(text).data.base_model is None
+        assert "somebody" not in text
 
 
 def test_no_secret_and_no_folder_of_this_machine_is_in_a_card(run):
@@ -252,7 +244,7 @@ def test_the_command_writes_the_card_with_its_pictures_beside_it(run, tmp_path, 
     assert cli.main(["card", "--run", str(run), "--output", str(tmp_path)]) == 2
 
 
-@pytest.mark.parametrize("preset", ["reluformer", "vanilla", "sparsemax", "entmax15", "rela", "relu_vit"])
+@pytest.mark.parametrize("preset", ["reluformer", "vanilla", "entmax15", "rela", "relu_vit"])
 def test_every_preset_has_a_formula_and_only_one_is_called_a_reluformer(preset, tmp_path):
     config = ReLUFormerConfig.from_preset(preset, **TINY)
     config.save_pretrained(tmp_path)
@@ -264,14 +256,6 @@ def test_every_preset_has_a_formula_and_only_one_is_called_a_reluformer(preset, 
     formula = attention_formula(config)
     assert formula.count("{") == formula.count("}") and ("gamma" in formula) == (preset == "reluformer")
     assert (regularization_formula(config) is None) == (preset != "reluformer")
-    for absent in ("## Scores", "model-index", "dead rows", "Command", "Measured:", "Moses", "language:", ".png"):
-        assert absent not in text, absent
-
-
-@pytest.mark.parametrize("activation", POINTWISE)
-def test_every_activation_has_a_formula(activation):
-    config = ReLUFormerConfig(attention_activation=activation, attention_scaling="length", attention_alpha=0.5, **TINY)
-    assert "n_i^{-0.5}" in attention_formula(config)
 
 
 def test_folders_without_such_a_model_are_refused(tmp_path, run):
@@ -287,3 +271,89 @@ def test_folders_without_such_a_model_are_refused(tmp_path, run):
     (run / "README.md").write_text("---\nlicense: [\n---\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"README\.md: its metadata cannot be read"):
         render_card(run)
+
+
+# Models without a recipe, and other kinds of model
+
+
+@pytest.fixture
+def bare(tmp_path):
+    ReLUFormerConfig(**TINY).save_pretrained(tmp_path / "bare")
+    return tmp_path / "bare"
+
+
+def test_a_folder_of_save_pretrained_says_that_nothing_is_recorded(bare):
+    text = render_card(bare)
+    missing = next(line for line in text.splitlines() if line.startswith("Not recorded in the model's folder"))
+    assert "arguments and updates of the training" in missing and "# bare" in text
+    assert "the data that it was trained on, the weights that it started from" in text
+    assert "The model's loss in training holds the regulariser" in text and "Not evaluated" in text
+    for absent in ("## Scores", "model-index", "Trained with", "| updates", "Measured:", "Command"):
+        assert absent not in text, absent
+    assert_whole(text)
+
+
+def test_what_a_person_says_is_kept_by_later_cards(bare):
+    write_card(bare, license="cc0-1.0", language=["de", "no"], dataset="me/number-words")
+    text = render_card(bare)
+    data = ModelCard(text).data
+    assert (data.license, data.language, data.datasets) == ("cc0-1.0", ["de", "no"], ["me/number-words"])
+    assert "The weights: `cc0-1.0`." in text and "data set `me/number-words`" in text
+    assert "from `en` to `fr`" in render_card(bare, language=["en", "fr"])
+    assert ModelCard(render_card(bare, license="mit")).data.license == "mit"
+
+
+@pytest.mark.parametrize("verb", [["card"], ["publish", "--repo-id", "me/little", "--dry-run"]])
+def test_an_exported_model_is_refused_and_its_place_on_the_hub_is_told(bare, verb, capsys):
+    """The card would say that AutoModel loads what has no weights; graphs beside the weights do not disturb."""
+    (bare / "encoder_model.onnx").touch()
+    assert cli.main([*verb, "--model", str(bare)]) == 2
+    assert f"hf upload OWNER/NAME {bare} onnx" in capsys.readouterr().err
+    (bare / "model.safetensors").touch()
+    assert "ONNX" not in render_card(bare)
+
+
+DECODERS = {
+    "llama_relu": (
+        "4 heads that share 2 of keys",
+        "gated FFN 40 with `relu`",
+        "RMSNorm before each block and at the end, rotary positions",
+        "Made for contexts of 40 tokens: longer ones are not refused",
+    ),
+    "normalization_free": (
+        "FFN 40 with `relu`",
+        "no norm but one LayerNorm at the end, learned positions",
+        "attention activation `softmax`",
+        "At most 40 tokens of prompt and continuation together; more are refused",
+    ),
+    "gpt2": ("4 heads,", "LayerNorm before each block and at the end", "divided by √(2 · layers)"),
+}
+
+
+@pytest.mark.parametrize("preset", DECODERS)
+def test_the_card_of_a_language_model(preset, tmp_path):
+    fields = {"num_key_value_heads": 2} if preset == "llama_relu" else {}
+    decoder_model(preset=preset, **fields).config.save_pretrained(tmp_path)
+    text = render_card(tmp_path, repo_id="someone/tiny")
+    assert ModelCard(text).data.pipeline_tag == "text-generation"
+    expected = ("AutoModelForCausalLM, AutoTokenizer", "max_new_tokens=50", f"| vocabulary | {VOCABULARY} pieces |")
+    for part in (*expected, *DECODERS[preset]):
+        assert part in text, part
+    assert "translat" not in text.lower() and "encoder-decoder" not in text
+    assert_whole(text)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_programs_of_the_card_of_a_classifier_run(channels, tmp_path):
+    model = vision_model(num_channels=channels)
+    model.save_pretrained(tmp_path)
+    ViTImageProcessor().save_pretrained(tmp_path)
+    text = render_card(tmp_path, repo_id="me/tiny")
+    assert_whole(text)
+    data = ModelCard(text).data
+    assert data.pipeline_tag == "image-classification" and "arxiv:2309.08586" in data.tags
+    assert f"for {model.config.num_labels} classes" in text and "tokenizer" not in text.lower()
+    loading, alone = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "trust_remote_code=True" in alone and f'convert("{"L" if channels == 1 else "RGB"}")' in alone
+    compile(alone, "card", "exec")
+    assert "AutoImageProcessor, AutoModelForImageClassification" in loading

@@ -88,7 +88,7 @@ def test_the_record_holds_no_secret_and_no_path(trained):
     text = (trained[0] / "training_record.json").read_text(encoding="utf-8")
     assert TOKEN not in text and str(trained[0].parent) not in text
     record = json.loads(text)
-    assert record["settings"]["local_base"] == "base"
+    assert record["settings"]["initialize_from"] == "…/base"
     assert record["command"] == "python train.py --pairs …/pairs.tsv --seed 7"
 
 

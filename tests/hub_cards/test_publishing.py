@@ -166,42 +166,37 @@ def test_a_bad_repository_is_refused_before_anything_else(repo_id, capsys):
     assert capsys.readouterr().err.startswith("reluformer: error: --repo-id: ")
 
 
-def test_private_is_refused_for_a_public_repository(run, hub):
+def test_private_is_refused_for_a_public_repository_and_a_missing_token_is_told(run, hub, monkeypatch):
     hub.create_repo(REPO, exist_ok=True)
     with pytest.raises(UserError, match="exists and is public"):
         publish(run, REPO, private=True, tell=lambda line: None)
     assert hub.repositories[REPO] == {}
+    monkeypatch.setattr("reluformer.hub_cards.publishing.get_token", lambda: None)
+    with pytest.raises(UserError, match=r"no token for the Hub: .*hf auth login"):
+        publish(run, REPO, tell=lambda line: None)
 
 
 # From the training itself
 
 
-@pytest.fixture
-def recipe(tmp_path):
-    """Makes a recipe of four updates that pushes."""
-
-    def make(**arguments):
-        training = {**RECIPE["training"], "max_steps": 4, "eval_strategy": "no", "output_dir": str(tmp_path / "run")}
-        training |= {"push_to_hub": True, "hub_model_id": REPO, "save_steps": 2, **arguments}
-        path = tmp_path / "pushed.yaml"
-        path.write_text(yaml.safe_dump({**RECIPE, "name": "pushed", "training": training}), encoding="utf-8")
-        return load_recipe(path)
-
-    return make
+def pushed(tmp_path, **arguments):
+    """A recipe of four updates that pushes."""
+    training = {**RECIPE["training"], "max_steps": 4, "eval_strategy": "no", "output_dir": str(tmp_path / "run")}
+    training |= {"push_to_hub": True, "hub_model_id": REPO, "save_steps": 2, **arguments}
+    path = tmp_path / "pushed.yaml"
+    path.write_text(yaml.safe_dump({**RECIPE, "name": "pushed", "training": training}), encoding="utf-8")
+    return load_recipe(path)
 
 
-def test_a_finished_run_is_pushed_once_or_says_how_to_publish_it(recipe, hub, monkeypatch):
+def test_a_finished_run_is_pushed_once_or_says_how_to_publish_it(tmp_path, hub):
     response = httpx.Response(403, request=httpx.Request("POST", "https://hub.example.org"))
     hub.failure = HfHubHTTPError("403 Forbidden: no write access", response=response)
-    wanted = recipe()
+    wanted = pushed(tmp_path)
     with pytest.raises(UserError, match=r"is finished, but not published: .*403 .*`reluformer publish --run"):
         train(wanted)
     hub.failure = None
     assert cli.main(["publish", "--run", str(wanted.run_folder), "--repo-id", REPO]) == 0
-    assert hub.commits == ["Publish pushed"]
-    shutil.rmtree(wanted.run_folder)
-    train(recipe(hub_private_repo=True, hub_model_id="me/other"))
-    assert hub.private["me/other"] and "recipe.yaml" not in hub.repositories["me/other"]
+    assert hub.commits == ["Publish pushed"] and "recipe.yaml" not in hub.repositories[REPO]
 
 
 @pytest.mark.parametrize(
@@ -213,14 +208,8 @@ def test_a_finished_run_is_pushed_once_or_says_how_to_publish_it(recipe, hub, mo
         ({"hub_revision": "other"}, "on the main branch"),
     ],
 )
-def test_a_push_that_cannot_be_followed_is_refused_before_training(hub, recipe, arguments, words):
-    wanted = recipe(**arguments)
+def test_a_push_that_cannot_be_followed_is_refused_before_training(hub, tmp_path, arguments, words):
+    wanted = pushed(tmp_path, **arguments)
     with pytest.raises(UserError, match=words):
         train(wanted)
     assert not (wanted.run_folder / WEIGHTS).exists()
-
-
-def test_a_missing_token_is_refused_and_says_how_to_get_one(run, monkeypatch):
-    monkeypatch.setattr("reluformer.hub_cards.publishing.get_token", lambda: None)
-    with pytest.raises(UserError, match=r"no token for the Hub: .*hf auth login"):
-        publish(run, REPO, tell=lambda line: None)
