@@ -1,17 +1,18 @@
-"""The figure `anisotropy`, of the value slots of feed-forward memories: their mean pairwise cosine (Eq. 4, Figure 3)."""
+"""The analysis `anisotropy`, of the value slots of feed-forward memories: their mean pairwise cosine (Eq. 4, Figure 3)."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from functools import partial
+from statistics import fmean
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from reluformer.analysis.collection import ALL
 from reluformer.analysis.drawing import TEAL, draw_bars
-from reluformer.analysis.feed_forward import feed_forward_blocks
-from reluformer.analysis.figure import MODEL, Figure, Rows, Subject, Taken
+from reluformer.analysis.feed_forward import FeedForward, feed_forward_blocks
+from reluformer.analysis.inputs import Subject
+from reluformer.analysis.results import Measured, Rows, stacks_of_layers
 from reluformer.configuration.errors import UserError
 
 DEFINITIONS = {
@@ -21,75 +22,52 @@ DEFINITIONS = {
 }
 
 
-def anisotropy(slots: Tensor) -> float:
-    """ANI of Eq. 4 in O(slots · features), by the norm of the sum of the unit vectors u_i:
-
-        sum_{i≠j} u_i·u_j = |sum_i u_i|² - d_h
-
-    Args:
-        slots: (slots, features), none of them 0.
-
-    Raises:
-        ValueError: fewer than two slots.
-    """
-    count = slots.shape[0]
-    if count < 2:
-        raise ValueError(f"anisotropy needs at least two slots, got {count}")
-    slots = slots.detach().double()
-    units = slots / slots.norm(dim=-1, keepdim=True)
-    return float((units.sum(dim=0).square().sum() - count) / (count * (count - 1)))
+def anisotropy(subject: Subject) -> Measured:
+    """Mean pairwise cosine of the value slots of every layer."""
+    table = anisotropy_table(subject.model)
+    columns = {"anisotropy": ("", TEAL)}
+    draw = partial(draw_bars, table, columns, "anisotropy (mean cosine of value slots)")
+    return Measured(table, f"{table[0]['anisotropy']:.4f}, mean over layers", draw, DEFINITIONS)
 
 
-def anisotropy_table(model: PreTrainedModel) -> list[dict[str, Any]]:
-    """One row for each feed-forward block, one for each stack and one for the model; columns as in `DEFINITIONS`.
+def anisotropy_table(model: PreTrainedModel) -> Rows:
+    """One row for the model, one for each stack and one for each feed-forward block; columns as in `DEFINITIONS`."""
+    layers = [_of_block(block) for block in feed_forward_blocks(model)]
+    means = [
+        {
+            "module": stack,
+            "layer": ALL,
+            "slots": sum(row["slots"] for row in rows),
+            "anisotropy": fmean(row["anisotropy"] for row in rows),
+            "zero_slots": sum(row["zero_slots"] for row in rows),
+        }
+        for stack, rows in stacks_of_layers(layers)
+    ]
+    return means + layers
 
-    Raises:
-        UserError: feed-forward blocks that cannot be found, or one with fewer than two slots that are not 0.
-    """
-    layers = []
-    for block in feed_forward_blocks(model):
-        slots = block.value_slots.T
-        used = slots[slots.norm(dim=-1) > 0]
-        if used.shape[0] < 2:
-            raise UserError(
-                f"anisotropy: {block.stack} layer {block.layer + 1} has {used.shape[0]} value slots that are not 0 of "
-                f"{slots.shape[0]}; a cosine needs two"
-            )
-        layers.append(
-            {
-                "module": block.stack,
-                "layer": block.layer + 1,
-                "slots": slots.shape[0],
-                "anisotropy": anisotropy(used),
-                "zero_slots": slots.shape[0] - used.shape[0],
-            }
+
+def _of_block(block: FeedForward) -> dict[str, str | int | float]:
+    slots = block.value_slots.T
+    used = slots[slots.norm(dim=-1) > 0]
+    if len(used) < 2:
+        raise UserError(
+            f"anisotropy: {block.stack} layer {block.layer + 1} has {len(used)} value slots that are not 0 of {len(slots)}; "
+            "a cosine needs two"
         )
-    stacks = dict.fromkeys(row["module"] for row in layers)
-    return [_mean(layers, ALL), *(_mean([row for row in layers if row["module"] == s], s) for s in stacks), *layers]
-
-
-def _mean(rows: list[dict[str, Any]], module: str) -> dict[str, Any]:
     return {
-        "module": module,
-        "layer": ALL,
-        "slots": sum(row["slots"] for row in rows),
-        "anisotropy": sum(row["anisotropy"] for row in rows) / len(rows),
-        "zero_slots": sum(row["zero_slots"] for row in rows),
+        "module": block.stack,
+        "layer": block.layer + 1,
+        "slots": len(slots),
+        "anisotropy": mean_cosine(used),
+        "zero_slots": len(slots) - len(used),
     }
 
 
-class Anisotropy(Figure):
-    """Mean pairwise cosine of the value slots of every layer."""
+def mean_cosine(slots: Tensor) -> float:
+    """ANI of Eq. 4 of `slots` (slots, features) in O(slots · features), by the norm of the sum of the unit vectors u_i:
 
-    name = "anisotropy"
-    needs = MODEL
-    definitions = DEFINITIONS
-
-    def take(self, subject: Subject) -> Taken:
-        table = anisotropy_table(subject.model)
-        layers = sum(row["layer"] != ALL for row in table)
-        return Taken(table, f"{table[0]['anisotropy']:.4f}, mean over {layers} layers")
-
-    def draw(self, rows: Rows, path: Path, title: str) -> Path:
-        """Mean pairwise cosine of the value slots of each layer."""
-        return draw_bars(rows, {"anisotropy": ("", TEAL)}, "anisotropy (mean cosine of value slots)", path, title)
+    sum_{i≠j} u_i·u_j = |sum_i u_i|² - slots
+    """
+    slots, count = slots.detach().double(), len(slots)
+    units = slots / slots.norm(dim=-1, keepdim=True)
+    return float((units.sum(dim=0).square().sum() - count) / (count * (count - 1)))

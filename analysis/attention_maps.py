@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, attention_weights, decoder_inputs, eager
-from reluformer.analysis.drawing import MapStyle, color_of_model, draw_heat_maps
-from reluformer.analysis.figure import TEXT, Analysed, Figure, Subject, write_csv, write_result
-from reluformer.analysis.texts import make_batch
-from reluformer.configuration.errors import UserError
-from reluformer.training.data.moses import MosesStep
-from reluformer.training.translation import Translator
+from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, attention_rows, pair_batch
+from reluformer.analysis.drawing import color_of_model, draw_heat_maps, save
+from reluformer.analysis.inputs import Subject
+from reluformer.analysis.results import Measured
+from reluformer.training.data.encoding import token_ids
 
 DEFINITIONS = {
-    "sentence": "number of the pair among those that were read, from 1",
     "query": "place of the token that looks, from 1; in the decoder, of the token that is predicted there",
     "key": "place of the token that is looked at, from 1; in decoder_self, of the token that was read there",
     "weight": "as the model computed it; rows of point-wise activations need not sum to 1",
@@ -32,6 +29,7 @@ NAMES = {
     DECODER_SELF: "Decoder self-attention",
     CROSS: "Cross-attention",
 }
+MOST_TOKENS = 40  # of each side on a map: more cannot be read
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class PairMaps:
     lengths: tokens of source and target, of which no more than the maps' are here. color: of the model's attention.
     """
 
-    sentence: int
     weights: dict[str, list[Tensor]]
     tokens: dict[str, list[str]]
     lengths: tuple[int, int]
@@ -59,24 +56,20 @@ class PairMaps:
             return None
         return torch.ones(self.weights[module][0].shape[1:], dtype=torch.bool).triu(1)
 
-    def draw(self, module: str, maps: list[Tensor], titles: list[str], title: str, path: Path, style: MapStyle) -> Path:
-        """Draws maps (queries, keys) of a module in a grid, under one title."""
+    def draw(self, module: str, maps: list[Tensor], titles: list[str], **style: float) -> Figure:
+        """A grid of maps (queries, keys) of a module. style: `cell` and `font_size` of `draw_heat_maps`."""
         queries, keys = self.axes(module)
-        figure = draw_heat_maps(
+        return draw_heat_maps(
             maps,
             titles,
             keys,
             queries,
-            title=title,
             key_label="tokens read by the decoder" if module == DECODER_SELF else "source tokens",
             query_label="source tokens" if module == ENCODER_SELF else "predicted target tokens",
             hidden=self.hidden(module),
             color=self.color,
-            style=style,
+            **style,
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-        return path
 
 
 def pair_maps(
@@ -84,114 +77,71 @@ def pair_maps(
     tokenizer: PreTrainedTokenizerBase,
     source_ids: list[int],
     labels: list[int],
-    *,
-    sentence: int = 1,
-    most_tokens: int | None = 40,
+    most_tokens: int | None = MOST_TOKENS,
 ) -> PairMaps:
     """Computes the attention of a whole pair and keeps that of its first `most_tokens` tokens on either side.
 
-    The model computes in "eager" attention here and is given back as it was.
-
     Raises:
-        UserError: see `attention_weights`.
+        UserError: see `attention_rows`.
     """
-    batch = make_batch([(source_ids, labels)], model.device)
-    with eager(model), torch.inference_mode():
-        weights = attention_weights(model, batch)
-        read = decoder_inputs(model, batch.labels)[0].tolist()
-    cut = slice(most_tokens)
-    kept = {
-        module: [layer[0, :, cut, cut].float().cpu().clone() for layer in layers] for module, layers in weights.items()
-    }
+    batch, cut = pair_batch(model, [(source_ids, labels)]), slice(most_tokens)
+    kept: dict[str, list[Tensor]] = {}
+    for module, _, weights, _ in attention_rows(model, [batch]):
+        kept.setdefault(module, []).append(weights.transpose(0, 1)[:, cut, cut].float().cpu().clone())
+    read = batch.inputs["decoder_input_ids"][0].tolist()
     ids = {"source": source_ids, "read": read, "predicted": labels}
     tokens = {side: tokenizer.convert_ids_to_tokens(list(some[cut])) for side, some in ids.items()}
-    return PairMaps(sentence, kept, tokens, (len(source_ids), len(labels)), color_of_model(model.config))
+    return PairMaps(kept, tokens, (len(source_ids), len(labels)), color_of_model(model.config))
 
 
 def plot_attention_map(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    source: str,
-    path: str | Path,
-    target: str | None = None,
-    *,
-    layer: int = -1,
-    each_head: bool = False,
-    num_beams: int = 5,
-) -> Path:
-    """Draws the cross-attention of one decoder layer: the mean over its heads, or every head in a grid.
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, target: str, path: Path
+) -> None:
+    """Draws the cross-attention of the last decoder layer, the mean over its heads.
 
     A row belongs to the step that predicts its target token. Weights are shown as the model computed them: those of a
     point-wise activation need not sum to one, and an exact zero is white, so that a dead row is blank.
-
-    Args:
-        model: a sequence-to-sequence model.
-        tokenizer: its tokenizer.
-        source: one text.
-        path: of the picture; its ending says which format, for example .png.
-        target: a translation; default the model's own.
-        layer: of the decoder, from 0, or from the last with -1.
-        each_head: a grid of the heads instead of their mean.
-        num_beams: width of the beam for the model's own translation.
-
-    Returns:
-        The path.
-
-    Raises:
-        UserError: a text that is too long, or no such layer.
     """
-    layers = model.config.decoder_layers
-    if not -layers <= layer < layers:
-        raise UserError(f"layer: {layer} does not exist; the decoder has {layers} layers, 0 to {layers - 1}")
-    source_ids = _ids(model, tokenizer, source, "source")
-    own = Translator(model, tokenizer, num_beams=num_beams).target_ids if target is None else None
-    labels = own(source) if own else _ids(model, tokenizer, target, "target")
+    ((source_ids,), (labels,)) = token_ids(tokenizer, {"source": [source], "target": [target]})
     maps = pair_maps(model, tokenizer, source_ids, labels, most_tokens=None)
-    weights, where = maps.weights[CROSS][layer], f"{NAMES[CROSS]}, layer {layer % layers + 1} of {layers}"
-    if each_head:
-        titles, title = _heads(weights), f"{where}, {len(weights)} heads"
-        return maps.draw(CROSS, list(weights), titles, title, Path(path), MapStyle())
-    title = f"{where}, mean of {len(weights)} heads"
-    return maps.draw(CROSS, [weights.mean(dim=0)], [""], title, Path(path), MapStyle())
+    layers = maps.weights[CROSS]
+    title = f"{NAMES[CROSS]}, layer {len(layers)} of {len(layers)}, mean of {len(layers[-1])} heads"
+    save(maps.draw(CROSS, [layers[-1].mean(dim=0)], [""]), path, title)
 
 
-def _ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, side: str) -> list[int]:
-    """Token ids of a text, as in training."""
-    moses = MosesStep.from_tokenizer(tokenizer)
-    if moses is not None:
-        text = moses.apply([text], side=side)[0]
-    ids = (tokenizer(text) if side == "source" else tokenizer(text_target=text))["input_ids"]
-    positions = model.config.max_position_embeddings
-    if len(ids) > positions:
-        raise UserError(f"{side}: {len(ids)} tokens, the model has {positions} positions; give a shorter text")
-    return ids
+def attention_maps(subject: Subject) -> Measured:
+    """Every head of every layer on the first pair: its weights, which are many, stand in the CSV file alone."""
+    maps = pair_maps(subject.model, subject.tokenizer, *subject.pairs[0])
+    names = [
+        f"1.{module}.layer{layer + 1}.png" for module in maps.weights for layer in range(len(maps.weights[module]))
+    ]
+    described = {
+        "sentence": 1,
+        "source_tokens": maps.lengths[0],
+        "target_tokens": maps.lengths[1],
+        "tokens": maps.tokens,
+        "pictures": names,
+    }
+    facts, draw = {"map_tokens": MOST_TOKENS, "maps": [described]}, partial(_draw_layers, maps)
+    return Measured(list(_table(maps)), f"{len(names)} pictures", draw, DEFINITIONS, facts, csv_only=True)
 
 
-def plot_pair_maps(maps: PairMaps, folder: Path) -> list[Path]:
-    """One picture for each module and layer, a map for each head: `<sentence>.<module>.layer<n>.png`."""
+def _draw_layers(maps: PairMaps, path: Path, _: str) -> list[Path]:
+    """One picture for each module and layer, a map for each head: `1.<module>.layer<n>.png` in the folder of the name."""
+    shown, note = (len(maps.tokens["source"]), len(maps.tokens["predicted"])), ""
+    if shown != maps.lengths:
+        note = f"\nfirst {shown[0]} of {maps.lengths[0]} source and {shown[1]} of {maps.lengths[1]} target tokens"
     paths = []
     for module, layers in maps.weights.items():
         for layer, weights in enumerate(layers, start=1):
-            title = f"{NAMES[module]}, layer {layer} of {len(layers)}{_cut_note(maps)}"
-            columns = math.ceil(math.sqrt(len(weights)))
-            style = MapStyle(cell=0.2, least=(1.8, 1.4), font_size=8, columns=columns)
-            path = folder / f"{maps.sentence}.{module}.layer{layer}.png"
-            paths.append(maps.draw(module, list(weights), _heads(weights), title, path, style))
+            heads = [f"head {head}" for head in range(1, len(weights) + 1)]
+            figure = maps.draw(module, list(weights), heads, cell=0.2, font_size=8)
+            title = f"{NAMES[module]}, layer {layer} of {len(layers)}{note}"
+            paths += save(figure, path.with_suffix("") / f"1.{module}.layer{layer}.png", title)
     return paths
 
 
-def _heads(weights: Tensor) -> list[str]:
-    return [f"head {head}" for head in range(1, len(weights) + 1)]
-
-
-def _cut_note(maps: PairMaps) -> str:
-    shown = (len(maps.tokens["source"]), len(maps.tokens["predicted"]))
-    if shown == maps.lengths:
-        return ""
-    return f"\nfirst {shown[0]} of {maps.lengths[0]} source and {shown[1]} of {maps.lengths[1]} target tokens"
-
-
-def maps_table(maps: PairMaps) -> Iterator[dict[str, Any]]:
+def _table(maps: PairMaps) -> Iterator[dict[str, Any]]:
     """The weights behind the pictures, one row for each; later tokens, which the decoder cannot see, are left out."""
     for module, layers in maps.weights.items():
         queries, keys = maps.axes(module)
@@ -200,7 +150,6 @@ def maps_table(maps: PairMaps) -> Iterator[dict[str, Any]]:
                 if module == DECODER_SELF and key > query:
                     continue
                 yield {
-                    "sentence": maps.sentence,
                     "module": module,
                     "layer": layer,
                     "head": head + 1,
@@ -210,35 +159,3 @@ def maps_table(maps: PairMaps) -> Iterator[dict[str, Any]]:
                     "key_token": keys[key],
                     "weight": float(heads[head, query, key]),
                 }
-
-
-@dataclass
-class AttentionMaps(Figure):
-    """A folder of pictures instead of one; the weights stand in the CSV file alone, as there are many."""
-
-    name = "attention-maps"
-    needs = TEXT
-    definitions = DEFINITIONS
-    maps: int = 1
-    map_tokens: int = 40
-
-    @property
-    def most_pairs(self) -> int:
-        return self.maps
-
-    def write(self, subject: Subject, folder: Path, title: str, facts: dict[str, Any]) -> Analysed:
-        path, pictures, described, tables = folder / self.name, [], [], []
-        for number, row in enumerate(subject.pairs.select(range(min(self.maps, len(subject.pairs)))), start=1):
-            ids = (row["input_ids"], row["labels"])
-            maps = pair_maps(subject.model, subject.tokenizer, *ids, sentence=number, most_tokens=self.map_tokens)
-            paths = plot_pair_maps(maps, path)
-            pictures += paths
-            tables.append(maps_table(maps))
-            lengths = {"source_tokens": maps.lengths[0], "target_tokens": maps.lengths[1]}
-            described.append(
-                {"sentence": number, **lengths, "tokens": maps.tokens, "pictures": [p.name for p in paths]}
-            )
-        table = write_csv(path.with_suffix(".csv"), chain.from_iterable(tables))
-        facts = {**facts, "map_tokens": self.map_tokens, "maps": described}
-        result = write_result(path.with_suffix(".json"), self.name, definitions=DEFINITIONS, table=None, **facts)
-        return Analysed([result, table, *pictures], [f"{self.name}: {len(pictures)} pictures in {path}"])

@@ -1,326 +1,232 @@
-"""One pass over a text: what attention and feed-forward blocks compute goes to statistics and is dropped."""
+"""What attention and feed-forward blocks compute at real positions, batch by batch: nothing of a batch outlives it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from reluformer.analysis.feed_forward import OnScores, OnUpdate, watch_feed_forward
+from reluformer.analysis.feed_forward import FeedForward, feed_forward_blocks, stack_of
 from reluformer.configuration.errors import UserError
 
 ALL = "all"
-# The order of tables and pictures: three kinds of attention, and feed-forward memories, which have one "head".
-MODULES = ("encoder_self", "decoder_self", "cross", "encoder_ffn", "decoder_ffn")
-Place = tuple[str, int | str, int | str]
-
-
-class HeadSums:
-    """A vector of float64 sums for each (module, layer, head); nothing else is kept."""
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[str, int], Tensor] = {}
-
-    def add(self, module: str, layer: int, values: Tensor) -> None:
-        """Adds `values` (heads, figures) to the sums of one layer, counted from 0."""
-        values = values.double().cpu()
-        known = self._sums.get((module, layer))
-        self._sums[module, layer] = values if known is None else known + values
-
-    def modules(self) -> list[str]:
-        """The modules met so far, in the order of `MODULES`."""
-        return sorted({module for module, _ in self._sums}, key=MODULES.index)
-
-    def heads(self, module: str) -> int:
-        """How many heads the layers of a module have."""
-        return next(len(values) for (name, _), values in self._sums.items() if name == module)
-
-    def total(self) -> Tensor:
-        """The sums (figures,) over everything."""
-        return sum(values.sum(dim=0) for values in self._sums.values())
-
-    def groups(self) -> Iterator[tuple[Place, Tensor]]:
-        """(module, layer, head) and sums (figures,): each head, each layer, each module; layers and heads from 1.
-
-        `ALL` stands for a sum over heads or layers.
-        """
-        for module in self.modules():
-            layers = sorted(layer for name, layer in self._sums if name == module)
-            yield (module, ALL, ALL), sum(self._sums[module, layer].sum(dim=0) for layer in layers)
-            for layer in layers:
-                sums = self._sums[module, layer]
-                yield (module, layer + 1, ALL), sums.sum(dim=0)
-                for head, figures in enumerate(sums, start=1):
-                    yield (module, layer + 1, head), figures
-
-
 IGNORED_LABEL = -100
 ENCODER_SELF, DECODER_SELF, CROSS = "encoder_self", "decoder_self", "cross"
+# The order of tables and pictures: three kinds of attention, and feed-forward memories.
+MODULES = (ENCODER_SELF, DECODER_SELF, CROSS, "encoder_ffn", "decoder_ffn")
+_OUTPUTS = {ENCODER_SELF: "encoder_attentions", DECODER_SELF: "decoder_attentions", CROSS: "cross_attentions"}
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentence pairs, padded on the right, for an encoder-decoder.
+    """What a model is run on.
 
-    source_ids: (batch, source). source_mask: boolean, the same, True for real tokens.
-    labels: (batch, target), -100 for padding.
+    inputs: the arguments of its call. labels: what each row of logits is to predict, (batch, length), -100 for nothing; of
+    pictures (batch,). real: by stack, "encoder" and "decoder", boolean (batch, length), True for tokens that are no padding;
+    a stack that is missing has none.
     """
 
-    source_ids: Tensor
-    source_mask: Tensor
+    inputs: dict[str, Any]
     labels: Tensor
-
-    # What the library calls each kind of attention in the model's output.
-    output_names: ClassVar[Mapping[str, str]] = {
-        ENCODER_SELF: "encoder_attentions",
-        DECODER_SELF: "decoder_attentions",
-        CROSS: "cross_attentions",
-    }
-
-    @property
-    def target_mask(self) -> Tensor:
-        """Boolean (batch, target), True for real tokens."""
-        return self.labels != IGNORED_LABEL
-
-    @property
-    def rows(self) -> dict[str, Tensor | None]:
-        """The real tokens of each stack of layers, boolean (batch, length); None: all are."""
-        return {"encoder": self.source_mask, "decoder": self.target_mask}
-
-    @property
-    def predicted(self) -> Tensor:
-        """The label of each row of logits, -100 where there is none: (batch, target)."""
-        return self.labels
-
-    @property
-    def token_ids(self) -> dict[str, Tensor]:
-        """The ids that name the tokens of each stack, (batch, length); of the decoder, those that it predicts."""
-        return {"encoder": self.source_ids, "decoder": self.labels}
-
-    def inputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """What the model is called with."""
-        return {
-            "input_ids": self.source_ids,
-            "attention_mask": self.source_mask.long(),
-            "decoder_input_ids": decoder_inputs(model, self.labels),
-        }
+    real: dict[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class TextBatch:
-    """Contexts of one length for a decoder-only model, without padding. input_ids: (batch, length)."""
+class AttentionRows(NamedTuple):
+    """Attention weights (rows, heads, keys) of real queries, and boolean (rows, keys) which keys they see. layer: from 0."""
 
-    input_ids: Tensor
-
-    output_names: ClassVar[Mapping[str, str]] = {DECODER_SELF: "attentions"}
-
-    @property
-    def target_mask(self) -> Tensor:
-        """Boolean (batch, length): all tokens are real."""
-        return torch.ones_like(self.input_ids, dtype=torch.bool)
-
-    @property
-    def rows(self) -> dict[str, Tensor | None]:
-        """As in `Batch`."""
-        return {"decoder": self.target_mask}
-
-    @property
-    def predicted(self) -> Tensor:
-        """As in `Batch`: the next token of each."""
-        return torch.nn.functional.pad(self.input_ids[:, 1:], (0, 1), value=IGNORED_LABEL)
-
-    @property
-    def token_ids(self) -> dict[str, Tensor]:
-        """As in `Batch`; here those that the decoder reads."""
-        return {"decoder": self.input_ids}
-
-    def inputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """What the model is called with."""
-        return {"input_ids": self.input_ids}
+    module: str
+    layer: int
+    weights: Tensor
+    visible: Tensor
 
 
-@dataclass(frozen=True)
-class ImageBatch:
-    """Pictures for a classifier. pixel_values: (batch, channels, height, width). labels: (batch,). tokens: of a picture."""
+class BlockRows(NamedTuple):
+    """What a feed-forward block computed for real tokens.
 
-    pixel_values: Tensor
-    labels: Tensor
-    tokens: int
+    activations: (tokens, neurons), what the last projection multiplies. update: (tokens, features), what is added to the
+    residual, after the block's own norm. inputs: (tokens, features), what the block reads.
+    """
 
-    output_names: ClassVar[Mapping[str, str]] = {ENCODER_SELF: "attentions"}
-
-    @property
-    def source_mask(self) -> Tensor:
-        """Boolean (batch, tokens): all tokens are real."""
-        return self.pixel_values.new_ones(len(self.pixel_values), self.tokens, dtype=torch.bool)
-
-    @property
-    def rows(self) -> dict[str, Tensor | None]:
-        """As in `Batch`."""
-        return {"encoder": None}
-
-    @property
-    def predicted(self) -> Tensor:
-        """As in `Batch`: the class of each picture, (batch,)."""
-        return self.labels
-
-    @property
-    def token_ids(self) -> dict[str, Tensor]:
-        """As in `Batch`: patches have none."""
-        return {}
-
-    def inputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """What the model is called with."""
-        return {"pixel_values": self.pixel_values}
+    block: FeedForward
+    activations: Tensor
+    update: Tensor
+    inputs: Tensor
 
 
-AnyBatch = Batch | TextBatch | ImageBatch
+def attention_rows(model: PreTrainedModel, batches: Iterable[Batch]) -> Iterator[AttentionRows]:
+    """The attention of a model, without dropout: of each batch module by module, layer by layer.
 
-
-class AttentionStatistic(Protocol):
-    """What `observe` gives attention weights to."""
-
-    def update(self, module: str, layer: int, weights: Tensor, visible: Tensor, /) -> None:
-        """`weights` (rows, heads, keys) of real queries; `visible` boolean (rows, keys)."""
-
-
-def observe(
-    model: PreTrainedModel,
-    batches: Iterable[AnyBatch],
-    *,
-    attention: Sequence[AttentionStatistic] = (),
-    on_scores: OnScores | None = None,
-    on_update: OnUpdate | None = None,
-    on_batch: Callable[[AnyBatch], None] | None = None,
-    on_logits: Callable[[AnyBatch, Tensor], None] | None = None,
-) -> None:
-    """Runs a model over teacher-forced pairs, contexts or pictures, without dropout, and hands on what it computes.
-
-    At any time the attention weights of one batch at most are in memory.
-
-    Args:
-        model: it computes in "eager" attention here and is given back as it was.
-        batches: on the model's device.
-        attention: get the rows of real queries, module by module and layer by layer.
-        on_scores, on_update: see `watch_feed_forward`.
-        on_batch: called with each batch before the model is.
-        on_logits: called with each batch and the model's logits of it.
+    A query of a decoder belongs to the step that predicts the label at its place.
 
     Raises:
-        UserError: a model that returns no attention weights, or weights that do not fit `visible_keys`.
+        UserError: a model that returns no weights, or weights that do not fit the keys it is taken to see: n_i would be wrong.
     """
-    rows: dict[str, Tensor | None] = {}
-    with eager(model), torch.inference_mode(), watch_feed_forward(model, rows, on_scores, on_update):
-        for batch in batches:
-            rows.update(batch.rows)
-            if on_batch is not None:
-                on_batch(batch)
-            if attention or on_scores or on_update or on_logits:
-                outputs = forward(model, batch, **({"output_attentions": True} if attention else {}))
-                if on_logits is not None:
-                    on_logits(batch, outputs.logits)
-                weights = _weights_of(model, outputs, batch) if attention else {}
-                del outputs  # `_hand_on` drops the weights layer by layer
-                _hand_on(weights, batch, attention)
+    names = _OUTPUTS if model.config.is_encoder_decoder else {f"{stack_of(model)}_self": "attentions"}
+    for batch in batches:
+        outputs = forward(model, batch, output_attentions=True)
+        for module, name in names.items():
+            layers = getattr(outputs, name, None) or (None,)
+            if layers[0] is None:
+                raise UserError(f"{model.config.model_type}: returns no {name}; only models that do can be read")
+            for layer, weights in enumerate(layers):
+                rows, visible = visible_keys(module, batch, weights)
+                real = weights.transpose(1, 2)[rows]
+                if layer == 0 and bool(((real != 0) & ~visible.unsqueeze(1)).any()):
+                    raise UserError(
+                        f"{model.config.model_type}: {module} attention has weight on padding or on later tokens, so the "
+                        "number of visible keys is not known; only causal decoders with masked padding can be read"
+                    )
+                yield AttentionRows(module, layer, real, visible)
 
 
-def _hand_on(weights: dict[str, list[Tensor]], batch: AnyBatch, statistics: Sequence[AttentionStatistic]) -> None:
-    for module, layers in weights.items():
-        rows, visible = visible_keys(module, batch)
-        for layer in range(len(layers)):
-            real = layers[layer].transpose(1, 2)[rows]
-            layers[layer] = None  # the copy of the real rows is enough
-            for statistic in statistics:
-                statistic.update(module, layer, real, visible)
+def visible_keys(module: str, batch: Batch, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Which queries are real, boolean (batch, queries), and for these in order which keys they see, boolean (rows, keys).
+
+    weights: (batch, heads, queries, keys).
+    """
+    size, _, queries, keys = weights.shape
+    sides = ("encoder" if module == ENCODER_SELF else "decoder", "decoder" if module == DECODER_SELF else "encoder")
+    all_real = [torch.ones(size, length, dtype=torch.bool, device=weights.device) for length in (queries, keys)]
+    rows, columns = (batch.real.get(side, real) for side, real in zip(sides, all_real, strict=True))
+    if (rows.shape[1], columns.shape[1]) != (queries, keys):
+        raise UserError(
+            f"{module} attention has weights of {queries} queries and {keys} keys, expected {rows.shape[1]} and "
+            f"{columns.shape[1]}; only attention over all keys can be read"
+        )
+    visible = columns.unsqueeze(1).expand(size, queries, keys)
+    return rows, (visible.tril() if module == DECODER_SELF else visible)[rows]
 
 
-def attention_weights(model: PreTrainedModel, batch: AnyBatch) -> dict[str, list[Tensor]]:
-    """The weights (batch, heads, queries, keys) of each layer of each kind of attention.
-
-    Call it within `eager`. A query of the decoder belongs to the step that predicts the label at its place.
+def block_rows(model: PreTrainedModel, batches: Iterable[Batch]) -> Iterator[BlockRows]:
+    """What every feed-forward block computes, without dropout: of each batch block by block.
 
     Raises:
-        UserError: a model that returns no weights; weights of another shape, or with weight on a key that
-            `visible_keys` takes for hidden: n_i would be wrong.
+        UserError: see `feed_forward_blocks`.
     """
-    return _weights_of(model, forward(model, batch, output_attentions=True), batch)
-
-
-def _weights_of(model: PreTrainedModel, outputs: ModelOutput, batch: AnyBatch) -> dict[str, list[Tensor]]:
-    found = {}
-    for module, name in batch.output_names.items():
-        layers = list(getattr(outputs, name, None) or ())
-        if not layers or layers[0] is None:
-            raise UserError(f"{model.config.model_type}: returns no {name}; only models that do can be read")
-        rows, visible = visible_keys(module, batch)
-        expected = (rows.shape[0], rows.shape[1], visible.shape[1])
-        for layer, weights in enumerate(layers, start=1):
-            shape = (weights.shape[0], *weights.shape[2:])
-            if shape != expected:
-                raise UserError(
-                    f"{model.config.model_type}: {name} of layer {layer} have (batch, queries, keys) {shape}, expected "
-                    f"{expected}; only attention over all keys can be read"
-                )
-        _check_hidden(model, module, layers[0].transpose(1, 2)[rows], visible)
-        found[module] = layers
-    return found
-
-
-def visible_keys(module: str, batch: AnyBatch) -> tuple[Tensor, Tensor]:
-    """Which queries are real, and which keys they see.
-
-    Returns:
-        Boolean (batch, queries), and for the real queries in order boolean (rows, keys).
-    """
-    if module == ENCODER_SELF:
-        source = batch.source_mask
-        return source, source.unsqueeze(1).expand(-1, source.shape[1], -1)[source]
-    target = batch.target_mask
-    if module == CROSS:
-        return target, batch.source_mask.unsqueeze(1).expand(-1, target.shape[1], -1)[target]
-    length = target.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=target.device).tril()
-    return target, causal.expand(target.shape[0], -1, -1)[target]
-
-
-def _check_hidden(model: PreTrainedModel, module: str, weights: Tensor, visible: Tensor) -> None:
-    if bool((weights != 0).logical_and(~visible.unsqueeze(1)).any()):
-        raise UserError(
-            f"{model.config.model_type}: {module} attention has weight on padding or on later tokens, so the number of "
-            "visible keys is not known; only causal decoders with masked padding can be read"
-        )
-
-
-def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
-    """What the decoder reads when it is to predict `labels` (batch, target): the same shape."""
-    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if shift is None:
-        raise UserError(
-            f"{model.config.model_type}: cannot be teacher-forced (no prepare_decoder_input_ids_from_labels)"
-        )
-    return shift(labels=labels)
-
-
-def forward(model: PreTrainedModel, batch: AnyBatch, **options: bool) -> ModelOutput:
-    """One pass over a batch, without a cache."""
-    cached = {} if isinstance(batch, ImageBatch) else {"use_cache": False}
-    return model(**batch.inputs(model), **cached, **options)
+    blocks = feed_forward_blocks(model)
+    for batch in batches:
+        with recorded(blocks, batch) as rows:
+            forward(model, batch)
+        yield from rows
 
 
 @contextmanager
-def eager(model: PreTrainedModel) -> Iterator[None]:
-    """The model in evaluation mode and in the one implementation that returns weights; both are restored."""
+def recorded(blocks: Iterable[FeedForward], batch: Batch) -> Iterator[list[BlockRows]]:
+    """A list that gets what these blocks compute, in order, while a model is run on the batch."""
+    rows: list[BlockRows] = []
+    with ExitStack() as hooks:
+        for block in blocks:
+            held: list[Tensor] = []  # what the first and the last projection read
+
+            def read(module: Any, inputs: Any, block: Any = block, held: list[Tensor] = held) -> None:
+                held.append(_real_tokens(inputs[0], block, batch))
+
+            def add(module: Any, inputs: Any, output: Any, block: Any = block, held: list[Tensor] = held) -> None:
+                residual, activations = held
+                rows.append(BlockRows(block, activations, _real_tokens(output, block, batch), residual))
+                held.clear()
+
+            for handle in (
+                block.keys.register_forward_pre_hook(read),
+                block.values.register_forward_pre_hook(read),
+                (block.norm or block.values).register_forward_hook(add),
+            ):
+                hooks.callback(handle.remove)
+        yield rows
+
+
+def _real_tokens(states: Tensor, block: FeedForward, batch: Batch) -> Tensor:
+    """(tokens, features) of real tokens."""
+    real = batch.real.get(block.stack)
+    if real is None:
+        return states.flatten(0, -2)
+    if states.shape[:-1] == (real.numel(),):  # OPT's: the tokens of all sequences in one row
+        states = states.unflatten(0, real.shape)
+    return states[real]
+
+
+@torch.inference_mode()
+def forward(model: PreTrainedModel, batch: Batch, **options: bool) -> ModelOutput:
+    """One pass over a batch in evaluation mode and "eager" attention, which returns weights; the model is left as it was."""
     training, implementation = model.training, model.config._attn_implementation
     model.eval()
     model.set_attn_implementation("eager")
     try:
-        yield
+        return model(**batch.inputs, **options)
     finally:
         model.set_attn_implementation(implementation)
         model.train(training)
+
+
+def pair_batch(model: PreTrainedModel, pairs: list[tuple[list[int], list[int]]]) -> Batch:
+    """Pairs of source ids and labels for an encoder-decoder, teacher-forced, padded on the right.
+
+    Raises:
+        UserError: a model that does not say what its decoder reads.
+    """
+    shift: Callable[..., Tensor] | None = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shift is None:
+        raise UserError(
+            f"{model.config.model_type}: cannot be teacher-forced (no prepare_decoder_input_ids_from_labels)"
+        )
+    sources, labels = ([torch.tensor(ids) for ids in side] for side in zip(*pairs, strict=True))
+    ids, target = (
+        torch.nn.utils.rnn.pad_sequence(side, batch_first=True, padding_value=IGNORED_LABEL).to(model.device)
+        for side in (sources, labels)
+    )
+    mask = ids != IGNORED_LABEL
+    inputs = {"input_ids": ids.where(mask, 0), "attention_mask": mask.long(), "use_cache": False}
+    inputs["decoder_input_ids"] = shift(labels=target)
+    return Batch(inputs, target, {"encoder": mask, "decoder": target != IGNORED_LABEL})
+
+
+def text_batch(ids: Tensor) -> Batch:
+    """Contexts (batch, length) of one length for a decoder-only model; each token is to predict the next."""
+    labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED_LABEL)
+    real = {"decoder": torch.ones_like(ids, dtype=torch.bool)}
+    return Batch({"input_ids": ids, "use_cache": False}, labels, real)
+
+
+class HeadSums:
+    """Sums over rows, in float64, of named figures of each module, layer and head; nothing else is kept."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, int], dict[Any, Tensor]] = {}
+
+    def add(self, module: str, layer: int, figures: dict[Any, Tensor]) -> None:
+        """Adds figures (rows, heads), by name, of one layer, counted from 0."""
+        sums = self._sums.setdefault((module, layer), {})
+        for name, values in figures.items():
+            sums[name] = sums.get(name, 0) + values.double().sum(dim=0).cpu()
+
+    def groups(self) -> Iterator[tuple[dict[str, str | int], dict[Any, float]]]:
+        """Sums over everything, each module, each of its layers, and each head; layers and heads are counted from 1.
+
+        First of each: `module`, `layer` and `head`, of which `ALL` stands for a sum over them.
+        """
+        yield _place(ALL, ALL, ALL), _total(self._sums.values())
+        for module in sorted({module for module, _ in self._sums}, key=MODULES.index):
+            layers = {layer: sums for (name, layer), sums in sorted(self._sums.items()) if name == module}
+            yield _place(module, ALL, ALL), _total(layers.values())
+            for layer, sums in layers.items():
+                yield _place(module, layer + 1, ALL), _total([sums])
+                for head in range(len(next(iter(sums.values())))):
+                    yield _place(module, layer + 1, head + 1), {name: float(sums[name][head]) for name in sums}
+
+
+def _place(module: str, layer: str | int, head: str | int) -> dict[str, str | int]:
+    return {"module": module, "layer": layer, "head": head}
+
+
+def _total(parts: Iterable[dict[Any, Tensor]]) -> dict[Any, float]:
+    total: dict[Any, float] = {}
+    for sums in parts:
+        for name, values in sums.items():
+            total[name] = total.get(name, 0.0) + float(values.sum())
+    return total

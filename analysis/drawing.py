@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -67,9 +66,6 @@ def shade(color: str, amount: float) -> str:
 
 Rows = Sequence[Mapping[str, Any]]
 
-TITLE_CHARACTERS = 10  # of an inch, at most, in the size of a title
-LEVEL_LABELS = 5  # on so many bars of a panel the figures fit beside each other
-
 NAMES = {
     "encoder_self": "encoder self-attention",
     "decoder_self": "decoder self-attention",
@@ -79,45 +75,8 @@ NAMES = {
     "encoder": "encoder",
     "decoder": "decoder",
 }
-
-
-def draw_bars(rows: Rows, columns: dict[str, tuple[str, str]], label: str, path: Path, title: str) -> Path:
-    """Bars over layers, a panel for each module. columns: of the table, with the name and the colour of the series."""
-    modules = modules_of(rows)
-    figure = new_figure(3.4 * len(modules) + 0.5, 3.2)
-    grid = figure.subplots(1, len(modules), squeeze=False, sharey=True)
-    for module, axes in zip(modules, grid[0], strict=True):
-        chosen = [row for row in rows if row["module"] == module and row["layer"] != ALL]
-        # a module that has not all of the columns gets bars for those it has
-        shown = {name: column for name, column in columns.items() if any(row[name] is not None for row in chosen)}
-        width = 0.8 / max(len(shown), 1)
-        rotation = 90 if len(chosen) * len(shown) > LEVEL_LABELS else 0
-        for place, (name, (_, color)) in enumerate(shown.items()):
-            known = [row for row in chosen if row[name] is not None]
-            offset = (place - (len(shown) - 1) / 2) * width
-            bars = axes.bar(
-                [row["layer"] + offset for row in known],
-                [row[name] for row in known],
-                width * 0.95,
-                color=color,
-            )
-            axes.bar_label(bars, fmt="%.2g", fontsize=7, padding=2, rotation=rotation)
-        axes.axhline(0, color=GREY, linewidth=0.8)
-        axes.margins(y=0.25 if rotation else 0.12)
-        axes.set_title(NAMES[module], fontsize=10)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.spines[["top", "right"]].set_visible(False)
-    grid[0, 0].set_ylabel(label, fontsize=9)
-    if len(columns) > 1:
-        handles = [Patch(color=color, label=series) for series, color in columns.values()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
-    label_layers(grid[0])
-    return save(figure, path, title)
-
-
-def modules_of(rows: Rows) -> list[str]:
-    """The modules of a table, in its order."""
-    return list(dict.fromkeys(row["module"] for row in rows if row["module"] != ALL))
+_TITLE_CHARACTERS = 10  # of an inch, at most, in the size of a title
+_LEVEL_LABELS = 5  # on so many bars of a panel the figures fit beside each other
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -127,46 +86,74 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def module_panels(
+    modules: Sequence[str], lines: int, width: float, height: float, **shared: Any
+) -> tuple[Figure, np.ndarray]:
+    """A figure and its axes (lines, modules) over layers. width, height: of one panel, in inches; shared: as of `subplots`."""
+    figure = new_figure(width * len(modules) + 0.8, height * lines + 0.6)
+    grid = figure.subplots(lines, len(modules), squeeze=False, **shared)
+    for module, axes in zip(modules, grid[0], strict=True):
+        axes.set_title(NAMES[module], fontsize=10)
+    for axes in grid[-1]:
+        axes.set_xlabel("layer", fontsize=9)
+    for axes in grid.flat:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return figure, grid
+
+
+def modules_of(rows: Rows) -> list[str]:
+    """The modules of a table, in its order."""
+    return list(dict.fromkeys(row["module"] for row in rows if row["module"] != ALL))
+
+
 def finish(axes: Axes) -> None:
     """A light grid, no frame."""
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def label_layers(line: Sequence[Axes]) -> None:
-    """Whole numbers of layers below each panel."""
-    for axes in line:
-        axes.set_xlabel("layer", fontsize=9)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def save(figure: Figure, path: Path, title: str) -> Path:
-    """Writes the picture with its title, in as many lines as it needs."""
-    lines = textwrap.fill(title, int(TITLE_CHARACTERS * figure.get_figwidth()))
+def save(figure: Figure, path: Path, title: str = "") -> list[Path]:
+    """Writes the picture, with its title in as many lines as it needs."""
+    lines = textwrap.fill(title, int(_TITLE_CHARACTERS * figure.get_figwidth()))
     figure.suptitle(lines, fontsize=11, parse_math=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    return path
+    return [path]
 
 
-_NEGATIVE = GREY
+def draw_bars(rows: Rows, columns: dict[str, tuple[str, str]], label: str, path: Path, title: str) -> list[Path]:
+    """Bars over layers, a panel for each module. columns: of the table, with the name and the colour of the series."""
+    modules = modules_of(rows)
+    figure, grid = module_panels(modules, 1, 3.4, 2.8, sharey=True)
+    for module, axes in zip(modules, grid[0], strict=True):
+        _draw_panel(axes, [row for row in rows if row["module"] == module and row["layer"] != ALL], columns)
+    grid[0, 0].set_ylabel(label, fontsize=9)
+    if len(columns) > 1:
+        handles = [Patch(color=color, label=series) for series, color in columns.values()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
+    return save(figure, path, title)
+
+
+def _draw_panel(axes: Axes, rows: Rows, columns: dict[str, tuple[str, str]]) -> None:
+    width = 0.8 / len(columns)
+    rotation = 90 if len(rows) * len(columns) > _LEVEL_LABELS else 0
+    for place, (name, (_, color)) in enumerate(columns.items()):
+        offset = (place - (len(columns) - 1) / 2) * width
+        known = [row for row in rows if row[name] is not None]
+        layers = [row["layer"] + offset for row in known]
+        bars = axes.bar(layers, [row[name] for row in known], width * 0.95, color=color)
+        axes.bar_label(bars, fmt="%.2g", fontsize=7, padding=2, rotation=rotation)
+    axes.axhline(0, color=GREY, linewidth=0.8)
+    axes.margins(y=0.25 if rotation else 0.12)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+# Heat maps
+
 _HATCH = "/////"
 _LINE = "#dddddd"  # between cells: white ones have an edge
 # A letter's width in inches for a font of one point.
 _LETTER = 0.0083
-
-
-@dataclass(frozen=True)
-class MapStyle:
-    """Sizes in inches: a token has `cell`, or more where a map would be smaller than `least` (width, height).
-
-    font_size: of the tokens, in points. columns: most maps side by side.
-    """
-
-    cell: float = 0.34
-    least: tuple[float, float] = (3.6, 2.2)
-    font_size: float = 9
-    columns: int = 4
 
 
 def draw_heat_maps(
@@ -175,45 +162,39 @@ def draw_heat_maps(
     keys: Sequence[str],
     queries: Sequence[str],
     *,
-    title: str,
     key_label: str,
     query_label: str,
     hidden: Tensor | None = None,
     color: str = RELU,
-    style: MapStyle | None = None,
+    cell: float = 0.34,
+    font_size: float = 9,
 ) -> Figure:
-    """A grid of maps (queries, keys) over the same tokens, with one colour scale.
+    """A square grid of maps (queries, keys) over the same tokens, with one colour scale.
 
     Args:
         maps: one or more; `titles`: one for each.
-        keys, queries: tokens of the horizontal and of the vertical axis.
-        title: above the figure. key_label, query_label: what the tokens are.
+        keys, queries: tokens of the horizontal and of the vertical axis; `key_label`, `query_label`: what they are.
         hidden: boolean (queries, keys), True where the query does not see the key; None: it sees all.
-        color: of the model's attention (`colors`).
-        style: sizes.
+        color: of the model's attention.
+        cell: inches of a token, more where a map would be too small. font_size: of the tokens, in points.
     """
-    style = style or MapStyle()
-    columns = min(style.columns, len(maps))
+    columns = math.ceil(math.sqrt(len(maps)))
     rows = math.ceil(len(maps) / columns)
-    widths = max(style.cell * len(keys), style.least[0]), max(style.cell * len(queries), style.least[1])
-    longest = max(map(len, [*keys, *queries])) * _LETTER * style.font_size
-    figure = Figure(
-        figsize=(columns * widths[0] + longest + 1.7, rows * (widths[1] + 0.3) + longest + 0.9), layout="constrained"
-    )
-    FigureCanvasAgg(figure)
+    width, height = max(cell * len(keys), 10 * cell), max(cell * len(queries), 6.5 * cell)
+    longest = max(map(len, [*keys, *queries])) * _LETTER * font_size
+    figure = new_figure(columns * width + longest + 1.7, rows * (height + 0.3) + longest + 0.9)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     hidden_cells = np.zeros(tuple(maps[0].shape), dtype=bool) if hidden is None else hidden.numpy()
     scale = scale_of(min(float(m.min()) for m in maps), max(float(m.max()) for m in maps), color)
-    upright = longest > widths[0] / len(keys)
+    upright = longest > width / len(keys)
     for axes, weights, name in zip(grid.flat, maps, titles, strict=False):
         image = draw_cells(axes, weights.numpy(), hidden_cells, scale)
         axes.set_title(name, fontsize=10)
-        label_tokens(axes, keys, queries, style.font_size, 90 if upright else 0)
+        label_tokens(axes, keys, queries, font_size, 90 if upright else 0)
     for axes in grid.flat[len(maps) :]:
         axes.set_visible(False)
     figure.colorbar(image, ax=grid, label="attention weight, other than 0", shrink=0.8, pad=0.02)
     name_cells(figure, is_hidden=bool(hidden_cells.any()))
-    figure.suptitle(title, fontsize=11)
     for axes in grid[-1]:
         axes.set_xlabel(key_label, fontsize=10)
     for axes in grid[:, 0]:
@@ -221,8 +202,7 @@ def draw_heat_maps(
     return figure
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """From weights to colours. Exact zeros have a colour of their own, which no other weight has."""
 
     colors: ListedColormap
@@ -238,7 +218,7 @@ def scale_of(lowest: float, highest: float, color: str) -> Scale:
     ramp = [shade(color, amount) for amount in np.concatenate([np.linspace(0.72, 0, 80), np.linspace(0, -0.6, 48)])]
     if lowest >= 0:
         return Scale(ListedColormap(ramp).with_extremes(bad=ZERO), 0.0, highest or 1.0)
-    below = [shade(_NEGATIVE, amount) for amount in np.linspace(-0.4, 0.6, 128)]
+    below = [shade(GREY, amount) for amount in np.linspace(-0.4, 0.6, 128)]
     largest = max(-lowest, highest)
     return Scale(ListedColormap(below + ramp).with_extremes(bad=ZERO), -largest, largest)
 

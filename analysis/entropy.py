@@ -6,17 +6,19 @@ overload".
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from reluformer.analysis.collection import ALL, HeadSums, Place
-from reluformer.analysis.drawing import GREY, NAMES, color_of_model, finish, label_layers, modules_of, new_figure, save
-from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
+from reluformer.analysis.collection import ALL, AttentionRows, HeadSums, attention_rows
+from reluformer.analysis.drawing import GREY, color_of_model, finish, module_panels, modules_of, save
+from reluformer.analysis.inputs import Subject
+from reluformer.analysis.results import Measured, Rows
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.loss_reluformer import DEFAULT_ENTROPY_MARGIN
 
@@ -29,7 +31,7 @@ DEFINITIONS = {
     "dead_row_fraction": "share of rows with S = 0",
     "zero_fraction": "share of exact zeros among the weights of visible keys",
     "row_sum": "mean row sum S of the weights as the model uses them",
-    "all": "over the rows of all heads, of all layers, or of all three kinds of attention, as in the logs of training",
+    "all": "over the rows of all heads, of all layers, or of all kinds of attention, as in the logs of training",
 }
 # Column, label, factor.
 _PANELS = (
@@ -40,135 +42,102 @@ _PANELS = (
 )
 
 
-class RowStatistics:
-    """Entropy and sparsity of attention rows by module, layer and head.
+def entropy(subject: Subject) -> Measured:
+    """Entropy, dead rows, exact zeros and row sums of every head."""
+    config = subject.model.config
+    margin = getattr(config, "entropy_margin", DEFAULT_ENTROPY_MARGIN)  # which other models do not have
+    table = entropy_table(attention_rows(subject.model, subject.batches()), margin)
+    parts = [
+        f"{row['module']} H {row['entropy']:.3f}, dead rows {row['dead_row_fraction']:.1%}, zeros {row['zero_fraction']:.1%}"
+        for row in table
+        if row["layer"] == ALL
+    ]
+    draw = partial(_draw_entropy, table, color_of_model(config))
+    return Measured(table, "; ".join(parts), draw, DEFINITIONS, {"entropy_margin": margin})
+
+
+def entropy_table(rows: Iterable[AttentionRows], entropy_margin: float = DEFAULT_ENTROPY_MARGIN) -> Rows:
+    """One row for the model and for each module, layer and head; columns as in `DEFINITIONS`.
 
     Args:
+        rows: of attention, whose weights need not be normalised.
         entropy_margin: of C_i = entropy_margin · log n_i (Eq. 7).
+
+    Raises:
+        UserError: a negative weight, with which a row is no distribution.
     """
-
-    def __init__(self, entropy_margin: float) -> None:
-        self.entropy_margin = entropy_margin
-        self._sums = HeadSums()
-
-    def update(self, module: str, layer: int, weights: Tensor, visible: Tensor) -> None:
-        """Adds rows.
-
-        Args:
-            module: name of the kind of attention. layer: from 0.
-            weights: (rows, heads, keys), not normalised unless the model does so.
-            visible: boolean (rows, keys); what is not visible is not looked at.
-
-        Raises:
-            UserError: a negative weight, with which a row is no distribution.
-        """
-        seen = visible.unsqueeze(1)
-        weights = torch.where(seen, weights, 0.0).double()
-        require_weights(f"entropy: {module} attention, layer {layer + 1}", weights)
-        entropy, row_sum = entropy_of_rows(weights)
-        dead = row_sum == 0
-        keys = visible.sum(dim=-1, keepdim=True).double()
-        log_keys = keys.log().expand_as(entropy)
-        figures = (
-            torch.ones_like(entropy),
-            dead,
-            row_sum,
-            entropy,
-            log_keys,
+    sums = HeadSums()
+    for module, layer, weights, visible in rows:
+        weights, of_rows, row_sum = _entropy_of_rows("entropy", module, layer, weights, visible)
+        keys = visible.sum(dim=-1, keepdim=True).double().expand_as(of_rows)
+        figures = {
+            "rows": torch.ones_like(of_rows),
+            "entropy": of_rows,
+            "log_keys": keys.log(),
             # A row that sees one key has no entropy to bound; 1e-12 is far above rounding and far below any figure.
-            entropy > self.entropy_margin * log_keys + 1e-12,
-            keys.expand_as(entropy),
-            ((weights == 0) & seen).sum(dim=-1),
-        )
-        self._sums.add(module, layer, torch.stack([figure.double().sum(dim=0) for figure in figures], dim=-1))
-
-    def table(self) -> list[dict[str, Any]]:
-        """One row for the model and for each module, layer and head; columns as in `DEFINITIONS`."""
-        return [_row(*group) for group in [((ALL, ALL, ALL), self._sums.total()), *self._sums.groups()]]
-
-
-def require_weights(where: str, weights: Tensor) -> None:
-    """Raises a `UserError` for a negative weight, with which a row is no distribution. where: for the message."""
-    if bool((weights < 0).any()):
-        raise UserError(
-            f"{where} has negative weights, its rows are no distributions; attention-maps can show those of translation models"
-        )
+            "above": of_rows > entropy_margin * keys.log() + 1e-12,
+            "dead": row_sum == 0,
+            "zeros": ((weights == 0) & visible.unsqueeze(1)).sum(dim=-1),
+            "keys": keys,
+            "row_sum": row_sum,
+        }
+        sums.add(module, layer, figures)
+    return [{**place, **_means(found)} for place, found in sums.groups()]
 
 
-def entropy_of_rows(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropy in nats of rows (…, keys) normalised to sum 1, and their sums S, both (…); a row with S = 0 has entropy 0."""
-    row_sum = weights.sum(dim=-1)
-    return torch.special.entr(weights / torch.where(row_sum == 0, 1.0, row_sum).unsqueeze(-1)).sum(dim=-1), row_sum
-
-
-def _row(place: Place, sums: Tensor) -> dict[str, Any]:
-    count, dead, row_sum, entropy, log_keys, above, visible, zeros = sums.tolist()
+def _means(sums: dict[str, float]) -> dict[str, Any]:
+    rows, live = sums["rows"], sums["rows"] - sums["dead"]
     return {
-        **dict(zip(("module", "layer", "head"), place, strict=True)),
-        "rows": int(count),
-        "entropy": entropy / count,
-        "entropy_of_live_rows": entropy / (count - dead) if count > dead else None,
-        "uniform_entropy": log_keys / count,
-        "above_margin_fraction": above / count,
-        "dead_row_fraction": dead / count,
-        "zero_fraction": zeros / visible,
-        "row_sum": row_sum / count,
+        "rows": int(rows),
+        "entropy": sums["entropy"] / rows,
+        "entropy_of_live_rows": sums["entropy"] / live if live else None,
+        "uniform_entropy": sums["log_keys"] / rows,
+        "above_margin_fraction": sums["above"] / rows,
+        "dead_row_fraction": sums["dead"] / rows,
+        "zero_fraction": sums["zeros"] / sums["keys"],
+        "row_sum": sums["row_sum"] / rows,
     }
 
 
-class Entropy(Figure):
-    """Entropy, dead rows, exact zeros and row sums of every head."""
+def _entropy_of_rows(
+    what: str, module: str, layer: int, weights: Tensor, visible: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights in float64, 0 where they are hidden; entropy (rows, heads) of the rows normalised to sum 1, and their sums S.
 
-    name = "entropy"
-    needs = TEXT
-    of_decoders = True
-    definitions = DEFINITIONS
+    A row with S = 0 has entropy 0.
+    """
+    weights = torch.where(visible.unsqueeze(1), weights, 0.0).double()
+    if bool((weights < 0).any()):
+        raise UserError(
+            f"{what}: {module} attention, layer {layer + 1} has negative weights, its rows are no distributions; attention-maps "
+            "can show those of translation models"
+        )
+    row_sum = weights.sum(dim=-1)
+    shares = weights / torch.where(row_sum == 0, 1.0, row_sum).unsqueeze(-1)
+    return weights, torch.special.entr(shares).sum(dim=-1), row_sum
 
-    def watch(self, model: PreTrainedModel) -> Watch:
-        # Models of other kinds have no margin in their configuration.
-        self._rows = RowStatistics(getattr(model.config, "entropy_margin", DEFAULT_ENTROPY_MARGIN))
-        self._color = color_of_model(model.config)
-        return Watch(attention=self._rows)
 
-    def take(self, subject: Subject) -> Taken:
-        table = self._rows.table()
-        parts = [
-            f"{row['module']} H {row['entropy']:.3f}, dead rows {row['dead_row_fraction']:.1%}, "
-            f"zeros {row['zero_fraction']:.1%}"
-            for row in table
-            if row["layer"] == ALL
-        ]
-        return Taken(table, "; ".join(parts), {"entropy_margin": self._rows.entropy_margin})
-
-    def draw(self, rows: Rows, path: Path, title: str) -> Path:
-        """Entropy, dead rows, zeros and row sums: heads as dots, their layer's mean as a line, a column for each module."""
-        modules = modules_of(rows)
-        figure = new_figure(3.0 * len(modules) + 0.8, 1.9 * len(_PANELS) + 0.6)
-        grid = figure.subplots(len(_PANELS), len(modules), squeeze=False, sharex="col", sharey="row")
-        for (name, label, factor), line in zip(_PANELS, grid, strict=True):
-            line[0].set_ylabel(label, fontsize=9)
-            for module, axes in zip(modules, line, strict=True):
-                heads = [row for row in rows if row["module"] == module and row["head"] != ALL]
-                means = [row for row in rows if row["module"] == module and row["layer"] != ALL and row["head"] == ALL]
-                layers = [row["layer"] for row in means]
-                dots = [row[name] * factor for row in heads]
-                places = [row["layer"] for row in heads]
-                axes.plot(places, dots, "o", color=self._color, alpha=0.45, markersize=4, label="head", clip_on=False)
-                axes.plot(layers, [row[name] * factor for row in means], color=self._color, label="mean of the layer")
-                if name == "entropy":
-                    uniform = [row["uniform_entropy"] for row in means]
-                    axes.plot(layers, uniform, "--", color=GREY, label="equal weights")
-                finish(axes)
-            shown = [row[name] * factor for row in rows]
+def _draw_entropy(rows: Rows, color: str, path: Path, title: str) -> list[Path]:
+    """Heads as dots, their layer's mean as a line; a column for each module."""
+    modules = modules_of(rows)
+    figure, grid = module_panels(modules, len(_PANELS), 3.0, 1.9, sharex="col", sharey="row")
+    for (name, label, factor), line in zip(_PANELS, grid, strict=True):
+        line[0].set_ylabel(label, fontsize=9)
+        for module, axes in zip(modules, line, strict=True):
+            heads = [row for row in rows if row["module"] == module and row["head"] != ALL]
+            means = [row for row in rows if row["module"] == module and row["layer"] != ALL and row["head"] == ALL]
+            places, dots = [row["layer"] for row in heads], [row[name] * factor for row in heads]
+            layers = [row["layer"] for row in means]
+            axes.plot(places, dots, "o", color=color, alpha=0.45, markersize=4, label="head", clip_on=False)
+            axes.plot(layers, [row[name] * factor for row in means], color=color, label="mean of the layer")
             if name == "entropy":
-                shown += [row["uniform_entropy"] for row in rows]
-            least = 1.0 if factor == 100 else 0.0  # of percentages: 0 looks like 0, not like a hundredth
-            line[0].set_ylim(0, 1.08 * max(least, *shown) or 1.0)
-        for module, axes in zip(modules, grid[0], strict=True):
-            axes.set_title(NAMES[module], fontsize=10)
-        label_layers(grid[-1])
-        grid[0, 0].legend(frameon=False, fontsize=7)
-        return save(figure, path, title)
+                uniform = [row["uniform_entropy"] for row in means]
+                axes.plot(layers, uniform, "--", color=GREY, label="equal weights")
+            finish(axes)
+        least = 1.0 if factor == 100 else 0.0  # of percentages: 0 looks like 0, not like a hundredth
+        line[0].set_ylim(0, max(least, line[0].get_ylim()[1]))
+    grid[0, 0].legend(frameon=False, fontsize=7)
+    return save(figure, path, title)
 
 
 # entropy-share
@@ -190,50 +159,45 @@ SHARE_DEFINITIONS = {
 _TINY = 1e-9  # rounding does not lift a head of equal weights into a fifth quarter
 
 
-class EntropyShares:
-    """Shares of the maximal entropy, by module, layer and head."""
+def entropy_share(subject: Subject) -> Measured:
+    """Entropy of every head as a share of its maximum."""
+    table = share_table(attention_rows(subject.model, subject.batches()))
+    parts = [
+        f"{row['module']} {'–' if row['entropy_share'] is None else format(row['entropy_share'], '.1%')} of the maximum, "
+        f"{row['quarter_4'] or 0:.0%} of the heads in the last quarter, {row['nan_count']:,} NaN"
+        for row in table
+        if row["layer"] == ALL and row["module"] != ALL
+    ]
+    return Measured(table, "; ".join(parts), partial(_draw_shares, table), SHARE_DEFINITIONS)
 
-    def __init__(self) -> None:
-        self._sums = HeadSums()
 
-    def update(self, module: str, layer: int, weights: Tensor, visible: Tensor) -> None:
-        """Adds rows; arguments and errors as of `RowStatistics.update`."""
-        weights = torch.where(visible.unsqueeze(1), weights, 0.0).double()
-        bad = weights.isnan()
-        require_weights(f"entropy-share: {module} attention, layer {layer + 1}", weights)
-        keys = visible.sum(dim=-1, keepdim=True)
+def share_table(rows: Iterable[AttentionRows]) -> Rows:
+    """One row for the model and for each module, layer and head; columns as in `SHARE_DEFINITIONS`, arguments and errors as of
+    `entropy_table`."""
+    sums = HeadSums()
+    for module, layer, weights, visible in rows:
+        weights, of_rows, _ = _entropy_of_rows("entropy-share", module, layer, weights, visible)
+        keys, bad = visible.sum(dim=-1, keepdim=True), weights.isnan()
         counts = (keys > 1) & ~bad.any(dim=-1)
-        entropy, _ = entropy_of_rows(weights)
-        share = torch.where(counts, entropy / keys.clamp_min(2).double().log(), 0.0)
-        figures = (counts.double(), share, bad.sum(dim=-1).double())
-        self._sums.add(module, layer, torch.stack([figure.sum(dim=0) for figure in figures], dim=-1))
-
-    def table(self) -> Rows:
-        """One row for the model and for each module, layer and head; columns as in `DEFINITIONS`."""
-        groups = [((ALL, ALL, ALL), self._sums.total()), *self._sums.groups()]
-        heads = [place for place, _ in groups if place[2] != ALL]
-        shares = {place: _share(sums) for place, sums in groups}
-        rows = []
-        for place, sums in groups:
-            inside = [shares[head] for head in heads if _is_inside(head, place)]
-            rows.append(
-                {
-                    **dict(zip(("module", "layer", "head"), place, strict=True)),
-                    "rows": int(sums[0]),
-                    "entropy_share": shares[place],
-                    **_quarters([share for share in inside if share is not None]),
-                    "nan_count": int(sums[2]),
-                }
-            )
-        return rows
+        share = torch.where(counts, of_rows / keys.clamp_min(2).double().log(), 0.0)
+        sums.add(module, layer, {"rows": counts, "share": share, "nan_count": bad.sum(dim=-1)})
+    groups = list(sums.groups())
+    shares = [(place, found["share"] / found["rows"]) for place, found in groups if found["rows"]]
+    heads = [(place, share) for place, share in shares if place["head"] != ALL]
+    return [
+        {
+            **place,
+            "rows": int(found["rows"]),
+            "entropy_share": found["share"] / found["rows"] if found["rows"] else None,
+            **_quarters([share for head, share in heads if _is_inside(head, place)]),
+            "nan_count": int(found["nan_count"]),
+        }
+        for place, found in groups
+    ]
 
 
-def _share(sums: Tensor) -> float | None:
-    return float(sums[1] / sums[0]) if sums[0] else None
-
-
-def _is_inside(head: tuple[Any, ...], place: tuple[Any, ...]) -> bool:
-    return all(wanted in (ALL, found) for found, wanted in zip(head, place, strict=True))
+def _is_inside(head: dict[str, Any], place: dict[str, Any]) -> bool:
+    return all(wanted in (ALL, head[name]) for name, wanted in place.items())
 
 
 def _quarters(shares: list[float]) -> dict[str, float | None]:
@@ -243,60 +207,26 @@ def _quarters(shares: list[float]) -> dict[str, float | None]:
     return dict(zip(QUARTERS, found.tolist(), strict=True))
 
 
-class EntropyShare(Figure):
-    """Entropy of every head as a share of its maximum."""
-
-    name = "entropy-share"
-    needs = TEXT
-    of_decoders = True
-    definitions = SHARE_DEFINITIONS
-
-    def watch(self, model: PreTrainedModel) -> Watch:
-        self._shares = EntropyShares()
-        return Watch(attention=self._shares)
-
-    def take(self, subject: Subject) -> Taken:
-        table = self._shares.table()
-        parts = [
-            f"{row['module']} {'–' if row['entropy_share'] is None else format(row['entropy_share'], '.1%')} of the maximum, "
-            f"{row['quarter_4'] or 0:.0%} of the heads in the last quarter, {row['nan_count']:,} NaN"
-            for row in table
-            if row["layer"] == ALL and row["module"] != ALL
-        ]
-        return Taken(table, "; ".join(parts))
-
-    def draw(self, rows: Rows, path: Path, title: str) -> Path:
-        """Above, each head's share by layer; below, how many heads of each layer lie in each quarter."""
-        modules = modules_of(rows)
-        figure = new_figure(3.4 * len(modules) + 1.2, 5.6)
-        grid = figure.subplots(2, len(modules), squeeze=False, sharex="col")
-        for module, heads_axes, quarter_axes in zip(modules, *grid, strict=True):
-            layers = [row for row in rows if row["module"] == module and row["layer"] != ALL and row["head"] == ALL]
-            heads = [row for row in rows if row["module"] == module and row["head"] != ALL]
-            most = max(row["head"] for row in heads)
-            shares = np.full((most, len(layers)), np.nan)
-            for row in heads:
-                if row["entropy_share"] is not None:
-                    shares[row["head"] - 1, row["layer"] - 1] = row["entropy_share"]
-            extent = (0.5, len(layers) + 0.5, most + 0.5, 0.5)
-            image = heads_axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto", extent=extent)
-            heads_axes.set_title(NAMES[module], fontsize=10)
-            bottom = np.zeros(len(layers))
-            for number, name in enumerate(QUARTERS):
-                heights = np.array([row[name] or 0.0 for row in layers])
-                quarter_axes.bar(
-                    [row["layer"] for row in layers],
-                    heights,
-                    bottom=bottom,
-                    color=image.cmap(0.125 + number / 4),
-                    label=f"{number / 4:.2f} to {(number + 1) / 4:.2f}",
-                )
-                bottom += heights
-        grid[0, 0].set_ylabel("head", fontsize=9)
-        grid[1, 0].set_ylabel("share of the heads", fontsize=9)
-        figure.colorbar(image, ax=grid[0].tolist(), label="H / log n", shrink=0.9)
-        grid[1, -1].legend(
-            frameon=False, fontsize=7, title="H / log n", title_fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5)
-        )
-        label_layers(grid[1])
-        return save(figure, path, title)
+def _draw_shares(rows: Rows, path: Path, title: str) -> list[Path]:
+    """Above, each head's share by layer; below, how many heads of each layer lie in each quarter."""
+    modules = modules_of(rows)
+    figure, grid = module_panels(modules, 2, 3.4, 2.5, sharex="col")
+    for module, above, below in zip(modules, *grid, strict=True):
+        layers = [row for row in rows if row["module"] == module and row["layer"] != ALL and row["head"] == ALL]
+        heads = [row for row in rows if row["module"] == module and row["head"] != ALL]
+        shares = np.array([row["entropy_share"] for row in heads], dtype=float).reshape(len(layers), -1).T
+        extent = (0.5, len(layers) + 0.5, len(shares) + 0.5, 0.5)
+        image = above.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto", extent=extent)
+        bottom = np.zeros(len(layers))
+        for number, name in enumerate(QUARTERS):
+            heights = np.array([row[name] or 0.0 for row in layers])
+            label = f"{number / 4:.2f} to {(number + 1) / 4:.2f}"
+            places = [row["layer"] for row in layers]
+            below.bar(places, heights, bottom=bottom, color=image.cmap(0.125 + number / 4), label=label)
+            bottom += heights
+    grid[0, 0].set_ylabel("head", fontsize=9)
+    grid[1, 0].set_ylabel("share of the heads", fontsize=9)
+    figure.colorbar(image, ax=grid[0].tolist(), label="H / log n", shrink=0.9)
+    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    grid[1, -1].legend(frameon=False, fontsize=7, title="H / log n", title_fontsize=7, **beside)
+    return save(figure, path, title)

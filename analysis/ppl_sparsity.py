@@ -1,4 +1,4 @@
-"""The figure `ppl-sparsity`: how many activations can be dropped until the perplexity rises by p % (PPL-p%, arXiv 2411.02335).
+"""The analysis `ppl-sparsity`: how many activations can be dropped until the perplexity rises by 1 % (PPL-1%, arXiv 2411.02335).
 
 Neuron i adds `a_i w_i` to the output of its block, where `a_i` is its activation and `w_i` its column of the last projection.
 With a threshold e it is dropped where `|a_i| ‖w_i‖ < e`. The cumulative error of tail truncation is the mean over tokens of
@@ -12,28 +12,30 @@ is run again: what it keeps is the active share, and its perplexity over that of
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from reluformer.analysis.collection import ALL, IGNORED_LABEL, AnyBatch, ImageBatch, eager, forward
-from reluformer.analysis.drawing import GREY, OLIVE, PURPLE, TEAL, WINE, draw_bars
-from reluformer.analysis.feed_forward import OnScores, feed_forward_blocks, watch_feed_forward
-from reluformer.analysis.figure import TEXT, Figure, Rows, Subject, Taken, Watch
+from reluformer.analysis.collection import ALL, IGNORED_LABEL, Batch, BlockRows, forward, recorded
+from reluformer.analysis.drawing import GREY, TEAL, draw_bars
+from reluformer.analysis.feed_forward import feed_forward_blocks
+from reluformer.analysis.inputs import Subject
+from reluformer.analysis.results import Measured, Rows
 from reluformer.configuration.errors import UserError
 
 DEFINITIONS = {
     "p_percent": "how much the perplexity may rise",
-    "tokens": "real tokens whose activations the thresholds were searched on; the perplexity is of those that are predicted",
+    "tokens": "real tokens whose activations the thresholds were searched on, those of the first batch; the perplexity is of "
+    "those that are predicted",
     "neurons": "width of the block",
     "cett": "the one CETT allowed to all blocks that the bisection of [0, 1] found: the mean over tokens of the norm of what is "
     "dropped over the norm of the block's output. A block stays below it where its threshold is the largest searched, the "
@@ -45,14 +47,27 @@ DEFINITIONS = {
     "perplexity": "exp of the mean cross-entropy of the model with all thresholds; of a classifier, of its classes",
     "dense_perplexity": "of the whole model on the same tokens",
 }
-DEFAULT_INCREASES = (1.0,)
-DEFAULT_TOKENS = 2_048
 TOLERANCE = 1e-6  # of the bisected CETT
-CANDIDATES = (
-    65_536  # thresholds, evenly spaced from the smallest product |a_i| ‖w_i‖ to this quantile of a sample of them
-)
-QUANTILE = 0.99
+# Thresholds, evenly spaced from the smallest product |a_i| ‖w_i‖ to this quantile of a sample of them.
+CANDIDATES, QUANTILE = 65_536, 0.99
 Place = tuple[str, int]
+
+
+def ppl_sparsity(subject: Subject, p_percent: float = 1.0) -> Measured:
+    """The active share of the activations at PPL-p%, by block. It reads the first batch, whose activations are held in memory."""
+    search = SparsitySearch(subject.model, next(iter(subject.batches())))
+    found = search.at_increase(p_percent)
+    table = _table(p_percent, found, search)
+    summary = f"PPL-{p_percent:g}% {1 - table[0]['active_fraction']:.1%} zeros at CETT {found.cett:.4f}"
+    columns = {"nonzero_fraction": ("not zero", GREY), "active_fraction": (f"active at PPL-{p_percent:g}%", TEAL)}
+    notes = ["ppl-sparsity reads the first batch alone, at most 2,048 tokens"]
+    if found.cett > 1 - 2 * TOLERANCE:
+        notes.append(
+            f"ppl-sparsity: with the largest thresholds that are searched, the perplexity is not {p_percent:g} % higher; "
+            "the figures are those of these thresholds, and more may go"
+        )
+    draw = partial(draw_bars, table, columns, "share of the activations")
+    return Measured(table, summary, draw, DEFINITIONS, notes=notes)
 
 
 class TailTruncation:
@@ -115,28 +130,23 @@ class Truncated:
 
 
 class SparsitySearch:
-    """The bisections of CETT for one model and text.
-
-    Args:
-        model: on the device of the batches; it is given back as it was.
-        batches: read again for every step.
+    """The bisection of CETT for one model and batch; the model is given back as it was.
 
     Raises:
         UserError: no feed-forward blocks, nothing that the model predicts, or a perplexity that is no number.
     """
 
-    def __init__(self, model: PreTrainedModel, batches: Sequence[AnyBatch]) -> None:
-        self.model, self.batches = model, batches
+    def __init__(self, model: PreTrainedModel, batch: Batch) -> None:
+        self.model, self.batch = model, batch
         self.blocks = {(block.stack, block.layer): block for block in feed_forward_blocks(model)}
-        kept: dict[Place, list[Tensor]] = {place: [] for place in self.blocks}
-        self.dense_cross_entropy = self._pass(lambda stack, layer, scores: kept[stack, layer].append(scores))
+        self.dense_cross_entropy, rows = self._run()
         if not math.isfinite(self.dense_cross_entropy):
             raise UserError(
                 f"ppl-sparsity: the cross-entropy of the whole model is {self.dense_cross_entropy}; it must be a number. Does "
-                "the text belong to the model?"
+                "the text belong to the model, and has it two tokens?"
             )
         self.truncations = {
-            place: TailTruncation(torch.cat(kept.pop(place)), block.value_slots) for place, block in self.blocks.items()
+            (row.block.stack, row.block.layer): TailTruncation(row.activations, row.block.value_slots) for row in rows
         }
 
     def at_increase(self, p_percent: float) -> Truncated:
@@ -154,14 +164,10 @@ class SparsitySearch:
     def at_cett(self, cett: float) -> Truncated:
         """The model with the thresholds of one CETT."""
         thresholds = {place: truncation.threshold(cett) for place, truncation in self.truncations.items()}
-        active = dict.fromkeys(self.blocks, 0)
-
-        def count(stack: str, layer: int, scores: Tensor) -> None:
-            active[stack, layer] += int((scores != 0).sum())
-
         with self._truncated(thresholds):
-            cross_entropy = self._pass(count)
-        return Truncated(cett, thresholds, active, cross_entropy)
+            found, rows = self._run()
+        active = {(row.block.stack, row.block.layer): int((row.activations != 0).sum()) for row in rows}
+        return Truncated(cett, thresholds, active, found)
 
     @contextmanager
     def _truncated(self, thresholds: dict[Place, float]) -> Iterator[None]:
@@ -174,93 +180,16 @@ class SparsitySearch:
                 hooks.callback(block.values.register_forward_pre_hook(hook).remove)
             yield
 
-    def _pass(self, on_scores: OnScores) -> float:
-        """Mean cross-entropy of the model as it is; what `on_scores` is given has passed the hooks that were there before."""
-        nats, targets, rows = 0.0, 0, {}
-        with eager(self.model), torch.inference_mode(), watch_feed_forward(self.model, rows, on_scores):
-            for batch in self.batches:
-                rows.update(batch.rows)
-                logits, labels = forward(self.model, batch).logits, batch.predicted.flatten()
-                lost = nn.functional.cross_entropy(
-                    logits.flatten(0, -2).float(), labels, ignore_index=IGNORED_LABEL, reduction="sum"
-                )
-                nats, targets = nats + float(lost), targets + int((labels != IGNORED_LABEL).sum())
-        if not targets:
-            raise UserError(
-                "ppl-sparsity: there is nothing that the model predicts; give a text of at least two tokens"
-            )
-        return nats / targets
+    def _run(self) -> tuple[float, list[BlockRows]]:
+        """Mean cross-entropy of the model as it is, and what has passed the hooks that were there before."""
+        with recorded(self.blocks.values(), self.batch) as rows:
+            logits = forward(self.model, self.batch).logits
+        labels = self.batch.labels.flatten()
+        return float(cross_entropy(logits.flatten(0, -2).float(), labels, ignore_index=IGNORED_LABEL)), rows
 
 
-@dataclass
-class PPLSparsity(Figure):
-    """The active share of the activations at each PPL-p%, by block.
-
-    Args:
-        ppl_increase: the p, in percent.
-        sparsity_tokens: it reads the first batches of the text that have no more tokens, but at least one batch; their
-            activations are held in memory.
-    """
-
-    name = "ppl-sparsity"
-    needs = TEXT
-    of_decoders = of_images = True
-    definitions = DEFINITIONS
-    ppl_increase: Sequence[float] = DEFAULT_INCREASES
-    sparsity_tokens: int = DEFAULT_TOKENS
-
-    def require(self, model: PreTrainedModel) -> None:
-        feed_forward_blocks(model)
-
-    def watch(self, model: PreTrainedModel) -> Watch:
-        self._batches, self._read, self._seen = [], 0, 0
-        return Watch(on_batch=self._keep)
-
-    def _keep(self, batch: AnyBatch) -> None:
-        tokens = batch.predicted.numel() if not isinstance(batch, ImageBatch) else len(batch.labels) * batch.tokens
-        is_next = self._read == self._seen
-        self._seen += tokens
-        if is_next and (not self._batches or self._seen <= self.sparsity_tokens):
-            self._batches.append(batch)
-            self._read = self._seen
-
-    def take(self, subject: Subject) -> Taken:
-        search = SparsitySearch(subject.model, self._batches)
-        table: Rows = []
-        parts, notes = [], []
-        for p_percent in dict.fromkeys(self.ppl_increase):
-            found = search.at_increase(p_percent)
-            rows = _rows(p_percent, found, search)
-            table += rows
-            parts.append(f"PPL-{p_percent:g}% {1 - rows[0]['active_fraction']:.1%} zeros at CETT {found.cett:.4f}")
-            if found.cett > 1 - 2 * TOLERANCE:
-                notes.append(
-                    f"ppl-sparsity: with the largest thresholds that are searched, the perplexity is not {p_percent:g} % higher; "
-                    "the figures are those of these thresholds, and more may go"
-                )
-        if self._read < self._seen:
-            notes.append(
-                f"ppl-sparsity: read the first {self._read:,} of {self._seen:,} tokens, padding included; "
-                "--sparsity_tokens reads more"
-            )
-        return Taken(table, "; ".join(parts), {"batches_read": len(self._batches)}, notes)
-
-    def draw(self, rows: Rows, path: Path, title: str) -> Path:
-        """The active share of each block as bars, a bar for each p."""
-        merged: dict[Place, dict[str, Any]] = {}
-        for row in rows:
-            if row["layer"] != ALL:
-                place = {name: row[name] for name in ("module", "layer")}
-                shares = {"nonzero": row["nonzero_fraction"], f"p{row['p_percent']:g}": row["active_fraction"]}
-                merged.setdefault(tuple(place.values()), place).update(shares)
-        colors = itertools.cycle((TEAL, PURPLE, OLIVE, WINE))
-        columns = {"nonzero": ("not zero", GREY)}
-        columns |= {f"p{p:g}": (f"active at PPL-{p:g}%", next(colors)) for p in self.ppl_increase}
-        return draw_bars(list(merged.values()), columns, "share of the activations", path, title)
-
-
-def _rows(p_percent: float, found: Truncated, search: SparsitySearch) -> Rows:
-    """One for all blocks, for each stack, and for each block."""
+def _table(p_percent: float, found: Truncated, search: SparsitySearch) -> Rows:
+    """One row for all blocks, for each stack, and for each block; columns as in `DEFINITIONS`."""
     groups: list[tuple[str, int | str, list[Place]]] = [(ALL, ALL, list(search.blocks))]
     for stack in dict.fromkeys(stack for stack, _ in search.blocks):
         places = [place for place in search.blocks if place[0] == stack]

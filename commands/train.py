@@ -88,14 +88,12 @@ def _push(recipe: Recipe) -> None:
 
 def document(run: FinishedRun) -> None:
     """Draws the training curve and an attention map, writes the card, and tells the scores that the recipe is about."""
-    from reluformer.analysis.curves import holds_a_curve, plot_training_curve
+    from reluformer.analysis.curves import plot_training_curve
     from reluformer.hub_cards.card import write_card
     from reluformer.training.train import headline
 
     folder, training = run.recipe.run_folder, run.recipe.training
-    if holds_a_curve(run.log_history):
-        plot_training_curve(run.log_history, folder / "training_curve.png")
-    else:
+    if not plot_training_curve(run.log_history, folder / "training_curve.png"):
         updates, every = run.log_history[-1]["step"], f"{training.logging_strategy.value} {training.logging_steps:g}"
         tqdm.write(f"no training curve: nothing was logged in {updates} updates (logging: {every})")
     _draw_attention(run, folder / "attention_map.png")
@@ -125,4 +123,4 @@ def _draw_attention(run: FinishedRun, path: Path) -> None:
     fitting = readable or first_encoded_pairs(pairs, run.processing, max_length=positions, at_most=1)
     if len(fitting):
         pair = max(fitting, key=lambda pair: len(pair["source"]))
-        plot_attention_map(run.model, run.processing, pair["source"], path, target=pair["target"])
+        plot_attention_map(run.model, run.processing, pair["source"], pair["target"], path)

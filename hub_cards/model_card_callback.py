@@ -10,7 +10,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
-from reluformer.analysis.curves import holds_a_curve, plot_training_curve
+from reluformer.analysis.curves import plot_training_curve
 from reluformer.hub_cards.card import write_card
 from reluformer.hub_cards.model_folder import is_hub_id, is_number, kind_of
 from reluformer.training.run.records import command_line, run_record, write_json
@@ -90,8 +90,7 @@ class ModelCardCallback(TrainerCallback):
         }
         write_json(Path(args.output_dir) / RECORD_FILE, self._record)
         state.save_to_json(str(Path(args.output_dir) / TRAINER_STATE_NAME))
-        if holds_a_curve(state.log_history):
-            plot_training_curve(state.log_history, Path(args.output_dir) / "training_curve.png")
+        plot_training_curve(state.log_history, Path(args.output_dir) / "training_curve.png")
 
     def on_evaluate(self, args: TrainingArguments, *others: Any, metrics: Mapping[str, Any], **kwargs: Any) -> None:
         """After the training: of the weights that it has ended with."""

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from transformers import EvalPrediction, PreTrainedModel, ViTImageProcessorPil, default_data_collator
 
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
-from reluformer.analysis.texts import read_idx
+from reluformer.analysis.inputs import read_idx
 
 CALIBRATION_BINS = 15
 TOP = 5

@@ -11,13 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from reluformer.analysis.attention_maps import PairMaps, pair_maps
-from reluformer.analysis.collection import ALL, CROSS, observe
+from reluformer.analysis.collection import ALL, CROSS, attention_rows, pair_batch
 from reluformer.analysis.drawing import color_of_model
-from reluformer.analysis.entropy import RowStatistics
-from reluformer.analysis.texts import make_batch
+from reluformer.analysis.entropy import entropy_table
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
-from reluformer.modeling_reluformer.loss_reluformer import DEFAULT_ENTROPY_MARGIN
 from reluformer.training.translation import Translator
 
 DEFAULT_MAP_TOKENS = 40
@@ -37,7 +35,7 @@ class ObservedText:
     """What a model made of a text.
 
     source_tokens, target_tokens: of the whole pair; `maps` may hold the beginning alone. figures: rows of
-    `RowStatistics.table` by module, layer and head, over the whole pair; empty where they are not defined. notes: what
+    `entropy_table` by module, layer and head, over the whole pair; empty where they are not defined. notes: what
     a reader must know, one sentence each.
     """
 
@@ -176,13 +174,11 @@ class ObservedTranslator:
     def _figures(self, source: list[int], target: list[int]) -> tuple[dict[Any, Any], str | None]:
         """Rows of the table by their place, or none and why: the maps are worth seeing without them."""
         model = self.translator.model
-        # No figure of the page depends on the margin.
-        statistics = RowStatistics(getattr(model.config, "entropy_margin", DEFAULT_ENTROPY_MARGIN))
         try:
-            observe(model, [make_batch([(source, target)], model.device)], attention=[statistics])
+            table = entropy_table(attention_rows(model, [pair_batch(model, [(source, target)])]))
         except UserError as error:
             return {}, f"No figures beside the map: {str(error).partition(';')[0]}."
-        return {(row["module"], row["layer"], row["head"]): row for row in statistics.table()}, None
+        return {(row["module"], row["layer"], row["head"]): row for row in table}, None
 
     def _text(self, ids: list[int]) -> str:
         texts = self.translator.tokenizer.batch_decode([ids], skip_special_tokens=True)

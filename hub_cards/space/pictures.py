@@ -7,11 +7,9 @@ import io
 from dataclasses import dataclass
 
 from reluformer.analysis.attention_maps import NAMES
-from reluformer.analysis.collection import ALL, DECODER_SELF, ENCODER_SELF
-from reluformer.analysis.drawing import MapStyle, draw_heat_maps
+from reluformer.analysis.collection import ALL
 from reluformer.hub_cards.space.observation import ObservedText, Place
 
-_STYLE = MapStyle(cell=0.36, font_size=10)
 # Points of the picture for one of the page, whose inch has 96: sharp on dense screens too.
 _SHARPNESS, _PAGE_INCH = 2, 96
 
@@ -36,19 +34,8 @@ def draw_map(observed: ObservedText, place: Place) -> Picture:
     Args:
         observed: a text; `place`: one of its maps (`ObservedText.has`).
     """
-    queries, keys = observed.maps.axes(place.module)
-    figure = draw_heat_maps(
-        [observed.weights(place)],
-        [""],
-        keys,
-        queries,
-        title=place_name(observed, place),
-        key_label="tokens read by the decoder" if place.module == DECODER_SELF else "source tokens",
-        query_label="source tokens" if place.module == ENCODER_SELF else "predicted target tokens",
-        hidden=observed.maps.hidden(place.module),
-        color=observed.maps.color,
-        style=_STYLE,
-    )
+    figure = observed.maps.draw(place.module, [observed.weights(place)], [""], cell=0.36, font_size=10)
+    figure.suptitle(place_name(observed, place), fontsize=11)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=_SHARPNESS * _PAGE_INCH)
     return Picture(stream.getvalue(), round(figure.get_figwidth() * _PAGE_INCH), _describe(observed, place))

@@ -7,13 +7,20 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
     MarianConfig,
     MarianMTModel,
     T5Config,
     T5ForConditionalGeneration,
 )
 
-from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer import (
+    ReLUFormerConfig,
+    ReLUFormerDecoderConfig,
+    ReLUFormerForCausalLM,
+    ReLUFormerForConditionalGeneration,
+)
 from reluformer.training.tokenization import train_tokenizer
 
 SOURCES = ["ein hund im schnee", "zwei hunde", "schnee", "die kinder spielen im schnee und lachen", "ein mann"]
@@ -40,13 +47,13 @@ OURS = {
 }
 
 
-def make_tokenizer():
+def make_tokenizer(moses=False):
     pairs = datasets.Dataset.from_dict({"source": SOURCES * 4, "target": TARGETS * 4})
     return train_tokenizer(
         pairs,
         vocab_size=320,
         lowercase=True,
-        moses=False,
+        moses=moses,
         source_language="de",
         target_language="en",
         max_length=POSITIONS,
@@ -80,5 +87,23 @@ def make_model(kind: str, vocabulary: int):
 
 def save_model(folder: Path, kind: str, tokenizer) -> Path:
     make_model(kind, len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_decoder(folder: Path, kind: str, tokenizer) -> Path:
+    """`kind`: "gpt2", or "relu_decoder", ours; of 24 positions, with the tokenizer of the translation models."""
+    torch.manual_seed(3)
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    if kind == "gpt2":
+        sizes = {"n_embd": 16, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 24, "activation_function": "relu"}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), initializer_range=0.3, **sizes, **tokens))
+    else:
+        sizes = {"hidden_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "init_std": 0.3}
+        config = ReLUFormerDecoderConfig.from_preset(
+            "llama_relu", vocab_size=len(tokenizer), max_position_embeddings=24, **sizes, **tokens
+        )
+        model = ReLUFormerForCausalLM(config)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

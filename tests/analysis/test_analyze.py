@@ -1,23 +1,27 @@
-"""`reluformer analyze`: files, record, pictures without warnings, foreign models, and mistakes in one line."""
+"""`reluformer analyze`: its files, what it takes of which model and input, and mistakes in one line."""
 
 import csv
-import dataclasses
 import json
 import shutil
 import warnings
 
 import pytest
 import yaml
-from transformers import GPT2Config, GPT2LMHeadModel
+from matplotlib.figure import Figure
 
-from reluformer.analysis.analyze import AnalysisOptions
-from reluformer.analysis.figure import MODEL, NOTHING, TEXT, figure_class
+from benchmarks.studies.pictures import image_processor
+from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
+from reluformer.analysis import inputs
+from reluformer.analysis.analyses import ANALYSES, NEEDS
+from reluformer.analysis.inputs import pair_batches
 from reluformer.commands import main as cli
-from reluformer.configuration.analyses import ANALYSES
+from reluformer.training.translation import Translator
 
-from .small_models import LAYERS, SOURCES, TARGETS, save_model
+from .. import tiny_pictures
+from ..tiny_texts import text as tiny_text
+from .small_models import FFN, LAYERS, SOURCES, TARGETS, make_model, save_decoder, save_model
 
-TABLES = [name for name in ANALYSES if name != "attention-maps"]
+DOCUMENTS = ["a", "a", "b", "b", "b"]
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +30,49 @@ def folder(tmp_path_factory, small_tokenizer):
     root = tmp_path_factory.mktemp("models")
 
     def get(kind):
-        return root / kind if (root / kind).exists() else save_model(root / kind, kind, small_tokenizer)
+        if not (root / kind).exists():
+            save = save_decoder if kind in ("gpt2", "relu_decoder") else save_model
+            save(root / kind, kind, small_tokenizer)
+        return root / kind
 
     return get
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
+def classifier(tmp_path_factory):
+    """A classifier on disk, and its pictures as folders and IDX files."""
+    root = tmp_path_factory.mktemp("pictures")
+    names = {0: "dark", 1: "left", 2: "right"}
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "intermediate_size": FFN}
+    config = ReLUFormerVisionConfig(
+        **shape, image_size=8, patch_size=4, id2label=names, label2id={name: number for number, name in names.items()}
+    )
+    ReLUFormerForImageClassification(config).save_pretrained(root / "model")
+    image_processor(config).save_pretrained(root / "model")
+    tiny_pictures.write_folders(root / "test")
+    return root, tiny_pictures.write_idx(root)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Files of lines, by option."""
     root = tmp_path_factory.mktemp("text")
-    for name, lines in (("source", SOURCES), ("target", TARGETS)):
-        (root / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return ["--text", root / "source", "--target-text", root / "target"]
+    lines = {"source": SOURCES, "target": TARGETS, "documents": DOCUMENTS, "short": ["one"], "empty": ["", ""]}
+    for name, some in lines.items():
+        (root / name).write_text("".join(f"{line}\n" for line in some), encoding="utf-8")
+    (root / "text").write_text(tiny_text(2, 30), encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def pairs(files):
+    return ["--text", files / "source", "--target-text", files / "target"]
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures are empty files: one test looks at all of them."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
 
 
 def run(capsys, *arguments):
@@ -48,168 +84,187 @@ def run(capsys, *arguments):
     return status, captured.out, captured.err
 
 
-def refusal(capsys, *arguments):
-    status, out, err = run(capsys, *arguments)
-    last = err.strip().splitlines()[-1]
-    assert (status, out) == (2, "")
-    assert err.endswith("\n")
-    assert last.startswith("reluformer: error: ")
-    assert "Traceback" not in err
-    return last
-
-
 def result(folder, what):
     return json.loads((folder / f"{what}.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", ANALYSES)
-def test_every_figure_says_its_name_and_what_it_needs(name):
-    figure = figure_class(name)
-    assert figure.name == name
-    assert figure.needs in (NOTHING, MODEL, TEXT)
-    assert {field.name for field in dataclasses.fields(figure)} <= vars(AnalysisOptions(what=[name])).keys()
-
-
-def test_every_analysis_writes_its_files(capsys, folder, text, tmp_path):
+def test_every_analysis_writes_its_files(capsys, folder, files, pairs, tmp_path):
     model = folder("reluformer")
-    documents = tmp_path / "documents"
-    documents.write_text("a\na\n" + "b\n" * (len(SOURCES) - 2), encoding="utf-8")
-    more = [
-        "--samples",
-        500,
-        "--lengths",
-        1,
-        4,
-        "--map_tokens",
-        3,
-        "--documents",
-        documents,
-        "--output",
-        tmp_path / "out",
-    ]
-    status, out, _ = run(capsys, "--what", *ANALYSES, "--model", model, *text, *more)
-    assert status == 0
-    for what in TABLES:
-        found = result(tmp_path / "out", what)
+    more = ["--documents", files / "documents", "--samples", 500, "--output", tmp_path]
+    status, out, err = run(capsys, "--what", *ANALYSES, "--model", model, *pairs, *more)
+    assert status == 0, err
+    for what in ANALYSES:
+        found = result(tmp_path, what)
         assert {"command", "git_commit", "versions", "machine", "date"} <= set(found)
         assert f"{what}: " in out
-        with (tmp_path / "out" / f"{what}.csv").open(encoding="utf-8") as stream:
+        with (tmp_path / f"{what}.csv").open(encoding="utf-8") as stream:
             rows = list(csv.DictReader(stream))
+        assert found["model"]["name"] == str(model) and found["model"]["config"]["attention_activation"] == "relu"
+        read = found["text"]
+        assert read["source_file"] == str(pairs[1]) and read["sentences"] == len(SOURCES)
+        assert read["packed_documents"] == 2 and read["target"] == "given, teacher-forced"
+        if what == "attention-maps":
+            continue
         assert len(rows) == len(found["table"]) > 0
-        assert list(rows[0]) == list(found["table"][0])
         assert rows[-1] == {name: "" if v is None else str(v) for name, v in found["table"][-1].items()}
         assert set(rows[0]) - {"module", "layer", "head"} <= set(found["definitions"])
-        assert (tmp_path / "out" / f"{what}.png").read_bytes().startswith(b"\x89PNG")
-    [maps] = result(tmp_path / "out", "attention-maps")["maps"]
-    assert len(maps["pictures"]) == 3 * LAYERS
-    assert all((tmp_path / "out" / "attention-maps" / name).is_file() for name in maps["pictures"])
+        assert (tmp_path / f"{what}.png").stat().st_size > 10_000
+    [maps] = result(tmp_path, "attention-maps")["maps"]
+    assert sorted(path.name for path in (tmp_path / "attention-maps").iterdir()) == sorted(maps["pictures"])
+    assert len(maps["pictures"]) == 3 * LAYERS and result(tmp_path, "entropy")["entropy_margin"] == 0.7
 
 
-def test_all_figures_of_a_run_are_taken_on_its_test_split(capsys, folder, text, tmp_path):
-    run_folder = shutil.copytree(folder("reluformer"), tmp_path / "run")
-    files = {"source": str(text[1]), "target": str(text[3])}
-    data = {"source_language": "de", "target_language": "en", "train": files, "test": files}
+def test_all_of_a_run_are_taken_on_its_test_split(undrawn, capsys, folder, pairs, tmp_path):
+    run_folder = shutil.copytree(folder("gelu"), tmp_path / "run")
+    sides = {"source": str(pairs[1]), "target": str(pairs[3])}
+    data = {"source_language": "de", "target_language": "en", "train": sides, "test": sides}
     recipe = {"name": "a", "data": data, "training": {"max_steps": 1}}
     (run_folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    assert run(capsys, "--what", "all", "--run", run_folder, "--maps", 1, "--map_tokens", 3)[0] == 0
+    status, _, err = run(capsys, "--what", "all", "--run", run_folder)
     without = {"context", "random-context", "variance-simulation"}
+    assert status == 0
     assert {path.stem for path in (run_folder / "analysis").glob("*.json")} == ANALYSES.keys() - without
-    assert run(capsys, "--what", "entropy", "--model", run_folder, *text, "--output", tmp_path)[0] == 0
-    assert result(run_folder / "analysis", "entropy")["table"] == result(tmp_path, "entropy")["table"]
-    assert "--text: --run says it already" in refusal(capsys, "--what", "all", "--run", run_folder, *text[:2])
-    assert "holds no recipe.yaml" in refusal(capsys, "--what", "all", "--run", tmp_path)
-
-
-def test_a_result_says_what_was_measured(capsys, folder, text, tmp_path):
-    model = folder("reluformer")
-    assert run(capsys, "--what", "entropy", "--model", model, *text, "--output", tmp_path)[0] == 0
-    found = result(tmp_path, "entropy")
-    assert found["model"]["name"] == str(model)
-    assert found["model"]["config"]["attention_activation"] == "relu"
-    assert found["text"]["source_file"] == str(text[1])
-    assert found["text"]["target_file"] == str(text[3])
-    assert found["text"]["sentences"] == len(SOURCES)
-    assert found["entropy_margin"] == 0.7
-
-
-def test_without_target_text_the_own_translation_is_used_and_said(capsys, folder, text, tmp_path, translations):
-    options = ["--what", "top-p", "--model", folder("reluformer"), *text[:2], "--num_beams", 1, "--output", tmp_path]
-    status, _, err = run(capsys, *options)
-    assert status == 0
-    assert "note: no --target_text: the decoder reads the model's own translation" in err
-    assert result(tmp_path, "top-p")["text"]["target"].startswith("the model's own translation")
-
-
-def test_the_results_go_beside_the_model_by_default(capsys, folder):
-    model = folder("vanilla")
-    assert run(capsys, "--what", "anisotropy", "--model", model)[0] == 0
-    assert result(model / "analysis", "anisotropy")["table"][0]["layer"] == "all"
-    assert "text" not in result(model / "analysis", "anisotropy")
-
-
-@pytest.mark.parametrize("kind", ["marian", "t5"])
-def test_foreign_models(capsys, folder, text, tmp_path, kind):
-    what = ["entropy", "top-p", "anisotropy"]
-    assert run(capsys, "--what", *what, "--model", folder(kind), *text, "--output", tmp_path)[0] == 0
-    table = result(tmp_path, "entropy")["table"]
-    assert {row["module"] for row in table} == {"all", "encoder_self", "decoder_self", "cross"}
-    assert max(row["layer"] for row in table if row["layer"] != "all") == LAYERS
-    assert all(row["row_sum"] == pytest.approx(1, abs=1e-5) for row in table)
-    modules = {row["module"] for row in result(tmp_path, "top-p")["table"]}
-    assert modules == {"encoder_self", "decoder_self", "cross", "encoder_ffn", "decoder_ffn"}
-
-
-def test_only_what_is_drawn_is_translated(capsys, folder, text, tmp_path, translations):
-    options = ["--model", folder("marian"), *text[:2], "--maps", 2, "--map_tokens", 2, "--num_beams", 1]
-    assert run(capsys, "--what", "attention-maps", *options, "--output", tmp_path)[0] == 0
-    found = result(tmp_path, "attention-maps")
-    assert translations == SOURCES[:2]
-    assert [one["sentence"] for one in found["maps"]] == [1, 2]
-    assert len(list((tmp_path / "attention-maps").iterdir())) == 2 * 3 * LAYERS
-    with (tmp_path / "attention-maps.csv").open(encoding="utf-8") as stream:
-        assert {row["sentence"] for row in csv.DictReader(stream)} == {"1", "2"}
-
-
-@pytest.mark.parametrize("kind", ["gelu", "bart"])
-def test_memories_with_negative_scores_are_left_out_and_said(capsys, folder, text, tmp_path, kind):
-    status, _, err = run(capsys, "--what", "top-p", "--model", folder(kind), *text, "--output", tmp_path)
-    assert status == 0
     assert "note: top-p leaves out encoder_ffn: negative scores" in err
-    found = result(tmp_path, "top-p")
+    found = result(run_folder / "analysis", "top-p")
     assert set(found["left_out"]) == {"encoder_ffn", "decoder_ffn"}
     assert {row["module"] for row in found["table"]} == {"encoder_self", "decoder_self", "cross"}
+    assert run(capsys, "--what", "entropy", "--model", run_folder, *pairs, "--output", tmp_path)[0] == 0
+    assert result(run_folder / "analysis", "entropy")["table"] == result(tmp_path, "entropy")["table"]
 
 
-def test_negative_attention_has_maps_alone(capsys, folder, text, tmp_path):
-    options = ["--model", folder("identity"), *text, "--output", tmp_path]
-    assert "negative weights" in refusal(capsys, "--what", "entropy", *options)
+def test_of_all_what_cannot_be_taken_is_left_out_and_said(undrawn, capsys, folder, pairs, tmp_path):
+    """Of T5, whose residual is not known; attention maps alone show negative weights."""
+    status, _, err = run(capsys, "--what", "all", "--model", folder("t5"), *pairs, "--output", tmp_path / "t5")
+    assert status == 0 and "note: variance-ratio is left out: variance-ratio: t5 models are not supported" in err
+    table = result(tmp_path / "t5", "entropy")["table"]
+    assert {row["module"] for row in table} == {"all", "encoder_self", "decoder_self", "cross"}
+    assert all(row["row_sum"] == pytest.approx(1, abs=1e-5) for row in table)
+    status, _, err = run(capsys, "--what", "all", "--model", folder("identity"), *pairs, "--output", tmp_path)
+    assert status == 0 and "entropy is left out: entropy: encoder_self attention, layer 1 has negative weights" in err
+    assert (tmp_path / "attention-maps.json").is_file()
+
+
+def test_without_a_target_the_models_translation_is_read(undrawn, capsys, folder, files, tmp_path, monkeypatch):
+    asked = []
+
+    def translate(self, texts, progress=False):
+        asked.extend(texts)
+        return [dict(zip(SOURCES, TARGETS, strict=True))[text] for text in texts]
+
+    monkeypatch.setattr(Translator, "__call__", translate)
+    options = ["--model", folder("marian"), "--text", files / "source", "--output", tmp_path]
+    status, _, err = run(capsys, "--what", "attention-maps", "likelihood", *options)
+    assert status == 0 and "note: no --target_text: the decoder reads the model's own translation" in err
+    assert asked == SOURCES and result(tmp_path, "likelihood")["text"]["target"].startswith("the model's own")
+    asked.clear()
     assert run(capsys, "--what", "attention-maps", *options)[0] == 0
+    assert asked == SOURCES[:1], "no more than what is drawn is translated"
 
 
-def test_mistakes_are_one_line_and_status_2(capsys, folder, text, tmp_path, small_tokenizer):
-    model, out = ["--model", folder("reluformer")], ["--output", tmp_path / "out"]
-    assert "--what" in refusal(capsys)
-    assert "entropie is unknown; choose of entropy," in refusal(capsys, "--what", "entropie")
-    assert "entropy needs a model" in refusal(capsys, "--what", "entropy", *text, *out)
-    assert "top-p needs a file of source lines" in refusal(capsys, "--what", "top-p", *model, *out)
-    assert "--output: missing" in refusal(capsys, "--what", "variance-simulation")
-    ours = ["--what", "entropy", *model, *out]
-    assert "nowhere" in refusal(capsys, *ours, "--text", tmp_path / "nowhere")
-    (tmp_path / "short").write_text("one\n", encoding="utf-8")
-    assert "same number of lines" in refusal(capsys, *ours, *text[:2], "--target_text", tmp_path / "short")
-    (tmp_path / "empty").write_text("\n\n", encoding="utf-8")
-    assert "empty corpus" in refusal(capsys, *ours, "--text", tmp_path / "empty")
-    assert "without --text" in refusal(capsys, "--what", "anisotropy", *model, *out, *text[2:])
-    for name in ("batch_tokens", "num_beams", "maps", "map_tokens"):
-        assert f"--{name}: 0 must be at least 1" in refusal(capsys, *ours, *text, f"--{name}", 0)
-    assert "--top_p: [0.0, 5.0]" in refusal(capsys, *ours, *text, "--top_p", 0, 5)
-    assert "no such folder" in refusal(capsys, "--what", "entropy", "--model", tmp_path / "no", *text)
-    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 8}
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(small_tokenizer), **sizes)).save_pretrained(tmp_path / "gpt")
-    small_tokenizer.save_pretrained(tmp_path / "gpt")
-    gpt = ["--what", "entropy", "--model", tmp_path / "gpt", *text, *out]
-    assert "is a decoder alone, which translates nothing" in refusal(capsys, *gpt)
-    t5 = ["--what", "variance-ratio", "--model", folder("t5"), *text, *out]
-    assert "t5 models are not supported" in refusal(capsys, *t5)
-    assert "'gpu' is no device" in refusal(capsys, *ours, *text, "--device", "gpu")
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("kind", ["gpt2", "relu_decoder"])
+def test_all_of_a_decoder_alone(undrawn, kind, capsys, folder, files, tmp_path):
+    options = ["--model", folder(kind), "--text", files / "text", "--context", 10, "--output", tmp_path]
+    status, _, err = run(capsys, "--what", "all", *options)
+    assert status == 0, err
+    taken = {name for name, each in ANALYSES.items() if each.needs in NEEDS[1:4]}
+    assert {path.stem for path in tmp_path.glob("*.json")} == {path.stem for path in tmp_path.glob("*.png")} == taken
+    read = result(tmp_path, "entropy")["text"]
+    # every context but the first begins with the last token of the one before
+    assert read["contexts"] == -(-read["tokens"] // 9) and read["context"] == 10
+    rows, heads = read["tokens"] + read["contexts"], 2 * 4
+    assert result(tmp_path, "entropy")["table"][0]["rows"] == rows * heads
+    # the first of a context sees itself alone
+    assert result(tmp_path, "entropy-share")["table"][0]["rows"] == (rows - read["contexts"]) * heads
+    assert result(tmp_path, "likelihood")["table"][0]["tokens"] == read["tokens"]
+
+
+def test_all_of_a_classifier_of_pictures(classifier, capsys):
+    root, idx = classifier
+    tables = []
+    for source in (["--images", root / "test"], ["--images", idx["images"], "--image_labels", idx["labels"]]):
+        status, _, err = run(capsys, "--what", "all", "--model", root / "model", *source)
+        assert status == 0, err
+        found = {path.stem: result(path.parent, path.stem) for path in (root / "model" / "analysis").glob("*.json")}
+        assert found.keys() == {name for name, each in ANALYSES.items() if each.needs in ("model", "input")}
+        assert found["ffn-sparsity"]["pictures"]["pictures"] == 13
+        tables.append({row["module"]: row["nonzero_fraction"] for row in found["ffn-sparsity"]["table"]})
+        assert 0 < found["entropy"]["table"][0]["zero_fraction"] < 1
+    assert tables[0] == pytest.approx(tables[1]) and set(tables[0]) == {"encoder_ffn"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--what entropie", "entropie is unknown; choose of entropy,"),
+        ("--what entropy --text source --output out", "--model: missing; entropy needs a model, or --run"),
+        ("--what top-p --model MODEL", "--text: missing; top-p needs a text"),
+        ("--what variance-simulation", "--output: missing"),
+        ("--what context --model MODEL --text source --target_text target", "--documents: missing; context needs"),
+        ("--what all --model MODEL --text nowhere", "nowhere"),
+        ("--what all --model MODEL --text source --target_text short", "same number of lines"),
+        ("--what all --model MODEL --text empty", "empty corpus"),
+        ("--what anisotropy --model MODEL --target_text target", "--target_text: given without --text"),
+        ("--what all --run MODEL", "holds no recipe.yaml"),
+        ("--what all --run MODEL --text source", "--text: --run says it already"),
+        ("--what top-p --model MODEL --text source --top_p 0 5", "--top_p: [0.0, 5.0] must be percentages"),
+        ("--what all --model MODEL --text source --device gpu", "'gpu' is no device"),
+        ("--what all --model MODEL --text source --context 9", "is a translation model; leave it out"),
+        ("--what all --model MODEL --images nowhere", "is a translation model; leave it out"),
+        ("--what variance-ratio --model GPT2 --text text", "variance-ratio needs a translation model"),
+        ("--what entropy --model GPT2 --text text --target_text text", "is a decoder-only language model; leave"),
+        ("--what entropy --model GPT2 --text text --context 25", "--context: 25 tokens; give 2 to 24"),
+        ("--what likelihood --model CLASSIFIER --images test", "likelihood needs a model of language"),
+        ("--what entropy --model CLASSIFIER --text text", "is a classifier of pictures; leave it out, and give images"),
+        ("--what entropy --model CLASSIFIER --images other", "--images: the class 'dusk' is none"),
+        ("--what entropy --model CLASSIFIER --image_labels labels", "--image_labels: given without --images"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(arguments, named, capsys, folder, files, classifier, monkeypatch, tmp_path):
+    """What a word in capitals stands for is the folder of a model."""
+    shutil.copytree(classifier[0], tmp_path, dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "test", tmp_path / "other")
+    (tmp_path / "other" / "dark").rename(tmp_path / "other" / "dusk")
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    models = {"MODEL": folder("reluformer"), "GPT2": folder("gpt2"), "CLASSIFIER": classifier[0] / "model"}
+    status, out, err = run(capsys, *(models.get(word, word) for word in arguments.split()))
+    said = err.strip().splitlines()[-1]
+    assert (status, out) == (2, "") and said.startswith("reluformer: error: ") and named in said
+
+
+def test_sentences_longer_than_the_limit_are_left_out_and_counted(
+    capsys, folder, files, pairs, small_tokenizer, tmp_path
+):
+    sides = (small_tokenizer(SOURCES)["input_ids"], small_tokenizer(text_target=TARGETS)["input_ids"])
+    lengths = [max(map(len, pair)) for pair in zip(*sides, strict=True)]
+    limit = max(lengths) - 1
+    options = ["--documents", files / "documents", "--max_length", limit, "--output", tmp_path]
+    status, _, err = run(capsys, "--what", "likelihood", "--model", folder("reluformer"), *pairs, *options)
+    assert status == 0, err
+    read = result(tmp_path, "likelihood")["text"]
+    kept = sum(length <= limit for length in lengths)
+    assert read["skipped"] == {f"longer than {limit} tokens": len(SOURCES) - kept}
+    assert read["sentences"] == kept and read["max_length"] == limit
+
+
+def test_batches_hold_every_pair_once_within_the_limits(monkeypatch):
+    lengths = [(3, 4), (30, 2), (2, 9), (5, 5), (1, 1), (4, 3)]
+    pairs = [([9] * source, [number + 4] * target) for number, (source, target) in enumerate(lengths)]
+    model = make_model("reluformer", 60)
+
+    def shapes():
+        found, seen = [], []
+        for places, batch in pair_batches(model, pairs):
+            assert places == [int(row[0]) - 4 for row in batch.labels]
+            assert batch.real["encoder"].sum(-1).tolist() == [lengths[place][0] for place in places]
+            seen += places
+            found.append((len(places), max(batch.inputs["input_ids"].shape[1], batch.labels.shape[1])))
+        assert sorted(seen) == list(range(len(lengths)))
+        return found
+
+    assert shapes() == [(6, 30)]
+    monkeypatch.setattr(inputs, "BATCH_TOKENS", 20)
+    assert shapes() == [(1, 30), (2, 9), (3, 4)]
+    monkeypatch.setattr(inputs, "BATCH_TOKENS", 1000)
+    monkeypatch.setattr(inputs, "BATCH_WEIGHTS", 160)
+    assert shapes() == [(1, 30), (1, 9), (4, 5)]

@@ -1,33 +1,41 @@
-"""The figure `context`: against each document and each sentence by hand, and as a command, with wrong input."""
+"""The analyses `context` and `random-context`: against each document by hand, and what is crossed with what."""
 
-import json
+from itertools import groupby
 
+import datasets
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from reluformer.analysis.likelihood import positions_table
-from reluformer.commands import main as cli
+from reluformer.analysis import inputs
+from reluformer.analysis.context import Crossing, context, crossings, gain_table, random_context
+from reluformer.analysis.inputs import AnalysisOptions, Subject
+from reluformer.configuration.errors import UserError
+from reluformer.training.data.documents import pack_documents
 
-from .small_models import SOURCES, TARGETS, make_model, save_model
+from .small_models import SOURCES, TARGETS, make_model
 
-DOCUMENTS = ["a", "a", "b", "c", "c"]
-
-
-def write(path, lines):
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return str(path)
-
-
-@pytest.fixture
-def asked(tmp_path):
-    names = {"text": SOURCES, "target_text": TARGETS, "documents": DOCUMENTS}
-    return {f"--{name}": write(tmp_path / f"{name}.txt", lines) for name, lines in names.items()}
+TEXTS = [
+    ("a", "ein hund", "a dog"),
+    ("a", "zwei hunde im schnee", "two dogs in the snow"),
+    ("b", "schnee", "snow"),
+    ("b", "ein mann", "a man"),
+    ("b", "zwei hunde", "two dogs"),
+    ("c", "kinder im schnee", "children in the snow"),  # nothing else begins with as many tokens
+]
 
 
-def analyze(folder, asked, *more):
-    command = ["analyze", "--what", "context", "--model", str(folder)]
-    return cli.main([*command, *(part for item in asked.items() for part in item), *more])
+def subject_of(kind, tokenizer, texts):
+    """A model and packed texts (document, source, target), and the encoded sentences of each document."""
+    model, columns = make_model(kind, len(tokenizer)), zip(*texts, strict=True)
+    lines = datasets.Dataset.from_dict(dict(zip(("document", "source", "target"), map(list, columns), strict=True)))
+    documents = pack_documents(lines, tokenizer, max_tokens=40, too_long="skip", name="text")
+    pairs = list(zip(documents.encoded["input_ids"], documents.encoded["labels"], strict=True))
+    sides = tokenizer(lines["source"][:])["input_ids"], tokenizer(text_target=lines["target"][:])["input_ids"]
+    encoded = zip(texts, zip(*sides, strict=True), strict=True)
+    parts = [[pair for _, pair in group] for _, group in groupby(encoded, key=lambda row: row[0][0])]
+    subject = Subject(AnalysisOptions([]), model=model, tokenizer=tokenizer, pairs=pairs, documents=documents)
+    return subject, parts
 
 
 def nll_of(model, source, target):
@@ -38,103 +46,119 @@ def nll_of(model, source, target):
     return cross_entropy(logits, labels[0], reduction="none")[:-1].tolist()
 
 
-@pytest.mark.parametrize("kind", ["reluformer", "vanilla", "marian"])
-@pytest.mark.parametrize("batch_tokens", ["2048", "1"])
-def test_it_is_the_likelihood_of_each_document_and_of_each_sentence_alone(
-    kind, batch_tokens, asked, encoded, small_tokenizer, tmp_path, capsys
-):
-    folder = save_model(tmp_path / kind, kind, small_tokenizer)
-    assert analyze(folder, asked, "--batch_tokens", batch_tokens) == 0, capsys.readouterr().err
-    model = make_model(kind, len(small_tokenizer))
-    end = small_tokenizer.eos_token_id
-    rows = []  # (place, in the document, alone)
-    for name in dict.fromkeys(DOCUMENTS):
-        parts = [pair for pair, document in zip(encoded, DOCUMENTS, strict=True) if document == name]
-        source, target = ([token for pair in parts for token in pair[side][:-1]] for side in (0, 1))
-        within = nll_of(model, [*source, end], [*target, end])
-        alone = [nll for pair in parts for nll in nll_of(model, *pair)]
-        assert len(within) == len(alone) == len(target)
-        rows += [(place, *both) for place, both in enumerate(zip(within, alone, strict=True), 1)]
-    table = json.loads((folder / "analysis" / "context.json").read_text())["table"]
-    spans = {"all": (1, 99), "1": (1, 1), "2": (2, 2), "3-4": (3, 4), "5-8": (5, 8), "9-16": (9, 16), "17-32": (17, 32)}
-    assert [row["positions"] for row in table] == list(spans)[: len(table)] and len(table) >= 6
+def tokens_of(sentences, side):
+    return [token for pair in sentences for token in pair[side][:-1]]
+
+
+def assert_means(table, column, rows):
+    """rows: (place, in the document, otherwise) of each token."""
     for row in table:
-        first, last = spans[row["positions"]]
+        first, last = (1, 99) if row["last"] is None else (row["last"] // 2 + 1, row["last"])
         chosen = [both for place, *both in rows if first <= place <= last]
-        within, alone = (sum(column) / len(chosen) for column in zip(*chosen, strict=True))
+        within, otherwise = (sum(values) / len(chosen) for values in zip(*chosen, strict=True))
         assert row["tokens"] == len(chosen)
         assert row["nll"] == pytest.approx(within, rel=1e-5)
-        assert row["nll_alone"] == pytest.approx(alone, rel=1e-5)
-        assert row["gain"] == pytest.approx(alone - within, abs=1e-5)
-    assert (folder / "analysis" / "context.png").stat().st_size > 10_000
+        assert row[column] == pytest.approx(otherwise, rel=1e-5)
+        assert row["gain"] == pytest.approx(otherwise - within, abs=1e-5)
 
 
-def test_a_document_of_one_sentence_gains_nothing(asked, small_tokenizer, tmp_path, capsys):
-    folder = save_model(tmp_path / "model", "reluformer", small_tokenizer)
-    write(tmp_path / "documents.txt", ["a", "b", "c", "d", "e"])
-    assert analyze(folder, asked) == 0, capsys.readouterr().err
-    table = json.loads((folder / "analysis" / "context.json").read_text())["table"]
-    assert all(row["gain"] == pytest.approx(0, abs=1e-6) for row in table)
+@pytest.mark.parametrize("kind", ["reluformer", "marian"])
+@pytest.mark.parametrize("batch_tokens", [2048, 1])
+def test_context_is_the_likelihood_of_each_document_and_of_each_sentence_alone(
+    kind, batch_tokens, small_tokenizer, monkeypatch
+):
+    monkeypatch.setattr(inputs, "BATCH_TOKENS", batch_tokens)
+    subject, parts = subject_of(kind, small_tokenizer, list(zip("aabcc", SOURCES, TARGETS, strict=True)))
+    end, rows = small_tokenizer.eos_token_id, []
+    for part in parts:
+        within = nll_of(subject.model, *([*tokens_of(part, side), end] for side in (0, 1)))
+        alone = [nll for pair in part for nll in nll_of(subject.model, *pair)]
+        rows += [(place, *both) for place, both in enumerate(zip(within, alone, strict=True), 1)]
+    table = context(subject).table
+    assert [row["positions"] for row in table][:6] == ["all", "1", "2", "3-4", "5-8", "9-16"]
+    assert_means(table, "nll_alone", rows)
 
 
-def test_sentences_longer_than_the_limit_are_left_out_of_both_and_counted(asked, small_tokenizer, tmp_path, capsys):
-    folder = save_model(tmp_path / "model", "reluformer", small_tokenizer)
-    lengths = [
-        max(len(small_tokenizer(source)["input_ids"]), len(small_tokenizer(text_target=target)["input_ids"]))
-        for source, target in zip(SOURCES, TARGETS, strict=True)
-    ]
-    limit = max(lengths) - 1
-    assert analyze(folder, asked, "--max_length", str(limit)) == 0, capsys.readouterr().err
-    told = json.loads((folder / "analysis" / "context.json").read_text())
-    kept = [index for index, length in enumerate(lengths) if length <= limit]
-    assert told["text"]["skipped"] == {f"longer than {limit} tokens": len(SOURCES) - len(kept)}
-    targets = small_tokenizer(text_target=[TARGETS[index] for index in kept])["input_ids"]
-    assert told["table"][0]["tokens"] == sum(len(ids) - 1 for ids in targets)
-    assert told["text"]["sentences"] == len(kept) and told["text"]["max_length"] == limit
-
-
-def test_documents_are_packed_for_the_other_figures_too(asked, small_tokenizer, tmp_path, capsys):
-    folder = save_model(tmp_path / "model", "reluformer", small_tokenizer)
-    assert analyze(folder, asked) == 0
-    command = ["analyze", "--what", "likelihood", "attention-maps", "--maps", "1", "--model", str(folder)]
-    assert cli.main([*command, *(part for item in asked.items() for part in item)]) == 0, capsys.readouterr().err
-    likelihood = json.loads((folder / "analysis" / "likelihood.json").read_text())
-    context = json.loads((folder / "analysis" / "context.json").read_text())
-    assert likelihood["text"]["packed_documents"] == 3
-    assert likelihood["table"][0]["tokens"] == context["table"][0]["tokens"] + 3  # an end token each
-    maps = json.loads((folder / "analysis" / "attention-maps.json").read_text())
-    assert maps["text"]["packed_documents"] == 3
+def test_a_document_of_one_sentence_gains_nothing(small_tokenizer):
+    subject, _ = subject_of("reluformer", small_tokenizer, list(zip("abcde", SOURCES, TARGETS, strict=True)))
+    assert all(row["gain"] == pytest.approx(0, abs=1e-6) for row in context(subject).table)
 
 
 def test_the_error_of_the_gain_by_hand():
     within = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0]), torch.tensor([0.5, 1.5])]
     alone = [torch.tensor([1.5, 2.0, 4.0]), torch.tensor([2.5]), torch.tensor([0.0, 2.5])]
-    whole, first, second, last = positions_table(within, alone, "nll_alone")
+    whole, first, second, last = gain_table(within, alone, "nll_alone")
     assert (whole["tokens"], whole["gain"]) == (6, pytest.approx(2.5 / 6))
     gain = 2.5 / 6
     residuals = [1.5 - 3 * gain, 0.5 - gain, 0.5 - 2 * gain]
     assert whole["gain_error"] == pytest.approx((1.5 * sum(each**2 for each in residuals)) ** 0.5 / 6)
     assert (first["positions"], first["tokens"], first["gain"]) == ("1", 3, pytest.approx(0.5 / 3))
     assert (second["positions"], second["nll"], second["nll_alone"]) == ("2", 1.75, 2.25)
-    assert second["gain_error"] == pytest.approx((2 * (0.5**2 + 0.5**2)) ** 0.5 / 2), (
-        "of two documents, of which one is the third"
-    )
+    # of two documents, of which one is the third
+    assert second["gain_error"] == pytest.approx((2 * (0.5**2 + 0.5**2)) ** 0.5 / 2)
     assert (last["positions"], last["gain"], last["gain_error"]) == ("3-4", 1.0, None)
     assert [row["last"] for row in (whole, first, second, last)] == [None, 1, 2, 4]
 
 
-@pytest.mark.parametrize(
-    "without, more, message",
-    [
-        (["--documents"], [], "--documents: missing; context needs"),
-        (["--target_text"], [], "--documents: given without --target_text"),
-        (["--text"], [], "--text: missing; context needs a file of source lines"),
-        ([], ["--max_length", "41"], "--max_length: 41 tokens of a packed document; give at most 40"),
-        ([], ["--max_length", "1"], "longer than 1 tokens"),
-    ],
-)
-def test_wrong_input(without, more, message, asked, small_tokenizer, tmp_path, capsys):
-    folder = save_model(tmp_path / "model", "reluformer", small_tokenizer)
-    given = {name: path for name, path in asked.items() if name not in without}
-    assert analyze(folder, given, *more) == 2
-    assert message in capsys.readouterr().err
+# random-context
+
+
+def document(*lengths):
+    """Sentences of so many source and target tokens, and an end token each."""
+    return [([5] * source + [2], [6] * target + [2]) for source, target in lengths]
+
+
+def test_what_is_crossed_with_what():
+    parts = [
+        document((4, 4), (4, 4), (4, 4), (14, 5)),  # cut behind 8 of 17 target tokens
+        document((9, 9), (9, 9)),  # packed of the same document
+        document((3, 3), (3, 3)),  # is too short for both
+        document((3, 2), (3, 5), (3, 1), (9, 9)),  # three sentences have 9 source tokens, two of them 7 target tokens
+        document((50, 50)),  # has no second half
+    ]
+    assert list(crossings(parts, ["a", "a", "b", "c", "d"])) == [
+        Crossing(at=0, cut=2, other=3, reach=3),
+        Crossing(at=1, cut=1, other=4, reach=1),
+        Crossing(at=2, cut=1, other=0, reach=1),  # from the first again
+        Crossing(at=3, cut=3, other=1, reach=1),
+    ]
+    assert next(crossings([parts[3], parts[0], parts[0][:1]], ["c", "a", "b"])) == Crossing(0, 3, other=1, reach=3)
+    # the pieces of two documents take turns
+    found = list(crossings([parts[2]] * 9, ["a"] * 4 + ["b"] * 5))
+    assert [each.other for each in found] == [4, 5, 6, 7, 0, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_both_sides_have_to_be_long_enough(side):
+    short = ((9, 1), (1, 9))[side]
+    parts = [document((4, 4), (4, 4)), document(short, short), document((2, 2), (2, 3), (2, 2))]
+    assert next(crossings(parts, list("abc"))) == Crossing(at=0, cut=1, other=2, reach=2)
+
+
+@pytest.mark.parametrize("kind", ["reluformer", "marian"])
+def test_random_context_is_the_likelihood_behind_both_beginnings(kind, small_tokenizer):
+    subject, parts = subject_of(kind, small_tokenizer, TEXTS)
+    found, end, rows = list(crossings(parts, ["a", "b", "c"])), small_tokenizer.eos_token_id, []
+    assert len(found) == 2
+    for crossing in found:
+        own, foreign = parts[crossing.at], parts[crossing.other][: crossing.reach]
+        before = [tokens_of(own[: crossing.cut], side) for side in (0, 1)]
+        other = [tokens_of(foreign, side)[-len(before[side]) :] for side in (0, 1)]
+        assert [len(each) for each in other] == [len(each) for each in before] and other != before
+        within, random = (
+            nll_of(subject.model, *([*each[side], *tokens_of(own[crossing.cut :], side), end] for side in (0, 1)))
+            for each in (before, other)
+        )
+        behind = [nll[len(before[1]) :] for nll in (within, random)]
+        rows += [(place, *both) for place, both in enumerate(zip(*behind, strict=True), 1)]
+    taken = random_context(subject)
+    assert taken.facts == {"crossed_documents": 2, "crossed_with": len({each.other for each in found}), "left_out": 1}
+    assert_means(taken.table, "nll_random", rows)
+    assert abs(taken.table[0]["gain"]) > 1e-3, "the beginning changes what is predicted"
+
+
+@pytest.mark.parametrize("documents", ["aaaaaa", "abcdef"])
+def test_what_cannot_be_crossed(documents, small_tokenizer):
+    texts = [(name, *text[1:]) for name, text in zip(documents, TEXTS, strict=True)]
+    with pytest.raises(UserError, match="has two sentences and another document that is as long as its first half"):
+        random_context(subject_of("reluformer", small_tokenizer, texts)[0])

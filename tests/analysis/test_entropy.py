@@ -1,18 +1,22 @@
-"""Row statistics: known closed forms, and sums over batches equal to one computation over all weights."""
+"""Row statistics, entropy shares and top-p% sums: closed forms, and sums over batches equal to one computation by hand."""
 
 import math
 
 import pytest
 import torch
 
-from reluformer.analysis.entropy import RowStatistics
+from reluformer.analysis.collection import CROSS, DECODER_SELF, AttentionRows
+from reluformer.analysis.entropy import entropy_table, share_table
+from reluformer.analysis.top_p import TopPSums
 from reluformer.configuration.errors import UserError
 
 
-def statistics_of(weights, visible, margin=0.7):
-    statistics = RowStatistics(margin)
-    statistics.update("cross", 0, weights, visible)
-    return {row["head"]: row for row in statistics.table() if row["layer"] == 1}
+def of_layer(table, layer=1):
+    return {row["head"]: row for row in table if row["layer"] == layer}
+
+
+def statistics_of(weights, visible):
+    return of_layer(entropy_table([AttentionRows(CROSS, 0, weights, visible)]))
 
 
 def test_equal_weights_have_the_entropy_log_n():
@@ -20,8 +24,7 @@ def test_equal_weights_have_the_entropy_log_n():
     visible[:, 6:] = False
     weights = torch.full((5, 2, 8), 0.25)  # what stands at hidden keys must not count
     row = statistics_of(weights, visible)["all"]
-    assert row["entropy"] == pytest.approx(math.log(6))
-    assert row["uniform_entropy"] == pytest.approx(math.log(6))
+    assert row["entropy"] == row["uniform_entropy"] == pytest.approx(math.log(6))
     assert row["above_margin_fraction"] == 1
     assert row["row_sum"] == pytest.approx(1.5)
     assert (row["rows"], row["dead_row_fraction"], row["zero_fraction"]) == (10, 0, 0)
@@ -34,52 +37,126 @@ def test_dead_rows_and_zeros_are_counted_by_head():
     visible = torch.ones(4, 3, dtype=torch.bool)
     visible[3, 2] = False
     rows = statistics_of(weights, visible)
-    assert rows[1]["dead_row_fraction"] == 0.75
-    assert rows[2]["dead_row_fraction"] == 0
-    assert rows["all"]["dead_row_fraction"] == 0.375
+    assert [rows[head]["dead_row_fraction"] for head in (1, 2, "all")] == [0.75, 0, 0.375]
     assert rows[1]["zero_fraction"] == pytest.approx(9 / 11)
     assert rows[2]["zero_fraction"] == 0  # the one zero is at a key that cannot be seen
     # Dead rows count as 0 in one column and not at all in the other.
     assert rows[1]["entropy"] == pytest.approx(math.log(2) / 4)
     assert rows[1]["entropy_of_live_rows"] == pytest.approx(math.log(2))
+    only_dead = statistics_of(torch.zeros(2, 1, 3), visible[:2])["all"]
+    assert (only_dead["entropy"], only_dead["entropy_of_live_rows"]) == (0, None)
 
 
-def test_only_dead_rows_have_no_entropy_of_live_rows():
-    row = statistics_of(torch.zeros(2, 1, 3), torch.ones(2, 3, dtype=torch.bool))["all"]
-    assert row["entropy_of_live_rows"] is None
-    assert (row["entropy"], row["dead_row_fraction"]) == (0, 1)
+def random_rows():
+    """Weights, what is visible, and both cut into batches of two layers."""
+    torch.manual_seed(0)
+    weights, visible = torch.relu(torch.randn(60, 3, 9) - 0.8), torch.rand(60, 9) < 0.7
+    visible[:, 0] = True
+    parts = zip(weights.split(7), visible.split(7), strict=True)
+    return weights, visible, [AttentionRows("encoder_self", layer, *part) for part in parts for layer in (1, 0)]
 
 
 def test_batches_sum_to_the_direct_computation():
-    torch.manual_seed(0)
-    weights = torch.relu(torch.randn(60, 3, 9) - 0.8)
-    visible = torch.rand(60, 9) < 0.7
-    visible[:, 0] = True
-    statistics = RowStatistics(0.4)
-    for part, seen in zip(weights.split(7), visible.split(7), strict=True):
-        statistics.update("encoder_self", 1, part, seen)
-        statistics.update("encoder_self", 0, part, seen)
-    [row] = [row for row in statistics.table() if row["layer"] == 2 and row["head"] == 2]
-
-    entropies, dead, zeros, seen_weights, sums, above = [], 0, 0, 0, [], 0
+    weights, visible, rows = random_rows()
+    row = of_layer(entropy_table(rows, entropy_margin=0.4), layer=2)[2]
+    entropies, zeros, sums, above = [], 0, [], 0
     for values, seen in zip(weights[:, 1].double(), visible, strict=True):
         values = values[seen]
-        zeros, seen_weights = zeros + int((values == 0).sum()), seen_weights + len(values)
+        zeros += int((values == 0).sum())
         sums.append(float(values.sum()))
         p = values[values > 0] / values.sum()
         entropies.append(float(-(p * p.log()).sum()))
-        dead += sums[-1] == 0
         above += entropies[-1] > 0.4 * math.log(len(values)) + 1e-9
-    assert 0 < dead < 60
-    assert row["rows"] == 60
+    dead = sums.count(0)
+    assert 0 < dead < 60 == row["rows"]
     assert row["entropy"] == pytest.approx(sum(entropies) / 60, abs=1e-12)
     assert row["entropy_of_live_rows"] == pytest.approx(sum(entropies) / (60 - dead), abs=1e-12)
     assert row["dead_row_fraction"] == dead / 60
-    assert row["zero_fraction"] == pytest.approx(zeros / seen_weights, abs=1e-12)
+    assert row["zero_fraction"] == pytest.approx(zeros / int(visible.sum()), abs=1e-12)
     assert row["row_sum"] == pytest.approx(sum(sums) / 60, abs=1e-6)
     assert row["above_margin_fraction"] == above / 60
 
 
 def test_negative_weights_are_refused():
-    with pytest.raises(UserError, match="cross attention, layer 1 has negative weights"):
-        statistics_of(torch.tensor([[[1.0, -0.1]]]), torch.ones(1, 2, dtype=torch.bool))
+    for table in (entropy_table, share_table):
+        with pytest.raises(UserError, match="cross attention, layer 1 has negative weights"):
+            table([AttentionRows(CROSS, 0, torch.tensor([[[1.0, -0.1]]]), torch.ones(1, 2).bool())])
+
+
+# entropy-share
+
+
+def test_heads_between_the_quarters_marks():
+    # equal weights of 2, 4, 8 and 16 keys of 32: 1, 2, 3 and 4 fifths of the maximum
+    weights = torch.stack([(torch.arange(32) < keys).float() for keys in (2, 4, 8, 16)])
+    table = of_layer(share_table([AttentionRows(DECODER_SELF, 0, weights.unsqueeze(0), torch.ones(1, 32).bool())]))
+    for head in (1, 2, 3, 4):
+        assert table[head]["entropy_share"] == pytest.approx(head / 5) and table[head][f"quarter_{head}"] == 1
+
+
+def test_entropy_shares_by_hand():
+    # row 1 sees one key and does not count; row 2 equal weights; row 3 one key of three; a head that is dead, and one with NaN
+    visible = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
+    good = torch.tensor([[2.0, 9, 9], [3, 3, 9], [0, 5, 0]])
+    dead, broken = torch.zeros(3, 3), good.clone()
+    broken[2, 1] = float("nan")
+    weights = torch.stack([good, dead, broken], dim=1)
+    batches = [AttentionRows(DECODER_SELF, 0, weights[part], visible[part]) for part in (slice(0, 2), slice(2, 3))]
+    table = of_layer(share_table(batches))
+    assert table[1]["rows"] == 2 and table[1]["entropy_share"] == pytest.approx(0.5) and table[1]["quarter_3"] == 1
+    assert table[2]["entropy_share"] == 0 and table[2]["quarter_1"] == 1
+    assert table[3]["rows"] == 1 and table[3]["entropy_share"] == pytest.approx(1) and table[3]["nan_count"] == 1
+    assert [table["all"][f"quarter_{n}"] for n in (1, 2, 3, 4)] == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
+
+
+# top-p
+
+
+def sums_of(scores, percentages, visible=None):
+    sums = TopPSums(percentages)
+    sums.add(CROSS, 0, scores, visible)
+    return {row["p_percent"]: row for row in sums.table() if row["layer"] == "all"}
+
+
+def test_the_largest_of_equal_scores_hold_p():
+    visible = torch.ones(3, 7, dtype=torch.bool)
+    visible[0, 2:] = False
+    rows = sums_of(torch.full((3, 2, 7), 0.3), (0.1, 20, 33.3, 100), visible)
+    for p, row in rows.items():
+        assert row["score_sum"] == pytest.approx(p / 100, abs=1e-12)
+    assert rows[100]["elements"] == pytest.approx((2 + 7 + 7) / 3)
+
+
+def test_dead_rows_are_left_out_and_counted():
+    scores = torch.zeros(4, 1, 5)
+    scores[0] = 1
+    row = sums_of(scores, (40,))[40]
+    assert (row["rows"], row["dead_rows"]) == (1, 3)
+    assert row["score_sum"] == pytest.approx(0.4)
+    assert sums_of(torch.zeros(4, 1, 5), (40,))[40]["score_sum"] is None
+
+
+def test_top_p_of_batches_is_the_direct_computation():
+    weights, visible, rows = random_rows()
+    sums = TopPSums((1.5, 30))
+    for each in rows:
+        sums.add(*each)
+    [row] = [row for row in sums.table() if (row["layer"], row["head"], row["p_percent"]) == (2, 2, 30)]
+    held = []
+    for values, seen in zip(weights[:, 1].double(), visible, strict=True):
+        values = values[seen].sort(descending=True).values
+        if values.sum() > 0:
+            count = 0.3 * len(values)
+            rest = (count - int(count)) * values[int(count)]
+            held.append(float((values[: int(count)].sum() + rest) / values.sum()))
+    assert row["score_sum"] == pytest.approx(sum(held) / len(held), abs=1e-12)
+    assert row["rows"] == len(held)
+
+
+def test_memories_have_no_heads_and_a_module_with_negative_scores_is_left_out_whole():
+    sums = TopPSums((10,))
+    for module, layer, sign in (("encoder_ffn", 0, 1), ("decoder_ffn", 0, 1), ("decoder_ffn", 1, -1)):
+        sums.add(module, layer, sign * torch.ones(3, 1, 20))
+    assert sums.negative == {"decoder_ffn": 1}
+    places = [(row["module"], row["layer"], row["head"]) for row in sums.table()]
+    assert places == [("encoder_ffn", "all", "all"), ("encoder_ffn", 1, "all")]

@@ -19,7 +19,7 @@ from benchmarks.studies.parser import STUDIES_FOLDER, load_rows
 from benchmarks.studies.running import Runner
 from benchmarks.studies.tasks import Places, Task, read_result
 from reluformer import ReLUFormerForCausalLM, ReLUFormerVisionConfig
-from reluformer.analysis.texts import read_idx
+from reluformer.analysis.inputs import read_idx
 from reluformer.commands.main import main
 from reluformer.configuration.errors import UserError
 

@@ -13,7 +13,7 @@ WEIGHTS = torch.tensor([[0.0, 1e-6, 0.0], [0.01, 1.0, 0.0], [0.5, 0.0, 0.2]])
 def draw(weights=WEIGHTS, heads=1, **options):
     """The figure and a function from (query, key) to the colours of its cell, away from the edge."""
     keys, queries = [f"k{i}" for i in range(weights.shape[1])], [f"q{i}" for i in range(weights.shape[0])]
-    labels = {"title": "a title", "key_label": "keys", "query_label": "queries"}
+    labels = {"key_label": "keys", "query_label": "queries"}
     figure = draw_heat_maps([weights] * heads, ["head"] * heads, keys, queries, **labels, **options)
     figure.canvas.draw()
     pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
