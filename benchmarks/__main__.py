@@ -13,7 +13,7 @@ import sys
 
 from transformers.utils import logging
 
-from benchmarks import attention, decoder, loss, memory, translation, vision, zeros
+from benchmarks import attention, decoder, loss, memory, translating, translation, vision, zeros
 from benchmarks.measurement_file import PAGES, benchmark_parser
 from benchmarks.pages import write_pages
 
@@ -26,6 +26,7 @@ BENCHMARKS = {
         translation.BENCHMARK,
         translation.TABLE_4_BENCHMARK,
         translation.COMPILED_BENCHMARK,
+        translating.BENCHMARK,
         vision.BENCHMARK,
         decoder.BENCHMARK,
         memory.DECODER_BENCHMARK,

@@ -13,6 +13,8 @@ from benchmarks.attention import EAGER, EAGER_RELU, OURS, PLAIN, SDPA, SPARSE, W
 from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS, read_result
 from benchmarks.pictures import plot_memory, plot_speedups
+from benchmarks.translating import BEST as BEST_TYPE
+from benchmarks.translating import CTRANSLATE2, OURS_BY_TYPE
 from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS_UNREGULARIZED
 from benchmarks.translation import OURS as RELUFORMER
 from benchmarks.zeros import OURS as ZEROS_MODEL
@@ -63,6 +65,11 @@ def _model_goals() -> Iterator[Goal]:
         yield Goal("end-to-end", large, RELUFORMER, [rival], 1.1)
         yield Goal("end-to-end", {"task": ["training"], "shape": ["wide"]}, RELUFORMER, [rival], 1.0)
     yield Goal("end-to-end", {"task": ["generation"]}, RELUFORMER, [MARIAN], 1.0)
+    sentences, documents = {"inputs": ["multi30k-like"]}, {"inputs": ["1,024 tokens"]}
+    yield Goal("translating", sentences, OURS_BY_TYPE["float32"], [CTRANSLATE2["float32"]], 1.0)
+    yield Goal("translating", documents, OURS_BY_TYPE["float32"], [CTRANSLATE2["float32"]], 2.0)
+    yield Goal("translating", sentences, BEST_TYPE, [CTRANSLATE2["int8"]], 1.0)
+    yield Goal("translating", documents, BEST_TYPE, [CTRANSLATE2["int8"]], 1.0)
 
 
 def _zeros_goals() -> Iterator[Goal]:
@@ -270,6 +277,15 @@ def _compiled(result: Result) -> Iterator[str]:
     yield from cell_table(cells, ["shape", "first call, s"])
 
 
+def _translating(result: Result) -> Iterator[str]:
+    compared = {
+        OURS_BY_TYPE["float32"]: [CTRANSLATE2["float32"], MARIAN],
+        OURS_BY_TYPE["int8"]: [CTRANSLATE2["int8"]],
+        BEST_TYPE: [CTRANSLATE2["int8"]],
+    }
+    yield from tables_of(result, ["shape", "inputs"], ["beams", "sentences", "threads"], compared=compared)
+
+
 def _vision(result: Result) -> Iterator[str]:
     yield from tables_of(result, ["task", "dtype"], ["length", "images", "threads"])
 
@@ -339,8 +355,8 @@ without statistics.
 """,
     "MODELS": """\
 All have new weights. `ReLUFormer` and `ReLU` have their regulariser in the loss, `λ = 0` has none; Marian, ViT, GPT-2
-and Llama are Transformers' with `sdpa`. The docstrings of `translation.py`, `vision.py` and `decoder.py` say what is
-compared.
+and Llama are Transformers' with `sdpa`. The docstrings of `translation.py`, `translating.py`, `vision.py` and
+`decoder.py` say what is compared.
 """,
     "SPARSE": """\
 `torch` is the network as PyTorch computes it, in int8 by `quantize_dynamic`. `dense` is the loop of `use_sparse_ffn`
@@ -361,6 +377,7 @@ SECTIONS: dict[str, dict[str, tuple[str, Callable[[Result], Iterable[str]]]]] = 
         "end-to-end": ("Translation", _translation),
         "generation": ("Beam search of the systems of Table 4", _table_4),
         "compiled-step": ("The compiled step of decoding", _compiled),
+        "translating": ("Translating on a CPU, beside CTranslate2", _translating),
         "vision": ("Vision Transformers", _vision),
         "decoder": ("Language models", _decoder),
         "decoder-memory": ("Peak memory of a language model's training step", _memory),

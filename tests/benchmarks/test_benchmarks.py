@@ -18,10 +18,17 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="p
 NAMES = [pytest.param(name, marks=[pytest.mark.slow, LINUX] if name in SLOW else []) for name in BENCHMARKS]
 
 
+def committed_cells(name):
+    result = read_result(RESULTS / f"{name}-cpu.json")
+    return pytest.skip("not measured yet") if result is None else result["cells"]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_times_every_contender_of_the_committed_results(name, tmp_path, monkeypatch):
     pytest.importorskip("entmax", reason="two of the rivals need the optional package entmax")
+    if name == "translating":
+        pytest.importorskip("ctranslate2", reason="the rival is not installed")
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     monkeypatch.setattr("sys.argv", [benchmarks_program.__file__, name, "--quick"])
     assert main([name, "--quick", "--output", str(tmp_path)]) == 0
@@ -31,7 +38,7 @@ def test_a_quick_run_times_every_contender_of_the_committed_results(name, tmp_pa
     assert result["command"] == f"python -m benchmarks {name} --quick"
     assert result["environment"]["MALLOC_ARENA_MAX"] == "1" and result["machine"]["memory_gb"] > 0
     assert all(check["passed"] for check in result.get("gate", []))
-    committed = read_result(RESULTS / f"{name}-cpu.json")["cells"]
+    committed = committed_cells(name)
     for cell in result["cells"]:
         if "extra_bytes" in cell:
             assert cell["extra_bytes"] > 0 and cell["contender"] in {each["contender"] for each in committed}
@@ -51,7 +58,7 @@ def test_a_quick_run_times_every_contender_of_the_committed_results(name, tmp_pa
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_cells_are_those_of_the_committed_results(name):
     planned = list(BENCHMARKS[name].cells(False))
-    committed = read_result(RESULTS / f"{name}-cpu.json")["cells"]
+    committed = committed_cells(name)
 
     def told(cells):
         return sorted(json.dumps({fact: cell[fact] for fact in planned[0] if fact in committed[0]}) for cell in cells)

@@ -1,0 +1,128 @@
+"""Translating on a CPU: ours in each type, MarianMTModel's `generate`, and CTranslate2 with a converted MarianMTModel.
+
+All have random weights, the same layers and widths, and translate token ids to as many new tokens in every hypothesis.
+CTranslate2 is given the same thread count as torch; its converter takes one piece, the padding, from the vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.measurement_file import Benchmark, Names, effort
+from benchmarks.timing import time_contenders
+from benchmarks.translation import BEAMS, BOS, EOS, INPUTS, MARIAN, OURS, SHAPES, build, generation_step, padded_batch
+from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search
+
+OURS_BY_TYPE = {compute: f"{OURS} {compute}" for compute in COMPUTE}
+BEST = f"{OURS}, best type"
+CTRANSLATE2 = {compute: f"CTranslate2 {compute}" for compute in ("float32", "int8")}
+SECONDS, SLOWEST = 6.0, 3.0
+# new tokens of each hypothesis
+NEW_TOKENS = {"multi30k-like": 15, "1,024 tokens": 32, "quick": 3}
+FACTS = ("shape", "inputs", "beams", "sentences", "threads")
+
+
+def cells(quick: bool) -> Iterator[Names]:
+    """Sentences, greedily and by beams, alone and in batches; and two documents."""
+    if quick:
+        yield dict(zip(FACTS, ("quick", "quick", 2, 2, 1), strict=True))
+        return
+    shapes = ("tiny", "wide", "iwslt14")
+    for values in itertools.product(shapes, ("multi30k-like",), (1, BEAMS), (1, 16, 64), (1, 2)):
+        yield dict(zip(FACTS, values, strict=True))
+    for values in itertools.product(shapes, ("1,024 tokens",), (BEAMS,), (2,), (1, 2)):
+        yield dict(zip(FACTS, values, strict=True))
+
+
+def measure(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
+    """Milliseconds of a batch. The best of our types is the one with the least median."""
+    shape, new_tokens = SHAPES[cell["shape"]], NEW_TOKENS[cell["inputs"]]
+    lengths = INPUTS[cell["inputs"]]
+    tokens = 4 * lengths.longest * cell["sentences"]
+    batch = padded_batch(lengths, shape["vocab_size"] - 1, tokens, options.seed)
+    batch = {name: batch[name][: cell["sentences"]] for name in ("input_ids", "attention_mask")}
+    sources = [ids[real.bool()].tolist() for ids, real in zip(*batch.values(), strict=True)]
+    search = Search(cell["beams"], new_tokens, min_new_tokens=new_tokens)
+    ours = build(OURS, shape, 0.0, options.seed).eval()
+    steps: dict[str, Callable[[], Any]] = {
+        name: _our_step(FastTranslationModel(ours, compute), sources, search) for compute, name in OURS_BY_TYPE.items()
+    }
+    marian = build(MARIAN, shape, 0.0, options.seed).eval()
+    steps[MARIAN] = generation_step(marian, batch, new_tokens, "float32", cell["beams"])
+    with tempfile.TemporaryDirectory() as folder:
+        _convert(marian, Path(folder))
+        for compute, name in CTRANSLATE2.items():
+            steps[name] = _ctranslate2_step(Path(folder), compute, sources, search, cell["threads"])
+    timing = time_contenders(steps, slowest=SLOWEST, **effort(options, budget=SECONDS))
+    rivals = (MARIAN, *CTRANSLATE2.values())
+    record = timing.record(dict.fromkeys(OURS_BY_TYPE.values(), rivals))
+    best = min(record["speedups"], key=lambda name: record["times"][name]["median_ms"])
+    record["speedups"][BEST] = record["speedups"][best]
+    return {"best": best, "source_tokens": sum(map(len, sources)), "new_tokens": new_tokens, **record}
+
+
+def _our_step(model: FastTranslationModel, sources: list[list[int]], search: Search) -> Callable[[], Any]:
+    def step() -> list[list[int]]:
+        with torch.inference_mode():
+            return _checked(model.translate(sources, search), search)
+
+    return step
+
+
+def _convert(marian: Any, folder: Path) -> None:
+    """A MarianMTModel as CTranslate2 reads it, in the folder `converted`, with the names of pieces that `_pieces` gives."""
+    from ctranslate2.converters import TransformersConverter
+
+    size = marian.config.vocab_size
+    names = {**{piece: number for number, piece in enumerate(_pieces(range(size - 1)))}, "<pad>": size - 1}
+    special = {"bos_token": _piece(BOS), "eos_token": _piece(EOS), "unk_token": _piece(3), "pad_token": "<pad>"}
+    tokenizer = Tokenizer(models.WordLevel(names, unk_token=special["unk_token"]))
+    marian.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    TransformersConverter(str(folder)).convert(str(folder / "converted"))
+
+
+def _piece(number: int) -> str:
+    return f"piece{number}"
+
+
+def _pieces(ids: Any) -> list[str]:
+    return [_piece(number) for number in ids]
+
+
+def _ctranslate2_step(
+    folder: Path, compute: str, sources: list[list[int]], search: Search, threads: int
+) -> Callable[[], Any]:
+    import ctranslate2
+
+    translator = ctranslate2.Translator(
+        str(folder / "converted"), device="cpu", compute_type=compute, inter_threads=1, intra_threads=threads
+    )
+    texts = [_pieces(source) for source in sources]
+    length = {"min_decoding_length": search.min_new_tokens, "max_decoding_length": search.max_new_tokens}
+
+    def step() -> list[list[str]]:
+        found = translator.translate_batch(texts, beam_size=search.num_beams, max_input_length=0, **length)
+        return _checked([each.hypotheses[0] for each in found], search)
+
+    return step
+
+
+def _checked(translations: list[list[Any]], search: Search) -> list[list[Any]]:
+    """Raises a `RuntimeError` for translations that have not the length which makes the contenders comparable."""
+    if lengths := {len(translation) for translation in translations} - {search.max_new_tokens}:
+        raise RuntimeError(f"translations of {lengths} tokens, not {search.max_new_tokens}")
+    return translations
+
+
+SETTINGS = {"budget": SECONDS, "slowest": SLOWEST, "shapes": SHAPES, "new_tokens": NEW_TOKENS}
+BENCHMARK = Benchmark("translating", cells, measure, SETTINGS)
