@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import datasets
 from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.recipe import Recipe
-from reluformer.training.data.corpus import CorpusReport, has_split, load_split
-from reluformer.training.data.documents import PackingReport, pack_split
+from reluformer.training.data.corpus import has_split, load_split
+from reluformer.training.data.documents import pack_split
 from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.moses import MosesStep
 from reluformer.training.run.model_building import build_config, run_tokenizer
@@ -42,59 +41,36 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     Raises:
         UserError: files that cannot be used, a split with no pair left, or sources of an evaluated split that are too long.
     """
-    learned = [split for split in ("train", "validation") if has_split(recipe.data, split)]
+    data = recipe.data
+    learned = [split for split in ("train", "validation") if has_split(data, split)]
     # What is evaluated when training is over is read now: its faults are found before the first update.
     splits = [*learned, *(split for split in recipe.evaluation.splits if split not in learned)]
-    pairs, reports = {}, []
+    pairs, encoded, reports, packings = {}, {}, [], []
     for split in splits:
-        pairs[split], report = load_split(recipe.data, split)
-        _tell(report, reports)
+        pairs[split], report = load_split(data, split)
+        reports.append(report)
+        say(report.summary())
     tokenizer = run_tokenizer(recipe, lambda: train_recipe_tokenizer(recipe, pairs["train"]), resume_from)
-    encoded, packed = {}, []
-    for split in splits if recipe.data.packing else learned:
+    positions = build_config(recipe, tokenizer).max_position_embeddings
+    for split in splits if data.packing else learned:
         # The other processes find in the cache what the first one has encoded.
         with recipe.training.main_process_first(desc="token ids"):
-            if recipe.data.packing is None:
-                encoded[split], report = _encode(recipe, split, pairs[split], tokenizer)
-                _tell(report, reports)
+            if data.packing:
+                packed = pack_split(data, split, pairs[split], tokenizer, positions=positions)
+                pairs[split], encoded[split], report = packed.pairs, packed.encoded, packed.report
             else:
-                pairs[split], encoded[split], report = _pack(recipe, split, pairs[split], tokenizer)
-                _tell(report, packed)
-    for split in recipe.evaluation.splits:
-        _check_sources(recipe, split, pairs[split], tokenizer)
-    for name, told in (("corpus_report.json", reports), ("packing_report.json", packed)):
-        if told and recipe.training.should_save:
-            write_json(recipe.run_folder / name, [dataclasses.asdict(report) for report in told])
+                options = {"max_length": data.max_length, "name": f"{split} tokens", "workers": data.workers}
+                encoded[split], report = encode_pairs(pairs[split], tokenizer, **options)
+            (packings if data.packing else reports).append(report)
+            say(report.summary())
+    if recipe.evaluation.long_sources == "error":  # refuses now what translating would refuse when training is over
+        encoder = SourceEncoder(tokenizer, positions, "error", MosesStep.from_tokenizer(tokenizer))
+        for split in recipe.evaluation.splits:
+            encoder.encode(list(pairs[split]["source"]), f"{split} split")
+    for name, found in (("corpus_report.json", reports), ("packing_report.json", packings)):
+        if found and recipe.training.should_save:
+            write_json(recipe.run_folder / name, [dataclasses.asdict(report) for report in found])
     return PreparedCorpus(tokenizer, pairs, encoded)
-
-
-def _tell(report: CorpusReport | PackingReport, reports: list[Any]) -> None:
-    say(report.summary())
-    reports.append(report)
-
-
-def _encode(
-    recipe: Recipe, split: str, pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase
-) -> tuple[datasets.Dataset, CorpusReport]:
-    data = recipe.data
-    return encode_pairs(pairs, tokenizer, max_length=data.max_length, name=f"{split} tokens", workers=data.workers)
-
-
-def _pack(
-    recipe: Recipe, split: str, pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase
-) -> tuple[datasets.Dataset, datasets.Dataset, PackingReport]:
-    positions = build_config(recipe, tokenizer).max_position_embeddings
-    packed = pack_split(recipe.data, split, pairs, tokenizer, positions=positions)
-    return packed.pairs, packed.encoded, packed.report
-
-
-def _check_sources(recipe: Recipe, split: str, pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses now what translating the split would refuse when training is over."""
-    if recipe.evaluation.long_sources != "error":
-        return  # the translation names the sources that it shortens
-    positions = build_config(recipe, tokenizer).max_position_embeddings
-    encoder = SourceEncoder(tokenizer, positions, "error", MosesStep.from_tokenizer(tokenizer))
-    encoder.encode(list(pairs["source"]), f"{split} split")
 
 
 def train_recipe_tokenizer(recipe: Recipe, pairs: datasets.Dataset) -> PreTrainedTokenizerBase:
