@@ -156,7 +156,7 @@ def _read_pairs(name: str, options: AnalysisOptions) -> Subject:
     if "document" in lines.column_names:
         documents = _pack(lines, tokenizer, max_length, positions)
         encoded, report = documents.encoded, documents.report
-        counts = {"documents": report.documents, "packed_documents": report.packed, "sentences": report.sentences}
+        counts = {"documents": report.documents, "packed_documents": report.packed, "sentences": report.kept}
         facts |= counts | {"max_length": report.max_tokens}
     else:
         encoded, report = encode_pairs(lines, tokenizer, max_length=positions or sys.maxsize, name="text")

@@ -111,8 +111,8 @@ class PackingConfig:
     """Packing of consecutive sentences of one document, in all splits: greedily, while both sides stay within
     `data.max_length` tokens, `</s>` included.
 
-    A sentence that alone is longer: `error` refuses the corpus, `skip` leaves the sentence out, `keep` makes it a packed
-    document of its own, for which `model.max_position_embeddings` must have room. It is counted and reported.
+    A sentence that alone is longer: `skip` leaves it out, `keep` makes it a packed document of its own, for which
+    `model.max_position_embeddings` must have room. It is counted and reported.
 
     Args:
         too_long: what becomes of such a sentence of the training split.
@@ -120,8 +120,8 @@ class PackingConfig:
             scores over original documents.
     """
 
-    too_long: Literal["error", "skip", "keep"] = "skip"
-    too_long_evaluated: Literal["error", "skip", "keep"] = "keep"
+    too_long: Literal["skip", "keep"] = "skip"
+    too_long_evaluated: Literal["skip", "keep"] = "keep"
 
 
 @dataclass(kw_only=True)

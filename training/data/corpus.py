@@ -6,10 +6,11 @@ Raw text stays raw here; normalisation is the tokenizer's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from reluformer.configuration.splits import SPLITS
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.data.readers import (
     Row,
-    content_hash,
     is_unicode,
     refuse_table,
     table_rows,
@@ -32,17 +32,13 @@ from reluformer.training.data.readers import (
 from reluformer.training.run.redaction import without_secrets
 
 # Part of every key of the cache: raise it where the same files are read in another way than before.
-READING_VERSION = 1
+READING_VERSION = 2
 # Rows of a table that tell which columns there are.
-_FIRST_RECORDS = 1_000
+_FIRST_ROWS = 1_000
 _MOST_NAMED = 20
 _FEATURES = datasets.Features(
     {name: datasets.Value("string") for name in ("source", "target", "document", "problem", "place")}
 )
-
-
-class CorpusNotFound(UserError):
-    """A file that does not exist, or a data set that cannot be reached."""
 
 
 @dataclass
@@ -58,25 +54,34 @@ class CorpusReport:
     skipped: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
 
+    def count(self, rows: datasets.Dataset, place: Callable[[int], str]) -> np.ndarray:
+        """Counts rows, and returns which are good: those whose column "problem" is null (rows,).
+
+        `place` says what to call a row, by its number from 0.
+        """
+        problems = rows.data.column("problem")
+        good = np.asarray(problems.is_null())
+        self.read, self.kept = len(rows), int(good.sum())
+        for row in np.flatnonzero(~good).tolist():
+            reason = problems[row].as_py()
+            self.skipped[reason] = self.skipped.get(reason, 0) + 1
+            self.first.setdefault(reason, place(row))
+        return good
+
+    def skips(self) -> str:
+        """What was skipped, as the end of a line; "" for nothing."""
+        reasons = [f"{count:,} × {reason} (first: {self.first[reason]})" for reason, count in self.skipped.items()]
+        return f"; skipped {'; '.join(reasons)}" if reasons else ""
+
     def summary(self) -> str:
         """One line for a log or an error message."""
-        line = f"{self.name}: {self.kept:,} of {self.read:,} pairs kept"
-        reasons = [f"{count:,} × {reason} (first: {self.first[reason]})" for reason, count in self.skipped.items()]
-        return f"{line}; skipped {'; '.join(reasons)}" if reasons else line
+        return f"{self.name}: {self.kept:,} of {self.read:,} pairs kept{self.skips()}"
 
 
 def keep_good(rows: datasets.Dataset, name: str, place: Callable[[int], str]) -> tuple[datasets.Dataset, CorpusReport]:
-    """The rows whose column "problem" is null, and what was counted; `UserError` where none is left.
-
-    `place` says what to call a row, by its number from 0.
-    """
-    problems = rows.data.column("problem")
-    good = np.asarray(problems.is_null())
-    report = CorpusReport(name, read=len(rows), kept=int(good.sum()))
-    for row in np.flatnonzero(~good).tolist():
-        reason = problems[row].as_py()
-        report.skipped[reason] = report.skipped.get(reason, 0) + 1
-        report.first.setdefault(reason, place(row))
+    """The rows without a problem, and what was counted, see `CorpusReport.count`; `UserError` where none is left."""
+    report = CorpusReport(name)
+    good = report.count(rows, place)
     if not report.kept:
         raise UserError(f"empty corpus: {report.summary()}; expected at least one usable pair")
     rows = rows.remove_columns("problem")
@@ -114,7 +119,7 @@ def load_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusRe
         )
     try:
         return _read_split(data, split)
-    except CorpusNotFound as error:
+    except UserError as error:
         if data.homepage is None:
             raise
         raise UserError(f"{error}; the corpus is available at {data.homepage}") from error
@@ -127,7 +132,7 @@ def _read_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusR
     if data.dataset is not None:
         return _read_dataset(data.dataset, getattr(data.dataset, split), _wanted_columns(data, data.dataset))
     if data.tables is not None:
-        files = tuple(_existing_file(path, split) for path in data.tables.paths(split))
+        files = [_existing_file(path, split) for path in data.tables.paths(split)]
         rows = partial(_table_rows, files, _wanted_columns(data, data.tables), data.tables.delimiter)
         return _read(rows, split, files)
     files: ParallelFiles = getattr(data, split)
@@ -157,56 +162,53 @@ def read_parallel_files(
         The columns "source" and "target", with `documents` "document" too, and the report.
 
     Raises:
-        CorpusNotFound: a missing file.
-        UserError: a file that cannot be read, a table or text in UTF-16; different numbers of lines; no pair left; a document
-            that begins twice, or that `only` names and does not exist.
+        UserError: a file that is missing or cannot be read, a table or text in UTF-16; different numbers of lines; no pair left;
+            a document that begins twice, or that `only` names and does not exist.
     """
     given = {"source": source, "target": target, "document": documents}
     paths = {side: _existing_file(path, name) for side, path in given.items() if path is not None}
     for path in paths.values():
         refuse_table(path, "give a table as data.tables, or rename the file if it is plain text")
-    rows = partial(_parallel_rows, tuple(paths.items()), name, None if only is None else tuple(only))
-    return _read(rows, name, paths.values())
+    return _read(partial(_parallel_rows, paths, name, only), name, paths.values())
 
 
-def _parallel_rows(paths: tuple[tuple[str, Path], ...], name: str, only: tuple[str, ...] | None) -> Iterator[Row]:
-    counts = [0] * len(paths)
-    sides, missing = [side for side, _ in paths], set(only or ())
-    for number, lines in enumerate(zip_longest(*(text_lines(path) for _, path in paths)), 1):
+def _parallel_rows(paths: dict[str, Path], name: str, only: Sequence[str] | None) -> Iterator[Row]:
+    counts, missing = [0] * len(paths), set(only or ())
+    for number, lines in enumerate(zip_longest(*map(text_lines, paths.values())), 1):
         counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
         if None in lines:
             continue  # the error below names the true counts
-        record = dict(zip(sides, map(without_line_end, lines), strict=True))
+        record = dict(zip(paths, map(without_line_end, lines), strict=True))
         if "document" in record:
             record["document"] = record["document"].strip()
             missing.discard(record["document"])
         left_out = only is not None and record["document"] not in only
         yield f"line {number:,}", "of a document that `only` does not name" if left_out else record
     if len(set(counts)) > 1:
-        found = " and ".join(f"{count:,} in {path}" for count, (_, path) in zip(counts, paths, strict=True))
+        found = " and ".join(f"{count:,} in {path}" for count, path in zip(counts, paths.values(), strict=True))
         raise UserError(
             f"{name}: parallel files must have the same number of lines, found {found}; give the files of one aligned corpus"
         )
     if missing:
-        raise UserError(f"data.{name}.only: no document {min(missing)!r} in {dict(paths)['document']}")
+        raise UserError(f"data.{name}.only: no document {min(missing)!r} in {paths['document']}")
 
 
-def _table_rows(paths: tuple[Path, ...], wanted: _Wanted, delimiter: str | None) -> Iterator[Row]:
+def _table_rows(paths: list[Path], wanted: _Wanted, delimiter: str | None) -> Iterator[Row]:
     """The rows of tables one after the other."""
     for path in paths:
         rows = table_rows(path, delimiter)
-        head = list(islice(rows, _FIRST_RECORDS))
-        known = dict.fromkeys(name for _, row in head if isinstance(row, dict) for name in _columns_inside(row))
+        head = list(islice(rows, _FIRST_ROWS))
+        known = dict.fromkeys(name for _, row in head if isinstance(row, dict) for name in row)
         chosen = _choose_columns(list(known), wanted, path, "data.tables")
         for place, row in chain(head, rows):
             yield place, row if isinstance(row, str) else _values(row, chosen)
 
 
 def _read_dataset(given: DatasetConfig, split: str, wanted: _Wanted) -> tuple[datasets.Dataset, CorpusReport]:
-    loaded = _load_set(given, split)
+    loaded = _load_set(given, split).flatten()
     label = without_secrets(" ".join(part for part in (given.path, given.name, split) if part))
-    chosen = _choose_columns(_columns_inside(_fields(loaded.features)), wanted, label, "data.dataset")
-    return _read(partial(_set_rows, loaded, chosen), label, ())
+    chosen = _choose_columns(loaded.column_names, wanted, label, "data.dataset")
+    return _read(partial(_set_rows, loaded.select_columns(list(chosen.values())), chosen), label, ())
 
 
 def _set_rows(loaded: datasets.Dataset, chosen: dict[str, str]) -> Iterator[Row]:
@@ -214,31 +216,19 @@ def _set_rows(loaded: datasets.Dataset, chosen: dict[str, str]) -> Iterator[Row]
         yield f"row {number}", _values(row, chosen)
 
 
-def _fields(features: Any) -> Any:
-    """By column, the mapping of its fields, or None for a column that has none."""
-    if isinstance(features, datasets.Translation):
-        return dict.fromkeys(features.languages)
-    return {name: _fields(inside) for name, inside in features.items()} if isinstance(features, dict) else None
-
-
 def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
     """A split of a set of the Hub, of a folder of data files, or of a folder written by `save_to_disk`."""
     local = Path(given.path).expanduser()
-    if (local / "dataset_dict.json").exists() or (local / "state.json").exists():
-        saved = datasets.load_from_disk(str(local))
-        by_split = {str(saved.split or split): saved} if isinstance(saved, datasets.Dataset) else saved
-        if split not in by_split:
-            raise UserError(f"{local}: no split {split!r}; there are: {', '.join(by_split)}")
-        return by_split[split]
     if local.is_file():
         raise UserError(f"data.dataset.path: {given.path!r} is a file; give a table as data.tables.train")
     try:
+        if (local / "dataset_dict.json").exists():
+            return datasets.load_from_disk(str(local / split))
         return datasets.load_dataset(given.path, given.name, split=split, revision=given.revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = one_line(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}")
         fault = f"data set {given.path!r} (name {given.name!r}, split {split!r}) cannot be loaded: {reason}"
-        kind = CorpusNotFound if isinstance(error, (FileNotFoundError, ConnectionError)) else UserError
-        raise kind(without_secrets(fault)) from error
+        raise UserError(without_secrets(fault)) from error
 
 
 # By side ("source", "target", perhaps "document"), the columns that may hold it.
@@ -255,11 +245,7 @@ def _wanted_columns(data: DataConfig, given: TablesConfig | DatasetConfig) -> _W
 
 
 def _choose_columns(known: Sequence[str], wanted: _Wanted, label: object, section: str) -> dict[str, str]:
-    """The column of each side; `known` are all, with those inside others as `outer.inner`.
-
-    Raises:
-        UserError: one of them does not exist, with those that do; source and target are the same.
-    """
+    """The column of each side; raises `UserError`, with those that exist, where it does not, or where it is that of both."""
     chosen = {}
     for side, candidates in wanted.items():
         found = [name for name in candidates if name in known]
@@ -279,34 +265,17 @@ def _choose_columns(known: Sequence[str], wanted: _Wanted, label: object, sectio
     return chosen
 
 
-def _columns_inside(record: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The names of all columns, those inside others as `outer.inner`."""
-    names = []
-    for name, inside in record.items():
-        names += _columns_inside(inside, f"{prefix}{name}.") if isinstance(inside, Mapping) else [f"{prefix}{name}"]
-    return names
-
-
-def _values(record: Mapping[str, Any], chosen: dict[str, str]) -> dict[str, Any]:
-    """By side, the value of its column, or of a field of one (`translation.de`); None where there is none."""
-    values = {side: _value(record, name) for side, name in chosen.items()}
+def _values(record: dict[str, Any], chosen: dict[str, str]) -> dict[str, Any]:
+    """By side, the value of its column; None where there is none."""
+    values = {side: record.get(name) for side, name in chosen.items()}
     if "document" in values:  # may be a number
         values["document"] = "" if values["document"] is None else str(values["document"]).strip()
     return values
 
 
-def _value(record: Mapping[str, Any], name: str) -> Any:
-    if name in record:
-        return record[name]
-    value: Any = record
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
 def _read(rows: Callable[[], Iterator[Row]], name: str, files: Iterable[Path]) -> tuple[datasets.Dataset, CorpusReport]:
-    """The good pairs of `rows`, from the cache of `datasets` unless `rows` or the content of a file is new."""
-    key = (READING_VERSION, *(content_hash(path) for path in dict.fromkeys(files)))
+    """The good pairs of `rows`, from the cache of `datasets` unless `rows` or a file is new."""
+    key = (READING_VERSION, *((path.stat().st_size, path.stat().st_mtime_ns) for path in files))
     given = {"rows": rows, "name": name, "key": key}
     try:
         read = datasets.Dataset.from_generator(_judged_rows, features=_FEATURES, gen_kwargs=given)
@@ -350,22 +319,16 @@ def _problem(record: dict[str, Any]) -> str | None:
 
 def _check_order(pairs: datasets.Dataset, name: str) -> None:
     """Raises `UserError` where the pairs of one document do not stand together."""
-    first: dict[str, int] = {}
-    last = None
-    for row, document in enumerate(pairs["document"]):
-        if document != last and document in first:
-            raise UserError(
-                f"{name}: document {document!r} begins again after {last!r} at pair {row:,}, first at {first[document]:,}; "
-                "the sentences of one document must stand together"
-            )
-        first.setdefault(document, row)
-        last = document
+    runs = Counter(document for document, _ in groupby(pairs["document"]))
+    if scattered := [document for document, count in runs.items() if count > 1]:
+        raise UserError(
+            f"{name}: the sentences of document {scattered[0]!r} do not stand together; sort the corpus by document, or give "
+            "each document a name of its own"
+        )
 
 
 def _existing_file(path: str | Path, name: str) -> Path:
     path = Path(path).expanduser()
-    if not path.exists():
-        raise CorpusNotFound(f"{name}: file not found: {path}")
-    if path.is_dir():
-        raise UserError(f"{name}: expected a file, found a folder: {path}")
+    if not path.is_file():
+        raise UserError(f"{name}: {'expected a file, found' if path.exists() else 'file not found'}: {path}")
     return path

@@ -9,17 +9,16 @@ The paper scores packed documents. Those of two L are different texts, so such f
 compared. `PackedDocuments.references` is the unit for that: the whole original document, in which the packed documents
 of every L nest, with all its sentences, those too that were left out of packing.
 
-Packing keeps the corpus in memory, in every process: its token ids as 32-bit numbers and, for a while, one side of its text
-as Python strings. Corpora of single sentences may be larger: they are not packed, and stay on disk.
+Packing keeps the corpus in memory, in every process; corpora of single sentences stay on disk.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import datasets
 import numpy as np
@@ -28,56 +27,41 @@ from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig
+from reluformer.training.data.corpus import CorpusReport
 from reluformer.training.data.encoding import ENCODED_FEATURES, encode_rows, token_ids, token_lengths
 from reluformer.training.data.moses import MosesStep
 
-TooLong = Literal["error", "skip", "keep"]
 # How many packed documents are tokenised whole, to see that their sentences' tokens are what is found there.
 CHECKED_TEXTS = 20
 COLUMNS = {"source": "input_ids", "target": "labels"}
 
 
 @dataclass
-class PackingReport:
-    """What became of the sentences of one corpus: `read == sentences + sum(skipped.values())`."""
+class PackingReport(CorpusReport):
+    """What became of the sentences of one corpus: `read == kept + sum(skipped.values())`.
 
-    name: str
-    max_tokens: int  # L, `</s>` included
-    documents: int = 0  # original ones
-    read: int = 0  # sentences
-    sentences: int = 0  # that are in packed documents
-    packed: int = 0  # packed documents
-    sentences_per_packed: float = 0.0
-    source_tokens: int = 0  # of all packed documents, each with its `</s>`
+    `max_tokens` is L. `documents` are the original ones, `packed` counts the packed ones, whose tokens are counted with their
+    `</s>`; `kept_too_long` of them are one sentence that alone is longer than L on a side.
+    """
+
+    max_tokens: int = 0
+    documents: int = 0
+    packed: int = 0
+    source_tokens: int = 0
     target_tokens: int = 0
-    longest_source: int = 0
-    longest_target: int = 0
-    too_long: int = 0  # sentences that alone are longer than L on a side
-    kept_too_long: int = 0  # those of them that are packed documents of their own
-    skipped: dict[str, int] = field(default_factory=dict)  # sentences, by reason
-    first: dict[str, str] = field(default_factory=dict)  # place of the first sentence of each reason
-
-    def count(self, pairs: datasets.Dataset, encoded: datasets.Dataset) -> None:
-        """Fills in the packed documents: their texts and their tokens."""
-        self.packed, self.sentences = len(pairs), sum(pairs["sentences"])
-        self.sentences_per_packed = self.sentences / self.packed
-        for side, column in COLUMNS.items():
-            tokens = token_lengths(encoded, column)
-            setattr(self, f"{side}_tokens", int(tokens.sum()))
-            setattr(self, f"longest_{side}", int(tokens.max()))
+    kept_too_long: int = 0
 
     def summary(self) -> str:
         """One line for a log or an error message."""
-        parts = [
-            f"{self.name}: {self.sentences:,} of {self.read:,} sentences of {self.documents:,} documents in "
-            f"{self.packed:,} packed documents of at most {self.max_tokens:,} tokens, {self.sentences_per_packed:.1f} "
-            f"sentences each; {self.source_tokens:,} source and {self.target_tokens:,} target tokens, longest "
-            f"{self.longest_source:,} and {self.longest_target:,}"
-        ]
-        if self.kept_too_long:
-            parts.append(f"kept alone: {self.kept_too_long:,} × longer than {self.max_tokens} tokens")
-        reasons = [f"{count:,} × {reason} (first: {self.first[reason]})" for reason, count in self.skipped.items()]
-        return "; ".join([*parts, f"skipped {'; '.join(reasons)}"] if reasons else parts)
+        line = (
+            f"{self.name}: {self.kept:,} of {self.read:,} sentences of {self.documents:,} documents in {self.packed:,} packed "
+            f"documents of at most {self.max_tokens:,} tokens; {self.source_tokens:,} source and {self.target_tokens:,} target "
+            "tokens"
+        )
+        alone = f"; kept alone: {self.kept_too_long:,} × longer than {self.max_tokens} tokens" * bool(
+            self.kept_too_long
+        )
+        return f"{line}{alone}{self.skips()}"
 
 
 @dataclass(frozen=True)
@@ -143,7 +127,7 @@ def pack_documents(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_tokens: int,
-    too_long: TooLong,
+    too_long: Literal["skip", "keep"],
     name: str,
     positions: int | None = None,
     workers: int | None = None,
@@ -162,8 +146,8 @@ def pack_documents(
         workers: processes that tokenise, as of `encode_pairs`.
 
     Raises:
-        UserError: no "document" column; a sentence too long, by "error" or for `positions`; a tokenizer with a Moses
-            step, or one that splits a sentence in another way when a sentence stands before it; nothing left.
+        UserError: no "document" column; a kept sentence too long for `positions`; a tokenizer with a Moses step, or one that
+            splits a sentence in another way when a sentence stands before it; nothing left.
     """
     if "document" not in sentences.column_names:
         raise UserError(f"{name}: the pairs have no column 'document', so it is not known which belong together")
@@ -172,19 +156,23 @@ def pack_documents(
             "documents: the tokenizer has a Moses step, which splits a full stop at the end of a text only, so that joined "
             "sentences are other tokens than single ones; tokenise the corpus beforehand, or set tokenizer.moses to false"
         )
-    rows = encode_rows(sentences, tokenizer, max_length=sys.maxsize, name=name, workers=workers)
-    lengths = {side: token_lengths(rows, column) - 1 for side, column in COLUMNS.items()}
+    most = max_tokens if too_long == "skip" else sys.maxsize
+    rows = encode_rows(sentences, tokenizer, max_length=most, name=name, workers=workers)
     documents = sentences["document"][:]
-    report = PackingReport(name, max_tokens, documents=len(set(documents)), read=len(documents))
-    left_out = _left_out(lengths, documents, report, too_long, positions)
-    counts = (lengths[side].tolist() for side in COLUMNS)
-    spans = greedy_spans(*counts, documents, left_out.tolist(), max_tokens=max_tokens)
+    report = PackingReport(name, len(documents), max_tokens=max_tokens, documents=len(set(documents)))
+    good = report.count(rows, lambda row: f"pair {row} of document {documents[row]}")
+    lengths = [token_lengths(rows, column) for column in COLUMNS.values()]
+    _check_kept(np.maximum(*lengths), documents, report, positions)
+    counts = ((side - 1).tolist() for side in lengths)
+    spans = greedy_spans(*counts, documents, (~good).tolist(), max_tokens=max_tokens)
     if not spans:
         raise UserError(f"{name}: nothing to pack: {report.summary()}; raise the limit or give longer documents")
     pairs = _packed_pairs(sentences, spans)
-    encoded = _encoded(*(_joined_ids(rows, column, spans) for column in COLUMNS.values()))
+    columns = {column: _joined_ids(rows, column, spans) for column in COLUMNS.values()}
+    encoded = datasets.Dataset.from_dict(columns, features=ENCODED_FEATURES)
     _check_joined(pairs, encoded, tokenizer, name)
-    report.count(pairs, encoded)
+    report.packed = len(pairs)
+    report.source_tokens, report.target_tokens = (int(token_lengths(encoded, name).sum()) for name in columns)
     return PackedDocuments(pairs, encoded, sentences, report)
 
 
@@ -208,61 +196,32 @@ def pack_split(
     )
 
 
-def _left_out(
-    lengths: dict[str, np.ndarray],
-    documents: list[str],
-    report: PackingReport,
-    too_long: TooLong,
-    positions: int | None,
-) -> np.ndarray:
-    """Whether each sentence is left out (sentences,); those left out and those too long are counted, or refused."""
-
-    def place(mask: np.ndarray) -> str:
-        index = int(mask.argmax())
-        return f"pair {index} of document {documents[index]} with {longest[index]:,} tokens"
-
-    limit, name = report.max_tokens, report.name
-    longest = np.maximum(lengths["source"], lengths["target"]) + 1
-    empty = np.minimum(lengths["source"], lengths["target"]) <= 0
-    long = longest > limit
-    report.too_long = int(long.sum())
-    if report.too_long and too_long == "error":
+def _check_kept(longest: np.ndarray, documents: list[str], report: PackingReport, positions: int | None) -> None:
+    """Counts the sentences that alone are too long, and raises `UserError` for one that the model has no positions for."""
+    report.kept_too_long = int((longest > report.max_tokens).sum())
+    row = int(longest.argmax())
+    if report.kept_too_long and positions is not None and longest[row] > positions:
         raise UserError(
-            f"{name}: {report.too_long:,} sentences alone are longer than {limit} tokens (first: {place(long)}); raise the "
-            "limit, or choose skip or keep"
+            f"{report.name}: pair {row} of document {documents[row]} with {longest[row]:,} tokens is to be kept, but the model "
+            f"has {positions} positions; raise model.max_position_embeddings, or choose skip"
         )
-    if report.too_long and too_long == "keep":
-        report.kept_too_long = report.too_long
-        if positions is not None and longest.max() > positions:
-            raise UserError(
-                f"{name}: {place(longest)} is to be kept, but the model has {positions} positions; raise "
-                "model.max_position_embeddings, or choose skip"
-            )
-    reasons = {"without any token": empty}
-    if too_long == "skip":
-        reasons[f"longer than {limit} tokens"] = long
-    for reason, mask in reasons.items():
-        if mask.any():
-            report.skipped[reason], report.first[reason] = int(mask.sum()), place(mask)
-    return np.any(list(reasons.values()), axis=0)
 
 
 def _joined_ids(rows: datasets.Dataset, column: str, spans: list[tuple[int, int]]) -> pa.ListArray:
-    """The ids of each range of sentences as one list; all sentences but the last of a range lose their `</s>`."""
-    lists = rows.data.column(column).combine_chunks()
-    lengths = np.asarray(lists.value_lengths())
-    span_of, is_inner = np.full(len(lists), -1), np.ones(len(lists), dtype=bool)
-    for number, (start, stop) in enumerate(spans):
-        span_of[start:stop] = number
-        is_inner[stop - 1] = False
-    kept = np.repeat(span_of, lengths)
-    kept[np.cumsum(lengths)[is_inner & (lengths > 0)] - 1] = -1
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(kept[kept >= 0], minlength=len(spans)))))
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), lists.flatten().filter(pa.array(kept >= 0)))
+    """The ids of each range of sentences as one list; all sentences but the last of a range lose their `</s>`.
+
+    Sentences in no range have no ids.
+    """
+    ids = rows.data.column(column).combine_chunks()
+    ends = np.cumsum(np.asarray(ids.value_lengths()))
+    inner = np.asarray([row for start, stop in spans for row in range(start, stop - 1)], dtype=np.int64)
+    values = np.delete(ids.flatten().to_numpy(), ends[inner] - 1)
+    stops = ends[[stop - 1 for _, stop in spans]] - np.cumsum([stop - start - 1 for start, stop in spans])
+    return pa.ListArray.from_arrays(pa.array([0, *stops], pa.int32()), pa.array(values))
 
 
 def _packed_pairs(sentences: datasets.Dataset, spans: list[tuple[int, int]]) -> datasets.Dataset:
-    columns: dict[str, list[Any]] = {}
+    columns: dict[str, list[str] | list[int]] = {}
     for side in COLUMNS:
         texts = sentences[side][:]
         columns[side] = [" ".join(texts[start:stop]) for start, stop in spans]
@@ -273,22 +232,14 @@ def _packed_pairs(sentences: datasets.Dataset, spans: list[tuple[int, int]]) -> 
     return datasets.Dataset.from_dict(columns)
 
 
-def _encoded(source: pa.ListArray, target: pa.ListArray) -> datasets.Dataset:
-    """The columns of `encode_pairs`."""
-    mask = pa.ListArray.from_arrays(source.offsets, pa.array(np.ones(len(source.values), dtype=np.int8)))
-    table = pa.table({"input_ids": source, "attention_mask": mask, "labels": target})
-    return datasets.Dataset(datasets.table.InMemoryTable(table), info=datasets.DatasetInfo(features=ENCODED_FEATURES))
-
-
 def _check_joined(
     pairs: datasets.Dataset, encoded: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
     """The first texts, tokenised whole as in translation, must give the ids that are trained on."""
     whole = token_ids(tokenizer, pairs[:CHECKED_TEXTS])
     for (side, column), expected in zip(COLUMNS.items(), whole, strict=True):
-        for index, (ids, found) in enumerate(zip(expected, encoded[column][:CHECKED_TEXTS], strict=True)):
-            if ids != found:
-                raise UserError(
-                    f"{name}: the {side} tokens of packed document {index} are not those of its sentences one after the "
-                    "other; packing needs a tokenizer that splits a sentence alike wherever it stands"
-                )
+        if expected != encoded[column][:CHECKED_TEXTS]:
+            raise UserError(
+                f"{name}: the {side} tokens of packed documents are not those of their sentences one after the other; packing "
+                "needs a tokenizer that splits a sentence alike wherever it stands"
+            )

@@ -20,14 +20,8 @@ from reluformer.training.data.corpus import CorpusReport, keep_good
 from reluformer.training.data.moses import MosesStep
 
 # Part of every key of the cache: raise it where the same pairs are encoded in another way than before.
-ENCODING_VERSION = 1
-ENCODED_FEATURES = datasets.Features(
-    {
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "attention_mask": datasets.List(datasets.Value("int8")),
-        "labels": datasets.List(datasets.Value("int32")),
-    }
-)
+ENCODING_VERSION = 2
+ENCODED_FEATURES = datasets.Features({name: datasets.List(datasets.Value("int32")) for name in ("input_ids", "labels")})
 # Fewer pairs are encoded by this process alone, with the tokenizer's own threads: starting others takes longer.
 PAIRS_FOR_WORKERS = 200_000
 MOST_WORKERS = 8  # by default
@@ -41,7 +35,7 @@ def encode_pairs(
     name: str,
     workers: int | None = None,
 ) -> tuple[datasets.Dataset, CorpusReport]:
-    """Token ids of raw pairs, columns "input_ids", "attention_mask", "labels"; source and labels both end in `</s>`.
+    """Token ids of raw pairs, columns "input_ids" and "labels"; both end in `</s>`.
 
     The tokenizer's Moses step, if it has one, is applied here. A pair is skipped and counted (with its number in
     `pairs`, from 0) if either side has more than `max_length` tokens, `</s>` included, or none but `</s>`; nothing is
@@ -116,11 +110,11 @@ class _Encoder:
 
     def __call__(self, batch: dict[str, list[str]]) -> dict[str, list[Any]]:
         inputs, labels = token_ids(self.tokenizer, batch)
-        problems = [self._problem(*lengths) for lengths in zip(map(len, inputs), map(len, labels), strict=True)]
-        good = [problem is None for problem in problems]
-        inputs, labels = ([ids * keep for ids, keep in zip(side, good, strict=True)] for side in (inputs, labels))
-        masks = [[1] * len(ids) for ids in inputs]
-        return {"input_ids": inputs, "attention_mask": masks, "labels": labels, "problem": problems}
+        problems = [self._problem(len(source), len(target)) for source, target in zip(inputs, labels, strict=True)]
+        for row, problem in enumerate(problems):
+            if problem is not None:
+                inputs[row], labels[row] = [], []
+        return {"input_ids": inputs, "labels": labels, "problem": problems}
 
     def _problem(self, source_tokens: int, target_tokens: int) -> str | None:
         if max(source_tokens, target_tokens) > self.max_length:

@@ -1,7 +1,6 @@
 """Every split is checked before the first update; what encoding skips there is neither evaluated nor translated."""
 
 import json
-import logging
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +8,12 @@ from transformers import Seq2SeqTrainingArguments
 
 from reluformer.analysis import attention_maps
 from reluformer.commands.train import _draw_attention
-from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, ParallelFiles, Recipe
 from reluformer.configuration.recipe_parser import parse_recipe
-from reluformer.training import train as training_module
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.scoring.evaluation import ValidationTranslation, read_translations
-from reluformer.training.train import FinishedRun
+from reluformer.training.data.preparation import prepare_corpus
+from reluformer.training.train import FinishedRun, _translation_scorer
 
 from ...conftest import demo_tokenizer
 
@@ -45,34 +42,20 @@ def arguments(recipe_file, tmp_path):
     ],
     ids=["too long", "missing", "validation is evaluated too"],
 )
-def test_faults_of_an_evaluated_split_are_found_before_the_first_update(arguments, change, message, monkeypatch):
-    monkeypatch.setattr(training_module, "_trainer", lambda *_: pytest.fail("training began"))
+def test_faults_of_an_evaluated_split_are_found_before_the_first_update(arguments, change, message):
     with pytest.raises(UserError, match=message):
-        train(parse_recipe([*arguments, *change]))
+        prepare_corpus(parse_recipe([*arguments, *change]))
 
 
-def test_what_encoding_skips_is_not_translated_in_validation(arguments, monkeypatch, caplog, capsys):
-    translated = []
-    score = ValidationTranslation.__call__
-
-    def recording(self, *args, **kwargs):
-        translated.append((self.sources, self.references))
-        return score(self, *args, **kwargs)
-
-    monkeypatch.setattr(ValidationTranslation, "__call__", recording)
-    with caplog.at_level(logging.WARNING):
-        folder = train(parse_recipe([*arguments, "--evaluation.long_sources", "split"]))
+def test_what_encoding_skips_is_not_translated_in_validation(arguments):
+    recipe = parse_recipe([*arguments, "--evaluation.long_sources", "split"])
+    corpus = prepare_corpus(recipe)
+    scorer = _translation_scorer(recipe, corpus)
     expected = demo_pairs(5, split="validation", seed=0)[:3]
-    assert len(translated) == 2 and translated[0] == (expected["source"], expected["target"])
-    reports = {row["name"]: row for row in json.loads((folder / "corpus_report.json").read_text(encoding="utf-8"))}
-    assert reports["validation tokens"]["skipped"] == {"longer than 64 tokens": 1}
-    assert reports["test"]["kept"] == 5
-    printed = capsys.readouterr()
-    assert f"{printed.out}{printed.err}{caplog.text}".count("validation tokens: ") == 1
-    evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
-    assert evaluation["shortened_sources"] == [1] and "; they are split" in caplog.text
-    assert len(read_translations(folder / "translations.test.tsv")) == evaluation["sentences"] == 5
-    assert (folder / "attention_map.png").is_file()
+    assert (scorer.sources, scorer.references) == (expected["source"], expected["target"])
+    reports = json.loads((recipe.run_folder / "corpus_report.json").read_text(encoding="utf-8"))
+    skipped = {report["name"]: report["skipped"] for report in reports}
+    assert skipped["validation tokens"] == {"longer than 64 tokens": 1} and skipped["test"] == {}
 
 
 @pytest.mark.parametrize(("lengths", "drawn"), [((25, 4, 9, 7, 30), 9), ((200, 30, 25), 30)])

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 
 import datasets
 import pyarrow as pa
@@ -97,9 +96,8 @@ def test_nothing_left_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.de", "eins\n".encode("utf-16"), "a.de: is UTF-16; expected text in UTF-8"),
-        ("a.de", "eins\n".encode("utf-16-le"), "by its NUL bytes; expected text in UTF-8"),
-        ("a.de", gzip.compress(b"eins\n", mtime=0), "a.de: is gzip data; expected"),
+        ("a.de", "eins\n".encode("utf-16"), "a.de: holds NUL bytes, as UTF-16 and compressed files do; expected text in UTF-8"),
+        ("a.de", gzip.compress(b"eins\n", mtime=0), "a.de: holds NUL bytes"),
         ("a.de.gz", b"eins\n", "a.de.gz: cannot be read ("),
         ("a.de.gz", gzip.compress(b"eins\n" * 9_999, mtime=0)[:-12], "a.de.gz: cannot be read ("),
         ("a.csv.de", b"", "empty corpus"),
@@ -126,17 +124,14 @@ def test_a_split_names_where_the_corpus_is_and_one_file_for_both_sides(tmp_path)
         load_split(data, "train")
 
 
-def test_a_corpus_is_read_once_until_the_content_of_a_file_changes(tmp_path, monkeypatch):
+def test_a_corpus_is_read_once_until_a_file_changes(tmp_path, monkeypatch):
     pairs, report = parallel(tmp_path, "1\n\n", "one\ntwo\n")
+    files = [tmp_path / "train.de", tmp_path / "train.en"]
     with monkeypatch.context() as patch:
         patch.setattr(corpus, "text_lines", lambda _: pytest.fail("read again"))
-        again, report_again = parallel(tmp_path, "1\n\n", "one\ntwo\n")
-    assert (again, report_again) == (pairs, report)
-    status = (tmp_path / "train.de").stat()
+        assert texts(*read_parallel_files(*files, name="train")) == (pairs, report)
     written(tmp_path, "train.de", "2\n\n")
-    os.utime(tmp_path / "train.de", ns=(status.st_atime_ns, status.st_mtime_ns))
-    read, _ = read_parallel_files(tmp_path / "train.de", tmp_path / "train.en", name="train")
-    assert read[0] == {"source": "2", "target": "one"}
+    assert texts(*read_parallel_files(*files, name="train"))[0] == [("2", "one")]
 
 
 PAIRS = [("eins", "one"), ('zwei "2"', "two, or 2"), ("null", "NA"), ("42", "42")]
@@ -179,8 +174,8 @@ def test_texts_of_a_table_may_have_line_breaks_and_be_long(tmp_path):
     long = "wort\n" * 40_000
     pairs, report = tables(written(tmp_path, "a.csv", f'de,en\n"{long}",one\nzwei,\n'))
     assert pairs == [(long, "one")] and report.first == {"target empty": f"{tmp_path}/a.csv:40003"}
-    rows = tables(written(tmp_path, "a.tsv", 'de\ten\n"ei\rns\tone\nzwei"\ttwo\r\n'))[0]
-    assert rows == [('"ei\rns', "one"), ('zwei"', "two")]
+    pairs, report = tables(written(tmp_path, "a.tsv", 'de\ten\n"eins\tone\nzwei"\ttwo\r\ndr\rei\tthree\nvier\tfour\n'))
+    assert pairs == [('"eins', "one"), ('zwei"', "two"), ("vier", "four")] and report.read == 4
 
 
 def test_bad_rows_of_csv_are_counted_and_the_good_ones_kept(tmp_path):
@@ -206,7 +201,7 @@ def test_bad_lines_of_json_are_counted(tmp_path):
     pairs, report = tables(written(tmp_path, "a.jsonl", content))
     assert pairs == [("eins", "one")]
     assert report.skipped == {
-        "line is not JSON": 3, "not a JSON object": 1, "source is not text": 2, "source is not UTF-8": 2,
+        "line is not JSON": 3, "not an object with columns": 1, "source is not text": 2, "source is not UTF-8": 2,
     }  # fmt: skip
 
 
@@ -219,7 +214,6 @@ def test_bad_lines_of_json_are_counted(tmp_path):
         ("a.csv", "", "its first line is []; expected the names of the columns"),
         ("a.csv", 'de,en\n"a,b\nc,d\ne,f\n', "a.csv:2: a quotation that begins in this row does not end as it should by line 4"),
         ("a.csv", 'de,en\na,b\nc,"d', "a.csv:3: a quotation that begins in this row does not end as it should by line 3"),
-        ("a.csv", b"PK\3\4 a sheet of Excel", "is zip data"),
         ("a.json", '[{"de": "a"},\n{"de": }]', "a.json: is not JSON (Expecting value: line 2"),
         ("a.parquet", b"PAR1 and no more", "a.parquet: cannot be read as Parquet ("),
         ("a.xlsx", b"PK\3\4", "expected a table, a file ending in .csv, .tsv, .jsonl, .json, .parquet"),
@@ -299,7 +293,7 @@ def test_errors_of_a_data_set_list_what_exists(tmp_path):
             r"no column 'text'; there are: translation\.de, translation\.en; set data\.dataset",
         ),
         (folder, {"languages": {**LANGUAGES, "source_language": "en"}}, r"'translation\.en' is both source and target"),
-        (folder, {"split": "test"}, "no split 'test'; there are: train"),
+        (folder, {"split": "test"}, "split 'test'\\) cannot be loaded"),
         (tmp_path / "nowhere", {}, "cannot be loaded"),
         (written(tmp_path, "a.csv", CSV), {}, r"is a file; give a table as data\.tables\.train"),
     ):
@@ -318,7 +312,7 @@ def test_documents_are_named_by_a_file_or_a_column_and_stand_together(tmp_path):
     pairs, _ = data_set(saved(tmp_path, rows), document_column="session")
     assert list(pairs["document"]) == ["0", "0", "1"]
     path = written(tmp_path, "a.csv", "session,de,en\n0,a,b\n1,c,d\n0,e,f\n")
-    with pytest.raises(UserError, match=r"train: document '0' begins again after '1' at pair 2, first at 0; "):
+    with pytest.raises(UserError, match=r"train: the sentences of document '0' do not stand together"):
         tables(path, document_column="session")
 
 
@@ -332,9 +326,3 @@ def test_a_recipe_chooses_documents(tmp_path):
     given.only = ["d2", "d9"]
     with pytest.raises(UserError, match=r"data\.test\.only: no document 'd9' in "):
         load_split(DataConfig(**LANGUAGES, test=given), "test")
-
-
-def test_a_missing_table_names_the_homepage(tmp_path):
-    missing = TablesConfig(train=str(tmp_path / "nowhere.csv"))
-    with pytest.raises(UserError, match=r"nowhere\.csv; the corpus is available at https://example\.org"):
-        load_split(DataConfig(**LANGUAGES, tables=missing, homepage="https://example.org"), "train")
