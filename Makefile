@@ -77,8 +77,17 @@ size: .venv/all
 
 # build/gpu: the source, the corpora and the packages that a GPU machine without network needs: sh build/gpu/run check
 DATA ?= ../shared/data
+GPU_PACKAGES ?= datasets dill multiprocess evaluate jsonargparse docstring_parser typeshed_client sacremoses num2words
+GPU := build/gpu
 gpu-bundle: .venv/all
-	$(BIN)/python -m benchmarks.gpu bundle --output build/gpu --data $(DATA)
+	rm -rf $(GPU) && mkdir -p $(GPU)/data $(GPU)/site
+	git archive HEAD benchmarks tests pyproject.toml constraints.txt ':(exclude,glob)benchmarks/results/*' ':!benchmarks/results/studies' | tar x -C $(GPU)
+	$(BIN)/python -m pip install -q --no-deps --no-compile --target $(GPU)/site .
+	$(if $(GPU_PACKAGES),$(BIN)/python -m pip install -q --no-deps --no-compile --only-binary=:all: --python-version 3.12 -c constraints.txt --target $(GPU)/site $(GPU_PACKAGES))
+	for corpus in multi30k tatoeba; do test ! -d $(DATA)/$$corpus || cp -r $(DATA)/$$corpus $(GPU)/data; done
+	printf '{"git_commit": "%s", "git_dirty": false}\n' $$(git rev-parse HEAD) > $(GPU)/COMMIT.json
+	printf '#!/bin/sh\ncd "$$(dirname "$$0")" && PYTHONPATH=site exec python3 -m benchmarks.gpu "$$@"\n' > $(GPU)/run
+	du -sh $(GPU)/* $(GPU)
 
 # Every study of the paper, so small that it means nothing: does all of it run?
 studies-smoke: .venv/all

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.campaign import RESULTS, ROOT, run_stage
+from benchmarks.gpu.campaign import RESULTS, run_stage
 
 PAGE = RESULTS.parents[1] / "GPU.md"
 STAGES = ("check", "attention", "models", "tune", "science")
@@ -31,19 +31,16 @@ STAGES = ("check", "attention", "models", "tune", "science")
 def main(arguments: list[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__, formatter_class=raw)
-    parser.add_argument("stage", choices=(*STAGES, "page", "bundle"))
+    parser.add_argument("stage", choices=(*STAGES, "page"))
     parser.add_argument("--minutes", type=float, default=8.0, help="the stage ends within them (default: 8)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder (default: benchmarks/results/gpu)")
     parser.add_argument("--toy", action="store_true", help="tiny sizes on the CPU: does the program work?")
-    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of multi30k/ (default: data)")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="of science: where its checkpoints are")
     options = parser.parse_args(arguments)
     module = import_module(f"benchmarks.gpu.{options.stage}")
     if options.stage == "page":
         PAGE.write_text(module.render(options.output), encoding="utf-8")
         return print(PAGE) or 0
-    if options.stage == "bundle":
-        return module.write_bundle(options.output, options.data, with_wheels=not options.toy)
     if not (options.toy or torch.cuda.is_available()):
         print("gpu: no CUDA device, so there is nothing to measure; --toy tries the stage on the CPU", file=sys.stderr)
         return 2

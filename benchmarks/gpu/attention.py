@@ -47,8 +47,7 @@ def operations(case: AttentionCase, which: str) -> float:
 def measure(case: AttentionCase, dropout_p: float, toy: bool) -> dict[str, Any]:
     """Milliseconds and TFLOP/s by pass and contender; `left_out`: what this card or version cannot run, with the reason."""
     inputs = attention.random_inputs(case, 0, with_mask=case.length <= LONGEST_EAGER)
-    steps: dict[str, dict[str, Callable[[], Any]]] = {which: {} for which in PASSES}
-    result: dict[str, Any] = {"ms": {}, "tflops": {}, "left_out": {}}
+    forwards, trainings, left_out = {}, {}, {}
     for name, forward in rivals(case, inputs, dropout_p, toy).items():
         statistics = attention.statistics_gradients(case, inputs, OURS.get(name, "none"))
         train = attention.training_step(forward, inputs.leaves, (inputs.output_gradient, *statistics))
@@ -57,15 +56,13 @@ def measure(case: AttentionCase, dropout_p: float, toy: bool) -> dict[str, Any]:
         except RuntimeError as error:
             if name in OURS:
                 raise
-            result["left_out"][name] = " ".join(str(error).split())[:200]
-            continue
-        steps["forward"][name], steps["forward+backward"][name] = (
-            attention.inference_step(forward, inputs.leaves),
-            train,
-        )
-    for which in PASSES:
-        timing = timed(steps[which], toy, 0.03)
-        times = result["ms"][which] = {name: timing.summary(name)["median_ms"] for name in timing.seconds}
+            left_out[name] = " ".join(str(error).split())[:200]
+        else:
+            forwards[name], trainings[name] = attention.inference_step(forward, inputs.leaves), train
+    result: dict[str, Any] = {"ms": {}, "tflops": {}, "left_out": left_out}
+    for which, steps in zip(PASSES, (forwards, trainings), strict=True):
+        timing = timed(steps, toy, 0.03)
+        times = result["ms"][which] = {name: timing.summary(name)["median_ms"] for name in steps}
         result["tflops"][which] = {name: operations(case, which) / ms / 1e9 for name, ms in times.items()}
     return result
 
@@ -73,19 +70,16 @@ def measure(case: AttentionCase, dropout_p: float, toy: bool) -> dict[str, Any]:
 def rivals(case: AttentionCase, inputs: AttentionInputs, dropout_p: float, toy: bool) -> dict[str, Forward]:
     """Ours first; FlexAttention has no dropout, and eager none here."""
     found = {name: attention.fused(case, inputs, statistics, dropout_p) for name, statistics in OURS.items()}
-    found |= {name: partial(_forced, backend, attention.sdpa(case, dropout_p)) for name, backend in BACKENDS.items()}
+    softmax = attention.sdpa(case, dropout_p)
+    found |= {name: sdpa_kernel([backend])(softmax) for name, backend in BACKENDS.items()}
     if dropout_p == 0:
         # without a reset the compiler gives up after some shapes, and FlexAttention then holds all its scores in memory
         torch.compiler.reset()
-        found |= {FLEX: flex(case, None, toy), FLEX_RELU: flex(case, _log_relu, toy)}
+        found[FLEX] = flex(case, None, toy)
+        found[FLEX_RELU] = flex(case, lambda score, *place: torch.log(torch.relu(score) + 1.0), toy)
         if case.length <= LONGEST_EAGER:
             found[EAGER_RELU] = attention.eager(inputs, "relu")
     return found
-
-
-def _forced(backend: SDPBackend, forward: Forward, *inputs: Tensor) -> tuple[Tensor, ...]:
-    with sdpa_kernel([backend]):
-        return forward(*inputs)
 
 
 def flex(case: AttentionCase, score: Callable[..., Tensor] | None, toy: bool) -> Forward:
@@ -95,7 +89,3 @@ def flex(case: AttentionCase, score: Callable[..., Tensor] | None, toy: bool) ->
         sizes = (None, None, case.length, case.length)
         mask = flex_attention.create_block_mask(lambda b, h, query, key: query >= key, *sizes, device=case.device)
     return lambda query, key, value: (compiled(query, key, value, score_mod=score, block_mask=mask),)
-
-
-def _log_relu(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return torch.log(torch.relu(score) + 1.0)

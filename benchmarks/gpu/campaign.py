@@ -51,7 +51,7 @@ def run_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argparse
             continue
         done.append(_measure(cell))
         write_json(path, result)
-        print(words({name: value for name, value in done[-1].items() if name != "kernels"}), flush=True)
+        print({name: value for name, value in done[-1].items() if name != "kernels"}, flush=True)
         if "CUDA error" in done[-1].get("failed", ""):
             print(f"{stage}: this process cannot use the GPU any more; the same command goes on with the next cell")
             break
@@ -77,18 +77,19 @@ def timed(steps: Mapping[str, Step], toy: bool, round_seconds: float) -> Timing:
     return time_contenders(steps, synchronize=None if toy else torch.cuda.synchronize, **effort)
 
 
-def words(value: Any) -> str:
-    """Results as one reads them."""
-    if isinstance(value, dict):
-        parts = {key: f"({words(part)})" if isinstance(part, dict) else words(part) for key, part in value.items()}
-        return ", ".join(f"{key} {part}" for key, part in parts.items())
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+def peak_bytes(step: Step) -> int:
+    """Of the GPU's memory that a call needs beside what is held already; 0 without a GPU."""
+    before = torch.cuda.memory_allocated()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def _earlier_cells(path: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     def origin(of: dict[str, Any]) -> tuple[Any, ...]:
         same = of["source"], of["machine"].get("accelerators"), of["versions"]["torch"]
-        return of["toy"], *(() if of["stage"] == "science" else same)  # of which each training tells its commit
+        return of["toy"], *(() if of["stage"] == "science" else same)  # a training's result is none of speed
 
     found = (read_result(path), read_result(RESULTS / path.name))
     return next((earlier["cells"] for earlier in found if earlier and origin(earlier) == origin(result)), [])

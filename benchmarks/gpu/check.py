@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks import attention
-from benchmarks.gpu.campaign import ROOT, Cell
+from benchmarks.gpu.campaign import ROOT, Cell, peak_bytes
 from benchmarks.translation import INPUTS, SHAPES, padded_batch
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
 NUMERICS = tuple(f"tests/modeling_reluformer/fused/{name}.py" for name in ("triton_numerics", "test_paths"))
-QUIETLY = ("--noconftest", "-p", "no:cacheprovider", "--tb=short")
+QUIETLY = ("--noconftest", "-p", "no:cacheprovider", "--tb=short", "-W", "ignore::RuntimeWarning")
 # A step of attention alone may hold besides its inputs so many tensors of their size: the output, its gradient times the
 # row scale, and three gradients.
 TENSORS, LENGTH = 5.5, 16384
@@ -31,12 +31,6 @@ TENSORS, LENGTH = 5.5, 16384
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
     toy = options.toy
     yield Cell({"what": "kernels against float64"}, partial(kernel_tests, toy), 100)
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for head_dim in (16,) if toy else (64, 128):
-            lengths = (17,) if toy else attention.CHECKED_LENGTHS
-            gate = {"seed": 0, "head_dim": head_dim, "device": options.device, "lengths": lengths}
-            names = {"what": "operator against float64", "dtype": str(dtype), "head_dim": head_dim}
-            yield Cell(names, partial(operator_errors, dtype, gate), 15)
     for what in (torch.float32, torch.bfloat16, "compiled"):
         yield Cell({"what": "model against eager", "as": str(what)}, partial(model_errors, what, options), 60)
     for name, statistics in attention.OURS.items():
@@ -51,23 +45,14 @@ def require(right: bool, what: str) -> None:
 
 def kernel_tests(toy: bool) -> dict[str, Any]:
     """The tests of the kernels, in a process of their own; one length in Triton's interpreter where it is a toy."""
-    which = "triton and test_every_length and 15" if toy else "triton"
-    command = [sys.executable, "-m", "pytest", *NUMERICS, "-k", which, *QUIETLY]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"} if toy else os.environ
-    if toy:
-        command += ["-W", "ignore::RuntimeWarning"]
-    elif importlib.util.find_spec("xdist"):
+    command = [sys.executable, "-m", "pytest", *NUMERICS, *QUIETLY]
+    command += ["-k", "triton and test_every_length and 15" if toy else "triton"]
+    if not toy and importlib.util.find_spec("xdist"):
         command += ["-n", str(min(14, os.cpu_count() or 1))]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"} if toy else os.environ
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
     require(run.returncode == 0, f"the tests of the kernels: {run.stdout[-2000:]}{run.stderr[-500:]}")
     return {"tests_passed": int(re.search(r"(\d+) passed", run.stdout)[1])}
-
-
-def operator_errors(dtype: torch.dtype, gate: dict[str, Any]) -> dict[str, Any]:
-    records = attention.run_gate((dtype,), **gate)
-    require(not attention.failures(records), "; ".join(attention.failures(records)))
-    worst = max(error["relative_rms"] for record in records for error in record["errors"].values())
-    return {"checks": len(records), "relative_error": worst}
 
 
 def model_errors(what: torch.dtype | str, options: argparse.Namespace) -> dict[str, Any]:
@@ -81,16 +66,13 @@ def model_errors(what: torch.dtype | str, options: argparse.Namespace) -> dict[s
     if what == "compiled":
         expected = gradient(model, batch, torch.float32, "fused")
         model.compile(fullgraph=True, backend="eager" if options.toy else "inductor")
-        error = {"fused": _apart(gradient(model, batch, torch.float32, "fused"), expected)}
+        found = {"fused": gradient(model, batch, torch.float32, "fused")}
     else:
-        exact = gradient(model, batch, torch.float64, "eager")
-        error = {path: _apart(gradient(model, batch, what, path), exact) for path in ("fused", "eager")}
+        expected = gradient(model, batch, torch.float64, "eager")
+        found = {path: gradient(model, batch, what, path) for path in ("fused", "eager")}
+    error = {path: float((own - expected).norm() / expected.norm()) for path, own in found.items()}
     require(error["fused"] <= max(1e-4, 2 * error.get("eager", 0.0)), f"the relative error of the gradients is {error}")
     return {"relative_error": error["fused"], "of_eager": error.get("eager")}
-
-
-def _apart(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 def gradient(model: PreTrainedModel, batch: dict[str, Tensor], dtype: torch.dtype, path: str) -> Tensor:
@@ -104,18 +86,12 @@ def gradient(model: PreTrainedModel, batch: dict[str, Tensor], dtype: torch.dtyp
 
 
 def peak_memory(statistics: str, toy: bool) -> dict[str, Any]:
-    """Of forward and backward, beyond inputs, over the size of one of them; a CPU does not tell."""
+    """Of forward and backward, beyond inputs, over the size of one of them; 0 on a CPU."""
     sizes = (1, 2, 64, 16, torch.float32) if toy else (1, 32, LENGTH, 64, torch.bfloat16)
     case = attention.AttentionCase(*sizes, False, True, "cpu" if toy else "cuda")
     inputs = attention.random_inputs(case, 0)
     gradients = (inputs.output_gradient, *attention.statistics_gradients(case, inputs, statistics))
-    step = attention.training_step(attention.fused(case, inputs, statistics), inputs.leaves, gradients)
-    if toy:
-        return {"tensors": len(step())}
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    extra = torch.cuda.max_memory_allocated() - before
-    tensors = extra / (inputs.query.numel() * inputs.query.element_size())
+    extra = peak_bytes(attention.training_step(attention.fused(case, inputs, statistics), inputs.leaves, gradients))
+    tensors = extra / inputs.query.nbytes
     require(tensors <= TENSORS, f"a step holds {tensors:.1f} tensors of the size of the query, not {TENSORS} at most")
     return {"extra_mib": extra / 2**20, "tensors": tensors}
