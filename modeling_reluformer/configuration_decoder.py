@@ -9,11 +9,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .configuration_reluformer import CACHE_NAME, LOSS_PARTS, FeedForwardConfig
 
-NORMALIZATIONS = ("pre", "none")
-NORM_TYPES = ("layer_norm", "rms_norm")
-POSITION_EMBEDDINGS = ("learned", "rotary")
-FFN_TYPES = ("mlp", "glu", "dglu")
-
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2": {
         "attention_activation": "softmax",
@@ -87,15 +82,7 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
         skip_logits (`bool`, defaults to `False`):
             In training with labels, compute the loss without logits, which are then None in the output. `forward` takes the same
             argument.
-
-    Example:
-
-    ```python
-    >>> from reluformer import ReLUFormerDecoderConfig
-
-    >>> config = ReLUFormerDecoderConfig(hidden_size=192, num_hidden_layers=8, num_attention_heads=6, attention_gamma=16)
-    >>> free = ReLUFormerDecoderConfig.from_preset("normalization_free", hidden_size=192, num_attention_heads=6)
-    ```"""
+    """
 
     model_type = "reluformer_decoder"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
@@ -143,16 +130,14 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.take_other_names(kwargs)
         self.resolve_attention()
-        for name, choices in (
-            ("normalization", NORMALIZATIONS),
-            ("norm_type", NORM_TYPES),
-            ("position_embedding", POSITION_EMBEDDINGS),
-            ("ffn_type", FFN_TYPES),
-            ("hidden_act", tuple(ACT2FN)),
-        ):
-            self.require_choice(name, choices)
+        self.require_choice("normalization", ("pre", "none"))
+        self.require_choice("norm_type", ("layer_norm", "rms_norm"))
+        self.require_choice("position_embedding", ("learned", "rotary"))
+        self.require_choice("ffn_type", ("mlp", "glu", "dglu"))
+        self.require_choice("hidden_act", tuple(ACT2FN))
+        self.require_rates("embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+        self.require_positive("init_std", "norm_eps")
         self._resolve_sizes()
-        self._check_numbers()
         self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
         self._check_rotary_arguments(kwargs)
         super().__post_init__(**kwargs)
@@ -178,14 +163,15 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
     def _resolve_sizes(self) -> None:
         self.require_at_least_one("vocab_size", "max_position_embeddings", "hidden_size")
         self.require_at_least_one("num_hidden_layers", "num_attention_heads")
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}, "
+                "or head_dim be given."
+            )
         if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                raise ValueError(
-                    f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}, "
-                    "or head_dim be given."
-                )
             self.head_dim = self.hidden_size // self.num_attention_heads
-        self.intermediate_size = 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         self.require_at_least_one("head_dim", "intermediate_size", "num_key_value_heads")
@@ -198,10 +184,6 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
             raise ValueError(
                 f"head_dim={self.head_dim} must be even for position_embedding='rotary', which turns pairs."
             )
-
-    def _check_numbers(self) -> None:
-        self.require_rates("embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-        self.require_positive("init_std", "norm_eps")
 
 
 ReLUFormerDecoderConfig.register_for_auto_class()

@@ -26,26 +26,6 @@ SIZES: dict[str, dict[str, int]] = {
     f"S/{patch_size}": {**_SMALL, "image_size": 224, "patch_size": patch_size} for patch_size in (32, 16, 8)
 }
 
-# The standard deviation of new scores below which a small start is told. The derivation of the length scaling takes it as 1.
-SMALL_SCORES = 0.5
-
-
-def small_start_warning(initializer_range: float, hidden_size: int, alpha: float) -> str | None:
-    """What to tell where new weights are too small for a scaling by `n ** -alpha` without norm of queries and keys, else None.
-
-    Weights of standard deviation `initializer_range` make scores of about `initializer_range² · hidden_size` from normalised
-    inputs, where arXiv 2309.08586 derives the scaling for scores of about 1.
-    """
-    scores = initializer_range**2 * hidden_size
-    if alpha <= 0.5 or scores >= SMALL_SCORES:
-        return None
-    return (
-        f"length scaling with alpha={alpha:g} on new weights of standard deviation {initializer_range:g}, without norm of "
-        f"queries and keys: scores are about {scores:.2g} where 1 is assumed, and the model may learn far slower. On "
-        "Fashion-MNIST (width 96, 5 epochs of 12,000 pictures) such a model reached 72.4 %, softmax 78.4 %, alpha=0 82.1 %, and "
-        "with Xavier weights 82.6 %. "
-    )
-
 
 @strict
 class ReLUFormerVisionConfig(FeedForwardConfig):
@@ -137,10 +117,6 @@ class ReLUFormerVisionConfig(FeedForwardConfig):
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}."
             )
         self._check_patches()
-        if (kwargs.get("num_labels") or 0) < 0:
-            raise ValueError(
-                f"num_labels={kwargs['num_labels']} must be at least 0, which is a model without a classifier."
-            )
         super().__post_init__(**kwargs)
 
     def _check_patches(self) -> None:
@@ -161,13 +137,13 @@ class ReLUFormerVisionConfig(FeedForwardConfig):
         )
 
     def warn_of_small_start(self) -> None:
-        """Tells once, where it applies, that new weights are too small for the length scaling."""
-        if self.initialization != "normal" or self.attention_scaling != "length" or self.attention_qk_norm:
-            return
-        found = small_start_warning(self.initializer_range, self.hidden_size, self.attention_alpha)
-        if found is not None:
+        """Tells once where new weights are too small for the length scaling, which is derived for scores of about 1."""
+        scores = self.initializer_range**2 * self.hidden_size  # of normalised inputs
+        scaled = self.attention_scaling == "length" and self.attention_alpha > 0.5 and not self.attention_qk_norm
+        if scaled and self.initialization == "normal" and scores < 0.5:
             logger.warning_once(
-                f"initialization='normal', attention_qk_norm=False: {found}Use initialization='xavier'."
+                f"Length scaling without attention_qk_norm, initialization='normal': scores start at about {scores:.2g}, where 1 "
+                "is assumed, and the model may learn far slower. Use initialization='xavier'."
             )
 
 

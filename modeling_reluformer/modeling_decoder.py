@@ -56,6 +56,12 @@ def norm_of(config: ReLUFormerDecoderConfig) -> nn.Module:
     return kind(config.hidden_size, eps=config.norm_eps)
 
 
+def writing_to_residual(projection: nn.Linear) -> nn.Linear:
+    """The projection, marked for `scale_residual_init`."""
+    projection.writes_to_residual = True
+    return projection
+
+
 class ReLUFormerMLP(nn.Module):
     """`fc2(f(fc1(x)))`."""
 
@@ -64,17 +70,13 @@ class ReLUFormerMLP(nn.Module):
         self.activation_dropout = config.activation_dropout
         self.activation_fn = feed_forward_activation(config, config.hidden_act, layer_idx)
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.ffn_bias)
+        self.fc2 = writing_to_residual(nn.Linear(config.intermediate_size, config.hidden_size, bias=config.ffn_bias))
 
     def forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """(batch, length, hidden_size) → the same; with `row_weight`, also the `activation_norms`."""
         activated = self.activation_fn(self.fc1(hidden_states))
         update = self.fc2(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
         return update if row_weight is None else (update, activation_norms(activated, row_weight))
-
-    def last_projection(self) -> nn.Linear:
-        """What writes to the residual stream, see `scale_residual_init`."""
-        return self.fc2
 
 
 class ReLUFormerGatedMLP(nn.Module):
@@ -87,17 +89,15 @@ class ReLUFormerGatedMLP(nn.Module):
         self.up_fn = ACT2FN[config.hidden_act] if config.ffn_type == "dglu" else nn.Identity()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.ffn_bias)
+        self.down_proj = writing_to_residual(
+            nn.Linear(config.intermediate_size, config.hidden_size, bias=config.ffn_bias)
+        )
 
     def forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """(batch, length, hidden_size) → the same; with `row_weight`, also the `activation_norms`."""
         activated = self.activation_fn(self.gate_proj(hidden_states)) * self.up_fn(self.up_proj(hidden_states))
         update = self.down_proj(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
         return update if row_weight is None else (update, activation_norms(activated, row_weight))
-
-    def last_projection(self) -> nn.Linear:
-        """What writes to the residual stream, see `scale_residual_init`."""
-        return self.down_proj
 
 
 class ReLUFormerCausalLayer(GradientCheckpointingLayer):
@@ -119,8 +119,7 @@ class ReLUFormerCausalLayer(GradientCheckpointingLayer):
             head_dim=config.head_dim,
         )
         self.mlp = (ReLUFormerMLP if config.ffn_type == "mlp" else ReLUFormerGatedMLP)(config, layer_idx)
-        for projection in (self.self_attn.out_proj, self.mlp.last_projection()):
-            projection.writes_to_residual = True  # for `scale_residual_init`
+        writing_to_residual(self.self_attn.out_proj)
         self.input_layernorm = self.post_attention_layernorm = None
         if config.normalization == "pre":
             self.input_layernorm, self.post_attention_layernorm = norm_of(config), norm_of(config)
@@ -218,9 +217,10 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         batch, length = inputs_embeds.shape[:2]
         seen = tokens_in(cache)
         require_whole_mask(attention_mask, batch, length, seen, "")
-        check_positions(position_ids, batch, length)
         if position_ids is None:
-            position_ids = self._positions(length, inputs_embeds.device, attention_mask, segment_ids, seen)
+            if self.embed_positions is not None and isinstance(seen, int):
+                require_positions(seen + length, self.config.max_position_embeddings)
+            position_ids = token_positions(length, inputs_embeds.device, attention_mask, segment_ids, seen)
         context = attention_context(
             self.config,
             inputs_embeds,
@@ -234,10 +234,11 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             statistics=statistics,
             rotation=None if self.rotary_emb is None else self.rotary_emb(inputs_embeds, position_ids=position_ids),
         )
-        hidden_states = self._with_positions(inputs_embeds, position_ids)
+        if self.embed_positions is not None:
+            inputs_embeds = inputs_embeds + self.embed_positions(position_ids)
         hidden_states, sums, norms = run_layers(
             self.layers,
-            hidden_states,
+            nn.functional.dropout(inputs_embeds, p=self.config.embedding_dropout, training=self.training),
             context,
             ffn_row_weight=row_weight if ffn_norms else None,
             **kwargs,
@@ -248,36 +249,6 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             attention_sums=sums,
             ffn_norms=norms,
             **{CACHE_NAME: cache},
-        )
-
-    def _positions(
-        self,
-        length: int,
-        device: torch.device,
-        attention_mask: Tensor | None,
-        segment_ids: Tensor | None,
-        seen: int | Tensor,
-    ) -> Tensor:
-        if self.embed_positions is not None and isinstance(seen, int):
-            require_positions(seen + length, self.config.max_position_embeddings)
-        return token_positions(length, device, attention_mask, segment_ids, seen)
-
-    def _with_positions(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
-        """What goes into the first layer."""
-        if self.embed_positions is not None:
-            inputs_embeds = inputs_embeds + self.embed_positions(position_ids)
-        return nn.functional.dropout(inputs_embeds, p=self.config.embedding_dropout, training=self.training)
-
-
-def check_positions(position_ids: Tensor | None, batch: int, length: int) -> None:
-    """Raises a `ValueError` for positions that are not integers (batch or 1, length)."""
-    if position_ids is None:
-        return
-    integers = position_ids.dtype in (torch.int64, torch.int32)
-    if not integers or position_ids.shape not in ((batch, length), (1, length)):
-        raise ValueError(
-            f"position_ids must be integers of the shape (batch, length) = ({batch}, {length}) or (1, {length}); got "
-            f"{position_ids.dtype} {tuple(position_ids.shape)}."
         )
 
 
@@ -305,34 +276,16 @@ def next_token_labels(labels: Tensor, segment_ids: Tensor | None = None) -> Tens
     Args:
         labels: (batch, length), -100 where a token is no target.
         segment_ids: (batch, length), numbers of packed sequences, 0 for padding.
-
-    Raises:
-        ValueError: labels and segment_ids of different shapes.
     """
     shifted = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
     if segment_ids is None:
         return shifted
-    if segment_ids.shape != labels.shape:
-        raise ValueError(
-            f"segment_ids must have the shape (batch, length) of the labels, {tuple(labels.shape)}; "
-            f"got {tuple(segment_ids.shape)}."
-        )
     following = nn.functional.pad(segment_ids[:, 1:], (0, 1), value=0)
     return torch.where((following == segment_ids) & (segment_ids > 0), shifted, IGNORED_LABEL)
 
 
 class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel, GenerationMixin):
-    """The decoder-only language model.
-
-    Example:
-
-    ```python
-    >>> import reluformer
-    >>> from transformers import pipeline
-
-    >>> continue_text = pipeline("text-generation", model="lm")
-    >>> continue_text("import ", max_new_tokens=20)[0]["generated_text"]
-    ```"""
+    """The decoder-only language model."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -383,7 +336,7 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel,
 
         Raises:
             ValueError: skip_logits without labels; labels with logits_to_keep; sequences beyond max_position_embeddings; ids,
-                embeddings, masks, positions or labels of a wrong shape or dtype; an empty batch.
+                embeddings, masks or labels of a wrong shape or dtype.
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
             TypeError: an argument that the model would ignore or that is near one of these.
         """
@@ -393,7 +346,6 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel,
         row_weight, statistics = None, "none"
         if given is not None:
             use_cache = False if self.training else use_cache
-            self._check_labels(given, input_ids if inputs_embeds is None else inputs_embeds, logits_to_keep)
             if segment_ids is None:
                 segment_ids = packed_segments(position_ids, attention_mask, cache)
             labels = next_token_labels(labels, segment_ids) if shift_labels is None else shift_labels
@@ -424,14 +376,6 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel,
             **losses,
             **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
         )
-
-    def _check_labels(self, labels: Tensor, inputs: Tensor | None, logits_to_keep: int | Tensor) -> None:
-        if inputs is not None and labels.shape != inputs.shape[:2]:
-            raise ValueError(
-                f"labels must have the shape (batch, length) of the input, {tuple(inputs.shape[:2])}; got {tuple(labels.shape)}."
-            )
-        if isinstance(logits_to_keep, Tensor) or logits_to_keep:
-            raise ValueError("labels need the logits of all positions; leave logits_to_keep out, or labels.")
 
 
 ReLUFormerDecoderModel.register_for_auto_class("AutoModel")

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -29,9 +28,6 @@ from .layers_reluformer import (
     run_layers,
 )
 from .loss_reluformer import IGNORED_LABEL, LossParts, activation_norms, regularized_loss
-
-_PROCESSOR = "AutoImageProcessor makes such images."
-_ROUNDING = 0.01  # of shares in bfloat16
 
 
 @dataclass
@@ -75,10 +71,10 @@ class ReLUFormerVisionEmbeddings(nn.Module):
         """(batch, channels, height, width) → (batch, tokens, hidden_size).
 
         Raises:
-            ValueError: no pictures, or of another number of channels or another size.
+            ValueError: no pictures, or of another dtype, number of channels or size.
         """
         self._check(pixel_values, interpolate_pos_encoding)
-        embeddings = self.patch_embeddings(pixel_values)
+        embeddings = self.patch_embeddings(pixel_values.to(self.position_embeddings.dtype))
         if self.cls_token is not None:
             embeddings = torch.cat([self.cls_token.expand(embeddings.shape[0], -1, -1), embeddings], dim=1)
         positions = self.position_embeddings
@@ -87,27 +83,13 @@ class ReLUFormerVisionEmbeddings(nn.Module):
         return self.dropout(embeddings + positions)
 
     def _check(self, pixel_values: Tensor, interpolated: bool) -> None:
-        channels, (height, width) = self.patch_embeddings.num_channels, self.image_size
-        if pixel_values.ndim != 4 or pixel_values.shape[1] != channels:
-            how = 'Convert pictures by Image.convert("L") first.' if channels == 1 else _PROCESSOR
+        shape = (self.patch_embeddings.num_channels, *self.image_size)
+        fits = pixel_values.is_floating_point() and pixel_values.ndim == 4 and pixel_values.shape[1] == shape[0]
+        if not fits or (pixel_values.shape[1:] != shape and not interpolated):
             raise ValueError(
-                f"pixel_values must have the shape (batch, num_channels, height, width) = (batch, {channels}, {height}, "
-                f"{width}); got {tuple(pixel_values.shape)}. {how}"
-            )
-        if pixel_values.shape[0] == 0:
-            raise ValueError(
-                f"pixel_values of the shape {tuple(pixel_values.shape)} are empty: give at least one picture."
-            )
-        size = tuple(pixel_values.shape[2:])
-        if not interpolated and size != self.image_size:
-            raise ValueError(
-                f"Pictures of {size[0]} × {size[1]} pixels do not fit image_size = {height} × {width}: resize them "
-                "(AutoImageProcessor does), or give interpolate_pos_encoding=True."
-            )
-        patch = self.patch_embeddings.patch_size
-        if size[0] % patch[0] or size[1] % patch[1] or 0 in size:
-            raise ValueError(
-                f"Patches of {patch[0]} × {patch[1]} pixels do not fill pictures of {size[0]} × {size[1]}: crop them."
+                f"pixel_values must be floats of the shape (batch, num_channels, height, width) = {('batch', *shape)}; got "
+                f"{pixel_values.dtype} {tuple(pixel_values.shape)}. AutoImageProcessor makes such pictures; for another size "
+                "give interpolate_pos_encoding=True."
             )
 
     def _interpolated(self, height: int, width: int) -> Tensor:
@@ -217,9 +199,9 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
         **kwargs: Any,
     ) -> ReLUFormerVisionOutput:
         """pixel_values (batch, channels, height, width) → last_hidden_state (batch, tokens, hidden_size), pooler_output."""
-        _require_pictures(pixel_values)
+        if pixel_values is None:
+            raise ValueError("Give pixel_values: pictures of the shape (batch, num_channels, height, width).")
         self._refuse_output_attentions(kwargs)
-        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         batch, tokens = hidden_states.shape[:2]
         if row_weight is not None:
@@ -237,81 +219,6 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
             pooler_output=pooled if self.pooler is None else self.pooler(pooled),
             attention_sums=sums,
             ffn_norms=norms,
-        )
-
-
-def problem_type_of(problem_type: str | None, num_labels: int, labels: Tensor) -> str:
-    """What the labels ask for where the configuration does not say, by the rule of Transformers.
-
-    Raises:
-        ValueError: labels that are no tensor.
-    """
-    if not isinstance(labels, Tensor):
-        raise ValueError(f"labels must be a tensor, (batch,) or (batch, num_labels); got {type(labels).__name__}.")
-    if problem_type is not None:
-        return problem_type
-    if num_labels == 1:
-        return "regression"
-    return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
-
-
-def check_image_labels(labels: Tensor, images: int, num_labels: int, problem_type: str) -> None:
-    """Refuses labels that do not fit the pictures, the classes or the kind of problem.
-
-    On a GPU the values of labels are not looked at: the check would have to wait for the device, whose own assertion stops such
-    a batch.
-
-    Raises:
-        ValueError: labels of another shape or dtype; shares or truths outside of 0 to 1, or shares that do not sum to 1.
-        IndexError: a label that is no class and not -100.
-    """
-    found = f"got {labels.dtype} {tuple(labels.shape)}."
-    classes = labels.dtype in (torch.int64, torch.int32) and labels.shape == (images,)
-    shares = labels.is_floating_point() and labels.shape == (images, num_labels)
-    if problem_type == "single_label_classification" and not (classes or shares):
-        raise ValueError(
-            f"labels must be the numbers of the classes, integers of the shape (batch,) = ({images},), or the share of each "
-            f"class, (batch, num_labels) = ({images}, {num_labels}); {found}"
-        )
-    if problem_type == "multi_label_classification" and not shares:
-        raise ValueError(
-            "labels of problem_type='multi_label_classification' must be floats of the shape (batch, num_labels) = "
-            f"({images}, {num_labels}); {found} For one class a picture, give integers of the shape (batch,)."
-        )
-    outputs = labels.unsqueeze(1) if labels.ndim == 1 else labels
-    if problem_type == "regression" and outputs.shape != (images, num_labels):
-        raise ValueError(
-            f"labels of problem_type='regression' must have the shape (batch, num_labels) = ({images}, {num_labels}); {found}"
-        )
-    if is_compiling() or labels.device.type != "cpu":
-        return
-    if classes and problem_type == "single_label_classification":
-        _check_classes(labels, num_labels)
-    elif shares and problem_type != "regression":
-        _check_shares(labels[counted_images(labels)], problem_type)
-
-
-def _check_classes(labels: Tensor, num_labels: int) -> None:
-    wrong = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= num_labels)]
-    if wrong.numel():
-        raise IndexError(
-            f"labels holds the class {int(wrong[0])}; a model of num_labels={num_labels} has the classes 0 to {num_labels - 1}, "
-            f"and {IGNORED_LABEL} stands for a picture that does not count."
-        )
-
-
-def _check_shares(labels: Tensor, problem_type: str) -> None:
-    wrong = labels[~((labels >= 0) & (labels <= 1 + _ROUNDING))]  # NaN is neither
-    if wrong.numel():
-        raise ValueError(
-            f"labels of floats must be from 0 to 1 for each class of problem_type={problem_type!r}; got {wrong[0]:g}."
-        )
-    sums = labels.float().sum(-1)
-    wrong = sums[(sums - 1).abs() > _ROUNDING]
-    if problem_type == "single_label_classification" and wrong.numel():
-        raise ValueError(
-            f"labels of floats must be the shares of the classes in a picture, which sum to 1; got a sum of {wrong[0]:g}. For "
-            "classes that are true or not, each by itself, set problem_type='multi_label_classification'."
         )
 
 
@@ -344,24 +251,8 @@ def classification_loss_sum(logits: Tensor, labels: Tensor, problem_type: str) -
     return loss_sum / logits.shape[1]
 
 
-def images_of_the_update(labels: Tensor, num_items_in_batch: Tensor | int) -> Tensor | float:
-    """Pictures that count in the whole update, of which the Trainer counts the entries of `labels`: one a picture, or several."""
-    return num_items_in_batch / (1 if labels.ndim == 1 else labels.shape[1])
-
-
 class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
-    """The Vision Transformer with a classifier on its pooled output.
-
-    Example:
-
-    ```python
-    >>> import reluformer
-    >>> from transformers import pipeline
-
-    >>> classify = pipeline("image-classification", model="runs/fashion_mnist_vit_L49")
-    >>> classify("boot.png", top_k=1)[0]["label"]
-    'Ankle boot'
-    ```"""
+    """The Vision Transformer with a classifier on its pooled output."""
 
     def __init__(self, config: ReLUFormerVisionConfig) -> None:
         super().__init__(config)
@@ -404,18 +295,14 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             logits (batch, num_labels); with `labels`, the fields of `ReLUFormerImageClassifierOutput`.
 
         Raises:
-            ValueError: pictures that are no float tensor, of another size or number of channels; wrong labels,
-                on a CPU also shares that are none.
+            ValueError: pictures that are no floats, or of another size or number of channels; labels of another shape.
             IndexError: on a CPU, a label that is no class. A GPU raises a device-side assertion instead.
             TypeError: an argument that the model would ignore or that is near one of these.
         """
-        _require_pictures(pixel_values)
         row_weight, statistics, kind = None, "none", None
         if labels is not None:
-            kind = problem_type_of(self.config.problem_type, self.num_labels, labels)
-            check_image_labels(labels, pixel_values.shape[0], self.num_labels, kind)
-            statistics = self._statistics()
-            row_weight = pixel_values.new_ones(pixel_values.shape[0], dtype=torch.float32)
+            kind, statistics = self._problem_type(labels), self._statistics()
+            row_weight = torch.ones(labels.shape[0], device=labels.device)
             if kind != "regression":  # of which -100 is a value like any other
                 row_weight = counted_images(labels).float()
         elif self.training:
@@ -432,23 +319,22 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
         logits = self.classifier(outputs.pooler_output)
         losses = {}
         if kind is not None:
+            items = row_weight.sum()
+            if num_items_in_batch is not None:  # the Trainer counts the entries of `labels`: one a picture, or several
+                items = num_items_in_batch / labels[0].numel()
             loss_sum = classification_loss_sum(logits, labels, kind)
-            told = num_items_in_batch is not None
-            items = images_of_the_update(labels, num_items_in_batch) if told else row_weight.sum()
             losses = regularized_loss(loss_sum, items, **self._loss_terms(outputs, statistics))
         return ReLUFormerImageClassifierOutput(
             logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **losses
         )
 
-
-def _require_pictures(pixel_values: Any) -> None:
-    if pixel_values is None:
-        raise ValueError("Give pixel_values: pictures of the shape (batch, num_channels, height, width).")
-    if not isinstance(pixel_values, Tensor) or not pixel_values.is_floating_point():
-        found = pixel_values.dtype if isinstance(pixel_values, Tensor) else type(pixel_values).__name__
-        raise ValueError(
-            f"pixel_values must be a tensor of floats, (batch, num_channels, height, width); got {found}. {_PROCESSOR}"
-        )
+    def _problem_type(self, labels: Tensor) -> str:
+        """Of the configuration, or by the rule of Transformers what the labels ask for."""
+        if self.config.problem_type is not None:
+            return self.config.problem_type
+        if self.num_labels == 1:
+            return "regression"
+        return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
 
 
 ReLUFormerVisionModel.register_for_auto_class("AutoModel")
