@@ -87,7 +87,7 @@ gpu-bundle: .venv/all
 	for corpus in multi30k tatoeba; do test ! -d $(DATA)/$$corpus || cp -r $(DATA)/$$corpus $(GPU)/data; done
 	printf '{"git_commit": "%s", "git_dirty": false}\n' $$(git rev-parse HEAD) > $(GPU)/COMMIT.json
 	printf '#!/bin/sh\ncd "$$(dirname "$$0")" && PYTHONPATH=site exec python3 -m benchmarks.gpu "$$@"\n' > $(GPU)/run
-	du -sh $(GPU)/* $(GPU)
+	du -hd1 $(GPU)
 
 # Every study of the paper, so small that it means nothing: does all of it run?
 studies-smoke: .venv/all
