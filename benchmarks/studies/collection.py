@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.errors import UserError
 from reluformer.training.run.redaction import public_values, without_secrets
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 
@@ -49,18 +49,8 @@ def _recipe(folder: Path) -> dict[str, Any]:
 
 
 def read_log_history(folder: Path) -> list[dict[str, Any]]:
-    """The log of a run: `log_history` of its trainer_state.json.
-
-    Raises:
-        UserError: no such file, or no log in it.
-    """
-    path = folder / "trainer_state.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["log_history"]
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; give the folder of a finished run") from error
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: is no trainer state with a log_history ({error})") from error
+    """The log of a run: `log_history` of its trainer_state.json."""
+    return read_json(folder / "trainer_state.json")["log_history"]
 
 
 def last_figure(log_history: Iterable[Mapping[str, Any]], name: str, count: int = 1) -> float | None:
@@ -92,14 +82,5 @@ def cpu_seconds(log_history: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a file of JSON.
-
-    Raises:
-        UserError: it is damaged.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise UserError(
-            f"{path}: is no JSON ({one_line(error)}); restore it, or remove it and measure again"
-        ) from error
+    """The content of a file of JSON."""
+    return json.loads(path.read_text(encoding="utf-8"))

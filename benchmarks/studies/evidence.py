@@ -1,11 +1,14 @@
-"""ReLU beside softmax, one line a task, from the results of the studies: the table of docs/evidence.md."""
+"""ReLU beside softmax, one line a task of evidence.yaml, from the results of the studies: the table of docs/evidence.md."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import yaml
 
 from benchmarks.markdown import mean_and_each, table
 from benchmarks.studies.outcomes import has_diverged
@@ -28,66 +31,13 @@ class Pair:
     score: str
 
 
-PAIRS = (
-    Pair("sentences of about 15 tokens, translated", "vanilla_rate_0.003", "reluformer_rate_0.003", "bleu"),
-    Pair(
-        "… until validation hardly improves",
-        "sentences_end_softmax_dropout_0.1",
-        "sentences_end_relu_dropout_0.1",
-        "bleu",
-    ),
-    Pair(
-        "… with dropout of 0.3 instead of 0.1",
-        "sentences_end_softmax_dropout_0.3",
-        "sentences_end_relu_dropout_0.3",
-        "bleu",
-    ),
-    Pair("sentences of 6.5 words, translated", "tatoeba_softmax_rate_0.003", "tatoeba_relu_rate_0.003", "bleu"),
-    Pair("… for 10,000 updates", "tatoeba_end_softmax", "tatoeba_end_relu", "bleu"),
-    *(
-        Pair(
-            f"documents of {length:,} tokens, translated",
-            f"documents_end_softmax_{length}",
-            f"documents_end_relu_{length}",
-            "bleu",
-        )
-        for length in (128, 512, 1024, 2048)
-    ),
-    Pair("pictures in 49 patches, 1/L", "vit_softmax_L49", "vit_relu_alpha_1.0_L49", "accuracy"),
-    Pair("pictures in 49 patches, 1/L^1.5", "vit_softmax_L49", "vit_relu_alpha_1.5_L49", "accuracy"),
-    Pair("pictures in 49 patches, 1/L, with a gate", "vit_softmax_L49", "vit_gate_relu_alpha_1.0_L49", "accuracy"),
-    Pair(
-        "pictures in 49 patches, 1/L, more epochs of ReLU",
-        "vit_softmax_L49",
-        "vit_relu_epochs_5_L49",
-        "accuracy",
-    ),
-    Pair("pictures in 784 patches, 1/L", "vit_softmax_L784", "vit_relu_alpha_1.0_L784", "accuracy"),
-    *(
-        Pair(
-            f"Python source, {ffn} in the FFN{norms}",
-            f"lm_{block}_{ffn.lower()}",
-            f"lm_relu_attention_{block}_{ffn.lower()}_lambda_0.01",
-            "perplexity",
-        )
-        for block, norms in (("pre", ""), ("free", ", no norms"))
-        for ffn in ("GELU", "ReLU")
-    ),
-)
+PAIRS = tuple(Pair(**says) for says in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
 
 
 def evidence_table() -> str:
     """A line for each pair: scores of each seed, their difference with its p-value, and what was trained."""
     rows, places = load_rows(SIZE).rows, Places.of(SIZE)
-    header = [
-        "task",
-        "score",
-        "softmax",
-        "ReLU",
-        "ReLU over softmax",
-        "updates",
-        "core-seconds, softmax / ReLU",
-    ]
+    header = ["task", "score", "softmax", "ReLU", "ReLU over softmax", "updates", "core-seconds, softmax / ReLU"]
     return "\n".join(table(header, [_line(pair, rows, places) for pair in PAIRS])) + "\n"
 
 

@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from benchmarks.studies.study import SIZES, Analysis, AtSize, RowFamily, Study, StudyRow
+from benchmarks.studies.study import Analysis, AtSize, RowFamily, Study, StudyRow
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, recipe_layers
 
@@ -70,7 +70,7 @@ def load_study(name: str, folder: Path = STUDIES_FOLDER) -> Study:
     """The study of a name.
 
     Raises:
-        UserError: no such study, or a file that does not say what a study says; one line.
+        UserError: no such study, or a file that does not say what a study says.
     """
     if name not in study_names(folder):
         raise UserError(f"--study: no study {name!r}; choose one of {', '.join(study_names(folder))}")
@@ -80,43 +80,52 @@ def load_study(name: str, folder: Path = STUDIES_FOLDER) -> Study:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The rows that exist at one size, by every name they have, and `known`: the names of all families and rows of any size."""
+    """The rows that exist at one size, by every name they have."""
 
     size: str
     rows: dict[str, Row]
-    known: frozenset[str]
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row in the table of a study: `name` is the one the study uses, `row` None where it does not exist at this size, `seeds`
+    those of its trainings."""
+
+    name: str
+    label: str
+    row: Row | None
+    paper: dict[str, Any]
+    not_here: str | None
+    seeds: tuple[int, ...] = (1,)
 
 
 def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
     """All rows at a size. Where several have one key, all of them are the first one, with the analyses of all.
 
     Raises:
-        UserError: see [`load_study`].
+        UserError: a file that does not say what rows say; one line.
     """
-    if size not in SIZES:
-        raise UserError(f"--size: {size!r} is not a size; choose one of {', '.join(SIZES)}")
     path = folder / ROWS_FILE
-    families = _families(path)
     rows: dict[str, Row] = {}
     read_layer = functools.cache(functools.partial(layer, folder=folder))  # many rows stand on the same few files
-    for name, family in families.items():
-        for row in _expand(name, family, size, read_layer):
+    for name, says in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+        family = _made(RowFamily, says, f"{path}: {name}")
+        for values in all_values(family, size):
+            row = _row(name, family, size, values, read_layer)
             if row.name in rows:
                 raise UserError(f"{path}: {name} names the row {row.name}, which another one does already")
-            start = family.starts_from.get(size)
-            rows[row.name] = row if start is None else _started(row, _filled(start, row.values), rows, path)
-    anywhere = {
-        _filled(name, values) for name, each in families.items() for at in SIZES for values in _all_values(each, at)
-    }
-    return Catalogue(size, _joined(rows), frozenset(families) | anywhere)
+            rows[row.name] = _started(row, family.starts_from.get(size), rows)
+    return Catalogue(size, _joined(rows))
 
 
-def _started(row: Row, name: str, above: Mapping[str, Row], path: Path) -> Row:
+def _started(row: Row, start: str | None, above: Mapping[str, Row]) -> Row:
     """A row that starts from another's model, and so is another one as soon as that model would be."""
-    start = above.get(name)
-    if start is None or start.recipe is None or row.recipe is None:
-        raise UserError(f"{path}: {row.name} starts from {name}, which no row with a recipe further up is called")
-    return dataclasses.replace(row, start=start, key=_key({**row.recipe, "initialize_from": start.key}))
+    if start is None:
+        return row
+    name = _filled(start, row.values)
+    if name not in above:
+        raise UserError(f"{ROWS_FILE}: {row.name} starts from {name}, which no row further up is called")
+    return dataclasses.replace(row, start=above[name], key=_key({**row.recipe, "initialize_from": above[name].key}))
 
 
 def _joined(rows: Mapping[str, Row]) -> dict[str, Row]:
@@ -135,43 +144,29 @@ def _joined(rows: Mapping[str, Row]) -> dict[str, Row]:
     return joined
 
 
-@dataclass(frozen=True)
-class TableRow:
-    """A row in the table of a study: `name` is the one the study uses, `row` None where it does not exist at this size, `seeds`
-    those of its trainings."""
-
-    name: str
-    label: str
-    row: Row | None
-    paper: dict[str, Any]
-    not_here: str | None
-    seeds: tuple[int, ...] = (1,)
-
-
 def table_of(study: Study, catalogue: Catalogue) -> list[TableRow]:
-    """The rows of a study's table, in its order.
-
-    Raises:
-        UserError: a name that is neither a row nor a family; figures by row's name for what is no family.
-    """
+    """The rows of a study's table, in its order."""
     table = []
     for entry in study.rows:
-        if entry.row not in catalogue.known:
-            raise UserError(f"{study.title}: {ROWS_FILE} has no row {entry.row!r}")
-        for column, value in entry.paper.items():
-            if isinstance(value, Mapping) and "{" not in entry.row:
-                raise UserError(f"{study.title}: {entry.row} is one row, its {column} in the paper is not: {value}")
         found = {name: row for name, row in catalogue.rows.items() if entry.row in (name, row.family)}
         seeds = tuple(entry.seeds.get(catalogue.size) or study.seeds.get(catalogue.size, [1]))
-        if not found:
-            table.append(_row_elsewhere(entry))
-        for name, row in found.items():
-            paper = {
-                column: value.get(name) if isinstance(value, Mapping) else value
-                for column, value in entry.paper.items()
-            }
-            table.append(TableRow(name, _filled(entry.label, row.values), row, paper, entry.not_here, seeds))
+        table += [_table_row(entry, name, row, seeds) for name, row in found.items()] or [_elsewhere(entry)]
     return table
+
+
+def _table_row(entry: StudyRow, name: str, row: Row, seeds: tuple[int, ...]) -> TableRow:
+    paper = {column: says.get(name) if isinstance(says, Mapping) else says for column, says in entry.paper.items()}
+    return TableRow(name, _filled(entry.label, row.values), row, paper, entry.not_here, seeds)
+
+
+def _elsewhere(entry: StudyRow) -> TableRow:
+    """A row, or one for a whole family, that does not exist at this size: the paper's figures stand there all the same."""
+    paper = {
+        column: " · ".join(map(str, says.values())) if isinstance(says, Mapping) else says
+        for column, says in entry.paper.items()
+    }
+    label = re.sub(r"\{(\w+)(?::\w+)?\}", r"every \1", entry.label)
+    return TableRow(entry.row, label, None, paper, entry.not_here)
 
 
 def row_of_line(name: str, values: Mapping[str, Any]) -> str | None:
@@ -181,16 +176,6 @@ def row_of_line(name: str, values: Mapping[str, Any]) -> str | None:
         return name.format(**values)
     except KeyError:
         return None
-
-
-def _row_elsewhere(entry: StudyRow) -> TableRow:
-    """A row, or one for a whole family, that does not exist at this size: the paper's figures stand there all the same."""
-    paper = {
-        column: " · ".join(map(str, value.values())) if isinstance(value, Mapping) else value
-        for column, value in entry.paper.items()
-    }
-    label = re.sub(r"\{(\w+)(?::\w+)?\}", r"every \1", entry.label)
-    return TableRow(entry.row, label, None, paper, entry.not_here)
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,9 +188,7 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def recipe_of(
-    row: Row, seed: int, output_dir: Path, start_dir: Path | None = None, folder: Path = STUDIES_FOLDER
-) -> dict[str, Any]:
+def recipe_of(row: Row, seed: int, output_dir: Path, start_dir: Path | None = None) -> dict[str, Any]:
     """The recipe of one training of a row, as in a recipe file; `{studies}/` in a path is the folder of the studies.
 
     Args:
@@ -213,43 +196,31 @@ def recipe_of(
         seed: of the training.
         output_dir: its run folder.
         start_dir: the run folder of what the row starts from, if it does; the tokenizer comes from there, too.
-        folder: of the studies.
     """
     own: dict[str, Any] = {"name": row.name, "training": {"seed": seed, "output_dir": str(output_dir)}}
-    recipe = _located(row.recipe or {}, folder)
+    recipe = _located(row.recipe)
     if start_dir is not None:
         own["initialize_from"] = str(start_dir)
         recipe.pop("tokenizer", None)
-    # `name` first: a person reads the file.
-    return merged({"name": row.name}, recipe, own)
+    return merged({"name": row.name}, recipe, own)  # the name first, since a person reads the file
 
 
-def _located(value: Any, folder: Path) -> Any:
+def _located(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _located(inner, folder) for key, inner in value.items()}
-    return value.replace("{studies}", str(folder)) if isinstance(value, str) else value
+        return {key: _located(inner) for key, inner in value.items()}
+    return value.replace("{studies}", str(STUDIES_FOLDER)) if isinstance(value, str) else value
 
 
-def _expand(name: str, family: RowFamily, size: str, read_layer: Callable[[str], dict[str, Any]]) -> Iterator[Row]:
-    for values in _all_values(family, size):
-        yield _row(name, family, size, values, read_layer)
-
-
-def _all_values(family: RowFamily, size: str) -> Iterator[dict[str, Any]]:
+def all_values(family: RowFamily, size: str) -> Iterator[dict[str, Any]]:
     """The values of every row of a family at a size."""
     if size not in family.sizes:
         return
-    axes = {axis: _values(values, size) for axis, values in family.each.items()}
+    axes = {axis: says.get(size, ()) if isinstance(says, Mapping) else says for axis, says in family.each.items()}
     for combination in itertools.product(*axes.values()):
         values: dict[str, Any] = {}
         for axis, value in zip(axes, combination, strict=True):
             values |= value if isinstance(value, Mapping) else {axis: value}
         yield values
-
-
-def _values(values: Any, size: str) -> list[Any]:
-    """The values of one `each` at a size; none where it gives none."""
-    return list(values.get(size, ()) if isinstance(values, Mapping) else values)
 
 
 def _row(
@@ -260,17 +231,10 @@ def _row(
     recipe = None
     if not command:
         layers = family.layers if here.layers is None else here.layers
-        files = [read_layer(_filled(name_of_layer, {**values, "size": size})) for name_of_layer in layers]
+        files = [read_layer(_filled(each, {**values, "size": size})) for each in layers]
         recipe = merged(*files, *(_filled(fragment, values) for fragment in (family.recipe, here.recipe)))
-    return Row(
-        name=_filled(name, values),
-        key=_key({"command": command} if recipe is None else recipe),
-        recipe=recipe,
-        command=command,
-        values=values,
-        analyses=tuple(family.analyses),
-        family=name,
-    )
+    key = _key({"command": command} if recipe is None else recipe)
+    return Row(_filled(name, values), key, recipe, command, values, tuple(family.analyses), name)
 
 
 def _filled(template: Any, values: Mapping[str, Any]) -> Any:
@@ -279,13 +243,13 @@ def _filled(template: Any, values: Mapping[str, Any]) -> Any:
         return {key: _filled(value, values) for key, value in template.items()}
     if isinstance(template, list):
         return [_filled(value, values) for value in template]
-    if not isinstance(template, str) or "{" not in template:
+    if not isinstance(template, str):
         return template
     if template[1:-1] in values and template == f"{{{template[1:-1]}}}":
         return values[template[1:-1]]
     try:
         return template.format(**values)
-    except (KeyError, IndexError, ValueError) as error:
+    except KeyError as error:
         raise UserError(f"{template!r}: no value for {error}; there are {', '.join(values) or 'none'}") from error
 
 
@@ -316,14 +280,7 @@ def _numbers_alike(value: Any) -> Any:
         return {str(key): _numbers_alike(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_numbers_alike(inner) for inner in value]
-    if isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    return value
-
-
-def _families(path: Path) -> dict[str, RowFamily]:
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return {name: _made(RowFamily, says, f"{path}: {name}") for name, says in content.items()}
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _made(kind: Any, says: Any, where: str) -> Any:
@@ -332,15 +289,11 @@ def _made(kind: Any, says: Any, where: str) -> Any:
     if origin is list and dataclasses.is_dataclass(arguments[0]):
         return [_made(arguments[0], each, where) for each in says]
     if origin is dict and dataclasses.is_dataclass(arguments[1]):
-        return {name: _made(arguments[1], each, f"{where}, {name}") for name, each in says.items()}
+        return {name: _made(arguments[1], each, where) for name, each in says.items()}
     if not dataclasses.is_dataclass(kind):
         return says
     types = get_type_hints(kind)
-    if not isinstance(says, Mapping) or (unknown := says.keys() - types.keys()):
-        raise UserError(
-            f"{where}: {kind.__name__} has {', '.join(types)}; got {unknown if isinstance(says, Mapping) else says!r}"
-        )
     try:
-        return kind(**{name: _made(types[name], value, where) for name, value in says.items()})
+        return kind(**{name: _made(types.get(name), value, where) for name, value in says.items()})
     except TypeError as error:
         raise UserError(f"{where}: {error}") from error

@@ -5,28 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.studies.claims import (
-    ACCURACY,
-    AGREES,
-    BLEU,
-    DISAGREES,
-    KINDS,
-    NOT_MEASURED,
-    PENDING,
-    PERPLEXITY,
-    UNDECIDED,
-    Verdict,
-    judge,
-)
+from benchmarks.studies.claims import AGREES, DISAGREES, KINDS, NOT_MEASURED, PENDING, UNDECIDED, Verdict, judge
 from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, at_size, has_diverged, outcomes_of, value
 from benchmarks.studies.parser import STUDIES_FOLDER, load_rows, load_study, study_names
 from benchmarks.studies.plots import draw_plot
-from benchmarks.studies.scores import FEWEST_ITEMS, SAMPLES
+from benchmarks.studies.scores import FEWEST_ITEMS, SAMPLES, STATISTICS
 from benchmarks.studies.study import RELUFORMER_PAPER, Study
 from benchmarks.studies.tasks import RESULTS, RUNS, Places, pictures_folder
 
@@ -98,20 +86,16 @@ def write_reproduction(
         studies: where the studies are.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    everywhere = sorted(((name, load_study(name, studies)) for name in study_names(studies)), key=_position)
     lines = [_HEAD.format(results=results)]
-    everywhere = sorted(
-        ((name, load_study(name, studies)) for name in study_names(studies)), key=lambda s: s[1].position
-    )
     for size in sizes:
+        lines += ["", f"## {SIZE_TITLES[size]}", ""]
         loaded = [(name, at_size(study, size)) for name, study in everywhere]
         catalogue, places = load_rows(size, studies), Places.of(size, runs, results)
         found = {name: outcomes_of(study, catalogue, places) for name, study in loaded}
-        lines += ["", f"## {SIZE_TITLES[size]}", ""]
-        if size != sizes[0] and not any(o.results or o.below for outcomes in found.values() for o in outcomes.values()):
-            lines.append(
-                f"No row was run. `python -m benchmarks.studies --size {size}` trains them; the tests check their "
-                "recipes."
-            )
+        if size != sizes[0] and not any(outcome.shown for of in found.values() for outcome in of.values()):
+            train = f"`python -m benchmarks.studies --size {size}` trains them; the tests check their recipes."
+            lines.append(f"No row was run. {train}")
             continue
         verdicts = {name: judge(study, found[name]) for name, study in loaded}
         lines += [_SMALLER, ""] if size != "paper" else []
@@ -122,6 +106,10 @@ def write_reproduction(
         lines += _origins(found)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     return path
+
+
+def _position(named: tuple[str, Study]) -> int:
+    return named[1].position
 
 
 def _tally(loaded: Loaded, verdicts: Verdicts) -> list[str]:
@@ -199,44 +187,13 @@ def _table(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def _scored_on(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
-    """On what text and how BLEU or perplexity, or on what pictures the accuracy, was measured, one sentence for each kind."""
-    paths = {figure.path for figure in study.figures.values()}
-    if ACCURACY in paths:
-        return _classified(outcomes)
-    if PERPLEXITY in paths:
-        return _predicted(outcomes)
-    if BLEU not in paths:
-        return []
-    lengths: dict[tuple[str, bool], set[int]] = {}  # to what the documents of a kind of test were packed
-    for result in _results(outcomes):
-        if result.get("bleu"):
-            data = result["recipe"]["data"]
-            text = (
-                " → ".join(f"`{data['test'][side]}`" for side in ("source", "target"))
-                if data.get("test")
-                else "made-up text"
-            )
-            kind = f"BLEU: `{result['bleu']['signature']}` on {text}"
-            packed = bool(data.get("packing"))
-            lengths.setdefault((kind, packed), set()).update([data["max_length"]] if packed else [])
-    return [kind + (_packed_to(lengths[kind, packed]) if packed else "") + "." for kind, packed in sorted(lengths)]
-
-
-def _classified(outcomes: Mapping[str, Outcome]) -> list[str]:
-    found = set()
-    for result in _results(outcomes):
-        if measured := result.get("accuracy"):
-            kind = f"Accuracy, in percent: {measured['pictures']:,} pictures of `{corpus_of(result['recipe'])}`"
-            found.add(f"{kind}, split `{measured['signature']}`.")
-    return sorted(found)
-
-
-def _predicted(outcomes: Mapping[str, Outcome]) -> list[str]:
-    found = set()
-    for result in _results(outcomes):
-        if measured := result.get("perplexity"):
-            size = f"{len(measured['documents'].split()):,} documents, {measured['tokens']:,} tokens"
-            found.add(f"Perplexity: {size} of `{corpus_of(result['recipe'])}`, split {measured['signature']}.")
+    """On what, and how, the scores of a study were measured, a sentence for each."""
+    paths, found = {figure.path for figure in study.figures.values()}, set()
+    for result in (result for outcome in outcomes.values() for result in outcome.shown.values()):
+        for name, kind in STATISTICS.items():
+            if (measured := result.get(name)) and f"{name}.score" in paths:
+                texts = f"{len(kind.rows(measured)):,} {kind.items} of `{corpus_of(result['recipe'])}`"
+                found.add(f"{kind.label}: {texts}, `{measured['signature']}`.")
     return sorted(found)
 
 
@@ -248,19 +205,9 @@ def corpus_of(recipe: Mapping[str, Any]) -> str:
     files = data.get("train") or {}
     if dataset := data.get("dataset") or files.get("dataset"):
         return dataset["path"]
-    if files:
-        paths = files.get("source") or files.get("images") or files["paths"]
-        return Path(paths[0] if isinstance(paths, list) else paths).parent.as_posix()
-    return "made by the program"
-
-
-def _results(outcomes: Mapping[str, Outcome]) -> Iterator[dict[str, Any]]:
-    return (result for outcome in outcomes.values() for result in outcome.shown.values())
-
-
-def _packed_to(lengths: Collection[int]) -> str:
-    *most, last = (f"{length:,}" for length in sorted(lengths))
-    return f", packed to at most {', '.join(most)}{' or ' if most else ''}{last} tokens"
+    paths = files.get("source") or files.get("images") or files.get("paths")
+    first = paths[0] if isinstance(paths, list) else paths
+    return "made by the program" if first is None else Path(first).parent.as_posix()
 
 
 def _ours(study: Study, name: str, outcome: Outcome) -> str:
@@ -311,29 +258,18 @@ def _pictures(label: str, outcome: Outcome | None, path: Path) -> list[str]:
 
 
 def _origins(found: Mapping[str, Mapping[str, Outcome]]) -> list[str]:
-    """Which commits, machines and versions the figures are of."""
-    counts: Counter[str] = Counter()
-    seen = set()
+    """Which machines and versions the figures are of; the commit of each stands in its file."""
+    machines: dict[tuple[str, int], str] = {}
     for outcome in (outcome for outcomes in found.values() for outcome in outcomes.values()):
         for seed, result in {**outcome.results, **outcome.below}.items():
-            training = result.get("training")
-            if training is None or (result["row"], seed) in seen:
-                continue
-            seen.add((result["row"], seed))
-            machine, versions = training["machine"], training["versions"]
-            accelerators = ", ".join(machine.get("accelerators", []))
-            counts[
-                f"commit {(training['git_commit'] or 'unknown')[:12]}{' with local changes' if training['git_dirty'] else ''}, "
-                f"{accelerators or machine['cpu']}, torch {versions['torch']}, transformers {versions['transformers']}"
-            ] += 1
-    if not counts:
-        return []
-    return [
-        "### Where the figures are from",
-        "",
-        *(f"- {count} runs: {text}" for text, count in counts.most_common()),
-        "",
-    ]
+            if training := result.get("training"):
+                machine, versions = training["machine"], training["versions"]
+                name = ", ".join(machine.get("accelerators", [])) or machine["cpu"]
+                said = f"{name}, torch {versions['torch']}, transformers {versions['transformers']}"
+                machines[result["row"], seed] = said
+    counts = Counter(machines.values()).most_common()
+    lines = [f"- {count} runs: {text}" for text, count in counts]
+    return ["### Where the figures are from", "", *lines, ""] if lines else []
 
 
 def _plain(paper: Any) -> str:

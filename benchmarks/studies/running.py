@@ -8,12 +8,15 @@ import re
 import runpy
 import shlex
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import yaml
@@ -36,7 +39,7 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
     "TOKENIZERS_PARALLELISM": "false",
 }
-PROGRESS_SECONDS, _POLL_SECONDS = 60.0, 0.1
+PROGRESS_SECONDS = 60.0
 _TAIL = 8192  # bytes of a log that are looked at
 
 
@@ -100,23 +103,8 @@ def _with_rows_before(rows: Mapping[str, Row]) -> dict[str, Row]:
 
 
 @dataclass
-class Job:
-    """A task that is being run.
-
-    head: of its messages. log: what it prints. commands: that follow the process. seen: the states it has been in.
-    """
-
-    task: Task
-    head: str
-    commands: list[list[str]] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
-    process: Program | None = None
-    started: float = field(default_factory=time.monotonic)
-
-
-@dataclass
 class Runner:
-    """Runs what is not finished, `jobs` at a time.
+    """Runs what is not finished, `jobs` rows at a time.
 
     size: for the command that results tell. say: takes lines of progress. failures: what went wrong, a line for each row.
     """
@@ -125,90 +113,87 @@ class Runner:
     jobs: int = 1
     say: Callable[[str], None] = print
     failures: list[str] = field(default_factory=list)
+    running: dict[str, tuple[Task, BaseProcess]] = field(default_factory=dict)  # by the head of a row's messages
+    stopped: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, tasks: Sequence[Task]) -> list[str]:
         """Runs the tasks in their order, but what one starts from before it; returns the failures."""
-        tasks = _with_starts(tasks)
-        waiting = [Job(task, f"[{number}/{len(tasks)}] {task.name}") for number, task in enumerate(tasks, start=1)]
-        running: list[Job] = []
-        told = time.monotonic()
-        try:
-            while waiting or running:
-                while len(running) < self.jobs and (job := _first_ready(waiting, running)) is not None:
-                    waiting.remove(job)
-                    running += [job] if self._advance(job) else []
-                for job in [job for job in running if job.process.poll() is not None]:
-                    if not self._ended_well(job) or not self._advance(job):
-                        running.remove(job)
-                if time.monotonic() - told > PROGRESS_SECONDS:
-                    told = time.monotonic()
-                    for job in running:
-                        self.say(f"{job.head}: {last_line(job.task.log_file)}, {(told - job.started) / 60:.0f} min")
-                time.sleep(_POLL_SECONDS if running else 0)
-        finally:
-            for job in running:  # an interruption: they go on from their last checkpoint
-                job.process.terminate()
-                job.process.wait()
+        tasks, begun = _with_starts(tasks), time.monotonic()
+        rows: dict[Path, Future[None]] = {}
+        with ThreadPoolExecutor(self.jobs) as pool:
+            for number, task in enumerate(tasks, start=1):
+                before = task.start and rows.get(task.start.run_folder)
+                head = f"[{number}/{len(tasks)}] {task.name}"
+                rows[task.run_folder] = pool.submit(self._run, task, head, before)
+            try:
+                while wait(rows.values(), PROGRESS_SECONDS).not_done:
+                    for head, (task, _) in dict(self.running).items():
+                        minutes = (time.monotonic() - begun) / 60
+                        self.say(f"{head}: {last_line(task.log_file)}, {minutes:.0f} min since the start")
+            except BaseException:  # an interruption: rows go on from their last checkpoint
+                self._stop(pool)
+                raise
+        for row in rows.values():
+            row.result()  # raises what was no failure of a row
         return self.failures
 
-    def _advance(self, job: Job) -> bool:
-        """Starts the next command of a job; whether there was one."""
+    def _stop(self, pool: ThreadPoolExecutor) -> None:
+        pool.shutdown(wait=False, cancel_futures=True)
+        with self.lock:
+            self.stopped = True
+            for _, process in self.running.values():
+                process.terminate()
+
+    def _run(self, task: Task, head: str, before: Future[None] | None) -> None:
+        """All that is left to do of a row, behind what it starts from."""
+        if before is not None:
+            wait([before])
+        seen: list[str] = []
         try:
-            while not job.commands:
-                state = state_of(job.task)
-                if state in job.seen:
-                    return False
-                first = not job.seen
-                job.seen.add(state)
-                job.commands = _commands(job.task, state)
-                if job.commands and first:
-                    self._begin(job, state)
-                elif state == "trained" and not job.commands:
-                    self._collect(job)
-                elif first and state == "finished":
-                    again = (
-                        "to train it again, give folders of their own: --runs runs/again --results runs/again/results"
-                    )
-                    self.say(f"{job.head}: finished already ({job.task.result_file}); {again}")
+            while (state := state_of(task)) not in seen:
+                commands = _commands(task, state)
+                if not seen:
+                    self.say(f"{head}: {_beginning(task, state, commands)}")
+                seen.append(state)
+                for command in commands:
+                    self._execute(command, task, head)
+                if self.stopped:
+                    return
+                if commands or state == "trained":
+                    self._collect(task, head)
         except (UserError, OSError) as error:
-            return self._failed(job, one_line(error))
-        job.process = start(job.commands.pop(0), job.task.log_file)
-        return True
+            self.failures.append(f"{task.name}: {one_line(error)}")
+            self.say(f"{head}: failed: {self.failures[-1]}")
 
-    def _begin(self, job: Job, state: str) -> None:
-        task = job.task
-        if is_stale(task):
-            self.say(f"{job.head}: {task.result_file} is of another recipe and will be replaced")
-        elif task.model_needed and state == "missing" and read_result(task) is not None:
-            self.say(f"{job.head}: its model is not on this machine; {task.result_file} will be replaced")
-        doing = {"finished": "analyses", "trained": "evaluation", "begun": "goes on", "missing": "starts"}
-        self.say(f"{job.head}: {doing[state]}; log: {task.log_file}")
+    def _execute(self, command: list[str], task: Task, head: str) -> None:
+        with self.lock:
+            if self.stopped:
+                return
+            process = start(command, task.log_file)
+            self.running[head] = task, process
+        process.join()
+        del self.running[head]
+        if process.exitcode and not self.stopped:
+            raise UserError(f"exit status {process.exitcode}: {last_line(task.log_file)} ({task.log_file})")
 
-    def _ended_well(self, job: Job) -> bool:
-        """Keeps what a process has left, even if what came after it has failed."""
-        if not job.commands and state_of(job.task) != "begun":
-            try:
-                self._collect(job)
-            except (UserError, OSError) as error:
-                if not job.process.returncode:
-                    return self._failed(job, one_line(error))
-        if status := job.process.returncode:
-            log = job.task.log_file
-            return self._failed(job, f"exit status {status}: {last_line(log)} ({log})")
-        return True
-
-    def _failed(self, job: Job, why: str) -> bool:
-        self.failures.append(f"{job.task.name}: {why}")
-        self.say(f"{job.head}: failed: {self.failures[-1]}")
-        return False
-
-    def _collect(self, job: Job) -> None:
-        task = job.task
-        if state_of(task) == "missing":
-            return
+    def _collect(self, task: Task, head: str) -> None:
         again = f"python -m benchmarks.studies --size {self.size} --only {task.row.name} --seed {task.seed}"
         path = write_result(task, again)
-        self.say(f"{job.head}: {_summary(read_json(path))}; {path}")
+        self.say(f"{head}: {_summary(read_json(path))}; {path}")
+
+
+def _beginning(task: Task, state: str, commands: Sequence[list[str]]) -> str:
+    """What is said of a row first."""
+    if state == "finished" and not commands:
+        again = "to train it again, give folders of their own: --runs runs/again --results runs/again/results"
+        return f"finished already ({task.result_file}); {again}"
+    doing = {"finished": "analyses", "trained": "evaluation", "begun": "goes on", "missing": "starts"}[state]
+    if is_stale(task):
+        doing += f", {task.result_file} is of another recipe and will be replaced"
+    elif task.model_needed and state == "missing" and read_result(task) is not None:
+        doing += f", since its model is not on this machine; {task.result_file} will be replaced"
+    return f"{doing}; log: {task.log_file}"
 
 
 def _with_starts(tasks: Sequence[Task]) -> list[Task]:
@@ -220,13 +205,6 @@ def _with_starts(tasks: Sequence[Task]) -> list[Task]:
                 found[before.run_folder] = before  # instead of the same without `model_needed`
         found.setdefault(task.run_folder, task)
     return list(found.values())
-
-
-def _first_ready(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
-    """The first that starts from nothing that is still to be trained."""
-    unfinished = {job.task.run_folder for job in (*waiting, *running)}
-    ready = (job for job in waiting if job.task.start is None or job.task.start.run_folder not in unfinished)
-    return next(ready, None)
 
 
 def _commands(task: Task, state: str) -> list[list[str]]:
@@ -264,28 +242,7 @@ def _require_model(before: Task) -> None:
         raise UserError(f"{before.name}, which it starts from, did not converge ({before.result_file})")
 
 
-@dataclass(frozen=True)
-class Program:
-    """A program in a process of its own, by the names of `subprocess.Popen`."""
-
-    process: BaseProcess
-
-    @property
-    def returncode(self) -> int | None:
-        return self.process.exitcode
-
-    def poll(self) -> int | None:
-        return self.process.exitcode
-
-    def wait(self) -> int | None:
-        self.process.join()
-        return self.process.exitcode
-
-    def terminate(self) -> None:
-        self.process.terminate()
-
-
-def start(command: Sequence[str], log: Path) -> Program:
+def start(command: Sequence[str], log: Path) -> BaseProcess:
     """Starts a program and its arguments in a process of its own; what it prints is appended to the log.
 
     All are forked from one server that has imported what they need, which takes longer than a row of the smallest size.
@@ -296,7 +253,7 @@ def start(command: Sequence[str], log: Path) -> Program:
     with mock.patch.dict(os.environ, ENVIRONMENT):  # the server inherits it when it starts, with the first process
         process = context.Process(target=_execute, args=(list(command), log))
         process.start()
-    return Program(process)
+    return process
 
 
 def _execute(command: list[str], log: Path) -> None:
@@ -324,7 +281,7 @@ def last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "nothing was printed")
 
 
-def _summary(result: Mapping) -> str:
+def _summary(result: Mapping[str, Any]) -> str:
     training = result.get("training")
     if training is None:
         return "measured"

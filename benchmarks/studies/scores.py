@@ -131,23 +131,27 @@ def _digest(text: str) -> str:
 class Statistic:
     """A score that is compared by a paired bootstrap; a result holds its statistics under the score's name.
 
-    label: in words. unit: of a difference. rows: statistics → what each item of the test set adds, (items, columns).
-    score: sum of some of the rows, (columns,) → the score. lower_is_better: as of a loss.
+    label: in words. unit: of a difference. items: of a test set, in words. rows: statistics → what each of them adds,
+    (items, columns). score: sum of some of the rows, (columns,) → the score. lower_is_better: as of a loss.
     """
 
     label: str
     unit: str
+    items: str
     rows: Callable[[Statistics], np.ndarray]
     score: Callable[[np.ndarray], float]
     lower_is_better: bool = False
 
 
 STATISTICS = {
-    "bleu": Statistic("BLEU", "BLEU", bleu_rows, _bleu_of),
-    "accuracy": Statistic("accuracy", "points", _accuracy_rows, lambda sums: 100 * float(sums[0]) / float(sums[1])),
+    "bleu": Statistic("BLEU", "BLEU", "texts", bleu_rows, _bleu_of),
+    "accuracy": Statistic(
+        "accuracy", "points", "pictures", _accuracy_rows, lambda sums: 100 * float(sums[0]) / float(sums[1])
+    ),
     "perplexity": Statistic(
         "perplexity",
         "perplexity",
+        "documents",
         _perplexity_rows,
         lambda sums: float(np.exp(sums[0] / sums[1])),
         lower_is_better=True,

@@ -16,14 +16,11 @@ RELUFORMER_PAPER = "arXiv 2302.06461"
 
 @dataclass(kw_only=True)
 class Analysis:
-    """What `reluformer analyze` measures on a row's model when it is trained, on the text of its test split.
+    """What `reluformer analyze --what` measures on a row's model when it is trained: `analyses.<what>.…` of its result.
 
-    Args:
-        what: as in `reluformer analyze --what`; also names the figures: `analyses.<what>.…`.
-        lines: test pairs that are analysed, from the first; of a language model, lines of its test documents; null takes all.
-        documents: sentences are given, each with its document's name, and packed as the recipe says; `lines` counts sentences.
-        options: further options of the command.
-        pictures: which of the pictures it draws are kept beside the result; names as in a file search (`*.layer1.png`).
+    lines: test pairs, or lines of test documents, that are analysed, from the first; null takes all. documents: sentences are
+    given, each with its document's name, and packed as the recipe says. options: further options of the command. pictures: which
+    of those it draws are kept beside the result, as in a file search (`*.layer1.png`).
     """
 
     what: str
@@ -35,13 +32,7 @@ class Analysis:
 
 @dataclass(kw_only=True)
 class AtSize:
-    """What one size changes of a row: other layers, a last fragment of a recipe, further arguments of a command.
-
-    Args:
-        layers: instead of the row's.
-        recipe: laid over the row's.
-        command: after the row's.
-    """
+    """What one size changes of a row: other layers, a last fragment of a recipe, further arguments of a command."""
 
     layers: list[str] | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -53,15 +44,15 @@ class RowFamily:
     """One row, or, with `each`, one for every combination of values; `{name}` in its name and values stands for them.
 
     Args:
-        layers: recipes, later ones laid over earlier ones: files of `studies/bases/` or recipes of the package, without
-            `.yaml`; `{size}` stands for the size.
+        layers: recipes, later ones laid over earlier ones: files of `bases/` or recipes of the package, without `.yaml`; `{size}`
+            stands for the size.
         recipe: a fragment of a recipe, laid over the layers.
         at: what a size changes.
         each: values by name; by size where they differ: `{ffn: [128, 512]}` or `{ffn: {cpu: [128, 512], paper: [32]}}`. A value
             may itself be several by name, for those that belong together: `{length: [{length: 128, gamma: 16.0}]}`.
         sizes: where the row exists.
         starts_from: by size, the name of a row further up whose model, trained with the same seed, this one starts from, with its
-            tokenizer; it is trained first. At a size that is not named, and by default, training starts from new weights.
+            tokenizer; it is trained first.
         analyses: run when the model is trained.
         command: instead of a recipe, arguments of `reluformer` that measure something without training; `--seed` and
             `--output FOLDER` are added, and the JSON files in that folder are the figures: `measured.<file>.…`.
@@ -79,20 +70,16 @@ class RowFamily:
 
 @dataclass(kw_only=True)
 class Figure:
-    """A column of a study's table.
+    """A column of a study's table, headed `label`, of numbers with so many `digits`, multiplied by `factor`.
 
     Args:
-        label: its heading.
         path: where the figure stands in a row's result: names joined by points, `log.<name>` for the last logged value and
             `log10.<name>` for the mean of the last ten; `table[layer=all,p_percent=0.2]` takes the row of a table with these
             values.
-        digits: after the decimal point.
-        factor: the figure is multiplied by it, for example 100 for percent.
-        file: a JSON file of another benchmark, from the current directory, that holds the figure instead. It is there
-            whether the row was trained or not, and once, whatever the seeds.
+        file: a JSON file of another benchmark that holds the figure instead, once for all seeds and without any training.
         names: what that file calls a row, where it is not the row's name; `{row}` stands for it in the path.
-        relative_to: by row's name, the row of the study whose figure it is compared with: the figure is then by how many percent
-            it is above that one, with the same seed. Rows that are not named have none.
+        relative_to: row → row with which it is compared: the figure is then by how many percent it is above that one, with the
+            same seed. Rows that are not named have none.
         sizes: where the figure, and what is claimed of it, is shown.
     """
 
@@ -108,14 +95,11 @@ class Figure:
 
 @dataclass(kw_only=True)
 class StudyRow:
-    """A row of a study's table.
+    """A row, or those of a family, in a study's table.
 
-    Args:
-        row: its name, or its family's, in `rows.yaml`.
-        label: what the table calls it; `{name}` stands for a family's values.
-        paper: the paper's figures by column, as text; with a family, by column and then by the row's name.
-        not_here: why the row cannot be run here, where it cannot; its figures are then the paper's alone.
-        seeds: by size, where they are others than the study's.
+    row, label: its name in `rows.yaml`, and what the table calls it, with a family's values. paper: the paper's figures by
+    column, as text; of a family, by column and then by the row's name. not_here: why it cannot be run here, where it cannot.
+    seeds: by size, where they are others than the study's.
     """
 
     row: str
@@ -129,25 +113,17 @@ class StudyRow:
 class Claim:
     """Something the paper (or, with `Study.ours`, we) say of a study's rows, in a form that figures can bear out or contradict.
 
-    Exactly one kind:
+    Exactly one kind; `report._HOW_TO_READ` says how it is decided:
 
-    - `higher` and `lower`: names of rows; `figure` of the first is above that of the second by more than `margin`. For BLEU,
-      accuracy and perplexity the difference must also be significant (paired bootstrap, p < 0.05) to count at all. With a
+    - `higher` and `lower`: names of rows; `figure` of the first is above that of the second by more than `margin`. With a
       negative `margin` the first may be below the second by as much.
     - `best` and `among`: the same of one row and each of several others.
-    - `equal`: names of two rows or more, whose `figure` differs by at most `margin`; for BLEU, accuracy and perplexity, too, it
-      is the point difference.
+    - `equal`: names of two rows or more, whose `figure` differs by at most `margin`, which `text` says.
     - `diverges`: a row that does not converge (`twin` names its softmax twin).
     - `row` with `above`, `below` or both: `figure` of one row against numbers.
 
-    A claim whose names have `{name}` is made for each row whose values fill the first of them to its own name.
-
-    Args:
-        text: the paper's claim in words.
-        figure: a column of the study.
-        margin: see above.
-        of_updates: the claim is about what more updates do, so its rows may differ in them; any other claim of such rows decides
-            nothing.
+    A claim whose names have `{name}` is made for each row whose values fill the first of them to its own name. With
+    `of_updates` it is about what more updates do; any other claim of rows that differ in them decides nothing.
     """
 
     text: str
@@ -172,19 +148,16 @@ class Plot:
 
     Args:
         file: its name, a PNG.
-        title: above it.
+        title, x_label, y_label: above it and beside its axes; by default the name of `y`.
         x: name of the value that runs along the axis, or a column of the study; with `table`, of its column.
         y: a column of the study; with `table`, of the table.
-        x_label: of the axis.
         lines: families, or rows, by their label in the legend.
         levels: rows that have no place on the axis, by label: a dashed line across at their figure. Not with `table`.
         activations: whose colour a line or a level has, by label (`reluformer.analysis.drawing`); one without has its own.
         table: path of a table in a row's result, as in [`Figure`]; without a last name, all its rows that fit but those
             whose `x` is no number, such as the layer `all`.
-        y_label: of the other axis, instead of the name of `y`.
         point: written beside each point; `{name}` stands for its row's values. Not with `table`.
-        log_x: a logarithmic axis.
-        x_max: the axis ends here.
+        log_x, x_max: a logarithmic axis; where it ends.
     """
 
     file: str
@@ -204,12 +177,7 @@ class Plot:
 
 @dataclass(kw_only=True)
 class Budget:
-    """What a row must have had before its figures count as evidence; less is "pending".
-
-    Args:
-        updates: of training.
-        seconds: of training, validations included.
-    """
+    """What a row must have had before its figures count as evidence, validations included; less is "pending"."""
 
     updates: int = 0
     seconds: float = 0.0
@@ -217,22 +185,17 @@ class Budget:
 
 @dataclass(kw_only=True)
 class Study:
-    """One table or figure of a paper.
+    """One table or figure of a paper, or, with `ours`, a study of our own, whose claims are not counted among the papers'.
 
     Args:
-        title: what it is.
-        position: among the studies of a report.
+        title, position: what it is, and its place in a report.
         source: where in the paper, on which corpus, and how our rows differ from it.
-        rows: of the table.
-        figures: its columns.
+        rows, figures: the rows and columns of its table.
         claims: what the paper says.
-        seeds: by size.
-        budget: by size; a size without one gives no evidence.
+        seeds, budget: by size; a size without a budget gives no evidence.
         plots: drawn from the figures.
         pictures: rows by label whose pictures, drawn by one of their analyses, are shown.
         also: further parts of the paper's table that no row here stands for, each with the paper's figures and why.
-        paper: which.
-        ours: the study is not the paper's, and neither are its claims; they are not counted among the paper's.
     """
 
     title: str

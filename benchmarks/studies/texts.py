@@ -41,7 +41,6 @@ from reluformer.configuration.errors import UserError
 
 END, PADDING = "<|endoftext|>", "<|padding|>"
 ITEMS, MODEL = "target_tokens", ReLUFormerForCausalLM
-LISTS = Path(__file__).parent / "catalogue" / "bases"
 
 Recipe = Mapping[str, Any]
 Document = tuple[str, str]  # name, text
@@ -111,17 +110,6 @@ def package_files(packages: Mapping[str, Any]) -> dict[str, Path]:
             if file.suffix == ".py" and ".." not in file.parts and excluded.isdisjoint(file.parts[:-1]):
                 found[file.as_posix()] = Path(str(installed.locate_file(file)))
     return dict(sorted(found.items()))
-
-
-def difference_from_list(packages: Mapping[str, Any]) -> str | None:
-    """In one line, that the files or versions here are not those of the list that the committed figures were measured with."""
-    lines = (LISTS / packages["listed"]).read_text(encoding="utf-8").splitlines()
-    versions = dict(line.removeprefix("# package ").split("==") for line in lines if line.startswith("# package "))
-    others = [name for name, version in versions.items() if distribution(name).version != version]
-    if set(package_files(packages)) == {line for line in lines if line and not line.startswith("#")} and not others:
-        return None
-    why = f"other versions of {', '.join(others[:5])}" if others else "other files"
-    return f"note: the corpus differs from {packages['listed']} ({why}): perplexities cannot be compared with the committed ones"
 
 
 def train_byte_tokenizer(texts: Iterator[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
@@ -217,9 +205,6 @@ def _tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerBase:
 def prepare(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """The arguments of the trainer: model, data and collator."""
     data, length = recipe["data"], recipe["data"]["max_length"]
-    packages = (data.get("corpus") or {}).get("packages")
-    if packages and packages.get("listed") and (difference := difference_from_list(packages)):
-        print(difference)
     tokenizer = _tokenizer(recipe, folder)
     validated = recipe["training"].get("eval_strategy", "no") != "no"
     return {

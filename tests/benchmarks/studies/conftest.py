@@ -34,6 +34,7 @@ STUDY = {
         "bleu": {"label": "BLEU", "path": "bleu.score"},
         "entropy": {"label": "H", "path": "analyses.entropy.table[layer=all,module=cross].entropy"},
         "dead": {"label": "dead, %", "path": "log.eval_dead_row_fraction", "digits": 1, "factor": 100},
+        "over": {"label": "over softmax, %", "path": "bleu.score", "digits": 1, "relative_to": {"relu": "softmax"}},
     },
     "seeds": {"cpu": [1, 2]},
     "budget": {"cpu": {"updates": 2400}},
@@ -51,6 +52,7 @@ def study(tmp_path):
         places = Places.of("cpu", tmp_path / "runs", tmp_path / "results")
         folder = tmp_path / "studies"
         content = STUDY
+        gone = {"step": 90, "reason": "the loss is not finite since update 90"}
 
         def claims(self, *claims, **changes):
             text = yaml.safe_dump({**STUDY, "claims": [{"text": "a claim", **claim} for claim in claims], **changes})
@@ -74,7 +76,7 @@ def study(tmp_path):
                 "training": {**RECORD, "updates": updates, **record},
                 "training_seconds": 60.0,
                 "evaluations": {},
-                "recipe": {"data": {"test": {"source": "test.de", "target": "test.en"}}},
+                "recipe": {"data": {"train": {"source": "data/train.de", "target": "data/train.en"}}},
                 "log_history": [{"step": 5, "eval_dead_row_fraction": 0.25}, {"step": 9}],
                 "analyses": {"entropy": {"table": table}} if analyses else {},
                 "bleu": None if record.get("diverged") else bleu_statistics(self._translations(quality, sentences), {}),

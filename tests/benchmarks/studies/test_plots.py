@@ -4,7 +4,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks.studies import plots as study_plots
-from reluformer.analysis.drawing import RELU, SOFTMAX
+from benchmarks.studies.parser import load_study, study_names
+from reluformer.analysis.drawing import RELU, SOFTMAX, color_of
 from reluformer.configuration.errors import UserError
 
 
@@ -28,7 +29,7 @@ def test_a_claim_about_a_family_is_made_of_each_of_its_rows_and_drawn(study):
     assert "![widths](reproduction/cpu/p.png)" in report
     assert (study.folder.parent / "docs/reproduction/cpu/p.png").stat().st_size > 1000
     assert "all rows dead in encoder.layers.0.self_attn" in report
-    assert "2 runs: commit 0123456789ab, a CPU, torch 1, transformers 2" in report
+    assert "- 2 runs: a CPU, torch 1, transformers 2" in report
 
 
 def test_a_row_without_a_place_on_the_axis_is_a_dashed_line_across(study, canvases):
@@ -75,3 +76,37 @@ def test_a_line_has_the_colour_of_its_activation(study, canvases):
     study.claims(plots=[{**plot, "activations": {"relu": "relu"}}])
     with pytest.raises(UserError, match=r"p\.png: activations names 'relu', which is no line or level"):
         study.report()
+
+
+def test_a_picture_has_a_measured_figure_on_its_axis_and_names_its_points(study, canvases):
+    (plot,) = study.content["plots"]
+    study.claims(plots=[{**plot, "x": "entropy", "point": "n = {n}"}])
+    for seed, entropy in ((1, 2.0), (2, 3.0)):
+        study.give("width_8", seed, 0.9, entropy=entropy)
+    study.give("width_16", 1, 0.8, entropy=1.5)
+    study.report()
+    axes = canvases[0].axes[0]
+    assert list(axes.lines[0].get_xdata()) == [1.5, 2.5], "in the order of the axis, and of two seeds the mean"
+    assert [text.get_text() for text in axes.texts] == ["n = 8", "n = 16"]
+
+
+def test_a_table_of_a_row_is_drawn_without_the_mean_of_all_layers(study, canvases):
+    plot = {"title": "p", "x_label": "x", "log_x": False, "lines": {"ReLU": "relu"}}
+    over_updates = {**plot, "file": "a.png", "x": "step", "y": "eval_dead_row_fraction", "table": "log_history"}
+    table = "analyses.entropy.table[module=cross]"
+    by_layer = {**plot, "file": "b.png", "x": "layer", "y": "entropy", "table": table, "y_label": "H"}
+    study.claims(plots=[over_updates, by_layer])
+    study.give("relu", 1, 0.9)
+    study.report()
+    (first,), (second,) = (canvas.axes for canvas in canvases)
+    assert (list(first.lines[0].get_xdata()), list(first.lines[0].get_ydata())) == ([5], [0.25])
+    assert (list(second.lines[0].get_xdata()), list(second.lines[0].get_ydata())) == ([1], [9.9])
+    assert (first.get_ylabel(), second.get_ylabel()) == ("eval dead row fraction", "H")
+
+
+def test_no_two_activations_of_a_picture_have_one_colour():
+    for name in (name for name in study_names() if name.startswith("vit_")):
+        for plot in load_study(name).plots:
+            colors = list(study_plots._colors(plot).values())
+            assert len(set(colors)) == len(colors) == len(plot.lines) + len(plot.levels), plot.file
+    assert color_of("tanh") == color_of("none of these")

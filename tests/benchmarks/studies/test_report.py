@@ -1,13 +1,11 @@
 """The report: where its figures come from, and what it says beside them."""
 
-import json
-
 import pytest
 import yaml
 
-from benchmarks.studies.outcomes import select, value
+from benchmarks.studies.outcomes import select
 from benchmarks.studies.parser import ROWS_FILE
-from benchmarks.studies.study import Figure
+from benchmarks.studies.report import corpus_of
 from benchmarks.studies.tasks import is_stale, read_result
 from reluformer.configuration.errors import UserError
 from reluformer.training.run.records import write_json
@@ -51,20 +49,11 @@ def test_a_figure_of_another_benchmark_is_read_from_its_file(study, tmp_path):
     study.claims(claim, figures={**study.content["figures"], "speed": speed})
     verdict = study.verdict()
     assert (verdict.verdict, verdict.why) == ("agrees", "1.25"), "no training is needed, and no seed is counted"
-    assert "| ReLU | does not converge | – | – | – | 1.25 |" in study.report()
+    assert "| ReLU | does not converge | – | – | – | – | 1.25 |" in study.report()
     (tmp_path / "speeds.json").unlink()
     assert study.verdict().verdict == "pending"
     study.claims(claim, figures={**study.content["figures"], "speed": {**speed, "sizes": ["paper"]}})
     assert "speed" not in study.report() and "| about |" in study.report()
-
-
-def test_a_relative_figure_compares_evidence_with_evidence_alone(study):
-    study.claims()
-    figure = Figure(label="BLEU over softmax", path="bleu.score", relative_to={"relu": "softmax"})
-    scores = [study.give("relu", 1, 0.6)["bleu"]["score"], study.give("softmax", 1, 0.9, updates=100)["bleu"]["score"]]
-    assert value(figure, study.outcomes()["relu"], 1) is None, "softmax is below its budget"
-    study.give("softmax", 1, 0.9)
-    assert value(figure, study.outcomes()["relu"], 1) == pytest.approx(100 * (scores[0] / scores[1] - 1))
 
 
 def test_a_row_of_another_size_is_not_measured_and_the_papers_figures_stand(study):
@@ -99,20 +88,23 @@ def test_claims_are_counted_by_what_they_are_about_and_our_own_apart(study):
     assert "| [`t0`](#table-0) | a claim | **disagrees** |" in report and "| our expectation | verdict |" in report
 
 
-def test_the_report_says_how_its_bleu_was_measured(study):
+def test_the_report_says_how_its_scores_were_measured(study):
     study.claims()
     study.give("softmax", 1, 0.9)
-    (line,) = (line for line in study.report().splitlines() if line.startswith("BLEU: `nrefs:1|case:mixed|"))
-    assert line.endswith(" on `test.de` → `test.en`.")
+    (line,) = (line for line in study.report().splitlines() if line.startswith("BLEU: 80 texts of `data`, `nrefs:1|"))
+    assert "case:mixed" in line
 
 
-def test_the_report_says_once_to_what_lengths_its_documents_were_packed(study):
-    study.claims()
-    for name, length in (("softmax", 1024), ("relu", 512), ("width_8", 64)):
-        study.give(name, 1, 0.9)
-        file = study.task(name, 1).result_file
-        result = json.loads(file.read_text(encoding="utf-8"))
-        result["recipe"]["data"] |= {"packing": {"oversized": "keep"}, "max_length": length}
-        file.write_text(json.dumps(result), encoding="utf-8")
-    (line,) = (line for line in study.report().splitlines() if line.startswith("BLEU:"))
-    assert line.endswith(" on `test.de` → `test.en`, packed to at most 64, 512 or 1,024 tokens.")
+@pytest.mark.parametrize(
+    ("data", "corpus"),
+    [
+        ({"corpus": {"packages": {"names": ["numpy"], "listed": "some.files.txt"}}}, "some.files.txt"),
+        ({"corpus": {"packages": {"names": ["numpy"], "listed": None}}}, "installed packages"),
+        ({"train": {"paths": ["data/texts/a.gz", "data/texts/b.gz"]}}, "data/texts"),
+        ({"train": {"images": "pictures/train-images"}}, "pictures"),
+        ({"train": {"dataset": {"path": "us/texts"}, "paths": None}}, "us/texts"),
+        ({"demo": {"train": 9}}, "made by the program"),
+    ],
+)
+def test_the_corpus_of_a_recipe_is_named(data, corpus):
+    assert corpus_of({"data": data}) == corpus

@@ -16,7 +16,9 @@ from benchmarks.studies.parser import (
     study_names,
     table_of,
 )
-from benchmarks.studies.study import SIZES, Study, StudyRow
+from benchmarks.studies.running import tasks_by_study
+from benchmarks.studies.study import SIZES
+from benchmarks.studies.tasks import Places
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.run.model_building import build_config
@@ -105,12 +107,27 @@ def test_every_line_and_level_of_a_plot_is_of_rows_of_its_table(name, catalogues
         assert named <= set(plot.activations) <= labels, "ReLU and softmax have one colour each"
 
 
-def test_figures_of_the_paper_by_row_are_a_familys(studies):
-    folder = studies({"plain": {"layers": ["base"]}})
-    entry = {"row": "plain", "label": "plain", "paper": {"bleu": {"3.45 (Table 5": "0.08)"}}}
-    study = Study(title="t", position=1, source="", rows=[StudyRow(**entry)], figures={})
-    with pytest.raises(UserError, match="plain is one row, its bleu in the paper is not"):
-        table_of(study, load_rows("cpu", folder))
+def test_a_row_may_have_other_seeds_than_its_study(studies):
+    families = {"a_{n}": {"layers": ["base"], "each": {"n": [16, 32]}, "recipe": {"model": {"d_model": "{n}"}}}}
+    families["plain"] = {"layers": ["base"]}
+    rows = [{"row": "plain", "label": "p", "seeds": {"cpu": [1, 2]}}, {"row": "a_{n}", "label": "a"}]
+    study = {"title": "t", "position": 1, "source": "s", "rows": rows, "figures": {}, "seeds": {"cpu": [1]}}
+    folder = studies(families, study=study)
+    loaded, catalogue = {"study": load_study("study", folder)}, load_rows("cpu", folder)
+    names = [task.name for task in tasks_by_study(loaded, catalogue, Places.of("cpu"))["study"]]
+    assert names == ["a_16-seed1", "a_32-seed1", "a_16-seed2"], "one seed of everything first; plain is a_16"
+    tasks = tasks_by_study(loaded, catalogue, Places.of("cpu"), seeds=[7])["study"]
+    assert [task.seed for task in tasks] == [7, 7]
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_a_figure_is_relative_to_rows_of_its_table_with_its_seeds(name, catalogues):
+    study = load_study(name)
+    table = {entry.name: entry for entry in table_of(study, catalogues["cpu"])}
+    for figure in study.figures.values():
+        for row, other in figure.relative_to.items():
+            assert set(table[row].seeds) <= set(table[other].seeds), (row, other)
+            assert table[row].row.key != table[other].row.key
 
 
 def config_of(recipe, path):
@@ -124,11 +141,11 @@ def config_of(recipe, path):
 
 
 @pytest.mark.parametrize(
-    "size", [pytest.param(size, marks=[] if size == "smoke" else pytest.mark.slow) for size in SIZES]
+    ("size", "each"), [("smoke", "family"), *(pytest.param(size, "key", marks=pytest.mark.slow) for size in SIZES)]
 )
-def test_every_row_is_a_recipe_of_a_model_that_exists(size, catalogues, tmp_path):
+def test_every_row_is_a_recipe_of_a_model_that_exists(size, each, catalogues, tmp_path):
     untranslated = map_of_gamma(catalogues[size]) | starts(catalogues[size])
-    for row in {row.key: row for row in catalogues[size].rows.values() if row.recipe is not None}.values():
+    for row in {getattr(row, each): row for row in catalogues[size].rows.values() if row.recipe is not None}.values():
         path = tmp_path / f"{row.name}.yaml"
         content = recipe_of(row, 3, tmp_path / "run")
         if size == "paper":  # for a GPU, which this machine need not have
@@ -258,12 +275,16 @@ def test_mistakes_are_refused_in_one_line(studies, families, named):
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_study_size_or_row_is_refused(studies):
+def test_an_unknown_study_is_refused():
     with pytest.raises(UserError, match=r"no study 't99'; choose one of .*t2"):
         load_study("t99")
-    with pytest.raises(UserError, match="'huge' is not a size"):
-        load_rows("huge")
-    study = {"title": "t", "position": 1, "source": "s", "rows": [{"row": "nothing", "label": "x"}], "figures": {}}
-    folder = studies({"row": {"layers": ["base"]}}, study=study)
-    with pytest.raises(UserError, match="no row 'nothing'"):
-        table_of(load_study("study", folder), load_rows("cpu", folder))
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_row_of_a_study_exists_at_some_size(name, catalogues):
+    known = {
+        known for catalogue in catalogues.values() for own, row in catalogue.rows.items() for known in (own, row.family)
+    }
+    for entry in load_study(name).rows:
+        assert entry.row in known or entry.not_here, entry.row
+        assert "{" in entry.row or not any(isinstance(says, dict) for says in entry.paper.values())
