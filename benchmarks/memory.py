@@ -25,8 +25,6 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.attention import AttentionCase, eager, fused, penalty, random_inputs
 from benchmarks.measurement_file import ROOT, Benchmark, Names
@@ -40,8 +38,6 @@ from reluformer import (
 
 LENGTHS, DECODER_LENGTHS, VOCABULARIES = (1024, 2048, 4096, 8192, 16384), (1024, 16384), (10_000, 64_000)
 WARM_UP_LENGTH = 256  # long enough that the fused path takes its blocks and starts its threads
-# The step is done a second time, after the measurement, to look at the tensors it makes; longer ones take too long.
-LONGEST_INSPECTED = 2048
 LIMIT, TIMEOUT = 0.6, 300.0  # of the available memory; seconds of a cell
 METHOD = (
     "a new process for each cell; VmHWM of the step (Linux, reset through /proc/self/clear_refs) less VmRSS before it, after "
@@ -145,34 +141,13 @@ def peak(step: MakeRun, length: int) -> Names:
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     run()
-    result = {"extra_bytes": resident("VmHWM") - before, "before_bytes": before}
-    if length <= LONGEST_INSPECTED:
-        with QueriesByKeys(length) as seen:
-            run()
-        result["queries_by_keys_tensors"] = sorted(seen.shapes)
-    return result
+    return {"extra_bytes": resident("VmHWM") - before, "before_bytes": before}
 
 
 def resident(field: str) -> int:
     """VmRSS (now) or VmHWM (peak) of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
-
-
-class QueriesByKeys(TorchDispatchMode):
-    """Notes the shape of every tensor (…, length, length) that an operator returns: weights, scores, masks."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.length, self.shapes = length, set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, Tensor) and tuple(tensor.shape[-2:]) == (self.length, self.length):
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                self.shapes.add(f"{' × '.join(map(str, tensor.shape))} {dtype}")
-        return result
 
 
 def attention_step(cell: Names) -> MakeRun:

@@ -73,9 +73,6 @@ def _model_goals() -> Iterator[Goal]:
 
 
 def _zeros_goals() -> Iterator[Goal]:
-    networks = {"kind": ["GLU"], "rows": [1]}
-    yield Goal("sparse", networks, f"float32 zeros {ZEROS_SHARE}", ["float32 dense"], 2.3)
-    yield Goal("sparse", networks, f"int8 zeros {ZEROS_SHARE}", ["int8 dense"], 1.5)
     models = {"shape": [ZEROS_MODEL], "zeros": [ZEROS_SHARE], "beams": [1]}
     yield Goal("sparse-models", models, "float32 zeros", ["float32 torch"], 2.0)
     yield Goal("sparse-models", models, "float32 zeros", ["float32 dense"], 1.35)
@@ -221,7 +218,7 @@ def _attention(result: Result) -> Iterator[str]:
 
 
 def _memory(result: Result) -> Iterator[str]:
-    """By contender, in MB; and which tensors of queries by keys a step makes."""
+    """By contender, in MB."""
     settings, cells = result["settings"], result["cells"]
     yield f"How: {settings['method']}"
     if any(cell["what"] == "attention" for cell in cells):
@@ -233,11 +230,6 @@ def _memory(result: Result) -> Iterator[str]:
         yield from ("", f"### {what}: {', '.join(f'{key} {value}' for key, value in settings[what].items())}", "")
         rows = ([f"{value:,}", *(_megabytes(chosen[name, value]) for name in contenders)] for value in values)
         yield from table((row, *contenders), rows, numbers=True)
-        yield ""
-        for name in contenders:
-            made = chosen[name, values[0]].get("queries_by_keys_tensors")
-            if made is not None and what != "vocabulary":
-                yield f"- tensors of queries × keys in a step of `{name}` at {values[0]:,} tokens: {'; '.join(made) or 'none'}."
 
 
 def _megabytes(cell: Result) -> str:
@@ -316,24 +308,6 @@ def _zeros_models(result: Result) -> Iterator[str]:
     yield from ("", *cell_table(cells, ["shape", "zeros", "beams", "threads"], value=a_token))
 
 
-def _networks(result: Result) -> Iterator[str]:
-    settings = result["settings"]
-    bandwidth = max(cell["bandwidth"] for cell in result["cells"])
-    yield (
-        f"Milliseconds of a call of one network, {settings['inner']} times as wide inside; a call takes the next of so many "
-        f"that their weights fill {settings['cycled_bytes'] / 2**20:.0f} MiB. `bound` is the time to read the weights that "
-        f"{ZEROS_SHARE} % zeros leave, at the bandwidth that was measured (at most {bandwidth / 1e9:.1f} GB/s)."
-    )
-    share = f"zeros {ZEROS_SHARE}"
-    for dtype in ("float32", "bfloat16", "int8"):
-        yield from ("", f"### {dtype}", "")
-        cells = [{**cell, "bound": f"{cell['bounds_ms'][f'{dtype} {ZEROS_SHARE}']:.3g}"} for cell in result["cells"]]
-        shown = [name for name in cells[0]["times"] if name.startswith(dtype)]
-        over = [f"{dtype} dense", f"{dtype} torch", "float32 torch"]
-        compared = {f"{dtype} {share}": list(dict.fromkeys(over))}
-        yield from cell_table(cells, ["kind", "width", "rows", "threads", "bound"], shown, compared)
-
-
 PRODUCTS = ("products only", "products only, torch.mm")
 TITLES = {
     "ATTENTION": "Speed and memory of ReLU attention",
@@ -385,7 +359,6 @@ SECTIONS: dict[str, dict[str, tuple[str, Callable[[Result], Iterable[str]]]]] = 
     "SPARSE": {
         "sparse-trained": ("A trained model", _trained),
         "sparse-models": ("Whole models", _zeros_models),
-        "sparse": ("Networks", _networks),
     },
 }
 GOALS = {"ATTENTION": _attention_goals, "MODELS": _model_goals, "SPARSE": _zeros_goals}

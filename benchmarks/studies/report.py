@@ -193,7 +193,7 @@ def _scored_on(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
         for name, kind in STATISTICS.items():
             if (measured := result.get(name)) and f"{name}.score" in paths:
                 texts = f"{len(kind.rows(measured)):,} {kind.items} of `{corpus_of(result['recipe'])}`"
-                found.add(f"{kind.label}: {texts}, `{measured['signature']}`.")
+                found.add(f"{kind.label[0].upper()}{kind.label[1:]}: {texts}, `{measured['signature']}`.")
     return sorted(found)
 
 

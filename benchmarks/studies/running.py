@@ -64,32 +64,23 @@ def tasks_by_study(
     Raises:
         UserError: `only` names a row that none of the studies has at this size.
     """
-    rows = {name: {e.name: e.row for e in table_of(study, catalogue) if e.row} for name, study in studies.items()}
-    named = {name: _with_rows_before(found) for name, found in rows.items()}
-    if unknown := [row for row in only if not any(row in found for found in named.values())]:
-        known = dict.fromkeys(row for found in named.values() for row in found)
+    found: dict[str, list[Task]] = {}
+    known: dict[str, Row] = {}
+    for name, study in studies.items():
+        table = [entry for entry in table_of(study, catalogue) if entry.row is not None]
+        rows = _with_rows_before({entry.name: entry.row for entry in table})
+        known |= rows
+        wanted = {rows[own].key: rows[own] for own in (only or [entry.name for entry in table]) if own in rows}
+        of_rows = {key: [entry.seeds for entry in table if entry.row.key == key] for key in wanted}
+        other = [study.seeds.get(catalogue.size, [1])]  # of what stands in no table
+        pairs = [(seed, key) for key, own in of_rows.items() for each in own or other for seed in seeds or each]
+        order = list(dict.fromkeys(seed for seed, _ in pairs))
+        in_order = sorted(dict.fromkeys(pairs), key=lambda pair: order.index(pair[0]))
+        if wanted or not only:
+            found[name] = [Task(wanted[key], seed, places) for seed, key in in_order]
+    if unknown := [row for row in only if row not in known]:
         choose = "`--list` names the studies" if len(studies) > 1 else f"choose of {', '.join(known) or 'none'}"
         raise UserError(f"--only: no row {unknown[0]!r} at size {catalogue.size}; {choose}")
-    found = {}
-    for name, study in studies.items():
-        wanted = [row for own, row in named[name].items() if own in (only or rows[name])]
-        if wanted or not only:
-            own = _seeds_by_key(study, catalogue)
-            other = study.seeds.get(catalogue.size, [1])  # of what stands in no table
-            pairs = dict.fromkeys((seed, row.key) for row in wanted for seed in (seeds or own.get(row.key, other)))
-            order, by_key = list(dict.fromkeys(seed for seed, _ in pairs)), {row.key: row for row in wanted}
-            in_order = sorted(pairs, key=lambda pair: order.index(pair[0]))
-            found[name] = [Task(by_key[key], seed, places) for seed, key in in_order]
-    return found
-
-
-def _seeds_by_key(study: Study, catalogue: Catalogue) -> dict[str, list[int]]:
-    """The seeds of every row of a study's table; of one that stands there under two names, those of both."""
-    found: dict[str, list[int]] = {}
-    for entry in table_of(study, catalogue):
-        if entry.row is not None:
-            known = found.setdefault(entry.row.key, [])
-            known += [seed for seed in entry.seeds if seed not in known]
     return found
 
 
