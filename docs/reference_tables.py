@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from reluformer import ReLUFormerConfig
-from reluformer.configuration.recipe_checks import REPLACED_ARGUMENTS
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, recipe_layers, recipe_names
 from reluformer.modeling_reluformer.attention_reluformer import ATTENTION_SCALINGS, NON_NEGATIVE, NORMALIZED, POINTWISE
 from reluformer.modeling_reluformer.configuration_reluformer import PRESETS, valid_attention_implementations
@@ -96,12 +95,6 @@ def _resolved(name: str) -> dict:
     return merged
 
 
-def refused_arguments() -> str:
-    """Arguments of the Trainer that recipes refuse, and what to do instead."""
-    rows = [[f"`training.{name}`", instead] for name, instead in REPLACED_ARGUMENTS.items()]
-    return table(("refused", "because"), rows)
-
-
 def evidence() -> str:
     """ReLU beside softmax, by task."""
     from benchmarks.studies.evidence import evidence_table
@@ -152,7 +145,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "activations": activations,
     "presets": presets,
     "recipes": recipes,
-    "refused arguments": refused_arguments,
     "evidence": evidence,
     "speed of training": speed_of_training,
     "zeros spent": zeros_spent,

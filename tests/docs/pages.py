@@ -14,14 +14,13 @@ _FENCE = re.compile(
 _FROM_THE_HUB = re.compile(r"""from_pretrained\(\s*["'](?!runs/)[\w.-]+/[\w.-]+["']""")
 _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->")
 _NEEDS = re.compile(r"<!-- needs: (?P<package>\w+) -->")
-_SLOW = re.compile(r"<!-- slow: .+? -->")
 
 
 @dataclass(frozen=True)
 class CodeBlock:
     """page: from the repository's root. line: of the fence. not_run: why it is not run; None: it is.
 
-    slow: run in `make test-slow` alone. needs: a package of an extra, without which it is skipped.
+    needs: a package of an extra, without which it is skipped.
     """
 
     page: str
@@ -29,7 +28,6 @@ class CodeBlock:
     language: str
     code: str
     not_run: str | None
-    slow: bool = False
     needs: str | None = None
 
     def __str__(self) -> str:
@@ -62,8 +60,7 @@ def blocks_of(page: str) -> list[CodeBlock]:
         not_run = reason and reason["reason"]
         if _FROM_THE_HUB.search(match["code"]):
             not_run = "needs a model of the Hub"
-        slow = bool(_SLOW.search(match["before"] or ""))
         needs = _NEEDS.search(match["before"] or "")
         package = needs and needs["package"]
-        found.append(CodeBlock(page, line, match["language"], match["code"], not_run, slow, package))
+        found.append(CodeBlock(page, line, match["language"], match["code"], not_run, package))
     return found

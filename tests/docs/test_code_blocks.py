@@ -3,17 +3,13 @@
 import ast
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 
-from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.commands import main as cli
 from reluformer.commands.parsing import Parser
-from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.tokenization import train_tokenizer
 
+from ..conftest import demo_tokenizer, tiny_model
 from .pages import ROOT, code_blocks
 
 # Others name what a reader has to have: a repository on the Hub, a GPU, a program that tests do not need. They are compiled.
@@ -42,25 +38,11 @@ class Parsed(Exception):
 def place_of_demo(tmp_path_factory):
     """A folder with runs/demo: a model as the demo's, but tiny and untrained."""
     folder = tmp_path_factory.mktemp("user")
-    pairs = demo_pairs(200, split="train", seed=0)
-    languages = {"source_language": "de", "target_language": "en"}
-    tokenizer = train_tokenizer(pairs, vocab_size=320, lowercase=False, moses=False, max_length=64, **languages)
+    tokenizer = demo_tokenizer(200)
     tokenizer.save_pretrained(folder / "runs" / "demo")
-    config = ReLUFormerConfig(
-        vocab_size=len(tokenizer),
-        max_position_embeddings=64,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        decoder_start_token_id=tokenizer.bos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    model = ReLUFormerForConditionalGeneration(config)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    ids["decoder_start_token_id"] = tokenizer.bos_token_id
+    model = tiny_model(vocab_size=len(tokenizer), encoder_layers=1, decoder_layers=1, **ids)
     model.generation_config.max_new_tokens = 8
     model.save_pretrained(folder / "runs" / "demo")
     return folder
@@ -71,40 +53,18 @@ def test_python_compiles(block):
     ast.parse(block.code, filename=str(block))
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        pytest.param(block, marks=[pytest.mark.slow] if block.slow else [], id=str(block))
-        for block in PYTHON
-        if block.page in RUN
-    ],
-)
-def test_python_runs(block, place_of_demo, monkeypatch):
+@pytest.mark.parametrize("block", [block for block in PYTHON if block.page in RUN], ids=str)
+def test_python_runs_and_prints_what_its_comments_say(block, place_of_demo, monkeypatch, capsys):
+    """`print(…)  # result`: compared where the result does not depend on a trained model."""
     if block.not_run:
         pytest.skip(block.not_run)
     if block.needs:
         pytest.importorskip(block.needs, reason=f"needs {block.needs}, which an extra brings")
     monkeypatch.chdir(place_of_demo)
-    if block.slow:  # it compiles, and what the compiler then knows would reach the other tests of this process
-        subprocess.run([sys.executable, "-c", block.code], check=True)
-        return
     exec(compile(block.code, str(block), "exec"), {"__name__": "__main__"})
-
-
-def test_the_printed_comments_are_what_is_printed(monkeypatch, capsys, place_of_demo):
-    """`print(…)  # result`: where the result does not depend on a trained model."""
-    monkeypatch.chdir(place_of_demo)
-    compared = 0
-    for block in PYTHON:
-        if block.page not in RUN or block.not_run or '"runs/demo"' in block.code:
-            continue
-        expected = re.findall(r"^print\(.*\)  # (.+)$", block.code, re.MULTILINE)
-        if not expected:
-            continue
-        exec(compile(block.code, str(block), "exec"), {"__name__": "__main__"})
-        assert capsys.readouterr().out.splitlines() == expected, str(block)
-        compared += 1
-    assert compared >= 3
+    expected = re.findall(r"^print\(.*\)  # (.+)$", block.code, re.MULTILINE)
+    if expected and '"runs/demo"' not in block.code:
+        assert capsys.readouterr().out.splitlines() == expected
 
 
 def commands_of(program: str) -> list:
