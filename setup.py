@@ -75,7 +75,6 @@ setup(
         "reluformer": ["py.typed"],
         "reluformer.modeling_reluformer.fused.compiled": ["*.cpp", "*.h"],
         "reluformer.configuration": ["recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml"],
-        "reluformer.hub_cards": ["*.md"],
-        "reluformer.hub_cards.space": ["*.md", "*.txt", "*.css", "*.js", "templates/*.html"],
+        "reluformer.hub_cards": ["*.md", "static/*"],
     },
 )

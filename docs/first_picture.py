@@ -20,25 +20,26 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from reluformer.analysis.attention_maps import PairMaps, pair_maps
+from reluformer.analysis.collection import CROSS
 from reluformer.analysis.drawing import draw_cells, label_tokens, name_cells, scale_of, shade
 from reluformer.configuration.errors import UserError
-from reluformer.hub_cards.space.observation import CROSS, ObservedTranslator, Place
+from reluformer.training.translation import Translator
 
 
-def draw_pair(maps: dict[str, PairMaps], place: Place, path: Path) -> Path:
+def draw_pair(maps: dict[str, PairMaps], layer: int, head: int, path: Path) -> Path:
     """Draws the map of one place for every model, side by side.
 
     Args:
         maps: by the name of the attention; of the same tokens.
-        place: of the head.
+        layer, head: of cross-attention, from 1.
         path: PNG file.
     """
-    queries, keys = next(iter(maps.values())).axes(place.module)
+    queries, keys = next(iter(maps.values())).axes(CROSS)
     figure = Figure(figsize=(9.6, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(1, len(maps), sharey=True)
     for axes, (name, each) in zip(grid, maps.items(), strict=True):
-        weights = each.weights[place.module][place.layer - 1][place.head - 1].numpy()
+        weights = each.weights[CROSS][layer - 1][head - 1].numpy()
         image = draw_cells(axes, weights, np.zeros(weights.shape, bool), scale_of(0.0, weights.max(), each.color))
         figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
         label_tokens(axes, keys, queries, 10, 90)
@@ -59,18 +60,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--head", type=int, required=True)
     parser.add_argument("--output", type=Path, required=True, help="PNG file")
     options = parser.parse_args(arguments)
-    relu, softmax = (ObservedTranslator.from_pretrained(folder) for folder in (options.relu, options.softmax))
-    source = relu.translator.tokenizer(options.text)["input_ids"]
-    if softmax.translator.tokenizer(options.text)["input_ids"] != source:
+    relu, softmax = (Translator.from_pretrained(folder) for folder in (options.relu, options.softmax))
+    source = relu.tokenizer(options.text)["input_ids"]
+    if softmax.tokenizer(options.text)["input_ids"] != source:
         raise UserError(
             "--softmax: its tokenizer cuts the text into other tokens than that of --relu; train both alike"
         )
-    target = relu.translator.target_ids(options.text)
+    target = relu.target_ids(options.text)
     maps = {
-        name: pair_maps(each.translator.model, each.translator.tokenizer, source, target)
+        name: pair_maps(each.model, each.tokenizer, source, target)
         for name, each in (("softmax", softmax), ("ReLU", relu))
     }
-    print(draw_pair(maps, Place(CROSS, options.layer, options.head), options.output))
+    print(draw_pair(maps, options.layer, options.head, options.output))
     return 0
 
 

@@ -54,7 +54,13 @@ class Export:
 
 
 def export(
-    source: str | Path, target: str | Path, *, int8: bool = False, opset: int = OPSETS[0], overwrite: bool = False
+    source: str | Path,
+    target: str | Path,
+    *,
+    int8: bool = False,
+    attentions: bool = False,
+    opset: int = OPSETS[0],
+    overwrite: bool = False,
 ) -> Export:
     """Writes a ReLUFormer as two ONNX graphs in float32, with tokenizer, config.json and generation_config.json.
 
@@ -64,6 +70,7 @@ def export(
         source: folder or Hub id of the model.
         target: folder to write.
         int8: keep the weights of all matrix products as 8-bit integers. The graphs are compared before that.
+        attentions: attention weights are outputs of the graphs, too, see `write_graphs`.
         opset: version of ONNX's operators.
         overwrite: replace an exported model that is in `target` already; other files there stay.
 
@@ -83,14 +90,16 @@ def export(
     model = prepared(model)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        found = write_checked(model, folder, opset)
+        found = write_checked(model, folder, opset, attentions)
         if int8:
             quantize(folder)
             found = difference(model, OnnxTranslationModel.from_pretrained(folder))
         tokenizer.save_pretrained(folder)
+        target.mkdir(parents=True, exist_ok=True)
         for name in GRAPHS:
             (target / f"{name}.data").unlink(missing_ok=True)  # of a larger model that is replaced
-        shutil.copytree(folder, target, dirs_exist_ok=True)
+        for path in folder.iterdir():  # not copytree, which gives the target the rights of a temporary folder
+            shutil.copy(path, target)
     return Export(target, {name: (target / name).stat().st_size for name in GRAPHS}, found)
 
 
@@ -101,13 +110,13 @@ def prepared(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def write_checked(model: PreTrainedModel, folder: Path, opset: int = OPSETS[0]) -> Difference:
+def write_checked(model: PreTrainedModel, folder: Path, opset: int = OPSETS[0], attentions: bool = False) -> Difference:
     """Writes graphs and settings of a [`prepared`] model.
 
     Raises:
         UserError: the graphs compute something else than PyTorch.
     """
-    write_graphs(model, folder, opset)
+    write_graphs(model, folder, opset, attentions)
     _save_config(model, folder)
     found = difference(model, OnnxTranslationModel.from_pretrained(folder))
     if not found.largest <= found.allowed:

@@ -1,11 +1,11 @@
 """The two graphs of an encoder-decoder model, and how each becomes an ONNX file.
 
-    encoder: input_ids, attention_mask                             → last_hidden_state, keys and values of the cross-attention
-    decoder: input_ids, encoder_attention_mask, keys and values    → logits, keys and values of the self-attention
+    encoder: input_ids, attention_mask                                                     → last_hidden_state
+    decoder: input_ids, encoder_attention_mask, encoder_hidden_states, keys and values     → logits, keys and values
 
-The cross-attention's keys and values depend on the source alone: the encoder's graph computes them once, and every step of the
-decoder takes them as they are. The first step takes keys and values of length 0 for the self-attention. The names are those of
-Optimum.
+The names are those of Optimum and transformers.js, whose merged decoder has a branch for the first step. This one needs none: it
+computes the keys and values of the part of the source that it was not given, which is all of it first, and nothing then. The
+first step takes keys and values of length 0.
 """
 
 from __future__ import annotations
@@ -25,17 +25,25 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
 
-ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_with_past_model.onnx"
+ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_model_merged.onnx"
 GRAPHS = (ENCODER_FILE, DECODER_FILE)
 # Sizes of the example that is traced; a size that occurs twice, or 1, would be taken for a rule.
-_SOURCES, _TARGETS, _SOURCE, _PAST, _TARGET = 2, 3, 5, 7, 4
+_SOURCES, _TARGETS, _SOURCE, _KNOWN, _PAST, _TARGET = 2, 3, 9, 5, 7, 4
 
 KeysAndValues = Sequence[tuple[Tensor, Tensor]]
 
 
-def cache_names(kind: str, of: str, layers: int) -> list[str]:
-    """Names of the key and the value of each layer. kind: past_key_values | present. of: decoder | encoder."""
-    return [f"{kind}.{layer}.{of}.{part}" for layer in range(layers) for part in ("key", "value")]
+def both_caches(kind: str, layers: int) -> list[str]:
+    """Names of key and value of each layer, of the decoder's own attention and then of cross-attention.
+
+    kind: past_key_values | present.
+    """
+    return [
+        f"{kind}.{layer}.{of}.{part}"
+        for of in ("decoder", "encoder")
+        for layer in range(layers)
+        for part in ("key", "value")
+    ]
 
 
 def filled(pairs: Iterable[tuple[Tensor, Tensor]]) -> DynamicCache:
@@ -59,87 +67,103 @@ def pairs_of(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
 
 
 class EncoderGraph(nn.Module):
-    """The encoder, and the first layers that read it."""
+    """The encoder, with or without the weights of its attention."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, attentions: bool) -> None:
         super().__init__()
-        self.model = model
+        self.encoder = model.get_encoder()
+        self.attentions = attentions
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, KeysAndValues]:
-        """Both (batch, source) → hidden states (batch, source, d_model); for each layer (batch, heads, source, head_dim)."""
-        hidden_states = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)[0]
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        # A step of the decoder computes the keys and values. Its other results are no output, so they leave the graph.
-        self.model.get_decoder()(
-            input_ids=input_ids[:, :1],
-            encoder_hidden_states=hidden_states,
-            encoder_attention_mask=attention_mask,
-            **{CACHE_NAME: cache},
-        )
-        return hidden_states, pairs_of(cache.cross_attention_cache)
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Both (batch, source) → hidden states (batch, source, d_model); for each layer (batch, heads, source, source)."""
+        output = self.encoder(input_ids=input_ids, attention_mask=attention_mask, output_attentions=self.attentions)
+        return output.last_hidden_state, output.attentions or ()
 
 
 class DecoderGraph(nn.Module):
     """Some tokens of the decoder behind those whose keys and values are given, and its output layer."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, attentions: bool) -> None:
         super().__init__()
         self.model = model
+        self.attentions = attentions
 
     def forward(
-        self, input_ids: Tensor, encoder_attention_mask: Tensor, past: KeysAndValues, cross: KeysAndValues
-    ) -> tuple[Tensor, KeysAndValues]:
-        """input_ids (batch, target), encoder_attention_mask (sources, source) → logits (batch, target, vocabulary) and past.
+        self, input_ids: Tensor, mask: Tensor, encoder_hidden_states: Tensor, past: KeysAndValues, cross: KeysAndValues
+    ) -> tuple[Tensor, KeysAndValues, KeysAndValues, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """input_ids (batch, target), mask (sources, source), encoder_hidden_states (sources, source, d_model)
+        → logits (batch, target, vocabulary), keys and values of self- and cross-attention, and the weights of both.
 
-        Neighbouring rows of the batch share a source.
+        Neighbouring rows of the batch share a source. `cross` holds the keys and values of its beginning.
         """
-        sources, source = encoder_attention_mask.shape
+        cross = self._whole(encoder_hidden_states, cross)
         cache = EncoderDecoderCache(filled(past), filled(cross))
         cache.is_updated = dict.fromkeys(range(len(cross)), True)  # the source is not computed again
-        # The model reads the shape alone: all that depends on the values is in the cache.
-        encoded = cross[0][0].new_zeros(sources, source, self.model.config.d_model)
-        logits = self.model(
+        output = self.model(
             decoder_input_ids=input_ids,
-            attention_mask=encoder_attention_mask,
-            encoder_outputs=BaseModelOutput(encoded),
+            attention_mask=mask,
+            encoder_outputs=BaseModelOutput(encoder_hidden_states),
             **{CACHE_NAME: cache},
             use_cache=True,
-            targets_per_source=input_ids.shape[0] // sources,
-        ).logits
-        return logits, pairs_of(cache.self_attention_cache)
+            output_attentions=self.attentions,
+            targets_per_source=input_ids.shape[0] // mask.shape[0],
+        )
+        own = pairs_of(cache.self_attention_cache)
+        return output.logits, own, cross, output.decoder_attentions or (), output.cross_attentions or ()
+
+    def _whole(self, encoder_hidden_states: Tensor, cross: KeysAndValues) -> KeysAndValues:
+        """The given keys and values with those of the rest of the source behind them."""
+        rest = encoder_hidden_states[:, cross[0][0].shape[2] :]
+        whole = []
+        for layer, given in zip(self.model.get_decoder().layers, cross, strict=True):
+            computed = layer.encoder_attn._keys_and_values(rest, rest, cache=None, rotation=None)
+            whole.append(tuple(torch.cat(pair, dim=2) for pair in zip(given, computed, strict=True)))
+        return whole
 
 
-def write_graphs(model: PreTrainedModel, folder: Path, opset: int) -> None:
-    """Writes both ONNX files of a model that is in evaluation mode and float32. All batches and lengths are dynamic."""
-    _write_encoder(model, folder / ENCODER_FILE, opset)
-    _write_decoder(model, folder / DECODER_FILE, opset)
+def write_graphs(model: PreTrainedModel, folder: Path, opset: int, attentions: bool = False) -> None:
+    """Writes both ONNX files of a model that is in evaluation mode and float32. All batches and lengths are dynamic.
+
+    attentions: the weights are outputs, too: `encoder_attentions.N`, `decoder_attentions.N` and `cross_attentions.N`.
+    """
+    _write_encoder(model, folder / ENCODER_FILE, opset, attentions)
+    _write_decoder(model, folder / DECODER_FILE, opset, attentions)
 
 
-def _write_encoder(model: PreTrainedModel, path: Path, opset: int) -> None:
+def _write_encoder(model: PreTrainedModel, path: Path, opset: int, attentions: bool) -> None:
     ids = torch.ones(_SOURCES, _SOURCE, dtype=torch.long)
     sizes = {0: Dim("batch"), 1: Dim("source", max=model.config.max_position_embeddings)}
-    outputs = ["last_hidden_state", *cache_names("present", "encoder", model.config.decoder_layers)]
+    weights = [f"encoder_attentions.{layer}" for layer in range(model.config.encoder_layers) if attentions]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    _write(EncoderGraph(model), tuple(inputs.values()), (sizes, sizes), path, [*inputs], outputs, opset)
+    outputs = ["last_hidden_state", *weights]
+    _write(EncoderGraph(model, attentions), tuple(inputs.values()), (sizes, sizes), path, [*inputs], outputs, opset)
 
 
-def _write_decoder(model: PreTrainedModel, path: Path, opset: int) -> None:
+def _write_decoder(model: PreTrainedModel, path: Path, opset: int, attentions: bool) -> None:
     config = model.config
     heads, features = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
     layers, rows = config.decoder_layers, _SOURCES * _TARGETS
-    source, past, target = (Dim(name) for name in ("source", "past", "target"))
-    batch, sources = Dim("batch", min=2 * _SOURCES), Dim("sources")  # min: of the trace; the graph has no such limit
+    known, past, target = (Dim(name) for name in ("known", "past", "target"))
+    # min: of the trace; the graph has no such limits
+    batch, sources, source = Dim("batch", min=2 * _SOURCES), Dim("sources"), Dim("source", min=4)
 
     def pairs(*shape: int) -> list[tuple[Tensor, Tensor]]:
         return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(layers)]
 
-    ids, mask = torch.ones(rows, _TARGET, dtype=torch.long), torch.ones(_SOURCES, _SOURCE, dtype=torch.long)
-    inputs = (ids, mask, pairs(rows, heads, _PAST, features), pairs(_SOURCES, heads, _SOURCE, features))
-    own, cross = {0: batch, 2: past}, {0: sources, 2: source}
-    sizes = ({0: batch, 1: target}, {0: sources, 1: source}, layers * [(own, own)], layers * [(cross, cross)])
-    names = [name for of in ("decoder", "encoder") for name in cache_names("past_key_values", of, layers)]
-    outputs = ["logits", *cache_names("present", "decoder", layers)]
-    _write(DecoderGraph(model), inputs, sizes, path, ["input_ids", "encoder_attention_mask", *names], outputs, opset)
+    inputs = {
+        "input_ids": torch.ones(rows, _TARGET, dtype=torch.long),
+        "encoder_attention_mask": torch.ones(_SOURCES, _SOURCE, dtype=torch.long),
+        "encoder_hidden_states": torch.zeros(_SOURCES, _SOURCE, config.d_model),
+    }
+    past_and_cross = pairs(rows, heads, _PAST, features), pairs(_SOURCES, heads, _KNOWN, features)
+    own, cross = {0: batch, 2: past}, {0: sources, 2: known}
+    of_source = {0: sources, 1: source}
+    sizes = ({0: batch, 1: target}, of_source, of_source, layers * [(own, own)], layers * [(cross, cross)])
+    names = [*inputs, *both_caches("past_key_values", layers)]
+    outputs = ["logits", *both_caches("present", layers)]
+    if attentions:
+        outputs += [f"{kind}_attentions.{layer}" for kind in ("decoder", "cross") for layer in range(layers)]
+    _write(DecoderGraph(model, attentions), (*inputs.values(), *past_and_cross), sizes, path, names, outputs, opset)
 
 
 def _write(

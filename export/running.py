@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 import reluformer  # noqa: F401  (registers the model's configuration)
 from reluformer.configuration.errors import UserError
-from reluformer.export.graphs import GRAPHS, cache_names, filled, pairs_of
+from reluformer.export.graphs import GRAPHS, both_caches, filled, pairs_of
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
 from reluformer.modeling_reluformer.fused.generation import SharedSources
 from reluformer.modeling_reluformer.layers_reluformer import (
@@ -35,13 +34,6 @@ from reluformer.training.translation import Translator
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
-
-
-@dataclass
-class OnnxEncoderOutput(BaseModelOutput):
-    """cross_attention: key and value of each layer of the decoder, (batch, heads, source, head_dim), one after the other."""
-
-    cross_attention: tuple[Tensor, ...] | None = None
 
 
 class OnnxEncoder(nn.Module):
@@ -60,14 +52,13 @@ class OnnxEncoder(nn.Module):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool = True,
-    ) -> OnnxEncoderOutput:
+    ) -> BaseModelOutput:
         """input_ids, attention_mask: (batch, source)."""
         _refuse(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         require_known_ids(input_ids, self.config.vocab_size, "")
         require_positions(input_ids.shape[1], self.config.max_position_embeddings)
         feeds = {"input_ids": input_ids.long(), "attention_mask": _source_mask(attention_mask, input_ids.shape)}
-        hidden_states, *cross = _run(self.session, feeds)
-        return OnnxEncoderOutput(last_hidden_state=hidden_states, cross_attention=tuple(cross))
+        return BaseModelOutput(_run(self.session, feeds)[0])
 
 
 class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, GenerationMixin):
@@ -155,7 +146,7 @@ class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, Ge
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
-        encoder_outputs: OnnxEncoderOutput | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
         cache: EncoderDecoderCache | None = None,
         use_cache: bool | None = None,
         targets_per_source: int = 1,
@@ -182,38 +173,36 @@ class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, Ge
         # onnxruntime takes negative ids for those at the end of the vocabulary
         require_known_ids(decoder_input_ids, self.config.decoder_vocab_size or self.config.vocab_size, "decoder_")
         sources = encoder_outputs.last_hidden_state
-        cache = self._cache(cache, encoder_outputs, len(decoder_input_ids))
+        if cache is None or not cache.is_updated.get(0):
+            cache = self._empty_cache(len(decoder_input_ids), len(sources))
         seen = cache.self_attention_cache.get_seq_length()
         require_positions(seen + decoder_input_ids.shape[1], self.config.max_position_embeddings)
         mask = _source_mask(attention_mask, sources.shape[:2])
-        feeds = {"input_ids": decoder_input_ids.long(), "encoder_attention_mask": mask}
-        for of, part in (("decoder", cache.self_attention_cache), ("encoder", cache.cross_attention_cache)):
-            tensors = [tensor for pair in pairs_of(part) for tensor in pair]
-            feeds |= zip(cache_names("past_key_values", of, self.layers), tensors, strict=True)
+        feeds = {
+            "input_ids": decoder_input_ids.long(),
+            "encoder_attention_mask": mask,
+            "encoder_hidden_states": sources,
+        }
+        parts = cache.self_attention_cache, cache.cross_attention_cache
+        past = [tensor for part in parts for pair in pairs_of(part) for tensor in pair]
+        feeds |= zip(both_caches("past_key_values", self.layers), past, strict=True)
         logits, *present = _run(self.session, feeds)
-        cache.self_attention_cache.layers = filled(_in_pairs(present)).layers
+        for part, tensors in zip(
+            parts, (present[: 2 * self.layers], present[2 * self.layers : len(past)]), strict=True
+        ):
+            part.layers = filled(zip(tensors[::2], tensors[1::2], strict=True)).layers
         return Seq2SeqLMOutput(
             logits=logits,
             encoder_last_hidden_state=sources,
             **{CACHE_NAME: None if use_cache is False else cache},
         )
 
-    def _cache(
-        self, given: EncoderDecoderCache | None, encoder_outputs: OnnxEncoderOutput, targets: int
-    ) -> EncoderDecoderCache:
-        """The cache to use; a new one holds the source, and keys and values of length 0 of the targets."""
-        if given is not None and given.is_updated.get(0):
-            return given
-        empty = torch.zeros(targets, self.heads, 0, self.head_dim)
-        cache = EncoderDecoderCache(
-            filled(self.layers * [(empty, empty)]), filled(_in_pairs(encoder_outputs.cross_attention))
-        )
+    def _empty_cache(self, targets: int, sources: int) -> EncoderDecoderCache:
+        """Keys and values of length 0, which the graph's first step takes."""
+        empty = (torch.zeros(rows, self.heads, 0, self.head_dim) for rows in (targets, sources))
+        cache = EncoderDecoderCache(*(filled(self.layers * [(each, each)]) for each in empty))
         cache.is_updated = dict.fromkeys(range(self.layers), True)
         return cache
-
-
-def _in_pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
 def _source_mask(given: Tensor | None, shape: Sequence[int]) -> Tensor:

@@ -46,11 +46,8 @@ DATA = (
     "*.md",
     "*.cpp",
     "*.h",
-    "*.txt",
-    "*.css",
-    "*.js",
+    "static/*",
 )
-DATA += ("templates/*.html",)
 # A user's first lines, where the package alone is installed.
 USE = """
 import sys, torch

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_TOKENS = 4_096
 # Limits of the decoding length are stepwise in the source length, and a batch never crosses a step.
-_LIMIT_STEP = 16
-_LIMIT_OFFSET = 16
+LIMIT_STEP = 16
+LIMIT_OFFSET = 16
 _WORTH_BUILDING = 8  # sentences
 # `stream` sorts by length within so many batches, to give what is done before all is.
 _BATCHES_AT_ONCE = 8
@@ -144,7 +144,7 @@ class Translator:
     def decoding(self) -> dict[str, Any]:
         """The settings that decide what is translated, to stand beside scores."""
         settings = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
-        default = f"2 * source tokens rounded up to a multiple of {_LIMIT_STEP}, + {_LIMIT_OFFSET}"
+        default = f"2 * source tokens rounded up to a multiple of {LIMIT_STEP}, + {LIMIT_OFFSET}"
         settings |= {"max_new_tokens": self.max_new_tokens or default, "batch_tokens": self.batch_tokens}
         settings |= self.generation if self.compute == "float32" else {**self.generation, "compute": self.compute}
         return settings if self.long_sources == "error" else {**settings, "long_sources": self.long_sources}
@@ -214,8 +214,8 @@ class Translator:
         """The most target tokens, `</s>` included, for a source of so many tokens."""
         if self.max_new_tokens is not None:
             return self.max_new_tokens
-        rounded = -(-source_tokens // _LIMIT_STEP) * _LIMIT_STEP
-        return min(2 * rounded + _LIMIT_OFFSET, self._positions or 2 * rounded + _LIMIT_OFFSET)
+        rounded = -(-source_tokens // LIMIT_STEP) * LIMIT_STEP
+        return min(2 * rounded + LIMIT_OFFSET, self._positions or 2 * rounded + LIMIT_OFFSET)
 
     @property
     def _options(self) -> dict[str, Any]:

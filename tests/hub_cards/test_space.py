@@ -1,183 +1,188 @@
-"""What the page says about a text: the model's own weights and figures, and sentences for what it cannot show."""
+"""The page of `reluformer space`: its files, and what it does in a browser, where it asks nobody but this machine."""
 
-import socket
-import tomllib
-from pathlib import Path
-from types import SimpleNamespace
+import json
+import shutil
+import urllib.request
+from importlib import import_module
+from io import BytesIO
+from urllib.error import URLError
+from urllib.parse import urlsplit
 
 import pytest
-import torch
-from huggingface_hub import RepoCard
 
-from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
-from reluformer.commands import space
+from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.hub_cards.space.observation import ObservedTranslator, Place, opening_place
-from reluformer.hub_cards.space.views import heading_html, result_html
-from reluformer.training.translation import Translator
+from reluformer.export.graphs import both_caches
+from reluformer.hub_cards import space
 
-from ..analysis.small_models import HEADS, LAYERS, POSITIONS, make_model, make_tokenizer, save_model
+from ..conftest import demo_tokenizer, tiny_model
 
-ROOT = Path(__file__).parents[2]
-SPACE = ROOT / "hub_cards" / "space"
-TEXT = "ein hund im schnee"
+TEXTS = ["einundzwanzig", "zwölf"]
+
+
+@pytest.fixture
+def without_export(monkeypatch, tmp_path):
+    """A model "a" that is exported at once, and libraries of empty files."""
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "libraries" / "ort.wasm.min.mjs").touch()
+
+    def export(model, target, **options):
+        assert options == {"int8": True, "attentions": True}
+        target.mkdir(parents=True)
+        (target / "encoder_model.onnx").write_bytes(bytes(3_000_000))
+
+    class Echo:
+        moses, model = None, tiny_model()
+
+        def __call__(self, texts):
+            return texts
+
+    echo = Echo()
+    monkeypatch.setattr(space, "export", export)
+    monkeypatch.setattr(space, "load_translator", lambda folder, num_beams: echo)
+    monkeypatch.setattr(space, "cached_libraries", lambda: tmp_path / "libraries")
+    return echo
+
+
+def test_the_page_is_a_folder_of_static_files(without_export, tmp_path, capsys):
+    page = tmp_path / "page"
+    given = ["--model", "me/a", "--second", "you/a", "--output", str(page), "--example", "eins"]
+    assert cli.main(["space", *given]) == 0
+    assert f"hf upload ME/NAME {page} --repo-type space" in capsys.readouterr().out
+    names = {path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()}
+    assert {path.name for path in space.STATIC.iterdir()} < names
+    assert {"README.md", "libraries/ort.wasm.min.mjs", "models/a/page.json", "models/a-2/page.json"} < names
+    described = json.loads((page / "page.json").read_text())
+    assert described["examples"] == ["eins"]
+    assert described["models"][0] | {"color": ""} == {
+        "folder": "a", "name": "a", "first": "eins", "color": "",
+        "about": "ReLU attention, γ = 8 · 2 + 2 layers of 4 heads · 3.0 MB",
+    }  # fmt: skip
+    assert "sdk: static" in (page / "README.md").read_text()
+
+
+def test_examples_are_short_sources_that_a_run_has_translated(tmp_path):
+    lines = ["source\thypothesis\treference", *(f"{text}\tx\ty" for text in ("eins", "eins", "a" * 81, "zwei"))]
+    (tmp_path / "translations.test.tsv").write_text("\n".join(lines) + "\n")
+    assert space.examples_of(tmp_path) == ["eins", "zwei"]
+    assert space.examples_of(tmp_path / "none") == []
+
+
+def test_a_folder_in_use_and_a_model_of_moses_text_are_refused(without_export, tmp_path):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "notes.txt").touch()
+    with pytest.raises(UserError, match="used is in use; give a new folder"):
+        space.write_page(["me/a"], tmp_path / "used")
+    without_export.moses = object()
+    with pytest.raises(UserError, match="me/a: was trained on text that Moses has tokenised"):
+        space.write_page(["me/a"], tmp_path / "page")
+    assert not (tmp_path / "page").exists()
+
+
+def test_another_archive_than_the_known_one_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: BytesIO(b"something else"))
+    with pytest.raises(UserError, match=r"onnxruntime-web-.*\.tgz: is another archive than the one whose hash"):
+        space.cached_libraries()
+
+    def unreachable(*_, **__):
+        raise URLError("no route")
+
+    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+    with pytest.raises(UserError, match=r"cannot be fetched \(no route\); the page needs it once"):
+        space.cached_libraries()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return make_tokenizer()
+def page(tmp_path_factory):
+    """A page with a small model, whose libraries are those of the cache: tests do not fetch."""
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    if not space.library_folder().is_dir():
+        pytest.skip("the JavaScript libraries are not in the cache: `reluformer space` fetches them")
+    folder = tmp_path_factory.mktemp("space")
+    tokenizer = demo_tokenizer(50)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    model = tiny_model(vocab_size=len(tokenizer), decoder_start_token_id=tokenizer.bos_token_id, **ids)
+    model.save_pretrained(folder / "small")
+    tokenizer.save_pretrained(folder / "small")
+    return space.write_page([folder / "small"], folder / "page", TEXTS)
 
 
 @pytest.fixture(scope="module")
-def observe(tokenizer):
-    """Makes the translator of a kind of model; its translations are short."""
-
-    def make(kind: str = "reluformer", name: str = "small", **options) -> ObservedTranslator:
-        translator = Translator(make_model(kind, len(tokenizer)), tokenizer, num_beams=1, max_new_tokens=6)
-        return ObservedTranslator(translator, name, **options)
-
-    return make
+def shots():
+    pytest.importorskip("selenium", reason="the browser is driven by the optional package selenium")
+    for program in ("chromium", "chromedriver"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed (Debian: chromium, chromium-driver)")
+    return import_module("docs.screenshot")
 
 
-@pytest.mark.parametrize("kind", ["reluformer", "vanilla", "marian"])
-def test_maps_and_figures_are_those_of_the_model(kind, observe, tokenizer):
-    model = observe(kind)
-    observed = model(TEXT)
-    assert observed.translation == model.translator(TEXT)
-    target = torch.tensor([model.translator.target_ids(TEXT)])
-    network = model.translator.model
-    network.set_attn_implementation("eager")
-    with torch.no_grad():
-        ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
-        outputs = network(input_ids=ids, labels=target, output_attentions=True)
-    attentions = {
-        ENCODER_SELF: outputs.encoder_attentions,
-        DECODER_SELF: outputs.decoder_attentions,
-        CROSS: outputs.cross_attentions,
-    }
-    for module, layers in attentions.items():
-        weights = layers[1][0].double()
-        torch.testing.assert_close(observed.weights(Place(module, 2, 3)).double(), weights[2])
-        torch.testing.assert_close(observed.weights(Place(module, 2)).double(), weights.mean(dim=0))
-        visible = torch.ones(weights.shape[1:], dtype=torch.bool)
-        visible = visible.tril() if module == DECODER_SELF else visible
-        row = observed.figures[module, 2, 3]
-        assert row["zero_fraction"] == pytest.approx(float((weights[2][visible] == 0).double().mean()))
-        shares = weights[2] / weights[2].sum(dim=-1, keepdim=True).clamp(min=1e-30)
-        assert row["entropy"] == pytest.approx(float(torch.special.entr(shares).sum(dim=-1).mean()), abs=1e-6)
-    zeros = observed.figures[CROSS, 1, "all"]["zero_fraction"]
-    assert (zeros > 0.1) if kind == "reluformer" else (zeros == 0)
+@pytest.mark.slow
+def test_the_page_in_a_browser(page, shots):
+    translator = space.load_translator(page / "models" / "small", num_beams=1)
+    with shots.served(page) as address, shots.headless_chromium() as browser:
+        browser.get(address)
+        shots.wait_until(browser, shots.SETTLED)
+
+        def shown(text):
+            """Types a text, waits for what the page makes of it, and returns translation and status."""
+            browser.execute_script("document.querySelector('.translation').textContent = '…'")
+            field = browser.find_element("id", "text")
+            browser.execute_script(
+                "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", field, text
+            )
+            shots.wait_until(browser, "return document.querySelector('.translation').textContent !== '…'")
+            return [browser.find_element("class name", name).text for name in ("translation", "status")]
+
+        for text in (*TEXTS, "<b>zwei</b>", "drei 🙂"):
+            assert shown(text)[0] == translator([text])[0].strip()
+        assert shown("") == ["", ""]
+        translation, status = shown("eins " * 2_000)
+        assert translation == "" and "tokens; the model reads 64 at most. Shorten it." in status
+        assert shown("zwölf")[0]
+        assert_map_is_of_the_graph(browser, translator, "zwölf")
+        assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+        assert hosts(browser) == {urlsplit(address).netloc}
 
 
-def test_the_html_holds_the_figures_of_the_head_and_of_all_heads(observe):
-    model = observe()
-    observed = model(TEXT)
-    html = result_html(model, observed, Place(CROSS, 2, 3))
-    row, mean = observed.figures[CROSS, 2, 3], observed.figures[CROSS, 2, "all"]
-    assert f"<dd>{row['zero_fraction']:.1%}</dd>" in html and f"<dd>{row['entropy']:.2f} nats</dd>" in html
-    assert f"all heads {mean['zero_fraction']:.1%}" in html and f"all heads {mean['entropy']:.2f}" in html
-    # Two tables of three modules: every head and the mean of each layer, and the chosen one in both.
-    assert html.count("data-head=") == 2 * 3 * LAYERS * (HEADS + 1)
-    assert html.count('aria-pressed="true"') == 2
-    assert html.count('tabindex="-1"') == html.count("data-head=") // 2
-    assert "Cross-attention, layer 2 of 2, head 3 of 4: Exact zeros" in html
-    assert "ReLU attention" in heading_html(model) and "γ = 8" in heading_html(model)
-    assert "softmax attention" in heading_html(observe("vanilla"))
+def hosts(browser):
+    """Of all requests of the browser."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    requests = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+    return {urlsplit(url).netloc for url in requests if urlsplit(url).scheme in ("http", "https", "ws", "wss")}
 
 
-def test_a_long_text_says_how_much_of_it_the_map_shows(observe):
-    model = observe(map_tokens=3)
-    observed = model(TEXT)
-    html = result_html(model, observed, Place(ENCODER_SELF, 1, 1))
-    source, target = observed.maps.lengths
-    assert source > 3 and target > 3
-    assert f"first 3 of {source} source tokens" in html and f"{target} target tokens" in html
-    # The figures are not cut: they are those of the whole text.
-    assert observed.figures == observe()(TEXT).figures
+def assert_map_is_of_the_graph(browser, translator, text):
+    """The map of layer 2, head 1 of cross-attention, to the rounding of another processor, and its zeros as they are."""
+    buttons = browser.find_elements("css selector", ".heads tr:nth-child(2) button")
+    buttons[0].click()
+    of_row = "row => [...row.cells].slice(1).map(cell => +cell.dataset.weight)"
+    found = browser.execute_script(f"return [...document.querySelectorAll('.map tbody tr')].map({of_row})")
+    model, ids = translator.model, translator.tokenizer(text)["input_ids"]
+    target = translator.target_ids(text)
+    weights = cross_attention(model, ids, [model.config.decoder_start_token_id, *target[:-1]])
+    assert len(found) == len(target)
+    for row, wanted in zip(found, weights, strict=True):
+        assert row == pytest.approx(list(wanted), abs=1e-3)
+    assert [[weight == 0 for weight in row] for row in found] == [[weight == 0 for weight in row] for row in weights]
 
 
-def test_text_is_never_read_as_html(observe):
-    model = observe(name="<i>model</i>")
-    model.translator.tokenizer = _Echo(model.translator.tokenizer, "<b>${1+1} {{value}}</b>")
-    html = result_html(model, model("<script>alert(1)</script>"), Place(CROSS, 1, 1))
-    assert "<b>" not in html and "&lt;b&gt;${1+1} {{value}}" in html and "<script" not in html
-    assert "<i>" not in heading_html(model)
+def cross_attention(model, source, target):
+    """Weights (queries, keys) of layer 2, head 1, token by token, as the page: int8 depends on what is given at once."""
+    import numpy as np
 
-
-class _Echo:
-    """A tokenizer that decodes everything to one text."""
-
-    def __init__(self, tokenizer, text):
-        self.tokenizer, self.text = tokenizer, text
-
-    def __call__(self, *arguments, **options):
-        return self.tokenizer(*arguments, **options)
-
-    def __getattr__(self, name):
-        return getattr(self.tokenizer, name)
-
-    def batch_decode(self, ids, **options):
-        return [self.text]
-
-
-def test_what_cannot_be_shown_is_said(observe):
-    model = observe()
-    for empty in ("", " \n\t "):
-        with pytest.raises(UserError, match="no text yet"):
-            model(empty)
-    with pytest.raises(UserError, match=f"has [0-9]+ tokens, small takes {POSITIONS} at most: shorten it"):
-        model("schnee " * POSITIONS)
-    observed = model(TEXT)
-    assert "small has 2 layers of 4 heads in cross-attention" in result_html(model, observed, Place(CROSS, 3, 1))
-    if model.translator.tokenizer.eos_token_id not in model.translator.target_ids(TEXT):
-        assert "limit of 6 tokens and was cut" in " ".join(observed.notes)
-    with pytest.raises(UserError, match="map_tokens"):
-        observe(map_tokens=0)
-
-
-def test_negative_weights_have_a_map_and_no_figures(observe):
-    model = observe("identity")
-    observed = model(TEXT)
-    html = result_html(model, observed, Place(CROSS, 1, 1))
-    assert not observed.figures and "has negative weights" in html and "<img" in html and "<table" not in html
-
-
-def test_the_command_refuses_in_one_line(tmp_path, monkeypatch, tokenizer):
-    pytest.importorskip("gradio", reason="the page needs the optional package gradio")
-    with pytest.raises(UserError, match="no such folder"):
-        space.run(["--model", str(tmp_path / "nowhere")])
-    folder = str(save_model(tmp_path / "model", "reluformer", tokenizer))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        with pytest.raises(UserError, match=f"--port: {port}"):
-            space.run(["--model", folder, "--port", port])
-    monkeypatch.setattr(space.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="needs the package 'gradio'"):
-        space.run(["--model", folder])
-
-
-def test_the_page_opens_on_the_head_with_most_zeros_that_is_not_dead(observe):
-    row = {"module": CROSS, "layer": 1, "dead_row_fraction": 0.0}
-    rows = [
-        {**row, "head": "all", "zero_fraction": 0.95},
-        {**row, "head": 1, "zero_fraction": 0.5},
-        {**row, "head": 2, "zero_fraction": 0.7},
-        {**row, "head": 3, "zero_fraction": 0.9, "dead_row_fraction": 0.1},
-        {**row, "head": 1, "zero_fraction": 0.8, "module": ENCODER_SELF},
-    ]
-    text = SimpleNamespace(figures={(row["module"], row["layer"], row["head"]): row for row in rows})
-    dense = observe("vanilla")(TEXT)
-    assert opening_place([dense, text]) == Place(CROSS, 1, 2)
-    assert opening_place([dense]) == opening_place([]) == Place(CROSS, 1)
-
-
-def test_the_space_installs_what_the_package_needs():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = (SPACE / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    needed = project["dependencies"] + project["optional-dependencies"]["train"]
-    assert [line for line in lines if not line.startswith(("#", "--"))] == needed
-    header = RepoCard.load(SPACE / "README.md").data.to_dict()
-    assert (header["sdk"], header["app_file"]) == ("gradio", "app.py")
-    assert len(header["short_description"]) <= 60  # the Hub refuses longer ones
+    mask = np.ones((1, len(source)), np.int64)
+    encoded = model.encoder.session.run(
+        ["last_hidden_state"], {"input_ids": np.array([source]), "attention_mask": mask}
+    )[0]
+    past = both_caches("past_key_values", model.layers)
+    state = dict.fromkeys(past, np.zeros((1, model.heads, 0, model.head_dim), np.float32))
+    rows = []
+    for token in target:
+        feeds = {"input_ids": np.array([[token]]), "encoder_attention_mask": mask, "encoder_hidden_states": encoded}
+        wanted = ["cross_attentions.1", *both_caches("present", model.layers)]
+        weights, *present = model.session.run(wanted, feeds | state)
+        state = dict(zip(past, present, strict=True))
+        rows.append(weights[0, 0, 0])
+    return rows

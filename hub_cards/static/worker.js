@@ -1,0 +1,52 @@
+// Loads one model and translates what the page asks for; a newer text ends the work on an older one.
+
+import { TooLong, TranslationModel } from "./translation.js";
+import * as ort from "./libraries/ort.wasm.min.mjs";
+import { Tokenizer } from "./libraries/tokenizers.min.mjs";
+
+ort.env.wasm.wasmPaths = new URL("./libraries/", import.meta.url).href;
+ort.env.wasm.numThreads = 1; // more need headers that a static page cannot set
+
+let newest = 0;
+let queue = Promise.resolve();
+
+async function load(folder) {
+  const read = async (name) => {
+    const answer = await fetch(`${folder}/${name}`);
+    if (!answer.ok) throw new Error(`${folder}/${name}: ${answer.status} ${answer.statusText}`);
+    return answer;
+  };
+  const json = async (name) => (await read(name)).json();
+  const session = async (name) => ort.InferenceSession.create(await (await read(name)).arrayBuffer());
+  const [settings, tokenizer, options] = await Promise.all(
+    ["page.json", "tokenizer.json", "tokenizer_config.json"].map(json),
+  );
+  const [encoder, decoder] = [await session(settings.encoder), await session(settings.decoder)];
+  return new TranslationModel(ort, new Tokenizer(tokenizer, options), encoder, decoder, settings);
+}
+
+/** Lets newer messages in, and says whether there is one. */
+async function isNewest(id) {
+  await new Promise((resolve) => setTimeout(resolve));
+  return id === newest;
+}
+
+const model = load(new URL(self.name, import.meta.url).href);
+model.then(
+  () => self.postMessage({ ready: true }),
+  (error) => self.postMessage({ failure: String(error.message ?? error) }),
+);
+
+self.onmessage = ({ data: { id, text } }) => {
+  newest = id;
+  queue = queue.then(async () => {
+    if (id !== newest) return;
+    try {
+      const result = await (await model).translate(text, () => isNewest(id));
+      if (result) self.postMessage({ id, result });
+    } catch (error) {
+      const known = error instanceof TooLong;
+      self.postMessage({ id, error: known ? error.message : `This text cannot be translated: ${error.message ?? error}` });
+    }
+  });
+};
