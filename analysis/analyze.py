@@ -1,16 +1,25 @@
-"""`reluformer analyze`: the wanted analyses of a model, each with its files."""
+"""`reluformer analyze`: the wanted analyses of a model, each with its files: a table as JSON and as CSV, and pictures."""
 
 from __future__ import annotations
 
+import csv
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
 
 from reluformer.analysis.analyses import ANALYSES, DOCUMENTS, INPUT, MODEL, NOTHING, PAIRS, TEXT
-from reluformer.analysis.inputs import AnalysisOptions, Subject, read_subject
-from reluformer.analysis.results import Measured, model_facts, write_measured
+from reluformer.analysis.collection import ALL
+from reluformer.analysis.inputs import AnalysisOptions, read_subject
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.whole_files import whole_file
+from reluformer.training.run.records import run_record, write_json
 
+Rows = list[dict[str, Any]]
 _MISSING = {
     MODEL: "--model: missing; {} needs a model, or --run",
     INPUT: "--text: missing; {} needs a text, or --images for a classifier of pictures",
@@ -18,6 +27,36 @@ _MISSING = {
     PAIRS: "--text: missing; {} needs a translation model and source lines",
     DOCUMENTS: "--documents: missing; {} needs a translation model, and a file that names the document of each line",
 }
+# What of a configuration decides the figures.
+_CONFIG_FIELDS = re.compile(
+    "(model_type|d_model|hidden_.*|intermediate_size|.*_(layers|heads|ffn_dim)|activation_.*|attention_.*|ffn_.*"
+    "|regularization_weight|entropy_margin)"
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of an analysis, and how they are drawn.
+
+    table: rows with the same columns. summary: one line for a person. draw: called with a path and a title, returns the pictures
+    that it wrote. facts: stand in the JSON file beside the table. notes: what a reader must know, one sentence each.
+    """
+
+    table: Rows
+    summary: str
+    draw: Callable[[Path, str], Sequence[Path]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def in_words(table: Rows, *columns: str) -> str:
+    """These columns of the rows over all layers or positions, by module where there are several."""
+    whole = [row for row in table if row.get("layer", row.get("positions")) == ALL]
+    parts = []
+    for row in whole:
+        values = [f"{name} {'–' if row[name] is None else format(row[name], '.4g')}" for name in columns]
+        parts.append(" ".join([*([row["module"]] if len(whole) > 1 else []), ", ".join(values)]))
+    return "; ".join(parts)
 
 
 @dataclass
@@ -42,37 +81,31 @@ def analyze(options: AnalysisOptions) -> Analysed:
     _check(options, takes_all)
     folder = _folder(options)
     subject = read_subject(options)
-    names = [
-        name for name, each in ANALYSES.items() if takes_all and each.needs != NOTHING and subject.allows(each.needs)
-    ]
-    names = names or [name for name in ANALYSES if name in options.what]
+    names = [name for name in ANALYSES if name in options.what]
+    if takes_all:
+        names = [name for name, each in ANALYSES.items() if each.needs != NOTHING and subject.allows(each.needs)]
     for name in names:
         if not subject.allows(needs := ANALYSES[name].needs):
             raise UserError(_MISSING[MODEL if subject.model is None else needs].format(name))
     facts = dict(subject.facts)
     if subject.model is not None:
         model = options.model or options.run
-        facts |= {"model": model_facts(model, subject.model.config), "device": str(subject.model.device)}
+        facts |= {"model": _model_facts(model, subject.model.config), "device": str(subject.model.device)}
     done = Analysed(notes=list(subject.notes))
     for name in names:
         try:
-            measured = measure(name, subject)
+            module, function = ANALYSES[name].function.split(".")
+            measured = getattr(import_module(f"reluformer.analysis.{module}"), function)(subject)
         except UserError as error:
             if not takes_all:
                 raise
             done.notes.append(f"{name} is left out: {error}")
             continue
         title = f"{name}: {Path(options.model or options.run or '').name}"
-        done.files += write_measured(measured, folder / name, title, facts)
+        done.files += _write(measured, folder / name, title, facts)
         done.summaries.append(f"{name}: {measured.summary}")
         done.notes += measured.notes
     return done
-
-
-def measure(name: str, subject: Subject) -> Measured:
-    """The numbers of one analysis out of `ANALYSES`."""
-    module, function = ANALYSES[name].function.split(".")
-    return getattr(import_module(f"reluformer.analysis.{module}"), function)(subject)
 
 
 def _check(options: AnalysisOptions, takes_all: bool) -> None:
@@ -95,3 +128,20 @@ def _folder(options: AnalysisOptions) -> Path:
     if options.output is None and (model is None or not Path(model).is_dir()):
         raise UserError("--output: missing; without a model's folder, say where to write the results")
     return Path(options.output or Path(model) / "analysis")
+
+
+def _model_facts(name: str, config: PreTrainedConfig) -> dict[str, Any]:
+    fields = {field: value for field, value in config.to_dict().items() if _CONFIG_FIELDS.fullmatch(field)}
+    return {"name": name, "config": fields}
+
+
+def _write(measured: Measured, path: Path, title: str, facts: Mapping[str, Any]) -> list[Path]:
+    """Writes `<path>.json`, `<path>.csv` and the pictures. facts: of the model and its input, for the JSON file."""
+    pictures = list(measured.draw(path.with_suffix(".png"), title))
+    content = run_record(None, None, measured.facts.get("seed")) | {"what": path.name, **facts, **measured.facts}
+    result, table = write_json(path.with_suffix(".json"), content | {"table": measured.table}), path.with_suffix(".csv")
+    with whole_file(table) as stream:
+        writer = csv.DictWriter(stream, list(measured.table[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(measured.table)
+    return [result, table, *pictures]

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from reluformer.analysis.analyze import Measured, Rows
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, attention_rows, pair_batch
 from reluformer.analysis.drawing import color_of_model, draw_heat_maps, save
 from reluformer.analysis.inputs import Subject
-from reluformer.analysis.results import Measured
 from reluformer.training.data.encoding import token_ids
 
-DEFINITIONS = {
-    "query": "place of the token that looks, from 1; in the decoder, of the token that is predicted there",
-    "key": "place of the token that is looked at, from 1; in decoder_self, of the token that was read there",
-    "weight": "as the model computed it; rows of point-wise activations need not sum to 1",
-}
 NAMES = {
     ENCODER_SELF: "Encoder self-attention",
     DECODER_SELF: "Decoder self-attention",
@@ -110,52 +103,28 @@ def plot_attention_map(
 
 
 def attention_maps(subject: Subject) -> Measured:
-    """Every head of every layer on the first pair: its weights, which are many, stand in the CSV file alone."""
+    """Every head of every layer on the first pair: a folder of pictures."""
     maps = pair_maps(subject.model, subject.tokenizer, *subject.pairs[0])
-    names = [
-        f"1.{module}.layer{layer + 1}.png" for module in maps.weights for layer in range(len(maps.weights[module]))
+    table = [
+        {"module": module, "layer": layer, "picture": f"1.{module}.layer{layer}.png"}
+        for module, layers in maps.weights.items()
+        for layer in range(1, len(layers) + 1)
     ]
-    described = {
-        "sentence": 1,
-        "source_tokens": maps.lengths[0],
-        "target_tokens": maps.lengths[1],
-        "tokens": maps.tokens,
-        "pictures": names,
-    }
-    facts, draw = {"map_tokens": MOST_TOKENS, "maps": [described]}, partial(_draw_layers, maps)
-    return Measured(list(_table(maps)), f"{len(names)} pictures", draw, DEFINITIONS, facts, csv_only=True)
+    sizes = {"map_tokens": MOST_TOKENS, "source_tokens": maps.lengths[0], "target_tokens": maps.lengths[1]}
+    facts = {**sizes, "tokens": maps.tokens}
+    return Measured(table, f"{len(table)} pictures", partial(_draw_layers, maps, table), facts)
 
 
-def _draw_layers(maps: PairMaps, path: Path, _: str) -> list[Path]:
-    """One picture for each module and layer, a map for each head: `1.<module>.layer<n>.png` in the folder of the name."""
-    shown, note = (len(maps.tokens["source"]), len(maps.tokens["predicted"])), ""
+def _draw_layers(maps: PairMaps, table: Rows, path: Path, _: str) -> list[Path]:
+    """One picture for each module and layer, a map for each head, in the folder of the name."""
+    shown, note, paths = (len(maps.tokens["source"]), len(maps.tokens["predicted"])), "", []
     if shown != maps.lengths:
-        note = f"\nfirst {shown[0]} of {maps.lengths[0]} source and {shown[1]} of {maps.lengths[1]} target tokens"
-    paths = []
-    for module, layers in maps.weights.items():
-        for layer, weights in enumerate(layers, start=1):
-            heads = [f"head {head}" for head in range(1, len(weights) + 1)]
-            figure = maps.draw(module, list(weights), heads, cell=0.2, font_size=8)
-            title = f"{NAMES[module]}, layer {layer} of {len(layers)}{note}"
-            paths += save(figure, path.with_suffix("") / f"1.{module}.layer{layer}.png", title)
+        note = f", first {shown[0]} of {maps.lengths[0]} source and {shown[1]} of {maps.lengths[1]} target tokens"
+    for row in table:
+        layers = maps.weights[row["module"]]
+        weights = layers[row["layer"] - 1]
+        heads = [f"head {head}" for head in range(1, len(weights) + 1)]
+        figure = maps.draw(row["module"], list(weights), heads, cell=0.2, font_size=8)
+        title = f"{NAMES[row['module']]}, layer {row['layer']} of {len(layers)}{note}"
+        paths += save(figure, path.with_suffix("") / row["picture"], title)
     return paths
-
-
-def _table(maps: PairMaps) -> Iterator[dict[str, Any]]:
-    """The weights behind the pictures, one row for each; later tokens, which the decoder cannot see, are left out."""
-    for module, layers in maps.weights.items():
-        queries, keys = maps.axes(module)
-        for layer, heads in enumerate(layers, start=1):
-            for head, query, key in torch.ones_like(heads).nonzero().tolist():
-                if module == DECODER_SELF and key > query:
-                    continue
-                yield {
-                    "module": module,
-                    "layer": layer,
-                    "head": head + 1,
-                    "query": query + 1,
-                    "query_token": queries[query],
-                    "key": key + 1,
-                    "key_token": keys[key],
-                    "weight": float(heads[head, query, key]),
-                }

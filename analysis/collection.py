@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -122,23 +125,27 @@ def recorded(blocks: Iterable[FeedForward], batch: Batch) -> Iterator[list[Block
     rows: list[BlockRows] = []
     with ExitStack() as hooks:
         for block in blocks:
-            held: list[Tensor] = []  # what the first and the last projection read
-
-            def read(module: Any, inputs: Any, block: Any = block, held: list[Tensor] = held) -> None:
-                held.append(_real_tokens(inputs[0], block, batch))
-
-            def add(module: Any, inputs: Any, output: Any, block: Any = block, held: list[Tensor] = held) -> None:
-                residual, activations = held
-                rows.append(BlockRows(block, activations, _real_tokens(output, block, batch), residual))
-                held.clear()
-
-            for handle in (
-                block.keys.register_forward_pre_hook(read),
-                block.values.register_forward_pre_hook(read),
-                (block.norm or block.values).register_forward_hook(add),
-            ):
+            for handle in _record(block, batch, rows):
                 hooks.callback(handle.remove)
         yield rows
+
+
+def _record(block: FeedForward, batch: Batch, rows: list[BlockRows]) -> list[RemovableHandle]:
+    held: list[Tensor] = []  # what the first and the last projection read
+
+    def read(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        held.append(_real_tokens(inputs[0], block, batch))
+
+    def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        residual, activations = held
+        rows.append(BlockRows(block, activations, _real_tokens(output, block, batch), residual))
+        held.clear()
+
+    return [
+        block.keys.register_forward_pre_hook(read),
+        block.values.register_forward_pre_hook(read),
+        (block.norm or block.values).register_forward_hook(add),
+    ]
 
 
 def _real_tokens(states: Tensor, block: FeedForward, batch: Batch) -> Tensor:
@@ -170,20 +177,24 @@ def pair_batch(model: PreTrainedModel, pairs: list[tuple[list[int], list[int]]])
     Raises:
         UserError: a model that does not say what its decoder reads.
     """
-    shift: Callable[..., Tensor] | None = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if shift is None:
+    if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         raise UserError(
             f"{model.config.model_type}: cannot be teacher-forced (no prepare_decoder_input_ids_from_labels)"
         )
-    sources, labels = ([torch.tensor(ids) for ids in side] for side in zip(*pairs, strict=True))
-    ids, target = (
-        torch.nn.utils.rnn.pad_sequence(side, batch_first=True, padding_value=IGNORED_LABEL).to(model.device)
-        for side in (sources, labels)
+    source, target = (
+        pad_sequence([torch.tensor(ids) for ids in side], batch_first=True, padding_value=IGNORED_LABEL).to(
+            model.device
+        )
+        for side in zip(*pairs, strict=True)
     )
-    mask = ids != IGNORED_LABEL
-    inputs = {"input_ids": ids.where(mask, 0), "attention_mask": mask.long(), "use_cache": False}
-    inputs["decoder_input_ids"] = shift(labels=target)
-    return Batch(inputs, target, {"encoder": mask, "decoder": target != IGNORED_LABEL})
+    real = {"encoder": source != IGNORED_LABEL, "decoder": target != IGNORED_LABEL}
+    inputs = {
+        "input_ids": source.where(real["encoder"], 0),
+        "attention_mask": real["encoder"].long(),
+        "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=target),
+        "use_cache": False,
+    }
+    return Batch(inputs, target, real)
 
 
 def text_batch(ids: Tensor) -> Batch:
@@ -194,7 +205,7 @@ def text_batch(ids: Tensor) -> Batch:
 
 
 class HeadSums:
-    """Sums over rows, in float64, of named figures of each module, layer and head; nothing else is kept."""
+    """Sums over rows, in float64, of named figures of each module, layer and head."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, int], dict[Any, Tensor]] = {}
@@ -210,23 +221,19 @@ class HeadSums:
 
         First of each: `module`, `layer` and `head`, of which `ALL` stands for a sum over them.
         """
-        yield _place(ALL, ALL, ALL), _total(self._sums.values())
+        yield {"module": ALL, "layer": ALL, "head": ALL}, _total(self._sums.values())
         for module in sorted({module for module, _ in self._sums}, key=MODULES.index):
             layers = {layer: sums for (name, layer), sums in sorted(self._sums.items()) if name == module}
-            yield _place(module, ALL, ALL), _total(layers.values())
+            yield {"module": module, "layer": ALL, "head": ALL}, _total(layers.values())
             for layer, sums in layers.items():
-                yield _place(module, layer + 1, ALL), _total([sums])
-                for head in range(len(next(iter(sums.values())))):
-                    yield _place(module, layer + 1, head + 1), {name: float(sums[name][head]) for name in sums}
+                place = {"module": module, "layer": layer + 1}
+                yield place | {"head": ALL}, _total([sums])
+                for head, values in enumerate(zip(*sums.values(), strict=True), start=1):
+                    yield place | {"head": head}, dict(zip(sums, map(float, values), strict=True))
 
 
-def _place(module: str, layer: str | int, head: str | int) -> dict[str, str | int]:
-    return {"module": module, "layer": layer, "head": head}
-
-
-def _total(parts: Iterable[dict[Any, Tensor]]) -> dict[Any, float]:
-    total: dict[Any, float] = {}
-    for sums in parts:
-        for name, values in sums.items():
-            total[name] = total.get(name, 0.0) + float(values.sum())
+def _total(layers: Iterable[dict[Any, Tensor]]) -> dict[Any, float]:
+    total: Counter[Any] = Counter()
+    for sums in layers:
+        total.update({name: float(values.sum()) for name, values in sums.items()})
     return total

@@ -12,40 +12,21 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from reluformer.analysis.analyze import Measured, Rows, in_words
 from reluformer.analysis.collection import IGNORED_LABEL, forward
 from reluformer.analysis.drawing import color_of_model, finish, new_figure, save
 from reluformer.analysis.inputs import Pair, Subject, pair_batches
 from reluformer.analysis.likelihood import groups_of_positions
-from reluformer.analysis.results import Measured, Rows
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.encoding import token_ids
 
-_GAIN_ERROR = "standard error of gain, the packed documents taken for independent of each other; null for a single one"
-DEFINITIONS = {
-    "positions": "places of the tokens in the target side of their packed document, from 1; `all`: of all tokens",
-    "last": "the last of these places; null for all",
-    "tokens": "how many tokens stand there; end tokens are left out, since a sentence has one only where it is alone",
-    "nll": "mean over them of −log p(token | the source document, the target tokens before it), in nats",
-    "nll_alone": "the same of the same tokens where the model is given the token's sentence alone, on both sides",
-    "gain": "nll_alone − nll: what the rest of the document is worth",
-    "gain_error": _GAIN_ERROR,
-}
-RANDOM_DEFINITIONS = {
-    "positions": "places of the tokens behind the cut of their packed document, from 1; `all`: of all tokens",
-    "last": "the last of these places; null for all",
-    "tokens": "how many tokens stand there, end tokens left out",
-    "nll": "mean over them of −log p(token | the source document, the target tokens before it), in nats",
-    "nll_random": "the same where as many tokens of another document stand before the cut, on both sides",
-    "gain": "nll_random − nll: what the first half of their own document is worth to them",
-    "gain_error": _GAIN_ERROR,
-}
 Sentences = list[Pair]  # each encoded by itself, with its end token
 
 
@@ -56,14 +37,10 @@ def context(subject: Subject) -> Measured:
     alone = [nll[:-1] for nll in token_nll(subject.model, list(chain.from_iterable(parts)))]
     of_documents = [torch.cat(alone[first:after]) for first, after in pairwise([0, *accumulate(map(len, parts))])]
     table = gain_table(within, of_documents, "nll_alone")
-    whole = table[0]
-    summary = (
-        f"{whole['nll']:.4f} nats a token in its document, {whole['nll_alone']:.4f} with its sentence alone, "
-        f"{whole['tokens']:,} tokens"
-    )
     labels = {"nll": "in its document", "nll_alone": "its sentence alone"}
     where = "position of the predicted token in its document"
-    return Measured(table, summary, partial(_draw, table, labels, where, subject.model), DEFINITIONS)
+    summary = in_words(table, "nll", "nll_alone", "tokens")
+    return Measured(table, summary, partial(_draw, table, labels, where, subject.model))
 
 
 def token_nll(model: PreTrainedModel, pairs: list[Pair]) -> list[Tensor]:
@@ -87,7 +64,10 @@ def _parts(subject: Subject) -> list[Sentences]:
 
 
 def gain_table(within: list[Tensor], otherwise: list[Tensor], column: str) -> Rows:
-    """One row for all tokens and one for each group of positions that has any; columns as in `DEFINITIONS`.
+    """One row for all tokens and one for each group of positions that has any: means over tokens, end tokens left out.
+
+    gain: what the rest of the document is worth, `column` − nll. gain_error: its standard error, the packed documents taken for
+    independent of each other; null for a single one.
 
     Args:
         within: −log p of the tokens of each packed document, (tokens,).
@@ -162,17 +142,12 @@ def random_context(subject: Subject) -> Measured:
         for pairs in (own, crossed)
     )
     table = gain_table(within, random, "nll_random")
-    whole, left_out = table[0], len(parts) - len(chosen)
-    summary = (
-        f"{whole['nll']:.4f} nats a token behind the first half of its document, {whole['nll_random']:.4f} behind that of "
-        f"another one, {whole['tokens']:,} tokens"
-    )
     labels = {"nll": "behind its own beginning", "nll_random": "behind that of another document"}
     draw = partial(_draw, table, labels, "position of the predicted token behind the cut", subject.model)
-    others = len({each.other for each in chosen})
-    facts: dict[str, Any] = {"crossed_documents": len(chosen), "crossed_with": others, "left_out": left_out}
+    others, left_out = len({each.other for each in chosen}), len(parts) - len(chosen)
+    facts = {"crossed_documents": len(chosen), "crossed_with": others, "left_out": left_out}
     notes = [f"random-context: {left_out} of {len(parts)} packed documents were left out"] if left_out else []
-    return Measured(table, summary, draw, RANDOM_DEFINITIONS, facts, notes)
+    return Measured(table, in_words(table, "nll", "nll_random", "tokens"), draw, facts, notes)
 
 
 def crossings(parts: list[Sentences], names: list[str]) -> Iterator[Crossing]:

@@ -12,7 +12,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -202,58 +202,36 @@ def draw_heat_maps(
     return figure
 
 
-class Scale(NamedTuple):
-    """From weights to colours. Exact zeros have a colour of their own, which no other weight has."""
+def scale_of(lowest: float, highest: float, color: str) -> dict[str, Any]:
+    """The colours of weights from `lowest` to `highest`, as `imshow` takes them; of all maps that are to be compared.
 
-    colors: ListedColormap
-    lowest: float
-    highest: float
-
-
-def scale_of(lowest: float, highest: float, color: str) -> Scale:
-    """A scale that holds the weights from `lowest` to `highest`; of all maps that are to be compared.
-
-    Where some are negative, as those of gelu, they are grey.
+    Exact zeros have a colour of their own, which no other weight has; negative weights, as those of gelu, are grey.
     """
     ramp = [shade(color, amount) for amount in np.concatenate([np.linspace(0.72, 0, 80), np.linspace(0, -0.6, 48)])]
     if lowest >= 0:
-        return Scale(ListedColormap(ramp).with_extremes(bad=ZERO), 0.0, highest or 1.0)
+        return {"cmap": ListedColormap(ramp).with_extremes(bad=ZERO), "vmin": 0.0, "vmax": highest or 1.0}
     below = [shade(GREY, amount) for amount in np.linspace(-0.4, 0.6, 128)]
     largest = max(-lowest, highest)
-    return Scale(ListedColormap(below + ramp).with_extremes(bad=ZERO), -largest, largest)
+    return {"cmap": ListedColormap(below + ramp).with_extremes(bad=ZERO), "vmin": -largest, "vmax": largest}
 
 
-def draw_cells(axes: Axes, weights: np.ndarray, hidden: np.ndarray, scale: Scale) -> AxesImage:
+def draw_cells(axes: Axes, weights: np.ndarray, hidden: np.ndarray, scale: dict[str, Any]) -> AxesImage:
     """Draws weights (queries, keys); exact zeros are masked in the image's array, and hidden cells hatched."""
-    image = axes.imshow(
-        np.ma.masked_equal(weights, 0.0),
-        aspect="auto",
-        interpolation="nearest",
-        cmap=scale.colors,
-        vmin=scale.lowest,
-        vmax=scale.highest,
-    )
+    image = axes.imshow(np.ma.masked_equal(weights, 0.0), aspect="auto", interpolation="nearest", **scale)
     if hidden.any():
         edges = [np.arange(size + 1) - 0.5 for size in reversed(weights.shape)]
-        axes.pcolor(
-            *edges,
-            np.ma.masked_where(~hidden, np.zeros_like(weights)),
-            cmap=ListedColormap([HIDDEN]),
-            hatch=_HATCH,
-            edgecolor="white",
-            linewidth=0,
-            zorder=2.5,  # above the lines between cells
-        )
+        cells = np.ma.masked_where(~hidden, np.zeros_like(weights))
+        above_lines = 2.5
+        color = ListedColormap([HIDDEN])
+        axes.pcolor(*edges, cells, cmap=color, hatch=_HATCH, edgecolor="white", linewidth=0, zorder=above_lines)
     return image
 
 
 def name_cells(figure: Figure, *, is_hidden: bool) -> None:
     """A legend at the foot of the figure for the cells that the colour bar does not name."""
     marks = [Patch(facecolor=ZERO, edgecolor=GREY, linewidth=0.6, label="exactly 0")]
-    if is_hidden:
-        marks.append(
-            Patch(facecolor=HIDDEN, edgecolor="white", hatch=_HATCH, linewidth=0, label="hidden from the query")
-        )
+    hidden = Patch(facecolor=HIDDEN, edgecolor="white", hatch=_HATCH, linewidth=0, label="hidden from the query")
+    marks += [hidden] * is_hidden
     figure.legend(handles=marks, loc="outside lower right", ncols=len(marks), frameon=False, fontsize=9)
 
 

@@ -13,26 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from reluformer.analysis.analyze import Measured, Rows, in_words
 from reluformer.analysis.collection import ALL, AttentionRows, HeadSums, attention_rows
 from reluformer.analysis.drawing import GREY, color_of_model, finish, module_panels, modules_of, save
 from reluformer.analysis.inputs import Subject
-from reluformer.analysis.results import Measured, Rows
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.loss_reluformer import DEFAULT_ENTROPY_MARGIN
 
-DEFINITIONS = {
-    "rows": "query rows of real tokens; one query of each head is one row",
-    "entropy": "mean row entropy H of the weights normalised to sum 1, in nats; dead rows count as 0, as in training",
-    "entropy_of_live_rows": "the same mean over the rows with S > 0 alone; null if there are none",
-    "uniform_entropy": "mean of log n_i, the entropy of equal weights over the n_i visible keys",
-    "above_margin_fraction": "share of rows whose entropy exceeds entropy_margin * log n_i (Eq. 7)",
-    "dead_row_fraction": "share of rows with S = 0",
-    "zero_fraction": "share of exact zeros among the weights of visible keys",
-    "row_sum": "mean row sum S of the weights as the model uses them",
-    "all": "over the rows of all heads, of all layers, or of all kinds of attention, as in the logs of training",
-}
 # Column, label, factor.
 _PANELS = (
     ("entropy", "entropy H (nats)", 1.0),
@@ -47,17 +37,17 @@ def entropy(subject: Subject) -> Measured:
     config = subject.model.config
     margin = getattr(config, "entropy_margin", DEFAULT_ENTROPY_MARGIN)  # which other models do not have
     table = entropy_table(attention_rows(subject.model, subject.batches()), margin)
-    parts = [
-        f"{row['module']} H {row['entropy']:.3f}, dead rows {row['dead_row_fraction']:.1%}, zeros {row['zero_fraction']:.1%}"
-        for row in table
-        if row["layer"] == ALL
-    ]
     draw = partial(_draw_entropy, table, color_of_model(config))
-    return Measured(table, "; ".join(parts), draw, DEFINITIONS, {"entropy_margin": margin})
+    summary = in_words(table, "entropy", "dead_row_fraction", "zero_fraction")
+    return Measured(table, summary, draw, {"entropy_margin": margin})
 
 
 def entropy_table(rows: Iterable[AttentionRows], entropy_margin: float = DEFAULT_ENTROPY_MARGIN) -> Rows:
-    """One row for the model and for each module, layer and head; columns as in `DEFINITIONS`.
+    """One row for the model and for each module, layer and head: means over query rows of real tokens.
+
+    entropy: H of the weights normalised to sum 1, in nats; dead rows, with S = 0, count as 0, as in training, and not in
+    entropy_of_live_rows. uniform_entropy: log n_i, of equal weights on the n_i visible keys. above_margin_fraction: rows with H
+    above entropy_margin · log n_i. zero_fraction: exact zeros among the weights of visible keys. row_sum: S.
 
     Args:
         rows: of attention, whose weights need not be normalised.
@@ -143,37 +133,22 @@ def _draw_entropy(rows: Rows, color: str, path: Path, title: str) -> list[Path]:
 # entropy-share
 
 QUARTERS = ("quarter_1", "quarter_2", "quarter_3", "quarter_4")
-SHARE_DEFINITIONS = {
-    "rows": "query rows of real tokens that see at least two keys, and whose weights are all numbers",
-    "entropy_share": (
-        "mean over rows of H / log n_i: entropy of the weights normalised to sum 1, over that of equal weights on the n_i "
-        "visible keys; a dead row counts as 0; null where there is no row"
-    ),
-    "quarter_1": "share of the heads whose entropy_share lies in [0, 1/4); of one head, 1 where it lies there, else 0",
-    "quarter_2": "the same of [1/4, 1/2)",
-    "quarter_3": "the same of [1/2, 3/4)",
-    "quarter_4": "the same of [3/4, 1]",
-    "nan_count": "weights of visible keys that are NaN",
-    "all": "over the rows of all heads, of all layers, or of all kinds of attention",
-}
 _TINY = 1e-9  # rounding does not lift a head of equal weights into a fifth quarter
 
 
 def entropy_share(subject: Subject) -> Measured:
     """Entropy of every head as a share of its maximum."""
     table = share_table(attention_rows(subject.model, subject.batches()))
-    parts = [
-        f"{row['module']} {'–' if row['entropy_share'] is None else format(row['entropy_share'], '.1%')} of the maximum, "
-        f"{row['quarter_4'] or 0:.0%} of the heads in the last quarter, {row['nan_count']:,} NaN"
-        for row in table
-        if row["layer"] == ALL and row["module"] != ALL
-    ]
-    return Measured(table, "; ".join(parts), partial(_draw_shares, table), SHARE_DEFINITIONS)
+    return Measured(table, in_words(table, "entropy_share", "quarter_4", "nan_count"), partial(_draw_shares, table))
 
 
 def share_table(rows: Iterable[AttentionRows]) -> Rows:
-    """One row for the model and for each module, layer and head; columns as in `SHARE_DEFINITIONS`, arguments and errors as of
-    `entropy_table`."""
+    """One row for the model and for each module, layer and head; arguments and errors as of `entropy_table`.
+
+    entropy_share: mean of H / log n_i over the rows that see at least two keys, and whose weights are all numbers; a dead row
+    counts as 0. quarter_1 to quarter_4: share of the heads whose entropy_share lies in each quarter of [0, 1]. nan_count: weights
+    of visible keys that are NaN.
+    """
     sums = HeadSums()
     for module, layer, weights, visible in rows:
         weights, of_rows, _ = _entropy_of_rows("entropy-share", module, layer, weights, visible)
@@ -217,6 +192,7 @@ def _draw_shares(rows: Rows, path: Path, title: str) -> list[Path]:
         shares = np.array([row["entropy_share"] for row in heads], dtype=float).reshape(len(layers), -1).T
         extent = (0.5, len(layers) + 0.5, len(shares) + 0.5, 0.5)
         image = above.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto", extent=extent)
+        above.yaxis.set_major_locator(MaxNLocator(integer=True))
         bottom = np.zeros(len(layers))
         for number, name in enumerate(QUARTERS):
             heights = np.array([row[name] or 0.0 for row in layers])

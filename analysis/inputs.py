@@ -151,7 +151,7 @@ def _read_pairs(name: str, options: AnalysisOptions) -> Subject:
         lines = lines.add_column("target", translator(lines["source"], progress=True))
         facts = {"target": "the model's own translation, teacher-forced", "decoding": translator.decoding}
         notes = ("no --target_text: the decoder reads the model's own translation",)
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
     documents = None
     if "document" in lines.column_names:
         documents = _pack(lines, tokenizer, max_length, positions)
@@ -159,7 +159,7 @@ def _read_pairs(name: str, options: AnalysisOptions) -> Subject:
         counts = {"documents": report.documents, "packed_documents": report.packed, "sentences": report.kept}
         facts |= counts | {"max_length": report.max_tokens}
     else:
-        encoded, report = encode_pairs(lines, tokenizer, max_length=positions or sys.maxsize, name="text")
+        encoded, report = encode_pairs(lines, tokenizer, max_length=positions, name="text")
         facts["sentences"] = len(encoded)
     _tell_skips(report)
     pairs: list[Pair] = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
@@ -202,13 +202,11 @@ def _tell_skips(report: Any) -> None:
 
 
 def _pack(
-    lines: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None, positions: int | None
+    lines: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None, positions: int
 ) -> PackedDocuments:
     """The documents that the lines make, packed as in training; a line that alone is longer is left out and counted."""
     most = max_length or positions
-    if most is None:
-        raise UserError("--max_length: missing; the model has no limit of positions, so say how long a text may be")
-    if positions is not None and most > positions:
+    if most > positions:
         raise UserError(
             f"--max_length: {most} tokens of a packed document; give at most {positions}, the positions of the model"
         )
@@ -314,9 +312,7 @@ def _read_class_folders(folder: str, known: dict[str, int]) -> tuple[datasets.Da
 def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
     """The unsigned bytes of a file of the form of MNIST (IDX), plain or .gz.
 
-    Args:
-        path: of the file.
-        dimensions: 3 for pictures (pictures, height, width), 1 for labels.
+    dimensions: 3 for pictures (pictures, height, width), 1 for labels.
 
     Raises:
         UserError: the file is missing, damaged, or holds something else.
@@ -324,15 +320,14 @@ def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
     path = Path(path).expanduser()
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read ({one_line(error)}); give an IDX file, as MNIST has them") from error
-    header = 4 + 4 * dimensions
-    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4)]
-    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) - header != math.prod(shape):
+        if content[:4] != bytes([0, 0, 8, dimensions]):
+            raise ValueError(f"no IDX file of bytes in {dimensions} dimensions")
+        shape = np.frombuffer(content, ">i4", dimensions, offset=4)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UserError(
-            f"{path}: is no IDX file of bytes in {dimensions} dimensions, or is cut off; pictures and labels are two files"
-        )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+            f"{path}: cannot be read ({one_line(error)}); give an IDX file, as MNIST has them, pictures and labels apart"
+        ) from error
 
 
 def _picture_batches(

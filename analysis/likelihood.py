@@ -14,24 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reluformer.analysis.analyze import Measured, Rows, in_words
 from reluformer.analysis.collection import ALL, IGNORED_LABEL, forward
 from reluformer.analysis.drawing import color_of_model, finish, new_figure, save
 from reluformer.analysis.inputs import Subject
-from reluformer.analysis.results import Measured, Rows
 from reluformer.configuration.errors import UserError
 
-DEFINITIONS = {
-    "positions": "places of the predicted tokens in their sentence, document or context, from 1; `all`: of all tokens",
-    "last": "the last of these places; null for all",
-    "tokens": "how many tokens were predicted there, the end token with them",
-    "nll": "mean over them of −log p(token | the given tokens before it), in nats, without label smoothing",
-    "accuracy": "share of them that have the highest probability",
-    "entropy": "mean entropy of the predicted distribution over the vocabulary, in nats",
-    "vocabulary_nll": (
-        "mean over the tokens, and over the vocabulary without what the model rules out, of −log p; label smoothing ε trains "
-        "(1 − ε) nll + ε vocabulary_nll"
-    ),
-}
 # 1, 2, 3 to 4, 5 to 8, …: the last place of each group.
 LAST_PLACES = 2 ** torch.arange(24)
 
@@ -40,16 +28,16 @@ def likelihood(subject: Subject) -> Measured:
     """Plain likelihood and accuracy of the given text by position."""
     outputs = ((batch.labels, forward(subject.model, batch).logits) for batch in subject.batches())
     table = likelihood_table(outputs)
-    whole = table[0]
-    summary = (
-        f"{whole['nll']:.4f} nats a token, {whole['accuracy']:.1%} of {whole['tokens']:,} tokens predicted, "
-        f"entropy {whole['entropy']:.3f}"
-    )
-    return Measured(table, summary, partial(_draw, table, color_of_model(subject.model.config)), DEFINITIONS)
+    draw = partial(_draw, table, color_of_model(subject.model.config))
+    return Measured(table, in_words(table, "nll", "accuracy", "tokens"), draw)
 
 
 def likelihood_table(outputs: Iterable[tuple[Tensor, Tensor]]) -> Rows:
-    """One row for all tokens and one for each group of positions that has any; columns as in `DEFINITIONS`.
+    """One row for all tokens and one for each group of positions that has any: means over the predicted tokens.
+
+    nll: −log p of the token, in nats, without label smoothing. accuracy: whether it has the highest probability. entropy: of the
+    prediction. vocabulary_nll: mean of −log p over the vocabulary without what the model rules out; label smoothing ε trains
+    (1 − ε) nll + ε vocabulary_nll.
 
     Args:
         outputs: labels (batch, length), -100 for none, and logits (batch, length, vocabulary).

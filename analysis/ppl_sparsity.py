@@ -25,28 +25,13 @@ from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from reluformer.analysis.analyze import Measured, Rows
 from reluformer.analysis.collection import ALL, IGNORED_LABEL, Batch, BlockRows, forward, recorded
 from reluformer.analysis.drawing import GREY, TEAL, draw_bars
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.inputs import Subject
-from reluformer.analysis.results import Measured, Rows
 from reluformer.configuration.errors import UserError
 
-DEFINITIONS = {
-    "p_percent": "how much the perplexity may rise",
-    "tokens": "real tokens whose activations the thresholds were searched on, those of the first batch; the perplexity is of "
-    "those that are predicted",
-    "neurons": "width of the block",
-    "cett": "the one CETT allowed to all blocks that the bisection of [0, 1] found: the mean over tokens of the norm of what is "
-    "dropped over the norm of the block's output. A block stays below it where its threshold is the largest searched, the "
-    "99 % quantile of |a_i| ‖w_i‖ of all its activations, zeros included",
-    "threshold": "neuron i is dropped where |a_i| ‖w_i‖ is below it",
-    "active_fraction": "share of the activations that are neither zero nor dropped, in the model with all thresholds; of `all`, "
-    "the mean over the activations of all blocks",
-    "nonzero_fraction": "share of the activations of the whole model that are not zero",
-    "perplexity": "exp of the mean cross-entropy of the model with all thresholds; of a classifier, of its classes",
-    "dense_perplexity": "of the whole model on the same tokens",
-}
 TOLERANCE = 1e-6  # of the bisected CETT
 # Thresholds, evenly spaced from the smallest product |a_i| ‖w_i‖ to this quantile of a sample of them.
 CANDIDATES, QUANTILE = 65_536, 0.99
@@ -67,7 +52,7 @@ def ppl_sparsity(subject: Subject, p_percent: float = 1.0) -> Measured:
             "the figures are those of these thresholds, and more may go"
         )
     draw = partial(draw_bars, table, columns, "share of the activations")
-    return Measured(table, summary, draw, DEFINITIONS, notes=notes)
+    return Measured(table, summary, draw, notes=notes)
 
 
 class TailTruncation:
@@ -189,7 +174,12 @@ class SparsitySearch:
 
 
 def _table(p_percent: float, found: Truncated, search: SparsitySearch) -> Rows:
-    """One row for all blocks, for each stack, and for each block; columns as in `DEFINITIONS`."""
+    """One row for all blocks, for each stack, and for each block.
+
+    cett: the one CETT allowed to all blocks that the bisection found; a block stays below it where its threshold is the largest
+    searched. active_fraction: share of the activations that are neither zero nor dropped, in the model with all thresholds.
+    nonzero_fraction: of the whole model. perplexity: with all thresholds, dense_perplexity: without; of a classifier, of classes.
+    """
     groups: list[tuple[str, int | str, list[Place]]] = [(ALL, ALL, list(search.blocks))]
     for stack in dict.fromkeys(stack for stack, _ in search.blocks):
         places = [place for place in search.blocks if place[0] == stack]

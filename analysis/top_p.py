@@ -13,23 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 from torch import Tensor
 
+from reluformer.analysis.analyze import Measured, Rows
 from reluformer.analysis.collection import ALL, HeadSums, attention_rows, block_rows
 from reluformer.analysis.drawing import GREY, NAMES, finish, modules_of, new_figure, save
 from reluformer.analysis.inputs import Subject
-from reluformer.analysis.results import Measured, Rows
 from reluformer.configuration.errors import UserError
-
-DEFINITIONS = {
-    "p_percent": "share of the elements: of the keys that a query sees, or of the slots of a feed-forward memory",
-    "score_sum": (
-        "mean over rows of the sum of the largest p% of a row's scores, these normalised to sum 1; where "
-        "p% of n elements is no whole number, the next element counts with that fraction, so that equal scores give p%"
-    ),
-    "elements": "mean of p% of n: below 1, the figure is that fraction of the largest score",
-    "rows": "rows of real tokens with at least one score above 0; others have no distribution and are left out",
-    "dead_rows": "rows left out because all their scores are 0",
-    "all": "a mean over the rows of all heads, or of all heads and layers, of a module",
-}
 
 
 def top_p(subject: Subject) -> Measured:
@@ -51,7 +39,7 @@ def top_p(subject: Subject) -> Measured:
     means = [row for row in table if row["layer"] == ALL and row["p_percent"] == p and row["rows"]]
     summary = f"the top {p:g}% hold " + "; ".join(f"{row['module']} {row['score_sum']:.1%}" for row in means)
     notes = [f"top-p leaves out {name}: {reason}" for name, reason in left_out.items()]
-    return Measured(table, summary, partial(_draw, table), DEFINITIONS, {"left_out": left_out or None}, notes)
+    return Measured(table, summary, partial(_draw, table), {"left_out": left_out or None}, notes)
 
 
 class TopPSums:
@@ -92,7 +80,12 @@ class TopPSums:
         self._sums.add(module, layer, figures | held)
 
     def table(self) -> Rows:
-        """One row for each p of each head, layer and module; columns as in `DEFINITIONS`; null where no row is live."""
+        """One row for each p of each head, layer and module; null where no row is live.
+
+        score_sum: mean over the live rows, with a score above 0, of the sum of the largest p% of a row's scores, these normalised
+        to sum 1; where p% of n elements is no whole number, the next element counts with that fraction, so that equal scores give
+        p%. elements: mean of p% of n: below 1, the figure is that fraction of the largest score.
+        """
         rows: Rows = []
         for place, sums in self._sums.groups():
             is_memory_head = place["module"].endswith("_ffn") and place["head"] != ALL  # which has no heads

@@ -20,11 +20,10 @@ from transformers import (
 )
 
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
-from reluformer.analysis.anisotropy import anisotropy_table, mean_cosine
 from reluformer.analysis.collection import Batch, BlockRows, block_rows, pair_batch, text_batch
 from reluformer.analysis.feed_forward import FeedForward, feed_forward_blocks
-from reluformer.analysis.ffn_sparsity import sparsity_table
-from reluformer.analysis.variance import ratio_table, simulate_variance
+from reluformer.analysis.memories import anisotropy_table, mean_cosine, ratio_table, sparsity_table
+from reluformer.analysis.simulation import simulate_variance
 from reluformer.configuration.errors import UserError
 
 from .small_models import FFN, LAYERS, TOKENS, make_model
