@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
 
 
 def train_and_document(recipe: Recipe, *, overwrite: bool = False, command: str | None = None) -> Path:
-    """All that the verb does: `reluformer.training.train.train`, then pictures, the card and, if wanted, publishing.
+    """All that the verb does: `reluformer.training.train.train`, then pictures and the card.
 
     Args:
         recipe: the experiment.
@@ -56,34 +56,11 @@ def train_and_document(recipe: Recipe, *, overwrite: bool = False, command: str 
         The run folder.
 
     Raises:
-        UserError, TrainingStopped: as `train`; a UserError also for a `training.push_to_hub` that cannot be followed.
+        UserError, TrainingStopped: as `train`.
     """
-    from reluformer.hub_cards.publishing import check_push
     from reluformer.training.train import train
 
-    recipe.check()
-    check_push(recipe.training)
-    is_pushed = recipe.training.push_to_hub  # the Trainer must not push of itself, so training turns it off
-
-    def finish(run: FinishedRun) -> None:
-        document(run)
-        if is_pushed:
-            _push(recipe)
-
-    return train(recipe, overwrite=overwrite, command=command, finish=finish)
-
-
-def _push(recipe: Recipe) -> None:
-    """Publishes the finished run; which splits are evaluated is the recipe's decision."""
-    from reluformer.hub_cards.publishing import publish
-
-    training, folder = recipe.training, recipe.run_folder
-    private = bool(training.hub_private_repo)
-    try:
-        publish(folder, training.hub_model_id, private=private, without_evaluation=True, tell=tqdm.write)
-    except UserError as error:
-        again = f"reluformer publish --run {folder} --repo-id {training.hub_model_id}{' --private' * private}"
-        raise UserError(f"the run is finished, but not published: {error}; `{again}` publishes it") from error
+    return train(recipe, overwrite=overwrite, command=command, finish=document)
 
 
 def document(run: FinishedRun) -> None:

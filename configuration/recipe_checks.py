@@ -31,6 +31,7 @@ REPLACED_ARGUMENTS = {
     "generation_max_length": "decoding stops by itself at a length that follows the source's",
     "generation_num_beams": "set evaluation.num_beams",
     "generation_config": "set evaluation.num_beams and evaluation.length_penalty",
+    "push_to_hub": "publish the run when it is finished, by `reluformer publish`",
     "use_liger_kernel": "Liger has no kernels for this model",
     "batch_eval_metrics": _NO_PREDICTIONS,
     "eval_accumulation_steps": _NO_PREDICTIONS,

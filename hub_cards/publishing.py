@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import transformers
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
-from transformers import Seq2SeqTrainingArguments
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformer.configuration.errors import UserError, one_line
@@ -42,7 +41,6 @@ def publish(
     language: str | Sequence[str] | None = None,
     dataset: str | None = None,
     without_evaluation: bool = False,
-    tell: Callable[[str], None] = print,
 ) -> str | None:
     """Uploads a finished run or another saved model to a repository of the Hub in one commit, and returns the commit's URL.
 
@@ -56,26 +54,26 @@ def publish(
         dry_run: check and tell what would be uploaded, without token or network; returns None.
         license, language, dataset: see `reluformer.hub_cards.card.render_card`.
         without_evaluation: publish a model of which no score is known.
-        tell: takes each line of what is done.
 
     Raises:
         UserError: a model that is not to be published as it is, a wrong repository id, no token, or a refusal of the Hub.
     """
-    check_repo_id(repo_id)
+    _check_repo_id(repo_id)
     folder, told = Path(folder), {"license": license, "language": language, "dataset": dataset}
     model = read_model_folder(folder, **told)
     _require_finished(model, without_evaluation)
     names = published_names(model)
     render_card(folder, repo_id=repo_id, **told)
     for name in names:
-        tell(f"  {name}  {(folder / name).stat().st_size / 1e6:,.2f} MB")
+        print(f"  {name}  {(folder / name).stat().st_size / 1e6:,.2f} MB")
     if dry_run:
-        tell(f"{repo_id}: {len(names)} files and the card; dry run: nothing was uploaded")
+        print(f"{repo_id}: {len(names)} files and the card; dry run: nothing was uploaded")
         return None
-    require_token()
+    if not get_token():
+        raise UserError("no token for the Hub: make one with write access, then run `hf auth login` or set HF_TOKEN")
     write_card(folder, repo_id=repo_id, **told)
     url = _upload(model, repo_id, [*names, CARD_FILE], private)
-    tell(f"published: {url}")
+    print(f"published: {url}")
     return url
 
 
@@ -152,35 +150,11 @@ def _require_nothing_private(path: Path) -> None:
             raise UserError(f"{path}: holds a path of this machine or a secret, which would be published; remove it")
 
 
-def check_repo_id(repo_id: str, option: str = "--repo-id") -> None:
-    """Raises a `UserError`, which names the option, for an id that is not `owner/name` in the form of the Hub."""
+def _check_repo_id(repo_id: str) -> None:
+    """Raises a `UserError` for an id that is not `owner/name` in the form of the Hub."""
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise UserError(f"{option}: {one_line(error)}") from error
+        raise UserError(f"--repo-id: {one_line(error)}") from error
     if "/" not in repo_id:
-        raise UserError(f"{option}: {repo_id!r} is no repository; give owner/name, for example me/my-model")
-
-
-def require_token() -> None:
-    """Raises a `UserError` where huggingface_hub has no token; the Hub is not asked."""
-    if not get_token():
-        raise UserError("no token for the Hub: make one with write access, then run `hf auth login` or set HF_TOKEN")
-
-
-def check_push(arguments: Seq2SeqTrainingArguments) -> None:
-    """Raises a `UserError`, before training, for a `training.push_to_hub` of a recipe that cannot be followed.
-
-    A run is published once, when it is finished, as `reluformer publish` does.
-    """
-    if not arguments.push_to_hub:
-        return
-    if arguments.hub_model_id is None:
-        raise UserError("training.hub_model_id: missing; training.push_to_hub needs a repository such as me/my-model")
-    if arguments.hub_revision is not None or arguments.hub_strategy.value.endswith(("checkpoint", "checkpoints")):
-        raise UserError(
-            "training.hub_strategy, training.hub_revision: a run is published once, when it is finished, on the main branch "
-            "and without checkpoints; leave them out"
-        )
-    check_repo_id(arguments.hub_model_id, "training.hub_model_id")
-    require_token()
+        raise UserError(f"--repo-id: {repo_id!r} is no repository; give owner/name, for example me/my-model")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,8 +38,6 @@ from reluformer.training.scoring.evaluation import ValidationTranslation, evalua
 from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.translation import Translator
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class FinishedRun:
@@ -63,7 +60,7 @@ def train(
     command: str | None = None,
     finish: Callable[[FinishedRun], None] | None = None,
 ) -> Path:
-    """Trains, averages and evaluates one run. Pictures, card and publishing are the command's, which gives them as `finish`.
+    """Trains, averages and evaluates one run. Pictures and card are the command's, which gives them as `finish`.
 
     Args:
         recipe: the experiment.
@@ -88,7 +85,6 @@ def train(
             resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and is_main)
             if is_main:
                 write_recipe(recipe)
-        _turn_off_push(recipe.training, told=finish is None)
         settings = settings_of(recipe)  # before the Trainer completes its arguments
         corpus = prepare_corpus(recipe, resume_from)
         trainer = _trainer(recipe, corpus, build_model(recipe, corpus.tokenizer), settings)
@@ -144,13 +140,6 @@ def _check_processes(recipe: Recipe) -> None:
 def is_sharded(training: Any) -> bool:
     """Whether FSDP was asked for: by `training.fsdp`, or by the file given to `accelerate launch`."""
     return bool(training.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-
-
-def _turn_off_push(training: Any, *, told: bool) -> None:
-    """The Trainer's own push uploads the whole run folder, with recipe, logs and translations, at every checkpoint."""
-    if training.push_to_hub and told:
-        logger.warning("training.push_to_hub: only `reluformer train` publishes a run; use `reluformer publish`")
-    training.push_to_hub = False
 
 
 def _trainer(

@@ -7,7 +7,6 @@ import shutil
 
 import httpx
 import pytest
-import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
@@ -15,14 +14,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, ViTImageProcessor
 
 from reluformer.commands import main as cli
-from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.hub_cards.publishing import publish
 from reluformer.training.run.records import write_json
 
 from ..modeling_reluformer.cases import VOCABULARY, decoder_model, vision_model
-from ..training.run.kill_harness import RECIPE
 from .model_folders import LEFT_BEHIND, OF_A_RUN, write_finished_run
 
 REPO = "me/little"
@@ -81,7 +77,7 @@ def test_shards_are_published_with_their_index(run, hub):
     (run / WEIGHTS).unlink()
     weight_map = {name: file for file, held in parts.items() for name in held}
     write_json(run / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
-    publish(run, REPO, tell=lambda line: None)
+    publish(run, REPO)
     assert {*parts, "model.safetensors.index.json"} <= hub.repositories[REPO].keys()
 
 
@@ -112,10 +108,10 @@ def test_decoders_and_classifiers_are_published_with_their_own_files(tmp_path, h
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w2").save_pretrained(tmp_path / "decoder")
     vision_model().save_pretrained(tmp_path / "vision")
     with pytest.raises(UserError, match=r"holds no preprocessor_config\.json"):
-        publish(tmp_path / "vision", "me/vision", without_evaluation=True, tell=lambda line: None)
+        publish(tmp_path / "vision", "me/vision", without_evaluation=True)
     ViTImageProcessor().save_pretrained(tmp_path / "vision")
     for kind, own in (("decoder", "tokenizer.json"), ("vision", "preprocessor_config.json")):
-        publish(tmp_path / kind, f"me/{kind}", without_evaluation=True, tell=lambda line: None)
+        publish(tmp_path / kind, f"me/{kind}", without_evaluation=True)
         assert {WEIGHTS, own, f"modeling_{kind}.py", "README.md"} <= hub.repositories[f"me/{kind}"].keys()
         assert "modeling_reluformer.py" not in hub.repositories[f"me/{kind}"]
 
@@ -166,50 +162,14 @@ def test_a_bad_repository_is_refused_before_anything_else(repo_id, capsys):
     assert capsys.readouterr().err.startswith("reluformer: error: --repo-id: ")
 
 
-def test_private_is_refused_for_a_public_repository_and_a_missing_token_is_told(run, hub, monkeypatch):
-    hub.create_repo(REPO, exist_ok=True)
+def test_what_the_hub_refuses_is_one_line(run, hub, monkeypatch):
+    response = httpx.Response(403, request=httpx.Request("POST", "https://hub.example.org"))
+    hub.failure = HfHubHTTPError("403 Forbidden: no write access", response=response)
+    with pytest.raises(UserError, match=r"me/little: 403 Forbidden: no write access; then run the same command again"):
+        publish(run, REPO)
     with pytest.raises(UserError, match="exists and is public"):
-        publish(run, REPO, private=True, tell=lambda line: None)
+        publish(run, REPO, private=True)
     assert hub.repositories[REPO] == {}
     monkeypatch.setattr("reluformer.hub_cards.publishing.get_token", lambda: None)
     with pytest.raises(UserError, match=r"no token for the Hub: .*hf auth login"):
-        publish(run, REPO, tell=lambda line: None)
-
-
-# From the training itself
-
-
-def pushed(tmp_path, **arguments):
-    """A recipe of four updates that pushes."""
-    training = {**RECIPE["training"], "max_steps": 4, "eval_strategy": "no", "output_dir": str(tmp_path / "run")}
-    training |= {"push_to_hub": True, "hub_model_id": REPO, "save_steps": 2, **arguments}
-    path = tmp_path / "pushed.yaml"
-    path.write_text(yaml.safe_dump({**RECIPE, "name": "pushed", "training": training}), encoding="utf-8")
-    return load_recipe(path)
-
-
-def test_a_finished_run_is_pushed_once_or_says_how_to_publish_it(tmp_path, hub):
-    response = httpx.Response(403, request=httpx.Request("POST", "https://hub.example.org"))
-    hub.failure = HfHubHTTPError("403 Forbidden: no write access", response=response)
-    wanted = pushed(tmp_path)
-    with pytest.raises(UserError, match=r"is finished, but not published: .*403 .*`reluformer publish --run"):
-        train(wanted)
-    hub.failure = None
-    assert cli.main(["publish", "--run", str(wanted.run_folder), "--repo-id", REPO]) == 0
-    assert hub.commits == ["Publish pushed"] and "recipe.yaml" not in hub.repositories[REPO]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"hub_model_id": None}, r"training\.hub_model_id: missing"),
-        ({"hub_model_id": "only_a_name"}, r"training\.hub_model_id: 'only_a_name' is no repository"),
-        ({"hub_strategy": "all_checkpoints"}, "without checkpoints"),
-        ({"hub_revision": "other"}, "on the main branch"),
-    ],
-)
-def test_a_push_that_cannot_be_followed_is_refused_before_training(hub, tmp_path, arguments, words):
-    wanted = pushed(tmp_path, **arguments)
-    with pytest.raises(UserError, match=words):
-        train(wanted)
-    assert not (wanted.run_folder / WEIGHTS).exists()
+        publish(run, REPO)
