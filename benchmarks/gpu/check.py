@@ -21,7 +21,7 @@ from benchmarks.gpu.campaign import ROOT, Cell, peak_bytes
 from benchmarks.translation import INPUTS, SHAPES, padded_batch
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
-NUMERICS = tuple(f"tests/modeling_reluformer/fused/{name}.py" for name in ("triton_numerics", "test_paths"))
+NUMERICS = "tests/modeling_reluformer/fused/test_paths.py"
 QUIETLY = ("--noconftest", "-p", "no:cacheprovider", "--tb=short", "-W", "ignore::RuntimeWarning")
 # A step of attention alone may hold besides its inputs so many tensors of their size: the output, its gradient times the
 # row scale, and three gradients.
@@ -45,7 +45,7 @@ def require(right: bool, what: str) -> None:
 
 def kernel_tests(toy: bool) -> dict[str, Any]:
     """The tests of the kernels, in a process of their own; one length in Triton's interpreter where it is a toy."""
-    command = [sys.executable, "-m", "pytest", *NUMERICS, *QUIETLY]
+    command = [sys.executable, "-m", "pytest", NUMERICS, *QUIETLY]
     command += ["-k", "triton and test_every_length and 15" if toy else "triton"]
     if not toy and importlib.util.find_spec("xdist"):
         command += ["-n", str(min(14, os.cpu_count() or 1))]

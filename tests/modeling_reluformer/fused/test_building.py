@@ -5,8 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -120,18 +118,11 @@ def test_without_a_compiler_one_warning_says_what_to_do(fresh, caplog, tmp_path,
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("int answer() { return nothing; }", "attention.cpp:1:23: error: "),
-        ("int nowhere(); int answer() { return nowhere(); }", "nowhere"),
-    ],
-)
-def test_sources_that_do_not_compile_or_load_are_one_warning_with_the_words_of_the_tool(fresh, caplog, source, words):
-    (library.SOURCES / "attention.cpp").write_text(source)
+def test_sources_that_do_not_compile_are_one_warning_with_the_words_of_the_compiler(fresh, caplog):
+    (library.SOURCES / "attention.cpp").write_text("int answer() { return nothing; }")
     assert library.library(large=True) is None and library.library(large=True) is None
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]  # the building, and its end
-    assert words in caplog.messages[1]
+    assert "attention.cpp:1:23: error: " in caplog.messages[1]
 
 
 def test_the_variable_turns_it_off(fresh, caplog):
@@ -155,22 +146,6 @@ def test_windows_does_without_it_in_silence(fresh, caplog):
     with caplog.at_level(logging.INFO):
         assert library.library(large=True) is None
     assert [record.levelname for record in caplog.records] == ["INFO"]
-
-
-def test_threads_wait_for_the_one_that_builds(fresh):
-    calls, found = [], []
-
-    def built():
-        calls.append(1)
-        time.sleep(0.2)
-
-    fresh.setattr(library, "_built", built)
-    threads = [threading.Thread(target=lambda: found.append(library.library(large=True))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (found, calls) == ([None] * 4, [1])
 
 
 @pytest.mark.slow

@@ -222,27 +222,6 @@ def test_it_is_refused_where_the_encoder_was_built_for_nested_tensors():
         encoder(torch.randn(1, 7, EMBED, dtype=torch.float64), src_key_padding_mask=padding)
 
 
-def test_a_whole_transformer_trains_with_it():
-    model = nn.Transformer(EMBED, HEADS, 1, 1, 32, batch_first=True)
-    for module in list(model.modules()):
-        for name in ("self_attn", "multihead_attn"):
-            if hasattr(module, name):
-                setattr(module, name, ReLUAttention(EMBED, HEADS, 0.1, batch_first=True))
-    source, target = torch.randn(2, 9, EMBED), torch.randn(2, 7, EMBED)
-    padding = torch.zeros(2, 9, dtype=torch.bool)
-    padding[1, 5:] = True
-    masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding, "tgt_mask": CAUSAL}
-    model(source, target, tgt_is_causal=True, **masks).square().mean().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-    model.eval()
-    changed = target.clone()
-    changed[:, 4:] += 1
-    first, second = (model(source, states, tgt_is_causal=True, **masks) for states in (target, changed))
-    torch.testing.assert_close(first[:, :4], second[:, :4])
-    source[1, 5:] += 1
-    torch.testing.assert_close(model(source, target, tgt_is_causal=True, **masks), first)
-
-
 def test_dropout_is_of_training_alone():
     module = ReLUAttention(EMBED, HEADS, dropout=0.5, batch_first=True)
     x = torch.randn(2, 7, EMBED)
@@ -290,9 +269,7 @@ REFUSED = [
     ("are not supported by ReLUAttention: leave them out", {"add_bias_kv": True}, {}),
     ("'softmax' is not point-wise; .* For softmax, use nn.MultiheadAttention", {"activation": "softmax"}, {}),
     ("gamma=0 must be", {"gamma": 0}, {}),
-    ("alpha=2.5 must be", {"scaling": "length", "alpha": 2.5}, {}),
     ("dropout=1.0 must be a number from 0 to below 1", {"dropout": 1.0}, {}),
-    ("entropy_margin=1.5 must be a number from 0 to 1", {"entropy_margin": 1.5}, {}),
     ("those of 'gelu' can be", {"activation": "gelu", "return_regularization": True}, {}),
     ("L_reg needs weights that are never negative", {"activation": "gelu"}, {"return_regularization": True}),
     ("attn_mask has the dtype torch.float32 and other values than 0", {}, {"attn_mask": torch.full((7, 7), 0.5)}),
@@ -301,7 +278,6 @@ REFUSED = [
     ("attn_mask must have the shape .* got \\(2, 7, 7\\)", {}, {"attn_mask": torch.zeros(2, 7, 7).bool()}),
     ("do not fit: expected \\(batch, length, features\\), .* 24, 24 and 24", {}, {"key": X[..., :3]}),
     ("do not fit", {}, {"key": X[:1], "value": X[:1]}),
-    ("do not fit", {}, {"query": X[0]}),
 ]
 
 

@@ -60,9 +60,9 @@ def test_every_activation(path, activation):
             assert_equals_reference(inputs, mask, activation, ALL if activation in NON_NEGATIVE else "none")
 
 
-@pytest.mark.parametrize("length", [1, 15, 63, 64, 65, 127, 129, 257, 1025])
+@pytest.mark.parametrize("length", [1, 15, 63, 64, 65, 129, 257, 1025])
 def test_every_length(path, length):
-    if path.is_slow and length > 257:
+    if length > 257 and not path.is_compiled:
         return
     inputs = random_inputs(batch=1, heads=3, queries=length, head_dim=32, dtype=path.dtype)
     for mask in ({}, {"causal": True}):
@@ -381,24 +381,63 @@ def test_dropout_is_the_mask_of_the_python_loop(name, dtype, queries, monkeypatc
         assert relative_error(one, other) < (1e-5 if dtype == torch.float32 else 2e-2)
 
 
+@pytest.mark.parametrize("path", COMPILED, indirect=True)
 @pytest.mark.parametrize("heads", [4, 1])
 def test_threads_change_rounding_at_most_and_stay_as_they_were(path, heads):
-    """With fewer heads than threads, the compiled sums over the queries are cut into ranges."""
-    inputs = random_inputs(batch=1, heads=heads, queries=40 if path.is_slow else 330, dtype=path.dtype)
+    """With fewer heads than threads, sums over the queries are cut into ranges."""
+    inputs = random_inputs(batch=1, heads=heads, queries=330, dtype=path.dtype)
     before, found = torch.get_num_threads(), []
     try:
-        for threads in (1, 2, 3):
+        for threads in (1, 2, 3, 3):
             torch.set_num_threads(threads)
             torch.manual_seed(0)
             found.append(by_relu_attention(inputs, {}, statistics=ALL, dropout_p=0.1))
-            torch.manual_seed(0)
-            assert all(map(torch.equal, found[-1], by_relu_attention(inputs, {}, statistics=ALL, dropout_p=0.1)))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+    assert all(map(torch.equal, *found[2:]))
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
-            assert torch.equal(one, two) if path.is_compiled and heads == 4 else relative_error(two, one) < 1e-6
+            assert torch.equal(one, two) if heads == 4 else relative_error(two, one) < 1e-6
+
+
+@pytest.mark.parametrize("used", ["O", "OS", "T"])
+def test_a_loss_may_use_a_part_of_what_is_computed(path, used):
+    """S and T may be there for the logs alone."""
+    inputs = random_inputs(queries=40, dtype=path.dtype)
+    options = {"activation": "relu", "statistics": ALL, "scale": SCALE}
+
+    def part(found):
+        return tuple(item for name, item in zip("OST", found, strict=True) if name in used)
+
+    def ours(query, key, value, row_scale):
+        return (*part(relu_attention(query, key, value, row_scale=row_scale, **options)), 0 * value)
+
+    def exact(query, key, value, row_scale):
+        seen = torch.ones(1, 1, 40, 40, dtype=torch.bool)
+        return (*part(reference(query, key, value, row_scale, seen=seen, **options)), 0 * value)
+
+    for one, other in zip(results(ours, inputs.leaves()), results(exact, inputs.leaves(torch.float64)), strict=True):
+        assert relative_error(one, other) < TOLERANCE[path.dtype]
+
+
+@pytest.mark.skipif(not TRITON, reason="Triton runs in its interpreter or on a GPU")
+@pytest.mark.parametrize("path", ["triton"], indirect=True)
+def test_tile_sizes_of_triton_change_nothing_and_half_precision_does_not_overflow(path, monkeypatch):
+    from reluformer.modeling_reluformer.fused import triton_launch
+
+    inputs = random_inputs(queries=70, keys=140, head_dim=32, dtype=path.dtype)
+    found = []
+    for sizes in ((64, 32), (16, 128), (128, 16)):
+        monkeypatch.setattr(triton_launch, "tile_sizes", lambda *call, sizes=sizes: triton_launch.Tiles(*sizes, 4, 1))
+        torch.manual_seed(0)
+        options = {"causal": True, "query_offset": 40}
+        found.append(by_relu_attention(inputs, options, statistics=ALL, dropout_p=0.2))
+    for one, two, three in zip(*found, strict=True):
+        assert relative_error(one, two) < 1e-5 and relative_error(one, three) < 1e-5
+    query, key, value = (torch.full((1, 1, 20, 64), number).half() for number in (100.0, 15.0, 0.01))
+    whole = relu_attention(query, key, value, gamma=1e3)  # q·k = 96,000 is beyond float16, c · q·k is not
+    assert whole.isfinite().all() and (whole > 0).all()
 
 
 ROW_SCALE = torch.ones(1, 2, 5)
@@ -411,7 +450,6 @@ REFUSED = [
     ("query, key and value .* do not fit: expected", {"key": torch.ones(1, 2, 3, 4)}),
     ("query, key and value .* do not fit: expected", {"query": torch.ones(1, 3, 5, 4)}),
     ("must share one floating dtype; got .*float64", {"key": torch.ones(1, 2, 7, 4).double()}),
-    ("value .* do not fit", {"value": torch.ones(2, 7, 4)}),
     ("row_scale must be a tensor .* got \\(1, 2, 4\\)", {"row_scale": ROW_SCALE[..., :4]}),
     ("key_padding_mask must be boolean .* got torch.float32", {"key_padding_mask": torch.ones(1, 7)}),
     ("given together", {"cu_seqlens_q": ENDS}),
@@ -419,10 +457,8 @@ REFUSED = [
     ("cu_seqlens_q must be an int32 or int64", {"cu_seqlens_q": ENDS.float(), "cu_seqlens_k": ENDS.float()}),
     ("no scale for its rows; give gamma .* or a row_scale", {"row_scale": None}),
     ("row_scale was given together with gamma=8.0", {"gamma": 8.0}),
-    ("row_scale was given together with .* scaling='length'", {"scaling": "length"}),
     ("scaling='var' is unknown", {"row_scale": None, "scaling": "var", "gamma": 8.0}),
     ("gamma belongs to scaling='variance'", {"row_scale": None, "scaling": "length", "gamma": 8.0}),
-    ("alpha belongs to scaling='length'", {"row_scale": None, "gamma": 8.0, "alpha": 1.0}),
     ("gamma=0 must be a finite number above 0", {"row_scale": None, "gamma": 0}),
     ("gamma must be a number, or .* \\(3,\\)", {"row_scale": None, "gamma": torch.ones(3)}),
     ("alpha=2.5 must be a number from 0 to 2", {"row_scale": None, "scaling": "length", "alpha": 2.5}),

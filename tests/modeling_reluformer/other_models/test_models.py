@@ -55,10 +55,8 @@ def test_is_the_formula(family, side, monkeypatch, compact):
 
 
 def test_is_the_formula_for_images(monkeypatch, compact):
-    model, images = build("vit"), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).double()
-    compare(model, oracle("vit", monkeypatch), {"pixel_values": images})
-    pooled = model(images).pooler_output
-    assert pooled.shape == (2, 16) and pooled.isfinite().all()
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    compare(build("vit"), oracle("vit", monkeypatch), {"pixel_values": images})
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -75,12 +73,7 @@ def test_is_the_formula_in_encoder_decoder_and_between(side, monkeypatch, compac
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"scaling": "length", "alpha": 0.5},
-        {"scaling": "none"},
-        {"activation": "gelu", "gamma": 0.6},
-        {"activation": "sigmoid", "scaling": "length"},
-    ],
+    [{"scaling": "length", "alpha": 0.5}, {"scaling": "none"}, {"activation": "gelu", "gamma": 0.6}],
     ids=str,
 )
 @pytest.mark.parametrize("implementation", ["auto", "eager"])
@@ -92,7 +85,7 @@ def test_other_settings(settings, implementation, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["mistral", "modernbert"])
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["none", "left"])
 def test_sliding_windows_go_to_the_reference(family, side, monkeypatch):
     mask = padding(side)
     inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
@@ -117,13 +110,11 @@ def test_packed_sequences_do_not_see_each_other():
     assert_same(packed, torch.cat([model(each).logits for each in sequences], 1))
 
 
-@pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_cached_steps_equal_the_whole(family, kind, side):
+def test_cached_steps_equal_the_whole(family, kind):
     """Four tokens, then three at once, then one by one."""
-    model, source = build(family), tokens(3, 9)
-    mask = torch.ones(3, 9, dtype=torch.long) if side == "none" else padding("left", length=9)
+    model, source, mask = build(family), tokens(3, 9), padding("left", length=9)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     cache = DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(model.config, max_cache_len=12)
     parts = []
@@ -144,15 +135,3 @@ def test_generates_what_the_formula_generates(family, cache, beams, monkeypatch,
     expected = oracle(family, monkeypatch).generate(source, **options)
     assert found.tolist() == expected.tolist()
     assert len({tuple(row) for row in expected.tolist()}) == 3
-
-
-def test_gradient_checkpointing():
-    gradients = []
-    for checkpointing in (False, True):
-        model = build("llama").train()
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": True})
-        ids = tokens(3, 7)
-        model(ids, attention_mask=padding("right"), labels=ids, use_cache=False).loss.backward()
-        gradients.append(model.model.layers[0].self_attn.q_proj.weight.grad)
-    assert_same(gradients[1], gradients[0], atol=1e-7, rtol=1e-6)

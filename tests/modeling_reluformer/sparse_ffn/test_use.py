@@ -97,9 +97,8 @@ def test_int8_is_close_and_is_undone(calls):
         assert torch.equal(logits(use_sparse_ffn(model, False)), expected) and not calls and not replaced(model)
 
 
-@pytest.mark.parametrize("name", ["opt", "decoder-glu"])
-def test_nothing_of_it_is_saved(tmp_path, name):
-    model = build(name)
+def test_nothing_of_it_is_saved(tmp_path):
+    model = build("decoder-glu")
     model.save_pretrained(tmp_path / "before")
     use_sparse_ffn(model).save_pretrained(tmp_path / "after")
     files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in sorted(tmp_path.iterdir())]
@@ -107,10 +106,9 @@ def test_nothing_of_it_is_saved(tmp_path, name):
     assert not replaced(type(model).from_pretrained(tmp_path / "after"))
 
 
-@pytest.mark.parametrize("name", ["opt", "decoder-dglu"])
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_a_copy_skips_zeros_of_its_own_weights(name, how, calls):
-    model = use_sparse_ffn(build(name))
+def test_a_copy_skips_zeros_of_its_own_weights(how, calls):
+    model = use_sparse_ffn(build("decoder-dglu"))
     other = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
     expected = decoded(model)
     calls.clear()
@@ -121,14 +119,14 @@ def test_a_copy_skips_zeros_of_its_own_weights(name, how, calls):
     assert {part.forward.module for part in replaced(other)} <= set(other.modules())
 
 
-@pytest.mark.parametrize("name", ["opt", "llama", "t5"])
+@pytest.mark.parametrize("name", ["opt", "llama"])
 @pytest.mark.parametrize("change", ["optimizer", "fused optimizer", "load_state_dict", "assign", "dtype"])
 def test_weights_that_change_are_followed(name, change, calls):
     model, other = use_sparse_ffn(build(name)), build(name, seed=5)
     logits(model)
     if "optimizer" in change:  # a fused one does not count its changes of a weight
         ids = random_tokens(1, 4)
-        model(ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})).logits.sum().backward()
+        model(ids).logits.sum().backward()
         torch.optim.AdamW(model.parameters(), lr=0.5, fused=change == "fused optimizer").step()
         other = use_sparse_ffn(copy.deepcopy(model), False)
     elif change == "dtype":
@@ -180,17 +178,6 @@ def test_a_part_that_is_replaced_afterwards_is_computed(name):
     setattr(mlp, name, other)
     found = logits(model)
     torch.testing.assert_close(found, logits(use_sparse_ffn(copy.deepcopy(model), False)))
-
-
-@pytest.mark.slow
-def test_a_graph_is_traced_with_the_dense_network(calls):
-    model, ids = use_sparse_ffn(build("decoder-glu")), random_tokens(1, 3)
-    calls.clear()
-    with torch.no_grad():
-        expected = use_sparse_ffn(copy.deepcopy(model), False)(ids).logits
-        found = torch.compile(model, fullgraph=True, backend="eager")(ids).logits
-    torch.testing.assert_close(found, expected)
-    assert not calls
 
 
 class ScaledMLP(nn.Module):
