@@ -25,7 +25,7 @@ demo: .venv/train
 test: .venv/all
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
-# The exhaustive products: fuzzing, killed processes, torchrun, compiled kernels, pages in a browser, every activation with every
+# The exhaustive products: killed processes, torchrun, compiled kernels, pages in a browser, every activation with every
 # option. Continuous integration runs both.
 test-slow: .venv/all
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow

@@ -32,43 +32,16 @@ class ParallelFiles:
 
 
 @dataclass(kw_only=True)
-class TablesConfig:
-    """Tables with named columns: .csv, .tsv, .jsonl, .json (a list of objects, or one on each line) or .parquet; all but the last
-    also as .gz or .zst. CSV has quotations, in which a text may have line breaks; TSV has none.
-
-    Args:
-        train: path of the table of the training split, or several paths.
-        validation: of the validation split.
-        test: of the test split.
-        source_column: column of the source texts; `translation.de` is the field `de` of the column `translation`. null: the
-            field `translation.<source_language>`, or the column that is named as the language.
-        target_column: column of the target texts, likewise.
-        document_column: column with the name of each pair's document; `data.packing` needs it.
-        delimiter: between the columns of CSV and TSV; null: a comma in CSV, a tab in TSV.
-    """
-
-    train: list[str] | str
-    validation: list[str] | str | None = None
-    test: list[str] | str | None = None
-    source_column: str | None = None
-    target_column: str | None = None
-    document_column: str | None = None
-    delimiter: str | None = None
-
-    def paths(self, split: str) -> list[str]:
-        """The tables of a split, none where it has none."""
-        given = getattr(self, split)
-        return [given] if isinstance(given, str) else given or []
-
-
-@dataclass(kw_only=True)
 class DatasetConfig:
-    """A set that the `datasets` library loads, from the Hub or a folder.
+    """A set that the `datasets` library loads: from the Hub, a folder, or tables with named columns.
 
     Args:
-        path: id on the Hub, or a local folder: of data files, or written by `save_to_disk`.
+        path: id on the Hub; or a local folder, of data files or written by `save_to_disk`; or the kind of `files`: `csv`, `json`
+            (a list of objects, or one on each line) or `parquet`.
         name: configuration of the set, for example a language pair.
         revision: branch, tag or commit on the Hub; name a commit to make a result reproducible.
+        files: by split, the path of a table or several paths; compressed ones too.
+        options: further arguments of `datasets.load_dataset`, such as `sep` for CSV.
         train: name of the training split; slices such as `train[:1%]` work.
         validation: name of the validation split.
         test: name of the test split.
@@ -81,6 +54,8 @@ class DatasetConfig:
     path: str
     name: str | None = None
     revision: str | None = None
+    files: dict[str, Any] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
     train: str = "train"
     validation: str = "validation"
     test: str = "test"
@@ -126,7 +101,7 @@ class PackingConfig:
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """Where the pairs come from: the three splits as files, or `tables`, `dataset`, or `demo`; exactly one of them.
+    """Where the pairs come from: the three splits as files, or `dataset`, or `demo`; exactly one of them.
 
     Args:
         source_language: ISO 639-1 code of the source language, for example `en`.
@@ -138,8 +113,7 @@ class DataConfig:
         train: files of the training split.
         validation: files of the validation split.
         test: files of the test split.
-        tables: files with named columns, such as CSV.
-        dataset: a set of the `datasets` library that gives all splits.
+        dataset: a set of the `datasets` library that gives all splits, or tables such as CSV.
         demo: the generated corpus.
         packing: train, translate and score packed documents; null: sentence by sentence.
         workers: processes that tokenise a split, in the one process that does it for all; null: 1 for fewer than 200,000
@@ -154,7 +128,6 @@ class DataConfig:
     train: ParallelFiles | None = None
     validation: ParallelFiles | None = None
     test: ParallelFiles | None = None
-    tables: TablesConfig | None = None
     dataset: DatasetConfig | None = None
     demo: DemoConfig | None = None
     packing: PackingConfig | None = None
@@ -276,8 +249,6 @@ class Recipe:
         found = [("initialize_from", self.initialize_from), ("tokenizer.path", self.tokenizer.path)]
         found.append(("data.dataset.path", None if data.dataset is None else data.dataset.path))
         for split in SPLITS:
-            tables = [] if data.tables is None else data.tables.paths(split)
-            found += [(f"data.tables.{split}", path) for path in tables]
             for side in ("source", "target", "documents"):
                 found.append((f"data.{split}.{side}", getattr(getattr(data, split), side, None)))
         return found

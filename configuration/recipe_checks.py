@@ -13,7 +13,7 @@ from reluformer.configuration.scores import SCORES
 from reluformer.configuration.splits import EVALUATED_SPLITS, SPLITS
 
 if TYPE_CHECKING:
-    from reluformer.configuration.recipe import DataConfig, Recipe, TablesConfig
+    from reluformer.configuration.recipe import DataConfig, Recipe
 
 _NO_PREDICTIONS = "an evaluation of texts sums the loss, and keeps no predictions"
 _BY_TOKENS = "set batching.tokens_per_batch: training batches are filled by tokens"
@@ -87,7 +87,6 @@ def _check_numbers(recipe: Recipe) -> None:
 def _check_data(data: DataConfig) -> None:
     origins = {
         "train/validation/test": any((data.train, data.validation, data.test)),
-        "tables": data.tables is not None,
         "dataset": data.dataset is not None,
         "demo": data.demo is not None,
     }
@@ -98,20 +97,6 @@ def _check_data(data: DataConfig) -> None:
         )
     if given == ["train/validation/test"] and data.train is None:
         raise UserError("data: the files of `train` are missing; give data.train.source and data.train.target")
-    if data.tables is not None:
-        _check_tables(data.tables)
-
-
-def _check_tables(tables: TablesConfig) -> None:
-    if not tables.paths("train"):
-        raise UserError("data.tables.train: names no file; give at least one")
-    if tables.delimiter is None:
-        return
-    if len(tables.delimiter) != 1 or tables.delimiter in '\r\n"':
-        raise UserError(f"data.tables.delimiter: {tables.delimiter!r} cannot be one; give one character, such as ';'")
-    paths = [path for split in SPLITS for path in tables.paths(split)]
-    if not any(kind in path.lower() for path in paths for kind in (".csv", ".tsv")):
-        raise UserError("data.tables.delimiter: would have no effect, since no table is CSV or TSV; leave it out")
 
 
 def _check_documents(recipe: Recipe) -> None:
@@ -125,8 +110,8 @@ def _check_documents(recipe: Recipe) -> None:
             raise UserError(f"evaluation.headline: {headline} is a score of packed documents; set data.packing")
         return
     lacking = [f"{split}.documents" for split, given in files.items() if given.documents is None]
-    sets = {name: given for name in ("tables", "dataset") if (given := getattr(data, name)) is not None}
-    lacking += [f"{name}.document_column" for name, given in sets.items() if given.document_column is None]
+    if data.dataset is not None and data.dataset.document_column is None:
+        lacking.append("dataset.document_column")
     if lacking or data.demo is not None:
         what = f"give data.{lacking[0]}" if lacking else "the generated corpus has none"
         raise UserError(f"data.packing: needs the name of each pair's document; {what}")

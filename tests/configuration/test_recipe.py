@@ -259,10 +259,7 @@ FILES = {"source": "a", "target": "b"}
         ({"validation": FILES}, "the files of `train` are missing"),
         ({"train": {**FILES, "only": ["x"]}}, "data.train.only: chooses documents"),
         ({"train": FILES, "packing": {}}, "give data.train.documents"),
-        ({"tables": {"train": "a.csv"}, "packing": {}}, "give data.tables.document_column"),
-        ({"tables": {"train": []}}, "names no file"),
-        ({"tables": {"train": "a.csv", "delimiter": ";;"}}, "';;' cannot be one"),
-        ({"tables": {"train": "a.parquet", "delimiter": ";"}}, "would have no effect"),
+        ({"dataset": {"path": "csv"}, "packing": {}}, "give data.dataset.document_column"),
     ],
 )
 def test_data_that_cannot_be_read_are_refused(small, data, named):

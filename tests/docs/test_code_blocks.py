@@ -146,5 +146,5 @@ def test_the_recipe_that_is_shown_is_one(tmp_path):
     of_files, of_tables = recipes
     assert (of_files.name, of_files.data.demo, of_files.tokenizer.vocab_size) == ("mine", None, 8000)
     assert of_files.model["d_model"] == load_recipe("demo").model["d_model"]
-    tables = of_tables.data.tables
-    assert tables.paths("train") == ["first.csv", "second.csv.gz"] and tables.source_column == "german"
+    tables = of_tables.data.dataset
+    assert tables.files["train"] == ["first.csv", "second.csv.gz"] and tables.source_column == "german"

@@ -71,17 +71,13 @@ files of different lengths
 train --config good.yaml --data.train.target two_lines.txt
 train: parallel files must have the same number of lines, found 3 in good.de and 2 in two_lines.txt
 
-blank lines alone
-train --config good.yaml --data.train.source blank.txt
-train: 0 of 3 pairs kept; skipped 3 × source empty (first: line 1)
-
 UTF-16
 train --config good.yaml --data.train.source utf16.txt
-utf16.txt…UTF-16…
+utf16.txt: holds NUL bytes, as UTF-16 and compressed files do; expected text in UTF-8…
 
 a table in place of a text
 train --config good.yaml --data.train.source pairs.csv
-pairs.csv: is a table by its name (.csv); expected text, one sentence a line: give a table as data.tables
+pairs.csv: is a table by its name (.csv); expected text, one sentence a line: give a table as data.dataset
 
 .gz that is cut off
 train --config good.yaml --data.train.source truncated.gz
@@ -92,16 +88,16 @@ train --config good.yaml --data.train.source nowhere.txt
 file not found: nowhere.txt
 
 a column that is not there
-train --config good.yaml --data.train null --data.tables.train columns.csv
-columns.csv: no column 'translation.de' or 'de'; there are: german, english; set data.tables.source_column
+train --config good.yaml --data.train null --data.dataset.path csv --data.dataset.files '{train: columns.csv}'
+csv train: no column 'translation.de' or 'de'; there are: german, english; set data.dataset.source_column
 
 semicolons in place of commas
-train --config good.yaml --data.train null --data.tables.train semicolons.csv
-semicolons.csv…, or data.tables.delimiter
+train --config good.yaml --data.train null --data.dataset.path csv --data.dataset.files '{train: semicolons.csv}'
+csv train: no column…there are: de;en; set data.dataset.source_column, or options: {sep: …}
 
-tables and a data set at once
-train --config good.yaml --data.train null --data.tables.train columns.csv --data.dataset.path a_folder
-data: give exactly one of train/validation/test, tables, dataset, demo; given: tables and dataset
+files and a data set at once
+train --config good.yaml --data.dataset.path a_folder
+data: give exactly one of train/validation/test, dataset, demo; given: train/validation/test and dataset
 """) + expressions("""
 a line of a corpus that is not UTF-8
 read_parallel_files("latin1.txt", "good.en", name="train")[1].summary()

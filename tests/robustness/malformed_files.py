@@ -14,7 +14,6 @@ GERMAN, ENGLISH = b"eins\nzwei\ndrei\n", b"one\ntwo\nthree\n"
 TEXTS = {
     "good.de": GERMAN,
     "good.en": ENGLISH,
-    "blank.txt": b"\n \n\t\n",
     "latin1.txt": b"eins\nf\xfcnf\ndrei\n",
     "utf16.txt": "eins\nzwei\ndrei\n".encode("utf-16"),
     "pairs.csv": b"de,en\neins,one\nzwei,two\n",

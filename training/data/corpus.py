@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, groupby, islice, zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,19 @@ import datasets
 import numpy as np
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.configuration.recipe import DataConfig, DatasetConfig, ParallelFiles, TablesConfig
+from reluformer.configuration.recipe import DataConfig, DatasetConfig, ParallelFiles
 from reluformer.configuration.splits import SPLITS
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.data.readers import (
-    Row,
-    is_unicode,
-    refuse_table,
-    table_rows,
-    text_lines,
-    without_line_end,
-)
+from reluformer.training.data.readers import is_unicode, refuse_table, text_lines, without_line_end
 from reluformer.training.run.redaction import without_secrets
 
 # Part of every key of the cache: raise it where the same files are read in another way than before.
 READING_VERSION = 2
-# Rows of a table that tell which columns there are.
-_FIRST_ROWS = 1_000
+# A cell is text as it stands ("null" is a word), and only "\n" ends a row.
+_CSV = {"keep_default_na": False, "lineterminator": "\n"}
 _MOST_NAMED = 20
+# Where a row stands, and its values by side, or the reason for which it is skipped.
+Row = tuple[str, dict[str, Any] | str]
 _FEATURES = datasets.Features(
     {name: datasets.Value("string") for name in ("source", "target", "document", "problem", "place")}
 )
@@ -92,9 +87,9 @@ def has_split(data: DataConfig, split: str) -> bool:
     """Whether the recipe names the split."""
     if data.demo is not None:
         return getattr(data.demo, split) > 0
-    if data.tables is not None:
-        return bool(data.tables.paths(split))
-    return data.dataset is not None or getattr(data, split) is not None
+    if data.dataset is not None:
+        return data.dataset.files is None or getattr(data.dataset, split).partition("[")[0] in data.dataset.files
+    return getattr(data, split) is not None
 
 
 def load_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusReport]:
@@ -112,11 +107,8 @@ def load_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusRe
     if split not in SPLITS:
         raise UserError(f"no split {split!r}; choose one of {', '.join(SPLITS)}")
     if not has_split(data, split):
-        keys = f"data.{split}.source and data.{split}.target" if data.tables is None else f"data.tables.{split}"
-        raise UserError(
-            f"data: the recipe has no {split} split; give {keys} "
-            f"(splits it has: {', '.join(name for name in SPLITS if has_split(data, name))})"
-        )
+        splits = ", ".join(name for name in SPLITS if has_split(data, name))
+        raise UserError(f"data: the recipe has no {split} split (splits it has: {splits}); give its files")
     try:
         return _read_split(data, split)
     except UserError as error:
@@ -130,11 +122,7 @@ def _read_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusR
         pairs = demo_pairs(getattr(data.demo, split), split=split, seed=data.demo.seed)
         return pairs, CorpusReport(f"demo {split}", read=len(pairs), kept=len(pairs))
     if data.dataset is not None:
-        return _read_dataset(data.dataset, getattr(data.dataset, split), _wanted_columns(data, data.dataset))
-    if data.tables is not None:
-        files = [_existing_file(path, split) for path in data.tables.paths(split)]
-        rows = partial(_table_rows, files, _wanted_columns(data, data.tables), data.tables.delimiter)
-        return _read(rows, split, files)
+        return _read_dataset(data, getattr(data.dataset, split))
     files: ParallelFiles = getattr(data, split)
     if Path(files.source).expanduser().resolve() == Path(files.target).expanduser().resolve():
         raise UserError(f"data.{split}: source and target are the same file, {files.source}; expected a file for each")
@@ -168,7 +156,7 @@ def read_parallel_files(
     given = {"source": source, "target": target, "document": documents}
     paths = {side: _existing_file(path, name) for side, path in given.items() if path is not None}
     for path in paths.values():
-        refuse_table(path, "give a table as data.tables, or rename the file if it is plain text")
+        refuse_table(path, "give a table as data.dataset, or rename the file if it is plain text")
     return _read(partial(_parallel_rows, paths, name, only), name, paths.values())
 
 
@@ -193,84 +181,71 @@ def _parallel_rows(paths: dict[str, Path], name: str, only: Sequence[str] | None
         raise UserError(f"data.{name}.only: no document {min(missing)!r} in {paths['document']}")
 
 
-def _table_rows(paths: list[Path], wanted: _Wanted, delimiter: str | None) -> Iterator[Row]:
-    """The rows of tables one after the other."""
-    for path in paths:
-        rows = table_rows(path, delimiter)
-        head = list(islice(rows, _FIRST_ROWS))
-        known = dict.fromkeys(name for _, row in head if isinstance(row, dict) for name in row)
-        chosen = _choose_columns(list(known), wanted, path, "data.tables")
-        for place, row in chain(head, rows):
-            yield place, row if isinstance(row, str) else _values(row, chosen)
-
-
-def _read_dataset(given: DatasetConfig, split: str, wanted: _Wanted) -> tuple[datasets.Dataset, CorpusReport]:
-    loaded = _load_set(given, split).flatten()
-    label = without_secrets(" ".join(part for part in (given.path, given.name, split) if part))
-    chosen = _choose_columns(loaded.column_names, wanted, label, "data.dataset")
-    return _read(partial(_set_rows, loaded.select_columns(list(chosen.values())), chosen), label, ())
+def _read_dataset(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusReport]:
+    given, loaded = data.dataset, _load_set(data.dataset, split).flatten()
+    name = without_secrets(" ".join(part for part in (given.path, given.name, split) if part))
+    # A line of CSV ends in "\n" alone here, which leaves the "\r" of Windows with its last column.
+    known = {column.removesuffix("\r"): column for column in loaded.column_names}
+    chosen = {side: known[column] for side, column in _choose_columns(list(known), data, name).items()}
+    return _read(partial(_set_rows, loaded.select_columns(list(chosen.values())), chosen), name, ())
 
 
 def _set_rows(loaded: datasets.Dataset, chosen: dict[str, str]) -> Iterator[Row]:
     for number, row in enumerate(loaded):
-        yield f"row {number}", _values(row, chosen)
+        values = {side: row[column] for side, column in chosen.items()}
+        if "document" in values:  # may be a number
+            values["document"] = "" if values["document"] is None else str(values["document"]).strip()
+        texts = {side: value.removesuffix("\r") for side, value in values.items() if isinstance(value, str)}
+        yield f"row {number}", values | texts
 
 
 def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
-    """A split of a set of the Hub, of a folder of data files, or of a folder written by `save_to_disk`."""
+    """A split of a set of the Hub, of tables, of a folder of data files, or of a folder written by `save_to_disk`."""
     local = Path(given.path).expanduser()
     if local.is_file():
-        raise UserError(f"data.dataset.path: {given.path!r} is a file; give a table as data.tables.train")
+        raise UserError(
+            f"data.dataset.path: {given.path!r} is a file; give its kind (csv, json or parquet) as path, and the file as "
+            "data.dataset.files"
+        )
+    options = {**(_CSV if given.path == "csv" else {}), **given.options}
     try:
         if (local / "dataset_dict.json").exists():
             return datasets.load_from_disk(str(local / split))
-        return datasets.load_dataset(given.path, given.name, split=split, revision=given.revision)
+        return datasets.load_dataset(
+            given.path, given.name, data_files=given.files, split=split, revision=given.revision, **options
+        )
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = one_line(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}")
         fault = f"data set {given.path!r} (name {given.name!r}, split {split!r}) cannot be loaded: {reason}"
         raise UserError(without_secrets(fault)) from error
 
 
-# By side ("source", "target", perhaps "document"), the columns that may hold it.
-_Wanted = dict[str, list[str]]
+def _choose_columns(known: Sequence[str], data: DataConfig, name: str) -> dict[str, str]:
+    """By side, its column: that which the recipe names, or that which is named as the language.
 
-
-def _wanted_columns(data: DataConfig, given: TablesConfig | DatasetConfig) -> _Wanted:
-    """Those that the recipe names, or those named as the languages."""
-    wanted = {}
-    for side, language in (("source", data.source_language), ("target", data.target_language)):
-        named = getattr(given, f"{side}_column")
-        wanted[side] = [f"translation.{language}", language] if named is None else [named]
-    return wanted if given.document_column is None else {**wanted, "document": [given.document_column]}
-
-
-def _choose_columns(known: Sequence[str], wanted: _Wanted, label: object, section: str) -> dict[str, str]:
-    """The column of each side; raises `UserError`, with those that exist, where it does not, or where it is that of both."""
+    Raises:
+        UserError: it does not exist, with those that do, or it is that of both sides.
+    """
     chosen = {}
-    for side, candidates in wanted.items():
-        found = [name for name in candidates if name in known]
+    languages = {"source": data.source_language, "target": data.target_language}
+    for side in ("source", "target", "document"):
+        named = getattr(data.dataset, f"{side}_column")
+        if named is None and side == "document":
+            continue
+        wanted = [f"translation.{languages[side]}", languages[side]] if named is None else [named]
+        found = [column for column in wanted if column in known]
         if not found:
             more = f" and {len(known) - _MOST_NAMED:,} more" if len(known) > _MOST_NAMED else ""
             raise UserError(
-                f"{label}: no column {' or '.join(map(repr, candidates))}; there are: "
-                f"{', '.join(known[:_MOST_NAMED]) or 'none'}{more}; set {section}.{side}_column"
-                f"{', or data.tables.delimiter' if len(known) == 1 else ''}"
+                f"{name}: no column {' or '.join(map(repr, wanted))}; there are: {', '.join(known[:_MOST_NAMED])}{more}; set "
+                f"data.dataset.{side}_column{', or options: {sep: …}' if len(known) == 1 else ''}"
             )
         chosen[side] = found[0]
     if chosen["source"] == chosen["target"]:
         raise UserError(
-            f"{label}: column {chosen['source']!r} is both source and target; set {section}.source_column and "
-            f"{section}.target_column to the two sides"
+            f"{name}: column {chosen['source']!r} is both source and target; name the two columns in data.dataset"
         )
     return chosen
-
-
-def _values(record: dict[str, Any], chosen: dict[str, str]) -> dict[str, Any]:
-    """By side, the value of its column; None where there is none."""
-    values = {side: record.get(name) for side, name in chosen.items()}
-    if "document" in values:  # may be a number
-        values["document"] = "" if values["document"] is None else str(values["document"]).strip()
-    return values
 
 
 def _read(rows: Callable[[], Iterator[Row]], name: str, files: Iterable[Path]) -> tuple[datasets.Dataset, CorpusReport]:

@@ -10,10 +10,10 @@ import pytest
 
 from reluformer.commands.translate import read_lines
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import DataConfig, DatasetConfig, ParallelFiles, TablesConfig
+from reluformer.configuration.recipe import DataConfig, DatasetConfig, ParallelFiles
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data import corpus
-from reluformer.training.data.corpus import load_split, read_parallel_files
+from reluformer.training.data.corpus import has_split, load_split, read_parallel_files
 
 LANGUAGES = {"source_language": "de", "target_language": "en"}
 
@@ -49,14 +49,12 @@ def texts(pairs, report):
     return [(row["source"], row["target"]) for row in pairs], report
 
 
-def tables(*paths, **columns):
-    given = TablesConfig(train=[str(path) for path in paths], **columns)
-    return texts(*load_split(DataConfig(**LANGUAGES, tables=given), "train"))
+def data_set(path, split="train", languages=LANGUAGES, **given):
+    return load_split(DataConfig(**languages, dataset=DatasetConfig(path=str(path), train=split, **given)), "train")
 
 
-def data_set(path, split="train", languages=LANGUAGES, **columns):
-    given = DatasetConfig(path=str(path), train=split, **columns)
-    return load_split(DataConfig(**languages, dataset=given), "train")
+def table(path, kind="csv", **given):
+    return texts(*data_set(kind, files={"train": str(path)}, **given))
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
@@ -101,7 +99,7 @@ def test_nothing_left_is_an_error(tmp_path):
         ("a.de.gz", b"eins\n", "a.de.gz: cannot be read ("),
         ("a.de.gz", gzip.compress(b"eins\n" * 9_999, mtime=0)[:-12], "a.de.gz: cannot be read ("),
         ("a.csv.de", b"", "empty corpus"),
-        ("a.TSV.gz", b"", "is a table by its name (.tsv); expected text, one sentence a line: give a table as data.tables"),
+        ("a.TSV.gz", b"", "is a table by its name (.tsv); expected text, one sentence a line: give a table as data.dataset"),
         ("a.de", None, "train: file not found: "),
     ],
 )  # fmt: skip
@@ -117,7 +115,7 @@ def test_a_split_names_where_the_corpus_is_and_one_file_for_both_sides(tmp_path)
     data = DataConfig(**LANGUAGES, train=given, homepage="https://example.org")
     with pytest.raises(UserError, match=r"file not found: \S+/a; the corpus is available at https://example\.org$"):
         load_split(data, "train")
-    with pytest.raises(UserError, match=r"no test split; give .* \(splits it has: train\)"):
+    with pytest.raises(UserError, match=r"no test split \(splits it has: train\); give its files"):
         load_split(data, "test")
     given.target = str(tmp_path / ".." / tmp_path.name / "a")
     with pytest.raises(UserError, match=r"data\.train: source and target are the same file"):
@@ -134,122 +132,70 @@ def test_a_corpus_is_read_once_until_a_file_changes(tmp_path, monkeypatch):
     assert texts(*read_parallel_files(*files, name="train"))[0] == [("2", "one")]
 
 
-PAIRS = [("eins", "one"), ('zwei "2"', "two, or 2"), ("null", "NA"), ("42", "42")]
-CSV = 'id,de,en\n1,eins,one\n2,"zwei ""2""","two, or 2"\n3,null,NA\n4,42,42\n'
-TSV = 'id\tde\ten\n1\teins\tone\n2\tzwei "2"\ttwo, or 2\n3\tnull\tNA\n4\t42\t42\n'
+PAIRS = [("eins", "one"), ('zwei "2"', "two, or 2"), ("null", "NA"), ("42", "42"), ("dr\rei", "three")]
+CSV = 'id,de,en\n1,eins,one\n2,"zwei ""2""","two, or 2"\n3,null,NA\n4,42,42\n5,dr\rei,three\n'
+TSV = 'id\tde\ten\n1\teins\tone\n2\tzwei "2"\ttwo, or 2\n3\tnull\tNA\n4\t42\t42\n5\tdr\rei\tthree\n'
 OBJECTS = [{"id": 1, "de": source, "en": target} for source, target in PAIRS]
 JSONL = "".join(json.dumps(row) + "\n" for row in OBJECTS)
 
 
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("kind", "content", "options"),
     [
-        ("a.csv", CSV),
-        ("a.CSV", "\ufeff" + CSV.replace("\n", "\r\n")),
-        ("a.tsv", TSV),
-        ("a.jsonl", JSONL),
-        ("a.json", JSONL),
-        ("a.json", "\n" + json.dumps(OBJECTS, indent=1)),
-        ("a.jsonl", "".join(json.dumps({"translation": row}) + "\n" for row in OBJECTS)),
+        ("csv", CSV, {}),
+        ("csv", "\ufeff" + CSV.replace("\n", "\r\n"), {}),
+        ("csv", TSV, {"sep": "\t", "quoting": 3}),
+        ("json", JSONL, {}),
+        ("json", "\n" + json.dumps(OBJECTS, indent=1), {}),
+        ("json", "".join(json.dumps({"translation": row}) + "\n" for row in OBJECTS), {}),
     ],
 )
-def test_every_kind_of_table_plain_and_compressed(tmp_path, name, content, suffix):
-    """The words "null" and "NA" are words, numbers are texts, and in TSV a quotation mark is a character."""
-    path = written(tmp_path, name + suffix, COMPRESSIONS[suffix](content.encode()))
-    pairs, report = tables(path)
+def test_a_cell_of_a_table_is_text_as_it_stands(tmp_path, kind, content, options):
+    """The words "null" and "NA" are words, numbers are texts, and only a line feed ends a row."""
+    pairs, report = table(written(tmp_path, "a", content), kind, options=options)
     assert pairs == PAIRS and report.skipped == {}
 
 
-def test_parquet_with_columns_of_any_name_and_several_tables(tmp_path):
+def test_parquet_with_columns_of_any_name_and_several_compressed_tables(tmp_path):
     rows = [{"german": source, "translation": {"en": target}} for source, target in PAIRS]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    other = written(tmp_path, "b.csv", CSV.replace("de", "german"))
-    assert tables(tmp_path / "a.parquet", source_column="german")[0] == PAIRS
-    assert tables(tmp_path / "a.parquet", other, source_column="german")[0] == PAIRS * 2
+    assert table(tmp_path / "a.parquet", "parquet", source_column="german")[0] == PAIRS
+    paths = [str(written(tmp_path, f"{name}.csv.gz", gzip.compress(CSV.encode(), mtime=0))) for name in "ab"]
+    assert texts(*data_set("csv", files={"train": paths}))[0] == PAIRS * 2
 
 
-def test_texts_of_a_table_may_have_line_breaks_and_be_long(tmp_path):
-    """A whole document in a cell: the limit of `csv` is 131,072 characters."""
+def test_texts_of_a_table_may_have_line_breaks_and_rows_may_lack_a_side(tmp_path):
     long = "wort\n" * 40_000
-    pairs, report = tables(written(tmp_path, "a.csv", f'de,en\n"{long}",one\nzwei,\n'))
-    assert pairs == [(long, "one")] and report.first == {"target empty": f"{tmp_path}/a.csv:40003"}
-    pairs, report = tables(written(tmp_path, "a.tsv", 'de\ten\n"eins\tone\nzwei"\ttwo\r\ndr\rei\tthree\nvier\tfour\n'))
-    assert pairs == [('"eins', "one"), ('zwei"', "two"), ("vier", "four")] and report.read == 4
-
-
-def test_bad_rows_of_csv_are_counted_and_the_good_ones_kept(tmp_path):
-    content = b'de,en\neins,one\nzwei\nf\xfcnf,five\n"drei" 3,three\n\nvier,four,4\n,\nsechs,six\n'
-    path = written(tmp_path, "a.csv", content)
-    pairs, report = tables(path)
-    assert pairs == [("eins", "one"), ("sechs", "six")]
-    assert report.skipped == {
-        "number of fields is not that of the first line": 3,
-        "source is not UTF-8": 1,
-        "row cannot be read (',' expected after '\"')": 1,
-        "both sides empty": 1,
-    }
-    assert list(report.first.values()) == [f"{path}:{line}" for line in (3, 4, 5, 8)]
-
-
-def test_bad_lines_of_json_are_counted(tmp_path):
-    lines = [
-        '{"de": "eins", "en": "one"}', "{", "", '["de"]', '{"en": "two"}', '{"de": 3, "en": "three"}', "[" * 100_000,
-        '{"de": "\\ud800", "en": "x"}',
-    ]  # fmt: skip
-    content = "\n".join(lines).encode() + b'\n{"de": "f\xfc", "en": "f"}\n'
-    pairs, report = tables(written(tmp_path, "a.jsonl", content))
-    assert pairs == [("eins", "one")]
-    assert report.skipped == {
-        "line is not JSON": 3, "not an object with columns": 1, "source is not text": 2, "source is not UTF-8": 2,
-    }  # fmt: skip
+    pairs, report = table(written(tmp_path, "a.csv", f'de,en\n"{long}",one\nzwei\n,two\ndrei,three\n'))
+    assert pairs == [(long, "one"), ("drei", "three")]
+    assert report.skipped == {"target empty": 1, "source empty": 1} and report.first["source empty"] == "row 2"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.csv", "german,en\na,b\n", "no column 'translation.de' or 'de'; there are: german, en; set data.tables.source_column"),
-        ("a.jsonl", '{"translation": {"de": "a"}}\n', "'en'; there are: translation.de; set data.tables.target_column"),
-        ("a.csv", "de,en,de\na,b,c\n", "expected the names of the columns, each of them once"),
-        ("a.csv", "", "its first line is []; expected the names of the columns"),
-        ("a.csv", 'de,en\n"a,b\nc,d\ne,f\n', "a.csv:2: a quotation that begins in this row does not end as it should by line 4"),
-        ("a.csv", 'de,en\na,b\nc,"d', "a.csv:3: a quotation that begins in this row does not end as it should by line 3"),
-        ("a.json", '[{"de": "a"},\n{"de": }]', "a.json: is not JSON (Expecting value: line 2"),
-        ("a.parquet", b"PAR1 and no more", "a.parquet: cannot be read as Parquet ("),
-        ("a.xlsx", b"PK\3\4", "expected a table, a file ending in .csv, .tsv, .jsonl, .json, .parquet"),
+        ("a.csv", "german,en\na,b\n", "'translation.de' or 'de'; there are: german, en; set data.dataset.source_column"),
+        ("a.csv", "de;en\na;b\n", "there are: de;en; set data.dataset.source_column, or options: {sep: …}"),
+        ("a.csv", "de,en\na,b\nc,d,e\n", "Expected 2 fields in line 3, saw 3"),
+        ("a.json", '{"de": "a", "en": "b"}\n{"de": \n', "JSON parse error"),
+        ("a.parquet", b"PAR1 and no more", "cannot be loaded: "),
     ],
 )  # fmt: skip
 def test_a_doubtful_table_is_refused_in_one_line(tmp_path, name, content, says):
     with pytest.raises(UserError) as error:
-        tables(written(tmp_path, name, content))
+        table(written(tmp_path, name, content), name.removeprefix("a."))
     assert says in str(error.value) and "\n" not in str(error.value)
-
-
-def recipe(**given):
-    options = [
-        "--name",
-        "x",
-        "--training.use_cpu",
-        "true",
-        "--data.source_language",
-        "de",
-        "--data.target_language",
-        "en",
-    ]
-    return parse_recipe([*options, *(part for key, value in given.items() for part in (f"--data.tables.{key}", value))])
 
 
 def test_a_recipe_names_tables(tmp_path):
     train = written(tmp_path, "a.csv", CSV.replace("two, or 2", "two; or 2").replace('",', '";').replace(",", ";"))
-    given = recipe(train=f"[{train},{train}]", source_column="de", delimiter=";")
-    assert load_split(given.data, "train")[1].summary() == "train: 8 of 8 pairs kept"
-    for wrong, says in (
-        ({"train": "[]"}, "names no file"),
-        ({"train": "a.csv", "delimiter": "::"}, "give one character"),
-        ({"train": "a.jsonl", "delimiter": ";"}, "would have no effect"),
-    ):
-        with pytest.raises(UserError, match=says):
-            recipe(**wrong)
+    options = (
+        "--name x --training.use_cpu true --data.source_language de --data.target_language en --data.dataset.path csv"
+    )
+    tables = ["--data.dataset.files", f"{{train: [{train}, {train}]}}", "--data.dataset.options", "{sep: ;}"]
+    data = parse_recipe([*options.split(), *tables]).data
+    assert load_split(data, "train")[1].summary() == "csv train: 10 of 10 pairs kept"
+    assert not has_split(data, "test")
 
 
 ROWS = [
@@ -295,7 +241,7 @@ def test_errors_of_a_data_set_list_what_exists(tmp_path):
         (folder, {"languages": {**LANGUAGES, "source_language": "en"}}, r"'translation\.en' is both source and target"),
         (folder, {"split": "test"}, "split 'test'\\) cannot be loaded"),
         (tmp_path / "nowhere", {}, "cannot be loaded"),
-        (written(tmp_path, "a.csv", CSV), {}, r"is a file; give a table as data\.tables\.train"),
+        (written(tmp_path, "a.csv", CSV), {}, r"is a file; give its kind .* and the file as data\.dataset\.files"),
     ):
         with pytest.raises(UserError, match=says):
             data_set(path, **options)
@@ -312,8 +258,8 @@ def test_documents_are_named_by_a_file_or_a_column_and_stand_together(tmp_path):
     pairs, _ = data_set(saved(tmp_path, rows), document_column="session")
     assert list(pairs["document"]) == ["0", "0", "1"]
     path = written(tmp_path, "a.csv", "session,de,en\n0,a,b\n1,c,d\n0,e,f\n")
-    with pytest.raises(UserError, match=r"train: the sentences of document '0' do not stand together"):
-        tables(path, document_column="session")
+    with pytest.raises(UserError, match=r"csv train: the sentences of document '0' do not stand together"):
+        table(path, document_column="session")
 
 
 def test_a_recipe_chooses_documents(tmp_path):
