@@ -77,7 +77,7 @@ size: .venv/all
 
 # build/gpu: the source, the corpora and the packages that a GPU machine without network needs: sh build/gpu/run check
 DATA ?= ../shared/data
-GPU_PACKAGES ?= datasets dill multiprocess evaluate jsonargparse docstring_parser typeshed_client sacremoses num2words
+GPU_PACKAGES ?= datasets dill multiprocess jsonargparse docstring_parser typeshed_client sacremoses num2words
 GPU := build/gpu
 gpu-bundle: .venv/all
 	rm -rf $(GPU) && mkdir -p $(GPU)/data $(GPU)/site

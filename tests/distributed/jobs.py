@@ -2,7 +2,6 @@
 
 python -m tests.distributed.jobs FOLDER            every job, in as many processes as it wants
 python -m tests.distributed.jobs FOLDER 4          the training alone, in four
-torchrun … -m tests.distributed.jobs FOLDER train  one job, in the processes of the launcher
 """
 
 import faulthandler
@@ -17,25 +16,23 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import transformers
+from accelerate import PartialState
 from packaging.version import Version
-from sacrebleu import corpus_bleu
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import Seq2SeqTrainingArguments, set_seed
+from transformers import set_seed
 
-from reluformer import (
-    ReLUFormerConfig,
-    ReLUFormerForConditionalGeneration,
-)
+from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.run.interruptions import end_worker, process_group
+from reluformer.training.run.interruptions import process_group
 from reluformer.training.scoring.evaluation import ValidationTranslation
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.translation import Translator
 
-from ..training.tiny_run import TOKENS_PER_BATCH, collate, tiny_model, tiny_pairs, tiny_trainer
+from ..conftest import tiny_config
+from ..training.tiny_run import collate, tiny_model, tiny_pairs, tiny_trainer
 
 PAIRS, UPDATES, BATCHES_PER_UPDATE = 31, 12, 4
 SAVED_AT = 7  # within an epoch
@@ -47,17 +44,9 @@ SHARDED = {
     "tied": ({}, True, False),
     "untied": ({"tie_word_embeddings": False}, True, True),
 }
-TENSOR_PARALLEL = {
-    "plain": {"regularization_weight": 0.0},
-    "gate, norms, two vocabularies": {
-        "regularization_weight": 0.0,
-        "attention_gate": True,
-        "attention_qk_norm": True,
-        "ffn_output_norm": "layer_norm",
-        "share_encoder_decoder_embeddings": False,
-        "tie_word_embeddings": False,
-    },
-}
+TWO_VOCABULARIES = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+NORMS_AND_GATE = {"attention_gate": True, "attention_qk_norm": True, "ffn_output_norm": "layer_norm"}
+TENSOR_PARALLEL = {"plain": {}, "norms and gate, two vocabularies": {**NORMS_AND_GATE, **TWO_VOCABULARIES}}
 HAS_TENSOR_PARALLELISM = Version(transformers.__version__) >= Version("5.23")
 
 
@@ -92,51 +81,24 @@ def go_on(folder: Path, rank: int, world: int) -> None:
     torch.save(dict(trainer.model.named_parameters()), folder / f"parameters-go-on-{world}-{rank}.pt")
 
 
-def evaluate(folder: Path, rank: int, world: int) -> None:
-    """Translations during evaluation: with `predict_with_generate`, and by our scorer; of an odd number of pairs."""
-    model = tiny_model(**NO_DROPOUT).eval()
-    pairs = tiny_pairs(13, seed=2).to_list()
-    for pair in pairs[::2]:  # else nothing would be right, and every order of the references as good
-        found = model.generate(torch.tensor([pair["input_ids"]]), max_new_tokens=8)[0, 1:]
-        pair["labels"] = found.tolist()
-    found = {}
-
-    def bleu(prediction) -> dict[str, float]:
-        texts = []
-        for ids in prediction:
-            ids[ids == -100] = 0
-            texts.append([" ".join(str(token) for token in row if token > 2) for row in ids])
-        found["texts"] = texts[0]
-        return {"bleu": corpus_bleu(texts[0], [texts[1]]).score}
-
-    arguments = Seq2SeqTrainingArguments(
-        str(folder / "evaluation"), predict_with_generate=True, generation_max_length=9, per_device_eval_batch_size=4,
-        use_cpu=True, report_to="none", disable_tqdm=True,
-    )  # fmt: skip
-    given = {"data_collator": collate, "eval_dataset": pairs, "compute_metrics": bleu}
-    trainer = ReLUFormerTrainer(model, arguments, tokens_per_batch=TOKENS_PER_BATCH, **given)
-    found["bleu"] = trainer.evaluate()["eval_bleu"]
-    found["validation"] = [_validation_scores(rank, world, count) for count in (5, 1)]
-    if rank == 0:
-        _write(folder / f"evaluate-{world}.json", found)
-
-
-def _validation_scores(rank: int, world: int, count: int) -> dict[str, float]:
-    """Scores of `count` sentences, the first of which is translated as the reference says."""
+def translate(folder: Path, rank: int, world: int) -> None:
+    """Scores during training, of five sentences and of one; the first is translated as its reference says."""
+    PartialState(cpu=True)  # through which the scores are gathered
     pairs = demo_pairs(60, split="train", seed=0)
-    tokenizer = train_tokenizer(
-        pairs, vocab_size=330, lowercase=False, moses=False, source_language="de", target_language="en", max_length=64
-    )
+    options = {"lowercase": False, "moses": False, "source_language": "de", "target_language": "en", "max_length": 64}
+    tokenizer = train_tokenizer(pairs, vocab_size=330, **options)
     set_seed(0)
-    config = ReLUFormerConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=160, d_model=16, encoder_layers=1, decoder_layers=1,
-        encoder_ffn_dim=16, decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2,
-    )  # fmt: skip
-    model = ReLUFormerForConditionalGeneration(config).eval()
-    sources, references = pairs["source"][:count], pairs["target"][:count]
+    model = ReLUFormerForConditionalGeneration(
+        tiny_config(vocab_size=len(tokenizer), max_position_embeddings=160)
+    ).eval()
     options = {"num_beams": 2, "length_penalty": 1.0, "batch_tokens": 64}
-    references[0] = Translator(model, tokenizer, **options)(sources[0])
-    return ValidationTranslation(tokenizer, sources, references, **options)(model, rank, world)
+    reference = Translator(model, tokenizer, **options)(pairs["source"][0])
+    scores = []
+    for count in (5, 1):
+        sources, references = pairs["source"][:count], [reference, *pairs["target"][1:count]]
+        scores.append(ValidationTranslation(tokenizer, sources, references, **options)(model, rank, world))
+    if rank == 0:
+        _write(folder / f"translate-{world}.json", {"scores": scores})
 
 
 def shard(folder: Path, rank: int, world: int) -> None:
@@ -186,7 +148,9 @@ def tensor_parallel(folder: Path, rank: int, world: int) -> None:
     dist.init_process_group("gloo")
     for name, fields in TENSOR_PARALLEL.items():
         saved = folder / name
-        tiny_model(**NO_DROPOUT, **fields).save_pretrained(saved)  # on the first process alone
+        tiny_model(**NO_DROPOUT, **fields, regularization_weight=0.0).save_pretrained(
+            saved
+        )  # on the first process alone
         dist.barrier()
         options = ({}, {"distributed_config": DistributedConfig(tp_size=world)})
         whole, cut = (ReLUFormerForConditionalGeneration.from_pretrained(saved, **given) for given in options)
@@ -224,13 +188,11 @@ def _write(path: Path, values: dict) -> None:
 
 def _process(job: Callable[[Path, int, int], None], folder: Path, rank: int, world: int, port: int) -> None:
     if world > 1:
-        numbers = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": world,
-            "LOCAL_WORLD_SIZE": world,
-            "MASTER_PORT": port,
-        }
+        ranks, worlds = (
+            dict.fromkeys(("RANK", "LOCAL_RANK"), rank),
+            dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), world),
+        )
+        numbers = {**ranks, **worlds, "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in numbers.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
     with process_group():
@@ -258,19 +220,12 @@ def run(job: Callable[[Path, int, int], None], folder: Path, world: int) -> None
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    if "WORLD_SIZE" in os.environ:
-        faulthandler.dump_traceback_later(LONGER_THAN_ANY_JOB, exit=True)
-        with process_group():
-            train(target, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-        end_worker(0)
+    faulthandler.dump_traceback_later(LONGER_THAN_ANY_JOB, exit=True)
     if len(sys.argv) > 2:
         sys.exit(run(train, target, int(sys.argv[2])))
-    for job, worlds in {
-        train: (1, 2),
-        go_on: (1, 2),
-        evaluate: (1, 2),
-        shard: (2,),
-        **({tensor_parallel: (2,)} if HAS_TENSOR_PARALLELISM else {}),
-    }.items():
-        for world in worlds:
+    for job in (train, go_on, translate):
+        for world in (1, 2):
             run(job, target, world)
+    run(shard, target, 2)
+    if HAS_TENSOR_PARALLELISM:
+        run(tensor_parallel, target, 2)

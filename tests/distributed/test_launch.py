@@ -141,14 +141,6 @@ def free_port() -> str:
         return str(any_port.getsockname()[1])
 
 
-def launch(command: list[str], folder: Path) -> tuple[int, str]:
-    """Exit status, and everything that was printed."""
-    log = folder / "launch.log"
-    with start(command, log) as process:
-        status = process.wait(timeout=300)
-    return status, log.read_text(encoding="utf-8")
-
-
 def assert_trained_by_two(folder: Path) -> None:
     record = yaml.safe_load((folder / "training_record.json").read_text(encoding="utf-8"))
     assert (record["processes"], record["updates"]) == (2, 4)
@@ -158,65 +150,34 @@ def assert_trained_by_two(folder: Path) -> None:
     assert any("eval_bleu" in entry for entry in log)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cpu_two_processes", "ddp"])
-def test_accelerate_launch_trains_in_two_processes(recipe_file, tmp_path, name):
-    """With the files of the package; accelerate starts them with torchrun's own launcher."""
-    command = ["accelerate.commands.launch", "--config_file", str(ACCELERATE_FILES / f"{name}.yaml")]
-    status, printed = launch([*command, "-m", "reluformer", "train", "--config", str(recipe_file)], tmp_path)
-    assert status == 0, printed[-8000:]
-    assert printed.count("model: ") == 1
-    assert_trained_by_two(tmp_path / "run")
+ON_MACHINES = {
+    "one": f"accelerate.commands.launch --config_file {ACCELERATE_FILES}/cpu_two_processes.yaml",
+    "two, accelerate": f"accelerate.commands.launch --config_file {ACCELERATE_FILES}/two_nodes.yaml --main_process_ip 127.0.0.1 "
+    "--main_process_port {port} --machine_rank {rank}",
+    "two, torchrun": "torch.distributed.run --nnodes 2 --node_rank {rank} --nproc_per_node 1 --master_addr 127.0.0.1 "
+    "--master_port {port}",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
-def test_two_launchers_train_one_model(recipe_file, tmp_path, launcher):
-    """As on two machines, with the commands of docs/distributed.md and of two_nodes.yaml, one process each."""
-    accelerate = ["accelerate.commands.launch", "--config_file", str(ACCELERATE_FILES / "two_nodes.yaml")]
-    accelerate += ["--main_process_ip", "127.0.0.1", "--main_process_port", "{port}", "--machine_rank", "{rank}"]
-    torchrun = ["torch.distributed.run", "--nnodes", "2", "--node_rank", "{rank}", "--nproc_per_node", "1"]
-    torchrun += ["--master_addr", "127.0.0.1", "--master_port", "{port}"]
-    port, processes = free_port(), []
-    for rank in "01":
-        words = accelerate if launcher == "accelerate" else torchrun
-        command = [word.format(port=port, rank=rank) for word in words]
-        command += ["-m", "reluformer", "train", "--config", str(recipe_file)]
-        processes.append(start(command, tmp_path / f"machine-{rank}.log"))
+@pytest.mark.parametrize("machines", ON_MACHINES)
+def test_two_processes_that_a_launcher_starts_train_one_model(recipe_file, tmp_path, machines):
+    """With the files of the package and as docs/distributed.md says: on one machine, or as on two of one process each."""
+    port, ranks = free_port(), "0" if machines == "one" else "01"
+    logs = [tmp_path / f"machine-{rank}.log" for rank in ranks]
+    processes = []
+    for rank, log in zip(ranks, logs, strict=True):
+        command = ON_MACHINES[machines].format(port=port, rank=rank).split()
+        processes.append(start([*command, "-m", "reluformer", "train", "--config", str(recipe_file)], log))
     try:
         codes = [process.wait(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    printed = [(tmp_path / f"machine-{rank}.log").read_text(encoding="utf-8") for rank in "01"]
-    assert codes == [0, 0], printed[0][-4000:] + printed[1][-4000:]
-    assert ["model: " in text for text in printed] == [True, False]
+    printed = [log.read_text(encoding="utf-8") for log in logs]
+    assert set(codes) == {0}, "".join(text[-4000:] for text in printed)
+    assert [text.count("model: ") for text in printed] == [1, 0][: len(ranks)]
     assert_trained_by_two(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_the_documented_line_for_two_processes_on_a_cpu(tmp_path):
-    """As printed, with fewer pairs and updates."""
-    page = Path(__file__).parents[2] / "docs" / "distributed.md"
-    (line,) = [
-        line
-        for line in page.read_text(encoding="utf-8").splitlines()
-        if "--training.use_cpu true" in line and line.startswith("torchrun")
-    ]
-    words = shlex.split(line, comments=True)[1:]
-    smaller = {"data.demo.train": 200, "data.demo.validation": 8, "data.demo.test": 4, "training.max_steps": 2}
-    smaller |= {
-        "training.eval_steps": 2,
-        "training.save_steps": 2,
-        "training.logging_steps": 1,
-        "evaluation.num_beams": 1,
-    }
-    shortened = [f"--{name}={value}" for name, value in smaller.items()]
-    status, printed = launch(["torch.distributed.run", "--standalone", *words, *shortened], tmp_path)
-    assert status == 0, printed[-8000:]
-    written = tmp_path / "runs" / "demo_two_processes" / "training_record.json"
-    record = yaml.safe_load(written.read_text(encoding="utf-8"))
-    assert (record["processes"], record["updates"]) == (2, 2)
 
 
 def test_the_process_group_is_left_at_the_end_and_kept_after_an_error(joined):

@@ -6,7 +6,7 @@ import unittest
 
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerDecoderModel, ReLUFormerForCausalLM
 
-from .decoder_model_tester import ReLUFormerDecoderModelTester
+from .model_testers import DecoderTester
 from .shared_tests import LIBRARY, ModelTests, RefusesSdpa
 
 
@@ -17,7 +17,7 @@ class DecoderTests(ModelTests, LIBRARY.generation_mixin):
     pipeline_model_mapping = {"feature-extraction": ReLUFormerDecoderModel, "text-generation": ReLUFormerForCausalLM}
 
     def setUp(self):
-        self.model_tester = ReLUFormerDecoderModelTester(self, **self.attention_fields)
+        self.model_tester = DecoderTester(self, **self.attention_fields)
 
     def test_config(self):
         fields = {"hidden_size": 16, "num_attention_heads": 2, **self.attention_fields}

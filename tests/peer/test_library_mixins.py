@@ -10,7 +10,7 @@ import unittest
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration, ReLUFormerModel
 
-from .model_tester import ReLUFormerModelTester
+from .model_testers import TranslationTester
 from .shared_tests import LIBRARY, ModelTests, RefusesSdpa
 
 
@@ -21,7 +21,7 @@ class ReLUFormerTests(ModelTests, LIBRARY.generation_mixin):
     is_encoder_decoder = True
 
     def setUp(self):
-        self.model_tester = ReLUFormerModelTester(self, **self.attention_fields)
+        self.model_tester = TranslationTester(self, **self.attention_fields)
 
     def test_config(self):
         fields = {"d_model": 16, "encoder_attention_heads": 2, **self.attention_fields}

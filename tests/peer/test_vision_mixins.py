@@ -6,8 +6,8 @@ import unittest
 
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig, ReLUFormerVisionModel
 
+from .model_testers import VisionTester
 from .shared_tests import LIBRARY, ModelTests, RefusesSdpa
-from .vision_model_tester import ReLUFormerVisionModelTester
 
 
 class VisionTests(ModelTests):
@@ -18,7 +18,7 @@ class VisionTests(ModelTests):
     test_resize_embeddings = False
 
     def setUp(self):
-        self.model_tester = ReLUFormerVisionModelTester(self, **self.attention_fields)
+        self.model_tester = VisionTester(self, **self.attention_fields)
 
     def test_config(self):
         fields = {"hidden_size": 16, "num_attention_heads": 2, **self.attention_fields}
