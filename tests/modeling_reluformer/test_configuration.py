@@ -14,6 +14,7 @@ from .exact_models import (
     exact_model,
     padded_batch,
     use_path,
+    whole_batch,
 )
 
 BAD_FIELDS = [
@@ -150,33 +151,35 @@ def twins(base: dict, changes: dict) -> tuple[ReLUFormerForConditionalGeneration
     return first, second
 
 
-def numbers(model: ReLUFormerForConditionalGeneration) -> list[torch.Tensor]:
+def numbers(model: ReLUFormerForConditionalGeneration, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     with torch.no_grad():
-        output = model(**padded_batch("right"))
+        output = model(**batch)
     return [output.logits, output.loss]
 
 
 @pytest.mark.parametrize("field", CHANGES)
 def test_a_change_of_the_field_changes_the_result_as_the_paper_says(field):
     base, value = CHANGES[field]
+    batch = padded_batch("right") if field == "pad_token_id" else whole_batch()
     model, changed = twins(base, {field: value})
-    before, after = numbers(model), numbers(changed)
+    before, after = numbers(model, batch), numbers(changed, batch)
     differences = [
         math.inf if one.shape != two.shape else (one - two).abs().max() for one, two in zip(before, after, strict=True)
     ]
     assert max(differences) > 1e-3
-    assert_equals_the_paper(changed, padded_batch("right"))
+    assert_equals_the_paper(changed, batch)
 
 
 @pytest.mark.parametrize("path", ["eager", "plain", "blocks"])
 @pytest.mark.parametrize("field", DROPOUTS)
 def test_dropout_changes_the_result_in_training_alone(field, path, monkeypatch):
     model, changed = twins({"attn_implementation": use_path(monkeypatch, path)}, {field: 0.3})
-    assert all(torch.equal(one, two) for one, two in zip(numbers(model), numbers(changed), strict=True))
+    batch = padded_batch("right")
+    assert all(torch.equal(one, two) for one, two in zip(numbers(model, batch), numbers(changed, batch), strict=True))
     results = []
     for one in (model, changed, changed):
         torch.manual_seed(0)
-        results.append(numbers(one.train())[0])
+        results.append(numbers(one.train(), batch)[0])
     assert (results[0] - results[1]).abs().max() > 1e-3
     assert torch.equal(results[1], results[2])
 

@@ -386,51 +386,41 @@ def test_steps_with_a_cache(name, attention):
         assert final.past_key_values.layers[0].keys.shape[1] == 2, "the keys of a group are held once"
 
 
-def trained(tmp_path, collator=None, batch_size: int = 16, **options):
+OPTIONS = {"learning_rate": 1e-2, "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+
+
+def trained(folder, collator=padded_collator, batch_size: int = 16, **options) -> ReLUFormerForCausalLM:
     torch.manual_seed(0)
-    options = {
-        "learning_rate": 1e-2,
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        **options,
-    }
-    arguments = TrainingArguments(str(tmp_path), max_steps=40, per_device_train_batch_size=batch_size, **options)
-    model = ReLUFormerForCausalLM(decoder_config(**KINDS["gpt2"]))
-    trainer = Trainer(
-        model, arguments, train_dataset=Counting(), eval_dataset=Counting(), data_collator=collator or padded_collator
+    arguments = TrainingArguments(
+        str(folder), max_steps=10, per_device_train_batch_size=batch_size, **OPTIONS, **options
     )
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    return trainer, before
+    model = ReLUFormerForCausalLM(decoder_config(**KINDS["gpt2"]))
+    Trainer(model, arguments, train_dataset=Counting(), data_collator=collator).train()
+    return model
+
+
+@pytest.fixture(scope="module")
+def plainly_trained(tmp_path_factory) -> ReLUFormerForCausalLM:
+    return trained(tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.parametrize(
-    ("collator", "options"),
+    "options",
     [
-        (DataCollatorWithFlattening(), {}),
-        (None, {"batch_size": 4, "gradient_accumulation_steps": 4}),
-        (None, {"gradient_checkpointing": True}),
+        {"collator": DataCollatorWithFlattening()},
+        {"batch_size": 4, "gradient_accumulation_steps": 4},
+        {"gradient_checkpointing": True},
     ],
     ids=["padding-free", "accumulation", "checkpointing"],
 )
-def test_other_ways_to_batch_train_the_same_model(tmp_path, collator, options):
+def test_other_ways_to_batch_train_the_same_model(options, plainly_trained, tmp_path):
     """A row packed from 16 sequences, whose first labels the collator has taken out, is the batch of the 16."""
-    (expected, _), (found, _) = trained(tmp_path), trained(tmp_path, collator, **options)
-    for one, two in zip(expected.model.parameters(), found.model.parameters(), strict=True):
+    found = trained(tmp_path, **options)
+    for one, two in zip(plainly_trained.parameters(), found.parameters(), strict=True):
         torch.testing.assert_close(two, one, atol=1e-3, rtol=1e-2)
 
 
 ROWS = len(Counting())
-OPTIONS = {
-    "max_steps": 6,
-    "learning_rate": 1e-2,
-    "report_to": [],
-    "use_cpu": True,
-    "disable_tqdm": True,
-    "save_strategy": "no",
-}
 WAYS = {
     "padded": {"per_device_train_batch_size": ROWS},
     "padding_free": {"per_device_train_batch_size": ROWS, "padding_free": True, "max_length": None},
@@ -438,7 +428,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["packing", *(pytest.param(way, marks=pytest.mark.slow) for way in list(WAYS)[:2])])
 def test_trl_trains_with_the_models_own_loss_as_the_plain_trainer_does(way, tmp_path):
     """By the subclass of SFTTrainer that docs/decoder.md has."""
     trl = pytest.importorskip("trl", reason="needs the extra trl: pip install 'reluformer[trl]'")
@@ -452,9 +442,11 @@ def test_trl_trains_with_the_models_own_loss_as_the_plain_trainer_does(way, tmp_
         fields = {"attention_activation": "relu", "attention_gamma": 4, "regularization_weight": 0.1}
         models.append(ReLUFormerForCausalLM(decoder_config(**fields)))
     rows = Counting()
-    arguments = TrainingArguments(str(tmp_path), **OPTIONS, per_device_train_batch_size=ROWS)
+    arguments = TrainingArguments(str(tmp_path), max_steps=4, **OPTIONS, per_device_train_batch_size=ROWS)
     Trainer(models[0], arguments, train_dataset=rows, data_collator=padded_collator).train()
-    arguments = trl.SFTConfig(str(tmp_path), bf16=False, gradient_checkpointing=False, **OPTIONS, **WAYS[way])
+    arguments = trl.SFTConfig(
+        str(tmp_path), max_steps=4, bf16=False, gradient_checkpointing=False, **OPTIONS, **WAYS[way]
+    )
     data = Dataset.from_list([{"input_ids": rows[index]["input_ids"]} for index in range(ROWS)])
     WithOwnLoss(models[1], arguments, train_dataset=data, processing_class=word_tokenizer()).train()
     for plain, tuned in zip(*(model.parameters() for model in models), strict=True):

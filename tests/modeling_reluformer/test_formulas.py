@@ -173,6 +173,9 @@ def with_regulariser(fields: dict) -> dict:
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_whole_model(variant, name, monkeypatch):
+    """Which keys are seen is one rule for all activations: the model of the paper alone is given every batch."""
+    if name not in ("left", "packed") and variant["preset"] != "reluformer":
+        pytest.skip("of the other presets, padding on the left and packed sequences show as much")
     fields = with_regulariser(variant)
     for path in paths(tiny_config(**fields).attention_activation):
         model = exact_model(attn_implementation=use_path(monkeypatch, path), **fields)

@@ -1,4 +1,4 @@
-"""The loss against its definition in loops, its independence of how a batch is cut, and the plain Trainer on it."""
+"""Dead rows, weights of rows, and the plain Trainer on the loss, whose formula `test_formulas` has."""
 
 import math
 
@@ -22,83 +22,6 @@ def unequal_batch(sentences: int = 4):
         mask[row, 3 + 2 * row :] = 0
         labels[row, 2 + row * 2 :] = -100
     return {"input_ids": source * mask, "attention_mask": mask, "labels": labels}
-
-
-def one(batch: dict, row: int) -> dict:
-    """One sentence without its padding."""
-    source, target = int(batch["attention_mask"][row].sum()), int((batch["labels"][row] != -100).sum())
-    return {"input_ids": batch["input_ids"][row : row + 1, :source], "labels": batch["labels"][row : row + 1, :target]}
-
-
-def written_out(model, sentence: dict) -> tuple[float, float]:
-    """Smoothed cross-entropy summed over the targets, and L_reg, of one unpadded sentence, in loops from the weights."""
-    config = model.config
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        output = model(**sentence, output_attentions=True)
-    smoothing, vocabulary = config.label_smoothing, config.vocab_size
-    cross_entropy = 0.0
-    for logits, label in zip(output.logits[0], sentence["labels"][0], strict=True):
-        log_probabilities = logits.log_softmax(0)
-        cross_entropy -= (1 - smoothing) * float(log_probabilities[label])
-        cross_entropy -= smoothing / vocabulary * float(log_probabilities.sum())
-    modules = []
-    for weights in (*output.encoder_attentions, *output.decoder_attentions, *output.cross_attentions):
-        causal = any(weights is other for other in output.decoder_attentions)
-        penalties = []
-        for head in weights[0]:
-            for i, row in enumerate(head):
-                visible = i + 1 if causal else len(row)
-                total = float(row.sum())
-                if total == 0:
-                    penalties.append(0.0)
-                    continue
-                entropy = -sum(float(s) / total * math.log(float(s) / total) for s in row if s > 0)
-                penalties.append(abs(math.log(total)) + max(entropy - config.entropy_margin * math.log(visible), 0.0))
-        modules.append(sum(penalties) / len(penalties))
-    return cross_entropy, sum(modules) / len(modules)
-
-
-@pytest.mark.parametrize("implementation", ["eager", "fused"])
-@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
-def test_loss_is_its_definition_written_out(activation, implementation):
-    model = tiny_model(
-        **NO_DROPOUT, attention_activation=activation, regularization_weight=0.5, attention_gamma=2
-    ).double()
-    batch = unequal_batch()
-    parts = [written_out(model, one(batch, row)) for row in range(4)]
-    targets = [int((labels != -100).sum()) for labels in batch["labels"]]
-    cross_entropy = sum(part[0] for part in parts) / sum(targets)
-    regularization = sum(part[1] * count for part, count in zip(parts, targets, strict=True)) / sum(targets)
-    model.set_attn_implementation(implementation)
-    with torch.no_grad():
-        output = model(**batch)
-    assert float(output.cross_entropy) == pytest.approx(cross_entropy, rel=1e-6)
-    assert float(output.regularization) == pytest.approx(regularization, rel=1e-6)
-    assert float(output.loss) == pytest.approx(cross_entropy + 0.5 * regularization, rel=1e-6)
-    half = model(**batch, num_items_in_batch=2 * sum(targets)).loss.detach()
-    assert float(half) == pytest.approx(float(output.loss) / 2, rel=1e-6)
-
-
-@pytest.mark.parametrize("fields", [{"regularization_weight": 0.5}, {"preset": "vanilla"}], ids=str)
-def test_four_accumulation_steps_equal_one(fields):
-    """Whole loss and gradients, sentences of unequal lengths, num_items_in_batch as the Trainer gives it."""
-    batch = unequal_batch()
-    items = (batch["labels"] != -100).sum()
-    results = []
-    for pieces in ([slice(0, 4)], [slice(row, row + 1) for row in range(4)], [slice(0, 1), slice(1, 4)]):
-        model = tiny_model(**NO_DROPOUT, **fields).double().train()
-        loss = 0.0
-        for piece in pieces:
-            part = {name: tensor[piece] for name, tensor in batch.items()}
-            step = model(**part, num_items_in_batch=items).loss
-            step.backward()
-            loss += float(step.detach())
-        results.append((loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
-    for loss, gradients in results[1:]:
-        assert loss == pytest.approx(results[0][0], rel=1e-6)
-        for name, gradient in gradients.items():
-            torch.testing.assert_close(gradient, results[0][1][name], rtol=1e-5, atol=1e-7, msg=name)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "fused"])
@@ -177,14 +100,12 @@ def trainer(model, folder, pairs: int, **arguments) -> Seq2SeqTrainer:
     )
 
 
-@pytest.mark.parametrize("preset", ["reluformer", "vanilla", "rela"])
-def test_lowers_the_loss(preset, tmp_path):
-    model = tiny_model(preset=preset, d_model=32)
-    run = trainer(model, tmp_path, 64, max_steps=60, per_device_train_batch_size=16, logging_steps=20)
+def test_the_plain_trainer_lowers_the_loss(tmp_path):
+    run = trainer(tiny_model(d_model=32), tmp_path, 64, max_steps=40, per_device_train_batch_size=16)
     before = run.evaluate()["eval_loss"]
     run.train()
     after = run.evaluate()["eval_loss"]
-    assert after < before - 0.5, (before, after)
+    assert after < before - 0.3, (before, after)
 
 
 def test_four_accumulation_steps_equal_one_batch(tmp_path):

@@ -27,7 +27,13 @@ def run(program: str, *arguments: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("imports", ["import reluformer, transformers", "import transformers.models.auto, reluformer"])
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import transformers.models.auto, reluformer",
+        pytest.param("import reluformer, transformers", marks=pytest.mark.slow),
+    ],
+)
 def test_the_models_are_known_in_either_order_of_import(imports):
     run(f"{imports}\n{USE_MODELS}")
 

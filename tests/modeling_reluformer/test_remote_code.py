@@ -55,6 +55,7 @@ def check(loaded: dict) -> None:
     assert loaded["tokens"] == tiny_model().generate(random_tokens(2, 7), num_beams=3, max_new_tokens=8).tolist()
 
 
+@pytest.mark.slow
 def test_from_a_directory(saved, tmp_path):
     check(load_elsewhere(str(saved), tmp_path))
 
