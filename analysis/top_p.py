@@ -21,84 +21,79 @@ from reluformer.configuration.errors import UserError
 
 
 def top_p(subject: Subject) -> Measured:
-    """Score sums of attention rows and, where they can be read, of feed-forward memories."""
-    sums = TopPSums(subject.options.top_p)
+    """Score sums of attention rows and, where they can be read, of feed-forward memories, which have no heads."""
+    sums, percentages, left_out = HeadSums(), sorted(subject.options.top_p), {}
     for module, layer, weights, visible in attention_rows(subject.model, subject.batches()):
-        sums.add(module, layer, weights, visible)
-    left_out = {}
+        add_rows(sums, module, layer, weights, percentages, visible)
     try:
-        for rows in block_rows(subject.model, subject.batches()):
-            sums.add(f"{rows.block.stack}_ffn", rows.block.layer, rows.activations.unsqueeze(1))
+        for block, activations, _, _ in block_rows(subject.model, subject.batches()):
+            add_rows(sums, f"{block.stack}_ffn", block.layer, activations.unsqueeze(1), percentages)
     except UserError as error:  # attention alone is worth having too
         left_out["feed-forward blocks"] = str(error)
-    left_out |= {module: f"negative scores, first in layer {layer + 1}" for module, layer in sums.negative.items()}
-    table = sums.table()
+    left_out |= dict.fromkeys(negative_modules(sums), "negative scores, which are no distribution")
+    table = top_p_table(sums, percentages)
     if not table:
         raise UserError("top-p: every module of this model has negative scores, which are no distributions")
-    p = 1.5 if 1.5 in sums.percentages else sums.percentages[0]
+    p = 1.5 if 1.5 in percentages else percentages[0]
     means = [row for row in table if row["layer"] == ALL and row["p_percent"] == p and row["rows"]]
     summary = f"the top {p:g}% hold " + "; ".join(f"{row['module']} {row['score_sum']:.1%}" for row in means)
     notes = [f"top-p leaves out {name}: {reason}" for name, reason in left_out.items()]
     return Measured(table, summary, partial(_draw, table), {"left_out": left_out or None}, notes)
 
 
-class TopPSums:
-    """Top-p% score sums by module, layer and head.
-
-    A module with a negative score anywhere has no distributions: `negative` holds the layer (from 0) of the first one, and
-    the module is left out of the table.
+def add_rows(
+    sums: HeadSums,
+    module: str,
+    layer: int,
+    scores: Tensor,
+    percentages: Sequence[float],
+    visible: Tensor | None = None,
+) -> None:
+    """Adds the rows of one layer.
 
     Args:
+        sums: gets them. module: name of the kind of attention or memory. layer: from 0.
+        scores: (rows, heads, elements), not normalised unless the model does so.
         percentages: values of p, each in (0, 100].
+        visible: boolean (rows, elements); None: all.
     """
+    if visible is None:
+        visible = torch.ones_like(scores[:, 0], dtype=torch.bool)
+    scores = torch.where(visible.unsqueeze(1), scores, 0.0).double()
+    total = scores.sum(dim=-1)
+    elements = visible.sum(dim=-1).double().unsqueeze(-1).expand_as(total)
+    shares = scores.sort(dim=-1, descending=True).values / torch.where(total > 0, total, 1.0).unsqueeze(-1)
+    counts = {"live": total > 0, "dead": total == 0, "elements": elements * (total > 0)}
+    counts["negative"] = (scores < 0).any(dim=-1)
+    sums.add(module, layer, counts | {p: _largest(shares, elements * p / 100) for p in percentages})
 
-    def __init__(self, percentages: Sequence[float]) -> None:
-        self.percentages = tuple(sorted(percentages))
-        self.negative: dict[str, int] = {}
-        self._sums = HeadSums()
 
-    def add(self, module: str, layer: int, scores: Tensor, visible: Tensor | None = None) -> None:
-        """Adds rows.
+def negative_modules(sums: HeadSums) -> list[str]:
+    """Modules with a negative score anywhere, which have no distributions."""
+    whole = [(place["module"], found["negative"]) for place, found in sums.groups() if place["layer"] == ALL]
+    return [module for module, negative in whole[1:] if negative]
 
-        Args:
-            module: name of the kind of attention or memory. layer: from 0.
-            scores: (rows, heads, elements), not normalised unless the model does so.
-            visible: boolean (rows, elements); None: all.
-        """
-        if visible is None:
-            visible = scores.new_ones((scores.shape[0], scores.shape[-1]), dtype=torch.bool)
-        scores = torch.where(visible.unsqueeze(1), scores, 0.0).double()
-        if bool((scores < 0).any()):
-            self.negative.setdefault(module, layer)
-        if module in self.negative:
-            return
-        total = scores.sum(dim=-1)
-        elements = visible.sum(dim=-1).double().unsqueeze(-1).expand_as(total)
-        shares = scores.sort(dim=-1, descending=True).values / torch.where(total > 0, total, 1.0).unsqueeze(-1)
-        figures = {"live": total > 0, "dead": total == 0, "elements": elements * (total > 0)}
-        held = {p: _largest(shares, elements * p / 100) for p in self.percentages}
-        self._sums.add(module, layer, figures | held)
 
-    def table(self) -> Rows:
-        """One row for each p of each head, layer and module; null where no row is live.
+def top_p_table(sums: HeadSums, percentages: Sequence[float]) -> Rows:
+    """One row for each p of each head, layer and module without negative scores; null where no row is live.
 
-        score_sum: mean over the live rows, with a score above 0, of the sum of the largest p% of a row's scores, these normalised
-        to sum 1; where p% of n elements is no whole number, the next element counts with that fraction, so that equal scores give
-        p%. elements: mean of p% of n: below 1, the figure is that fraction of the largest score.
-        """
-        rows: Rows = []
-        for place, sums in self._sums.groups():
-            is_memory_head = place["module"].endswith("_ffn") and place["head"] != ALL  # which has no heads
-            if place["module"] == ALL or place["module"] in self.negative or is_memory_head:
-                continue
-            live, counts = sums["live"], {"rows": int(sums["live"]), "dead_rows": int(sums["dead"])}
-            for p in self.percentages:
-                means = {
-                    "score_sum": sums[p] / live if live else None,
-                    "elements": sums["elements"] * p / 100 / live if live else None,
-                }
-                rows.append({**place, "p_percent": p, **means, **counts})
-        return rows
+    score_sum: mean over the live rows, with a score above 0, of the sum of the largest p% of a row's scores, these normalised to
+    sum 1; where p% of n elements is no whole number, the next element counts with that fraction, so that equal scores give p%.
+    elements: mean of p% of n: below 1, the figure is that fraction of the largest score.
+    """
+    rows, left_out = [], [ALL, *negative_modules(sums)]
+    for place, found in sums.groups():
+        is_memory_head = place["module"].endswith("_ffn") and place["head"] != ALL
+        if place["module"] in left_out or is_memory_head:
+            continue
+        live, counts = found["live"], {"rows": int(found["live"]), "dead_rows": int(found["dead"])}
+        for p in percentages:
+            means = {
+                "score_sum": found[p] / live if live else None,
+                "elements": found["elements"] * p / 100 / live if live else None,
+            }
+            rows.append({**place, "p_percent": p, **means, **counts})
+    return rows
 
 
 def _largest(shares: Tensor, wanted: Tensor) -> Tensor:

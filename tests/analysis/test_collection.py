@@ -9,16 +9,16 @@ from reluformer.analysis.collection import (
     ENCODER_SELF,
     Batch,
     attention_rows,
-    block_rows,
     pair_batch,
     visible_keys,
 )
 from reluformer.analysis.entropy import entropy_table
 from reluformer.analysis.feed_forward import feed_forward_blocks
-from reluformer.analysis.top_p import TopPSums
+from reluformer.analysis.inputs import AnalysisOptions, Subject
+from reluformer.analysis.top_p import top_p
 from reluformer.configuration.errors import UserError
 
-from .small_models import FFN, HEADS, LAYERS, make_model
+from .small_models import HEADS, LAYERS, make_model
 
 KINDS = ["reluformer", "vanilla", "marian", "t5", "bart"]
 
@@ -28,12 +28,9 @@ def in_batches(model, encoded, size):
 
 
 def measured(model, batches):
-    sums = TopPSums((1.5, 20))
-    for module, layer, weights, visible in attention_rows(model, batches):
-        sums.add(module, layer, weights, visible)
-    for rows in block_rows(model, batches):
-        sums.add(f"{rows.block.stack}_ffn", rows.block.layer, rows.activations.unsqueeze(1))
-    return entropy_table(attention_rows(model, batches)) + sums.table()
+    options = AnalysisOptions(["top-p"], top_p=(1.5, 20))
+    taken = top_p(Subject(options, model=model, batches=lambda: iter(batches)))
+    return entropy_table(attention_rows(model, batches)) + taken.table
 
 
 def assert_same(first, second):
@@ -125,13 +122,3 @@ def test_weight_on_keys_that_should_be_hidden_is_refused(small_tokenizer, encode
     monkeypatch.setattr(model, "forward", forgetting_the_padding)
     with pytest.raises(UserError, match="marian: encoder_self attention has weight on padding"):
         measured(model, in_batches(model, encoded, 5))
-
-
-def test_memory_scores_are_those_of_real_tokens(small_tokenizer, encoded):
-    model, seen = make_model("memory", len(small_tokenizer)), {}
-    for block, activations, _, _ in block_rows(model, in_batches(model, encoded, 2)):
-        seen.setdefault((block.stack, block.layer), []).append(activations)
-    for stack, side in (("encoder", 0), ("decoder", 1)):
-        scores = torch.cat(seen[stack, 1])
-        assert scores.shape == (sum(len(pair[side]) for pair in encoded), FFN)
-        torch.testing.assert_close(scores.sum(-1), torch.ones(len(scores)))  # Eq. 2

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from reluformer.analysis.collection import CROSS, DECODER_SELF, AttentionRows
+from reluformer.analysis.collection import CROSS, DECODER_SELF, AttentionRows, HeadSums
 from reluformer.analysis.entropy import entropy_table, share_table
-from reluformer.analysis.top_p import TopPSums
+from reluformer.analysis.top_p import add_rows, negative_modules, top_p_table
 from reluformer.configuration.errors import UserError
 
 
@@ -113,9 +113,9 @@ def test_entropy_shares_by_hand():
 
 
 def sums_of(scores, percentages, visible=None):
-    sums = TopPSums(percentages)
-    sums.add(CROSS, 0, scores, visible)
-    return {row["p_percent"]: row for row in sums.table() if row["layer"] == "all"}
+    sums = HeadSums()
+    add_rows(sums, CROSS, 0, scores, percentages, visible)
+    return {row["p_percent"]: row for row in top_p_table(sums, percentages) if row["layer"] == "all"}
 
 
 def test_the_largest_of_equal_scores_hold_p():
@@ -138,10 +138,11 @@ def test_dead_rows_are_left_out_and_counted():
 
 def test_top_p_of_batches_is_the_direct_computation():
     weights, visible, rows = random_rows()
-    sums = TopPSums((1.5, 30))
-    for each in rows:
-        sums.add(*each)
-    [row] = [row for row in sums.table() if (row["layer"], row["head"], row["p_percent"]) == (2, 2, 30)]
+    sums, percentages = HeadSums(), (1.5, 30)
+    for module, layer, part, seen in rows:
+        add_rows(sums, module, layer, part, percentages, seen)
+    table = top_p_table(sums, percentages)
+    [row] = [row for row in table if (row["layer"], row["head"], row["p_percent"]) == (2, 2, 30)]
     held = []
     for values, seen in zip(weights[:, 1].double(), visible, strict=True):
         values = values[seen].sort(descending=True).values
@@ -154,9 +155,9 @@ def test_top_p_of_batches_is_the_direct_computation():
 
 
 def test_memories_have_no_heads_and_a_module_with_negative_scores_is_left_out_whole():
-    sums = TopPSums((10,))
+    sums = HeadSums()
     for module, layer, sign in (("encoder_ffn", 0, 1), ("decoder_ffn", 0, 1), ("decoder_ffn", 1, -1)):
-        sums.add(module, layer, sign * torch.ones(3, 1, 20))
-    assert sums.negative == {"decoder_ffn": 1}
-    places = [(row["module"], row["layer"], row["head"]) for row in sums.table()]
+        add_rows(sums, module, layer, sign * torch.ones(3, 1, 20), (10,))
+    assert negative_modules(sums) == ["decoder_ffn"]
+    places = [(row["module"], row["layer"], row["head"]) for row in top_p_table(sums, (10,))]
     assert places == [("encoder_ffn", "all", "all"), ("encoder_ffn", 1, "all")]
