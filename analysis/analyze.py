@@ -16,7 +16,6 @@ from reluformer.analysis.analyses import ANALYSES, DOCUMENTS, INPUT, MODEL, NOTH
 from reluformer.analysis.collection import ALL
 from reluformer.analysis.inputs import AnalysisOptions, read_subject
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.whole_files import whole_file
 from reluformer.training.run.records import run_record, write_json
 
 Rows = list[dict[str, Any]]
@@ -140,7 +139,7 @@ def _write(measured: Measured, path: Path, title: str, facts: Mapping[str, Any])
     pictures = list(measured.draw(path.with_suffix(".png"), title))
     content = run_record(None, None, measured.facts.get("seed")) | {"what": path.name, **facts, **measured.facts}
     result, table = write_json(path.with_suffix(".json"), content | {"table": measured.table}), path.with_suffix(".csv")
-    with whole_file(table) as stream:
+    with table.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, list(measured.table[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(measured.table)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from reluformer.commands.parsing import Parser
 from reluformer.configuration.errors import UserError
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     import datasets
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """A model and its training, each as it was measured or published: docs/recipes.md."""
 
     width: int
@@ -98,13 +96,12 @@ def run(arguments: list[str]) -> int:
     if Path(output).exists():
         raise UserError(f"--output: {output!r} exists already; give another file, or remove it")
 
-    from reluformer.configuration.whole_files import write_whole
     from reluformer.training.data.corpus import read_parallel_files
 
     files = {"train": [options.source, options.target], "validation": options.validation, "test": options.test}
     files = {split: given for split, given in files.items() if given}
     read = {split: read_parallel_files(*given, name=split)[0] for split, given in files.items()}
-    write_whole(output, _recipe(name, output, languages, files, read["train"], options.softmax))
+    Path(output).write_text(_recipe(name, output, languages, files, read["train"], options.softmax), encoding="utf-8")
     if "validation" not in files:
         print("no --validation: nothing will be watched during training but its own loss")
     if "test" not in files:
@@ -150,7 +147,7 @@ def _recipe(
         attention="preset: vanilla" if softmax else f"preset: reluformer, attention_gamma: {gamma}, regularization_weight: 0.01",
         splits=f"[{', '.join(splits)}]", at_most=200 if "validation" in files else 0, updates=updates, every=updates // 10,
         warmup=min(size.warmup, updates // 4), watched="steps" if "validation" in files else '"no"',
-        on_cpu=str(on_cpu).lower(), bf16=str(_has_bf16(on_cpu)).lower(),
+        on_cpu=str(on_cpu).lower(), bf16=str(torch.cuda.is_available() and torch.cuda.is_bf16_supported()).lower(),
     )  # fmt: skip
 
 
@@ -172,11 +169,3 @@ def _tokens(pairs: datasets.Dataset, vocabulary: int, languages: tuple[str, str]
     if len(some) == len(pairs):
         vocabulary = len(tokenizer)
     return vocabulary, sorted(map(len, ids))
-
-
-def _has_bf16(on_cpu: bool) -> bool:
-    import torch
-
-    if on_cpu:
-        return torch.cpu._is_avx512_bf16_supported()
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)

@@ -7,7 +7,6 @@ that `reluformer --help` answers at once.
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,12 +19,6 @@ from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 # Those of an interruption are what a shell tells of a process that the signal ended: 128 + SIGINT, 128 + SIGTERM.
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_STOPPED = 0, 2, 130, 143
 EXIT_BROKEN_PIPE = 141  # of a program that a closed pipe ends, to a shell
-# What the machine refuses, whatever the command: one line with the file, not a traceback.
-_REFUSALS_OF_THE_SYSTEM = {
-    getattr(errno, name)
-    for name in ("EACCES", "EDQUOT", "EISDIR", "ENAMETOOLONG", "ENOSPC", "ENOTDIR", "EPERM", "EROFS")
-    if hasattr(errno, name)  # Windows has no EDQUOT
-}
 # Every verb, and what it makes or shows.
 VERBS = {
     "init": "a recipe for your own parallel text",
@@ -112,10 +105,10 @@ def _told_status(run: Callable[[], int]) -> int:
     except SystemExit as stop:  # argparse: --help, --version and --print_config
         return stop.code if isinstance(stop.code, int) else EXIT_OK
     except OSError as error:
-        if error.errno not in _REFUSALS_OF_THE_SYSTEM:
+        if error.filename is None:
             raise
-        named = "" if error.filename is None else f"{error.filename}: "
-        print(f"reluformer: error: {one_line(f'{named}{error.strerror}')}", file=sys.stderr)
+        # A file that the system refuses, whatever the command.
+        print(f"reluformer: error: {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_USER_ERROR
 
 

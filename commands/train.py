@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> int:
 
         del options["config"], options["overwrite"]
         text = parser.dump(options)
-        check(build_recipe(parser, options, find_devices=False))
+        check(build_recipe(parser, options))
         print(text, end="")
         return 0
 
@@ -44,13 +44,12 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def train_and_document(recipe: Recipe, *, overwrite: bool = False, command: str | None = None) -> Path:
+def train_and_document(recipe: Recipe, *, overwrite: bool = False) -> Path:
     """All that the verb does: `reluformer.training.train.train`, then pictures and the card.
 
     Args:
         recipe: the experiment.
         overwrite: empty the folder of an earlier run of this name, rather than refuse or resume.
-        command: the command line, for the record; None takes the process' own.
 
     Returns:
         The run folder.
@@ -60,7 +59,10 @@ def train_and_document(recipe: Recipe, *, overwrite: bool = False, command: str 
     """
     from reluformer.training.train import train
 
-    return train(recipe, overwrite=overwrite, command=command, finish=document)
+    run = train(recipe, overwrite=overwrite)
+    if run is not None:
+        document(run)
+    return recipe.run_folder
 
 
 def document(run: FinishedRun) -> None:
@@ -95,9 +97,9 @@ def _draw_attention(run: FinishedRun, path: Path) -> None:
     pairs, _ = load_split(data, splits[0] if splits else "train")
     first = pairs.select(range(min(_PAIRS_TO_CHOOSE_FROM, len(pairs))))
     readable = first_encoded_pairs(
-        first, run.processing, max_length=min(_READABLE_TOKENS, positions), at_most=_PAIRS_TO_CHOOSE_FROM
+        first, run.tokenizer, max_length=min(_READABLE_TOKENS, positions), at_most=_PAIRS_TO_CHOOSE_FROM
     )
-    fitting = readable or first_encoded_pairs(pairs, run.processing, max_length=positions, at_most=1)
+    fitting = readable or first_encoded_pairs(pairs, run.tokenizer, max_length=positions, at_most=1)
     if len(fitting):
         pair = max(fitting, key=lambda pair: len(pair["source"]))
-        plot_attention_map(run.model, run.processing, pair["source"], pair["target"], path)
+        plot_attention_map(run.model, run.tokenizer, pair["source"], pair["target"], path)

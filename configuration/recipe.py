@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from transformers import Seq2SeqTrainingArguments
 
-from reluformer.configuration.recipe_checks import check_recipe
 from reluformer.configuration.scores import Headline
-from reluformer.configuration.splits import SPLITS
+
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(kw_only=True)
@@ -75,9 +76,9 @@ class DemoConfig:
         seed: of the generator.
     """
 
-    train: int = 40_000
-    validation: int = 1_000
-    test: int = 1_000
+    train: PositiveInt = 40_000
+    validation: NonNegativeInt = 1_000
+    test: NonNegativeInt = 1_000
     seed: int = 0
 
 
@@ -124,14 +125,14 @@ class DataConfig:
     source_language: str
     target_language: str
     text: Literal["plain", "moses"] = "plain"
-    max_length: int = 256
+    max_length: PositiveInt = 256
     train: ParallelFiles | None = None
     validation: ParallelFiles | None = None
     test: ParallelFiles | None = None
     dataset: DatasetConfig | None = None
     demo: DemoConfig | None = None
     packing: PackingConfig | None = None
-    workers: int | None = None
+    workers: PositiveInt | None = None
     homepage: str | None = None
 
 
@@ -146,7 +147,7 @@ class TokenizerConfig:
         path: folder or Hub id of an existing tokenizer to take instead of training one.
     """
 
-    vocab_size: int = 8_000
+    vocab_size: PositiveInt = 8_000
     lowercase: bool = False
     moses: bool = False
     path: str | None = None
@@ -162,7 +163,7 @@ class BatchingConfig:
             `gradient_accumulation_steps` times the number of processes such batches.
     """
 
-    tokens_per_batch: int = 8_192
+    tokens_per_batch: PositiveInt = 8_192
 
 
 @dataclass(kw_only=True)
@@ -182,14 +183,14 @@ class EvaluationConfig:
         attn_implementation: how attention is computed (`eager`, `fused`, `sdpa`, …); null takes the model's default.
     """
 
-    num_beams: int = 5
+    num_beams: PositiveInt = 5
     length_penalty: float = 1.0
-    batch_tokens: int = 4_096
+    batch_tokens: PositiveInt = 4_096
     long_sources: Literal["error", "truncate", "split"] = "error"
-    samples: int = 5
+    samples: NonNegativeInt = 5
     splits: list[str] = field(default_factory=lambda: ["test"])
     headline: Headline = "bleu"
-    at_most: int = 0
+    at_most: NonNegativeInt = 0
     attn_implementation: str | None = None
 
 
@@ -201,7 +202,7 @@ class AveragingConfig:
         last_checkpoints: how many; 0 and 1 both keep the last weights as they are.
     """
 
-    last_checkpoints: int = 0
+    last_checkpoints: NonNegativeInt = 0
 
 
 @dataclass(kw_only=True)
@@ -242,17 +243,3 @@ class Recipe:
     def run_folder(self) -> Path:
         """Where everything of the run is written."""
         return Path(self.training.output_dir)
-
-    def inputs(self) -> list[tuple[str, str | None]]:
-        """What the run begins with: key and path or id."""
-        data = self.data
-        found = [("initialize_from", self.initialize_from), ("tokenizer.path", self.tokenizer.path)]
-        found.append(("data.dataset.path", None if data.dataset is None else data.dataset.path))
-        for split in SPLITS:
-            for side in ("source", "target", "documents"):
-                found.append((f"data.{split}.{side}", getattr(getattr(data, split), side, None)))
-        return found
-
-    def check(self) -> None:
-        """Raises `UserError` for values that are well typed yet cannot be trained, before anything is loaded."""
-        check_recipe(self)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from transformers import TrainingArguments
 
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe import SPLITS, DataConfig, Recipe
 from reluformer.configuration.scores import SCORES
-from reluformer.configuration.splits import EVALUATED_SPLITS, SPLITS
-
-if TYPE_CHECKING:
-    from reluformer.configuration.recipe import DataConfig, Recipe
 
 _NO_PREDICTIONS = "an evaluation of texts sums the loss, and keeps no predictions"
 _BY_TOKENS = "set batching.tokens_per_batch: training batches are filled by tokens"
@@ -42,46 +37,26 @@ _HIDDEN_TOKEN = "<HUB_TOKEN>"
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises `UserError` for values that cannot be trained."""
+    data, evaluation = recipe.data, recipe.evaluation
     if not recipe.name or Path(recipe.name).name != recipe.name or recipe.name == "..":
         raise UserError(f"name: {recipe.name!r} cannot name a folder; give a word such as 'multi30k_en_de'")
-    _check_numbers(recipe)
-    _check_data(recipe.data)
+    if recipe.batching.tokens_per_batch < data.max_length:
+        raise UserError(
+            f"batching.tokens_per_batch: {recipe.batching.tokens_per_batch} cannot hold one pair of data.max_length "
+            f"{data.max_length}; raise the first or lower the second"
+        )
+    _check_data(data)
     _check_documents(recipe)
     _check_text(recipe)
     if recipe.initialize_from is not None and recipe.tokenizer != type(recipe.tokenizer)():
         raise UserError(
             "tokenizer: comes with the model of initialize_from, whose embeddings were made for it; leave the section out"
         )
-    for split in recipe.evaluation.splits:
-        if split not in EVALUATED_SPLITS:
-            raise UserError(f"evaluation.splits: {split!r} is none of {', '.join(EVALUATED_SPLITS)}; choose of them")
+    for split in evaluation.splits:
+        if split not in SPLITS[1:]:
+            raise UserError(f"evaluation.splits: {split!r} is none of {', '.join(SPLITS[1:])}; choose of them")
     _check_training(recipe.training)
     _check_averaging(recipe.averaging.last_checkpoints, recipe.training)
-
-
-def _check_numbers(recipe: Recipe) -> None:
-    data, evaluation, demo = recipe.data, recipe.evaluation, recipe.data.demo
-    at_least = {
-        "batching.tokens_per_batch": (recipe.batching.tokens_per_batch, 1),
-        "tokenizer.vocab_size": (recipe.tokenizer.vocab_size, 1),
-        "evaluation.num_beams": (evaluation.num_beams, 1),
-        "evaluation.batch_tokens": (evaluation.batch_tokens, 1),
-        "evaluation.samples": (evaluation.samples, 0),
-        "evaluation.at_most": (evaluation.at_most, 0),
-        "averaging.last_checkpoints": (recipe.averaging.last_checkpoints, 0),
-        "training.learning_rate": (recipe.training.learning_rate, 0),
-        "data.max_length": (data.max_length, 2),  # a token and </s>
-    }
-    if demo is not None:
-        at_least |= {f"data.demo.{split}": (getattr(demo, split), int(split == "train")) for split in SPLITS}
-    for name, (value, least) in at_least.items():
-        if value < least:
-            raise UserError(f"{name}: {value} must be at least {least}")
-    if recipe.batching.tokens_per_batch < data.max_length:
-        raise UserError(
-            f"batching.tokens_per_batch: {recipe.batching.tokens_per_batch} cannot hold one pair of data.max_length "
-            f"{data.max_length}; raise the first or lower the second"
-        )
 
 
 def _check_data(data: DataConfig) -> None:
@@ -164,28 +139,19 @@ def _check_training(training: TrainingArguments) -> None:
             raise UserError(f"training.{message}")
 
 
-def checkpoints_of(training: TrainingArguments) -> int | None:
-    """Number of checkpoints a run writes, before `save_total_limit`; None where only the data can tell."""
-    if training.save_strategy == "no":
-        return 0
-    if training.save_strategy != "steps" or training.max_steps < 0:
-        return None
-    every = training.save_steps if training.save_steps >= 1 else math.ceil(training.save_steps * training.max_steps)
-    return math.ceil(training.max_steps / every)  # the last update is always saved
-
-
 def _check_averaging(wanted: int, training: TrainingArguments) -> None:
     """Finds out that the checkpoints to average will not be there."""
     if wanted < 2:
         return
-    written, limit = checkpoints_of(training), training.save_total_limit
-    if written is not None and written < wanted:
+    if training.save_strategy == "no" or 0 < training.max_steps < training.save_steps:
         raise UserError(
-            f"averaging.last_checkpoints: {wanted}, but the run writes {written} (training.max_steps {training.max_steps}, "
-            f"training.save_steps {training.save_steps}); save more often or average fewer"
+            f"averaging.last_checkpoints: {wanted}, but the run writes no checkpoint before the last update "
+            f"(training.save_steps {training.save_steps}); save more often, or leave it out"
         )
-    if limit is not None and limit < wanted:
-        raise UserError(f"averaging.last_checkpoints: {wanted}, but training.save_total_limit keeps {limit}; raise it")
+    if training.save_total_limit is not None and training.save_total_limit < wanted:
+        raise UserError(
+            f"averaging.last_checkpoints: {wanted}, but training.save_total_limit keeps {training.save_total_limit}; raise it"
+        )
     if training.load_best_model_at_end:
         raise UserError(
             "averaging.last_checkpoints and training.load_best_model_at_end exclude each other; set the first to 0 to keep the "

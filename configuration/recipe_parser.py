@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 import logging
 import re
 import typing
@@ -19,10 +20,11 @@ from typing import Any
 import torch
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
-from transformers import Seq2SeqTrainingArguments, TrainingArguments
+from transformers import Seq2SeqTrainingArguments
 
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
+from reluformer.configuration.recipe_checks import check_recipe
 from reluformer.modeling_reluformer.attention_reluformer import NORMALIZED
 from reluformer.modeling_reluformer.configuration_reluformer import ReLUFormerConfig, valid_attention_implementations
 
@@ -50,7 +52,7 @@ def recipe_names() -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain values, each key once; 1e-3 is a number."""
+    """YAML's plain values, each key once: the second section of a name would replace the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
@@ -61,11 +63,6 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
 
 
 def recipe_layers(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
@@ -134,7 +131,7 @@ class _RecipeFile(ActionConfigFile):
 
     def __call__(self, parser: ArgumentParser, cfg: Any, values: str, option_string: str | None = None) -> None:
         for number, (path, says) in enumerate(recipe_layers(_find_recipe(values))):
-            _check_keys(says, Recipe, path)
+            _check_keys(says, path)
             below = dict(cfg.get("model") or {})
             if number:
                 cfg["description"] = ""
@@ -145,49 +142,47 @@ class _RecipeFile(ActionConfigFile):
             cfg["model"] = _laid_over(below, cfg.get("model") or {}, f"{path}: ")
 
 
-def _check_keys(says: dict[str, Any], kind: type, path: str, prefix: str = "") -> None:
+def _check_keys(says: dict[str, Any], path: str, prefix: str = "") -> None:
     """Refuses unknown keys and values in the place of sections, in which jsonargparse would look for classes to import."""
-    sections = {} if issubclass(kind, TrainingArguments) else _section_types(kind)
-    known = [field.name for field in dataclasses.fields(kind) if field.init]
     for key, value in says.items():
         name = f"{prefix}{key}"
-        if key not in known:
+        is_section = f"{name}." in _sections()
+        if name not in _known_keys() or "." in str(key):
             raise UserError(f"{path}: there is no key {name!r}{_suggested(name)}")
-        if key in sections and isinstance(value, dict):
-            _check_keys(value, sections[key], path, f"{name}.")
-        elif key in sections and value is not None:
+        if is_section and isinstance(value, dict):
+            _check_keys(value, path, f"{name}.")
+        elif is_section and value is not None:
             raise UserError(f"{path}: {name} is a section: expected keys, found {value!r}")
         elif "class_path" in str(value):
             raise UserError(f"{path}: {name}: a recipe names no classes; leave class_path out")
 
 
-def _section_types(kind: type) -> dict[str, type]:
-    """Names of the fields of a recipe's section that are sections themselves, and their dataclasses."""
-    hints = typing.get_type_hints(kind)
-    parts = ((name, part) for name, hint in hints.items() for part in (hint, *typing.get_args(hint)))
-    return {name: part for name, part in parts if dataclasses.is_dataclass(part)}
+@functools.cache
+def _sections(kind: type = Recipe, prefix: str = "") -> dict[str, type]:
+    """What stands before the keys of each section (`data.demo.`), and the section's dataclass."""
+    found = {prefix: kind}
+    if kind is Seq2SeqTrainingArguments:
+        return found
+    for name, hint in typing.get_type_hints(kind).items():
+        for part in filter(dataclasses.is_dataclass, (hint, *typing.get_args(hint))):
+            found |= _sections(part, f"{prefix}{name}.")
+    return found
 
 
-def _known_keys(kind: type = Recipe, prefix: str = "") -> list[str]:
+@functools.cache
+def _known_keys() -> list[str]:
     """All keys of a recipe, with their sections, and the fields of the model."""
-    if kind is ReLUFormerConfig or issubclass(kind, TrainingArguments):
-        return [f"{prefix}{field.name}" for field in dataclasses.fields(kind) if field.init]
-    sections = {**_section_types(kind), **({"model": ReLUFormerConfig} if kind is Recipe else {})}
-    deeper = [key for name, part in sections.items() for key in _known_keys(part, f"{prefix}{name}.")]
-    return [*(f"{prefix}{field.name}" for field in dataclasses.fields(kind)), *deeper]
+    kinds = {**_sections(), "model.": ReLUFormerConfig}
+    return [
+        f"{prefix}{field.name}" for prefix, kind in kinds.items() for field in dataclasses.fields(kind) if field.init
+    ]
 
 
 def _suggested(key: str, dashes: str = "") -> str:
-    """The end of a message about an unknown key: keys of this name, or of similar ones in its section, or else in any."""
-    section, _, name = key.rpartition(".")
-    known: dict[str, list[str]] = {}
-    for full in _known_keys():
-        known.setdefault(full.rpartition(".")[2], []).append(full)
-    here = [one for one, fulls in known.items() if any(full.rpartition(".")[0] == section for full in fulls)]
-    close = [name] if name in known else difflib.get_close_matches(name, here) or difflib.get_close_matches(name, known)
-    found = [full for one in close for full in known[one]]
-    found = [full for full in found if full.rpartition(".")[0] == section] or found
-    told = " or ".join(f"{dashes}{full}" for full in found[:3])
+    """The end of a message about an unknown key: the keys of this name in other sections, or similar ones."""
+    name, known = key.rpartition(".")[2], _known_keys()
+    found = [full for full in known if full.rpartition(".")[2] == name] or difflib.get_close_matches(key, known)
+    told = " or ".join(f"{dashes}{full}" for full in found)
     return f"; did you mean {told}?" if told else "; `reluformer train --help` lists all keys"
 
 
@@ -249,22 +244,16 @@ def parse_namespace(parser: ArgumentParser, arguments: Sequence[str]) -> Any:
     return namespace
 
 
-def build_recipe(parser: ArgumentParser, namespace: Any, *, find_devices: bool = True) -> Recipe:
+def build_recipe(parser: ArgumentParser, namespace: Any) -> Recipe:
     """The recipe of a parsed namespace, with the run folder filled in.
-
-    Args:
-        parser: of the namespace.
-        namespace: the values.
-        find_devices: and join the processes of a launcher; False: the recipe is only to be checked.
 
     Raises:
         UserError: values that are well typed yet cannot be trained.
     """
     if namespace.training.output_dir is None:
         namespace.training.output_dir = str(Path("runs") / namespace.name)
-    without = [(lambda kind, **values: _DefaultArguments(**values), TrainingArguments, True)]
     try:
-        values = parser.instantiate(namespace, instantiators=None if find_devices else without)
+        values = parser.instantiate(namespace)
     except (ValueError, ImportError) as error:  # what Seq2SeqTrainingArguments raises for an impossible combination
         if "bf16/gpu" in str(error):
             raise UserError(
@@ -273,7 +262,7 @@ def build_recipe(parser: ArgumentParser, namespace: Any, *, find_devices: bool =
             ) from error
         raise UserError(f"training: {one_line(error)}") from error
     recipe = Recipe(**{field.name: values[field.name] for field in dataclasses.fields(Recipe)})
-    recipe.check()
+    check_recipe(recipe)
     return recipe
 
 
@@ -298,10 +287,7 @@ def load_recipe(*paths: str | Path) -> Recipe:
 class _DefaultArguments(Seq2SeqTrainingArguments):
     """Training arguments that look for no devices: doing so a second time ends the run's connection to other processes."""
 
-    @property
-    def device(self) -> torch.device:
-        self.accelerator_config.pop("use_configured_state", None)  # as the search for devices does
-        return torch.device("cpu" if self.use_cpu or not torch.cuda.is_available() else "cuda")
+    device = torch.device("cpu")
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
@@ -310,21 +296,12 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     All our own keys are written; of the training arguments those that differ from Transformers' defaults, since
     versions of Transformers differ in what else they have.
     """
-    plain = {
-        field.name: dataclasses.asdict(value)
-        if dataclasses.is_dataclass(value := getattr(recipe, field.name))
-        else value
-        for field in dataclasses.fields(recipe)
-        if field.name != "training"
-    }
-    names = {field.name for field in dataclasses.fields(type(recipe.training)) if field.init}
-    defaults = _DefaultArguments(output_dir=recipe.training.output_dir).to_dict()
-    training = {
-        name: value
-        for name, value in recipe.training.to_dict().items()
-        if name in names and (name == "output_dir" or value != defaults.get(name))
-    }
-    return {**plain, "training": training}
+    training, names = recipe.training, {field.name for field in dataclasses.fields(recipe.training) if field.init}
+    defaults = _DefaultArguments(output_dir=training.output_dir).to_dict()
+    given = {name: value for name, value in training.to_dict().items() if name in names and value != defaults[name]}
+    values = dataclasses.asdict(dataclasses.replace(recipe, training=None))
+    values["training"] = {"output_dir": training.output_dir, **given}
+    return json.loads(json.dumps(values, default=str))  # in JSON's own types: YAML knows no PositiveInt
 
 
 # What jsonargparse says of a section that may be missing, such as `data.demo`: every type it tried, with class paths.

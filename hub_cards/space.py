@@ -7,21 +7,22 @@ fetched once and kept in the cache; the page that is written asks nobody for any
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import json
 import os
 import shutil
 import tarfile
+import tempfile
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.error import URLError
 
 from reluformer.analysis.drawing import color_of_model
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.whole_files import whole_folder
 from reluformer.export.exporting import export
 from reluformer.export.graphs import DECODER_FILE, ENCODER_FILE
 from reluformer.export.running import load_translator
@@ -92,7 +93,7 @@ def write_page(models: Sequence[str | Path], folder: str | Path, examples: Seque
         raise UserError(f"--output: {folder} is in use; give a new folder")
     examples = list(examples) or examples_of(models[0])
     libraries = cached_libraries()
-    with whole_folder(folder) as target:
+    with _whole(folder) as target:
         shutil.copytree(STATIC, target, dirs_exist_ok=True)
         shutil.copytree(libraries, target / "libraries")
         names = _names(models)
@@ -102,6 +103,17 @@ def write_page(models: Sequence[str | Path], folder: str | Path, examples: Seque
         readme = _README.format(title=" and ".join(names), names="`, `".join(names))
         (target / "README.md").write_text(readme, encoding="utf-8")
     return folder
+
+
+@contextlib.contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which gets its name at the end of the block, and is removed if the block raises."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as partial:
+        filled = Path(partial) / folder.name
+        filled.mkdir()
+        yield filled
+        os.replace(filled, folder)
 
 
 def examples_of(model: str | Path) -> list[str]:
@@ -162,7 +174,7 @@ def cached_libraries() -> Path:
     """
     folder = library_folder()
     if not folder.is_dir():
-        with whole_folder(folder) as partial:
+        with _whole(folder) as partial:
             for library in LIBRARIES:
                 _unpack(library, _fetch(library), partial)
     return folder

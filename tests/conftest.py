@@ -7,6 +7,7 @@ import sys
 import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # What is read and encoded is kept in the cache of `datasets`: none of a user's is taken, none is left.
 os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="reluformer-tests-")

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -28,25 +27,12 @@ LINKS = sorted(path for path in (ROOT / "reluformer").iterdir() if path.is_symli
 # datasets.
 NEW_ONLY = ("docs", "kernels", "onnx", "space", "trl")
 FILES = (
-    "pyproject.toml",
-    "setup.py",
-    "README.md",
-    "MANIFEST.in",
-    "LICENSE",
-    "CHANGELOG.md",
-    "CITATION.cff",
-    "CONTRIBUTING.md",
+    *("pyproject.toml", "setup.py", "MANIFEST.in"),
+    *("README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"),
 )
-FILES += ("SECURITY.md",)
 DATA = (
-    "py.typed",
-    "recipes/*.yaml",
-    "recipes/*.txt",
-    "accelerate/*.yaml",
-    "*.md",
-    "*.cpp",
-    "*.h",
-    "static/*",
+    *("py.typed", "recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml", "static/*"),
+    *("*.md", "*.cpp", "*.h"),
 )
 # A user's first lines, where the package alone is installed.
 USE = """
@@ -141,13 +127,6 @@ def test_the_version_is_one_everywhere():
     assert project["version"] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_the_page_on_installing_names_every_extra():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
-    (extras,) = re.findall(r"^\| extra .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
-    assert set(re.findall(r"^\| `(\w+)`", extras, re.MULTILINE)) == set(project["optional-dependencies"])
-
-
 @pytest.fixture
 def with_stub(source, tmp_path) -> Path:
     """The same with a compiled attention that does nothing."""
@@ -158,6 +137,7 @@ def with_stub(source, tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_the_wheel_holds_the_compiled_attention_where_the_build_has_torch(with_stub, tmp_path):
     compiled = with_stub / "modeling_reluformer" / "fused" / "compiled"
@@ -168,6 +148,7 @@ def test_the_wheel_holds_the_compiled_attention_where_the_build_has_torch(with_s
     assert libraries == [f"reluformer/modeling_reluformer/fused/compiled/{library_name(compiled, UNITS)}"]
 
 
+@pytest.mark.slow
 def test_a_wheel_without_a_compiler_is_built_unless_the_compiled_attention_is_demanded(with_stub, tmp_path):
     result = build_wheel(with_stub, tmp_path, PATH=str(tmp_path), RELUFORMER_COMPILED="")
     assert result.returncode == 0, result.stderr
@@ -221,13 +202,3 @@ def test_the_oldest_constraints_are_the_lower_bounds():
         (bound,) = specifier
         assert bound.operator == ">=", f"{name}{specifier}"
         assert Version(versions[name]) == Version(bound.version), f"{name}{specifier} is tested at {versions[name]}"
-
-
-def test_make_and_ci_run_the_commands_of_the_readme():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    for target, installed in {"demo": "train", "test": "all", "test-slow": "all", "lint": "all"}.items():
-        assert f"\n{target}: .venv/{installed}\n" in makefile
-    for target in ("lint", "test-peer", "test", "test-slow", "test-newest-short"):
-        assert f"make {target} " in ci
-    assert (ROOT / ".ci" / "run").stat().st_mode & 0o100

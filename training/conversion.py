@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,15 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 
-from reluformer import ReLUFormerVisionConfig
-from reluformer.configuration.errors import UserError, one_line
-from reluformer.configuration.whole_files import holds_one, require_own, whole_folder
+from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.attention_reluformer import NORMALIZED, POINTWISE
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.training.foreign_models import FOREIGN_MODELS, convert_model, converted_config, load_foreign
-from reluformer.training.loading import IMAGE_PROCESSOR_FILE, TOKENIZER_FILES, load_model_config
+from reluformer.training.loading import load_model_config
 from reluformer.training.run.initialization import Model, changed_config, load_weights
 
-# Of the files in a model's folder, which --overwrite may remove.
-_SUFFIXES = (".json", ".safetensors", ".py", ".spm", ".jinja")
+# Of a tokenizer or an image processor; copied as they are, without the library that reads them.
+_PREPROCESSOR_FILES = ("*token*.json", "*vocab.json", "*.spm", "*.jinja", "preprocessor_config.json")
 # AutoTokenizer finds these tokenizers by the kind of model, unless their settings name the class.
 _TOKENIZER_CLASSES = {"marian": ("source.spm", "MarianTokenizer"), "gpt2": ("tokenizer.json", "GPT2Tokenizer")}
 
@@ -47,17 +44,19 @@ def convert(
     Args:
         source: folder or Hub id of a MarianMT, ViT, GPT-2 or Llama checkpoint, or of a ReLUFormer whose attention is to be
             exchanged.
-        target: folder to write; it appears whole or not at all.
+        target: folder to write.
         attention: a preset or an activation. None keeps the attention of the source, which is a softmax in all foreign models:
             the converted model then computes what the other one does. Another one keeps the weights and needs fine-tuning.
-        overwrite: replace a model that is in `target` already.
+        overwrite: replace a model that is in `target` already; other files there stay.
 
     Raises:
-        UserError: a source that is no such model, one that ReLUFormer cannot represent, or a folder that is in use,
-            or holds other files than a model's.
+        UserError: a source that is no such model, one that ReLUFormer cannot represent, or a folder that is in use.
     """
     target = Path(target)
-    _check_target(source, target, overwrite)
+    if target.exists() and any(target.iterdir()) and not (overwrite and (target / "config.json").is_file()):
+        raise UserError(f"{target}: is not empty; give another folder, or --overwrite to replace the model in it")
+    if Path(source).resolve() == target.resolve():
+        raise UserError(f"{target}: holds the source; give another folder")
     config: Any = load_model_config(source)
     if config.model_type in FOREIGN_MODELS:
         changes = _attention_changes(attention, type(converted_config(config)))
@@ -75,10 +74,8 @@ def convert(
         raise UserError(f"{source}: is a {config.model_type!r} model; only {names} and ReLUFormer models are converted")
     if new:
         notes.append(f"{len(new)} parameters are new and untrained, the first is {new[0]}")
-    with whole_folder(target) as folder:
-        copied = (IMAGE_PROCESSOR_FILE,) if isinstance(model.config, ReLUFormerVisionConfig) else TOKENIZER_FILES
-        notes += _copy_preprocessor(source, folder, copied, config.model_type)
-        model.save_pretrained(folder)
+    model.save_pretrained(target)
+    notes += _copy_preprocessor(source, target, config.model_type)
     return Conversion(target, model, tuple(notes))
 
 
@@ -104,32 +101,19 @@ def _dropped_settings(config: Any) -> list[str]:
     ]
 
 
-def _check_target(source: str | Path, target: Path, overwrite: bool) -> None:
-    here, there = Path(source).resolve(), target.resolve()
-    if Path(source).is_dir() and (here == there or there in here.parents):
-        raise UserError(f"{target}: holds the source; give another folder")
-    if holds_one(target, "model", ["config.json"], overwrite=overwrite):
-        require_own(target, [path.name for path in sorted(target.iterdir()) if path.suffix not in _SUFFIXES])
-
-
-def _copy_preprocessor(source: str | Path, folder: Path, names: Sequence[str], model_type: str) -> list[str]:
-    """Copies the files of a tokenizer or image processor as they are; none of them is opened by the library they are for."""
-    what = "tokenizer" if names is TOKENIZER_FILES else "image processor"
-    if not (origin := Path(source)).is_dir():
-        try:
-            origin = Path(snapshot_download(str(source), allow_patterns=list(names)))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{source}: its {what} cannot be loaded: {one_line(error)}") from error
-    found = [name for name in names if (origin / name).is_file()]
-    for name in found:
-        shutil.copyfile(origin / name, folder / name)
+def _copy_preprocessor(source: str | Path, folder: Path, model_type: str) -> list[str]:
+    origin = Path(source)
+    if not origin.is_dir():
+        origin = Path(snapshot_download(str(source), allow_patterns=list(_PREPROCESSOR_FILES)))
+    found = {path.name: path for pattern in _PREPROCESSOR_FILES for path in origin.glob(pattern)}
+    for name, path in found.items():
+        shutil.copyfile(path, folder / name)
     mark, tokenizer_class = _TOKENIZER_CLASSES.get(model_type, ("", ""))
     if mark in found:
-        _name_tokenizer_class(folder / "tokenizer_config.json", tokenizer_class)
-    whole = {"source.spm", "tokenizer.json", IMAGE_PROCESSOR_FILE}
-    return [] if whole & set(found) else [f"no {what} is in {source}: none was copied"]
-
-
-def _name_tokenizer_class(path: Path, name: str) -> None:
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    path.write_text(json.dumps({"tokenizer_class": name, **settings}, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        path = folder / "tokenizer_config.json"
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = {"tokenizer_class": tokenizer_class, **settings}
+        path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if {"source.spm", "tokenizer.json", "preprocessor_config.json"}.isdisjoint(found):
+        return [f"no tokenizer or image processor is in {source}: none was copied"]
+    return []

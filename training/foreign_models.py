@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     GPT2LMHeadModel,
@@ -25,7 +23,7 @@ from transformers import (
 from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
-from reluformer.training.loading import require_safetensors
+from reluformer.training.loading import load_with_report
 from reluformer.training.run.initialization import Model, changed_config, model_with_weights
 
 Weights = dict[str, Tensor]
@@ -200,8 +198,6 @@ def convert_model(foreign: PreTrainedModel, changes: Mapping[str, Any] | None = 
     if isinstance(config, ReLUFormerDecoderConfig) and config.tie_word_embeddings:
         del weights["lm_head.weight"]
     model, new = model_with_weights(config, weights, dtype=foreign.dtype)
-    if isinstance(foreign, MarianMTModel):
-        _check_positions(foreign, model)
     if foreign.can_generate():
         model.generation_config = copy.deepcopy(foreign.generation_config)
     return model, new
@@ -225,14 +221,7 @@ def load_foreign(source: str | Path, config: PreTrainedConfig) -> tuple[PreTrain
         UserError: weights that are pickled, damaged, or not those of such a model.
     """
     kind = FOREIGN_MODELS[config.model_type]
-    require_safetensors(source)
-    options = {"dtype": "auto", "use_safetensors": True, "trust_remote_code": False}
-    try:
-        foreign, info = kind.model_class.from_pretrained(
-            str(source), config=config, output_loading_info=True, **options
-        )
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise UserError(f"{source}: its weights cannot be loaded: {one_line(error)}") from error
+    foreign, info = load_with_report(kind.model_class, source, config=config, dtype="auto")
     notes = []
     for what, allowed in (("missing_keys", kind.may_lack), ("unexpected_keys", kind.drops)):
         names = sorted(info[what])
@@ -258,15 +247,3 @@ def _renamed(name: str, renamings: tuple[tuple[str, Any], ...]) -> str:
     for pattern, replacement in renamings:
         name = re.sub(pattern, replacement, name)
     return name
-
-
-def _check_positions(marian: MarianMTModel, model: Model) -> None:
-    """Both stacks' tables are computed, never saved: one that was saved with other values cannot be taken over."""
-    for part in ("encoder", "decoder"):
-        theirs, ours = (getattr(each.model, part).embed_positions.weight for each in (marian, model))
-        tolerance = 4 * torch.finfo(theirs.dtype).eps
-        if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=0.0, atol=max(tolerance, 1e-6)):
-            raise UserError(
-                f"the {part}'s position table is not the sinusoidal one; ReLUFormer has no trained positions, so this "
-                "checkpoint cannot be converted"
-            )

@@ -1,4 +1,7 @@
-"""Loading a model and its tokenizer from a folder or the Hub, with errors for a user."""
+"""Loading a model and its tokenizer from a folder or the Hub, with errors for a user.
+
+Weights are read from safetensors alone, never from pickles, which can hold code; code in a folder or repository is not executed.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +21,14 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import CHAT_TEMPLATE_FILE
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.modeling_reluformer.registration import register
-
-TOKENIZER_FILES = (
-    "tokenizer_config.json",
-    "tokenizer.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "target_vocab.json",
-    "source.spm",
-    "target.spm",
-    CHAT_TEMPLATE_FILE,
-)
-IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-
-register()  # the models, with the Auto classes
 
 
 def load_model_and_tokenizer(
     path_or_hub_id: str | Path, *, attn_implementation: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A sequence-to-sequence model and its tokenizer. Code out of the folder or repository is never executed.
-
-    Weights are read from safetensors alone, never from pickles, which can hold code.
+    """A sequence-to-sequence model and its tokenizer.
 
     Args:
         path_or_hub_id: folder written by `save_pretrained` (a run folder, a checkpoint), or a repository id on the Hub.
@@ -55,31 +38,25 @@ def load_model_and_tokenizer(
         UserError: no such folder or repository, no model in it, a model that is not an encoder-decoder, weights that are
             damaged, incomplete, no numbers or no safetensors; a tokenizer that is damaged or another model's.
     """
-    name = str(path_or_hub_id)
-    config = load_model_config(name)
+    config = load_model_config(path_or_hub_id)
     if not config.is_encoder_decoder:
         raise UserError(
-            f"{name}: holds a {config.model_type} model, which is no encoder-decoder; give a translation model"
+            f"{path_or_hub_id}: holds a {config.model_type} model, which is no encoder-decoder; give a translation model"
         )
-    return _with_tokenizer(AutoModelForSeq2SeqLM, name, attn_implementation)
+    return _with_tokenizer(AutoModelForSeq2SeqLM, path_or_hub_id, attn_implementation)
 
 
 def load_language_model(
     path_or_hub_id: str | Path, *, attn_implementation: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A decoder-only language model and its tokenizer; see `load_model_and_tokenizer`."""
-    name = str(path_or_hub_id)
-    if not is_decoder_only(name):
-        raise UserError(f"{name}: holds no language model that is a decoder alone; give one such as gpt2")
-    return _with_tokenizer(AutoModelForCausalLM, name, attn_implementation)
+    if not is_decoder_only(path_or_hub_id):
+        raise UserError(f"{path_or_hub_id}: holds no language model that is a decoder alone; give one such as gpt2")
+    return _with_tokenizer(AutoModelForCausalLM, path_or_hub_id, attn_implementation)
 
 
 def is_decoder_only(path_or_hub_id: str | Path) -> bool:
-    """Whether a folder or repository holds a language model that is a decoder alone.
-
-    Raises:
-        UserError: no such folder or repository, or no model in it.
-    """
+    """Whether a folder or repository holds a language model that is a decoder alone."""
     config = load_model_config(path_or_hub_id)
     return not config.is_encoder_decoder and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -90,22 +67,17 @@ def load_image_classifier(path_or_hub_id: str | Path, *, attn_implementation: st
 
 
 def is_image_classifier(path_or_hub_id: str | Path) -> bool:
-    """Whether a folder or repository holds a classifier of pictures; errors as of `is_decoder_only`."""
+    """Whether a folder or repository holds a classifier of pictures."""
     return type(load_model_config(path_or_hub_id)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
 
 def load_model_config(path_or_hub_id: str | Path) -> PreTrainedConfig:
-    """The configuration of a folder or repository; its code is never executed.
-
-    Raises:
-        UserError: no such folder or repository, none is there, or it is damaged.
-    """
-    _check_place(str(path_or_hub_id), "config.json")
-    return _load(AutoConfig, str(path_or_hub_id), "model")
+    """The configuration of a folder or repository; a `UserError` where none is there, or it is damaged."""
+    return _load(AutoConfig, path_or_hub_id, "model")
 
 
 def _with_tokenizer(
-    model_class: Any, name: str, attn_implementation: str | None
+    model_class: Any, name: str | Path, attn_implementation: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     model = load_whole(model_class, name, attn_implementation=attn_implementation)
     tokenizer = load_tokenizer(name)
@@ -118,59 +90,37 @@ def _with_tokenizer(
     return model, tokenizer
 
 
-def load_whole(model_class: Any, path_or_hub_id: str | Path, *, attn_implementation: str | None = None) -> Any:
-    """A model whose weights are all there and all numbers, from safetensors alone; code in its folder is never executed.
+def load_whole(model_class: Any, path_or_hub_id: str | Path, **options: Any) -> Any:
+    """A model whose weights are all there and all numbers.
 
     Args:
         model_class: an Auto class, or a class of this package.
-        path_or_hub_id, attn_implementation: see `load_model_and_tokenizer`.
-
-    Raises:
-        UserError: weights that are damaged, incomplete, no numbers or no safetensors.
+        path_or_hub_id: see `load_model_and_tokenizer`.
+        options: of `from_pretrained`.
     """
-    name = str(path_or_hub_id)
-    require_safetensors(name)
-    model, info = _load(
-        model_class,
-        name,
-        "model",
-        attn_implementation=attn_implementation,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
+    model, info = load_with_report(model_class, path_or_hub_id, **options)
     # from_pretrained only warns, and goes on with random weights.
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
-        raise UserError(f"{name}: the weights lack {len(missing)} tensors of the model, the first is {missing[0]}")
-    for tensor_name, parameter in model.named_parameters():
+        raise UserError(
+            f"{path_or_hub_id}: the weights lack {len(missing)} tensors of the model, the first is {missing[0]}"
+        )
+    for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise UserError(
-                f"{name}: its weights are damaged: {tensor_name} holds NaN or infinity; take an earlier checkpoint"
+                f"{path_or_hub_id}: its weights are damaged: {name} holds NaN or infinity; take an earlier checkpoint"
             )
     return model
 
 
+def load_with_report(model_class: Any, path_or_hub_id: str | Path, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A model, and the report of `from_pretrained` on weights that are missing, unexpected or of another shape."""
+    return _load(model_class, path_or_hub_id, "model", use_safetensors=True, output_loading_info=True, **options)
+
+
 def load_tokenizer(path_or_hub_id: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or repository; its code is never executed.
-
-    Raises:
-        UserError: no such folder or repository, none is there, or it is damaged.
-    """
-    _check_place(str(path_or_hub_id))
-    return _load(AutoTokenizer, str(path_or_hub_id), "tokenizer")
-
-
-def require_safetensors(path_or_hub_id: str | Path) -> None:
-    """Raises a `UserError` for a folder whose weights are missing, or pickled; a repository on the Hub is not asked."""
-    path = Path(path_or_hub_id)
-    if not path.is_dir() or any((path / name).is_file() for name in _WEIGHTS):
-        return
-    if pickles := sorted(found.name for found in path.glob("*.bin")):
-        raise UserError(
-            f"{path_or_hub_id}: its weights are pickled ({pickles[0]}), and a pickle can execute code: refused. If you trust "
-            "it, load it with Transformers once and save it with save_pretrained, which writes model.safetensors"
-        )
-    raise UserError(f"{path_or_hub_id}: holds no weights, neither {' nor '.join(_WEIGHTS)}; give a complete model")
+    """The tokenizer of a folder or repository; a `UserError` where none is there, or it is damaged."""
+    return _load(AutoTokenizer, path_or_hub_id, "tokenizer")
 
 
 def device_of(name: str | torch.device | None) -> torch.device:
@@ -191,26 +141,21 @@ def device_of(name: str | torch.device | None) -> torch.device:
     return device
 
 
-def _check_place(name: str, holds: str | None = None) -> None:
-    """Raises a `UserError` for what is meant as a folder, with the file `holds` in it, and is none; the Hub is not asked."""
-    path = Path(name)
-    if path.is_file():
-        raise UserError(f"{name}: is a file; give the folder of a model")
-    if path.is_dir():
-        if holds is not None and not (path / holds).is_file():
-            raise UserError(f"{name}: holds no {holds}; give a folder written by save_pretrained")
-        return
-    # A Hub id is `name` or `owner/name`; anything else can only be meant as a folder, and so can what a model would hold.
-    looks_local = name.count("/") > 1 or name.startswith((".", "/", "~", "runs/")) or "\\" in name
-    if looks_local or (path.parent != Path() and (path.parent / "config.json").is_file()):
+def _load(auto_class: Any, path_or_hub_id: str | Path, what: str, **options: Any) -> Any:
+    name, folder = str(path_or_hub_id), Path(path_or_hub_id)
+    # A mistyped folder is not asked for on the Hub, whose ids are `name` or `owner/name`.
+    if not folder.exists() and (name.count("/") > 1 or name.startswith((".", "/", "~", "runs/"))):
         raise UserError(f"{name!r}: no such folder; give the folder of a model, or a repository id on the Hub")
-
-
-def _load(auto_class: Any, name: str, what: str, **options: Any) -> Any:
     try:
         return auto_class.from_pretrained(name, trust_remote_code=False, **options)
     # What a damaged file makes the libraries raise is of any kind, for a tokenizer a plain Exception.
     except Exception as error:
+        if "use_safetensors" in options and not any(folder.glob("*.safetensors")):
+            for pickled in folder.glob("*.bin"):
+                raise UserError(
+                    f"{name}: its weights are pickled ({pickled.name}), and a pickle can execute code: refused. If you trust "
+                    "it, load it with Transformers once and save it with save_pretrained, which writes model.safetensors"
+                ) from error
         kind = "" if isinstance(error, (OSError, ValueError, RuntimeError)) else f"{type(error).__name__}: "
-        place = "" if Path(name).exists() else "no such folder here, and from the Hub: "
+        place = "" if folder.exists() else "no such folder here, and from the Hub: "
         raise UserError(f"{name}: its {what} cannot be loaded: {place}{kind}{one_line(error)}") from error

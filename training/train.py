@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedToke
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 from reluformer.configuration.recipe import Recipe
+from reluformer.configuration.recipe_checks import check_recipe
 from reluformer.configuration.scores import SCORES
 from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.training.averaging import average_checkpoints
@@ -43,33 +43,25 @@ from reluformer.training.translation import Translator
 class FinishedRun:
     """A run that is trained, averaged and evaluated.
 
-    recipe: of the run. model, processing: in memory, the second is its tokenizer. log_history: the Trainer's. scores: by split.
+    recipe: of the run. model, tokenizer: in memory. log_history: the Trainer's. scores: by split.
     """
 
     recipe: Recipe
     model: PreTrainedModel
-    processing: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase
     log_history: list[dict[str, Any]]
     scores: dict[str, dict[str, Any]]
 
 
-def train(
-    recipe: Recipe,
-    *,
-    overwrite: bool = False,
-    command: str | None = None,
-    finish: Callable[[FinishedRun], None] | None = None,
-) -> Path:
-    """Trains, averages and evaluates one run. Pictures and card are the command's, which gives them as `finish`.
+def train(recipe: Recipe, *, overwrite: bool = False) -> FinishedRun | None:
+    """Trains, averages and evaluates one run. Pictures and card are the command's.
 
     Args:
         recipe: the experiment.
         overwrite: empty the folder of an earlier run of this name, rather than refuse or resume.
-        command: the command line, for the record; None takes the process' own.
-        finish: what is still to be done with a run that did not diverge; called by the main process.
 
     Returns:
-        The run folder.
+        The run; None in other processes than the main one, and if the training diverged.
 
     Raises:
         UserError: a mistake in the recipe or its data, found as early as possible.
@@ -89,26 +81,23 @@ def train(
         corpus = prepare_corpus(recipe, resume_from)
         trainer = _trainer(recipe, corpus, build_model(recipe, corpus.tokenizer), settings)
         watch = _train(trainer, recipe, resume_from)
-        if watch.divergence is not None:  # weights that are no numbers are neither averaged, nor saved, nor evaluated
-            trainer.save_state()
-            if is_main:
-                write_training_record(recipe, trainer, watch, resume_from, command=command)
-                say(f"training diverged: {watch.divergence['reason']}; recorded in {folder / RECORD_FILE}")
-            return folder
-        averaged = _average(trainer, recipe.averaging.last_checkpoints)
-        trainer.save_model()
+        averaged = []
+        if watch.divergence is None:  # else weights that are no numbers are neither averaged, nor saved, nor evaluated
+            averaged = _average(trainer, recipe.averaging.last_checkpoints)
+            trainer.save_model()
         trainer.save_state()
-        if is_main:
-            write_training_record(recipe, trainer, watch, resume_from, averaged=averaged, command=command)
-            run = _evaluate(recipe, trainer, corpus.tokenizer, command)
-            if finish is not None:
-                finish(run)
-    return folder
+        if not is_main:
+            return None
+        write_training_record(recipe, trainer, watch, resume_from, averaged)
+        if watch.divergence is not None:
+            say(f"training diverged: {watch.divergence['reason']}; recorded in {folder / RECORD_FILE}")
+            return None
+        return _evaluate(recipe, trainer, corpus.tokenizer)
 
 
 def check(recipe: Recipe) -> None:
     """Raises the `UserError` with which `train` refuses a recipe before it looks at processes, data and the run folder."""
-    recipe.check()
+    check_recipe(recipe)
     build_config(recipe)
     for split in recipe.evaluation.splits:
         if not has_split(recipe.data, split):
@@ -208,20 +197,14 @@ def _average(trainer: ReLUFormerTrainer, last_checkpoints: int) -> list[str]:
         return []
     trainer.accelerator.wait_for_everyone()  # until the main process has written the last of them
     averaged = average_checkpoints(trainer.args.output_dir, last_checkpoints, trainer.state.global_step)
-    model = trainer.accelerator.unwrap_model(trainer.model)
     # Files hold a tied tensor once; the other names of it follow by themselves.
-    missing, unexpected = model.load_state_dict(averaged.state_dict, strict=False)
-    untied = set(missing) - set(model.all_tied_weights_keys)
-    if untied or unexpected:
-        raise RuntimeError(f"averaged weights do not fit the model: missing {untied}, unexpected {unexpected}")
+    trainer.accelerator.unwrap_model(trainer.model).load_state_dict(averaged.state_dict, strict=False)
     names = [folder.name for folder in averaged.folders]
     say(f"weights: the mean of {', '.join(names)}")
     return names
 
 
-def _evaluate(
-    recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedTokenizerBase, command: str | None
-) -> FinishedRun:
+def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedTokenizerBase) -> FinishedRun:
     """By the main process alone, which loads a model that is sharded: of shards it would wait for the other processes."""
     evaluation = recipe.evaluation
     if is_sharded(trainer.args):
@@ -238,7 +221,7 @@ def _evaluate(
         batch_tokens=evaluation.batch_tokens,
         long_sources=evaluation.long_sources,
     )
-    scores = {split: evaluate_split(recipe, split, translator, command=command) for split in evaluation.splits}
+    scores = {split: evaluate_split(recipe, split, translator) for split in evaluation.splits}
     return FinishedRun(recipe, model, tokenizer, trainer.state.log_history, scores)
 
 

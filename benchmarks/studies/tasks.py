@@ -12,7 +12,7 @@ from benchmarks.studies.collection import collect, cpu_seconds, read_json, train
 from benchmarks.studies.parser import Row, recipe_of
 from benchmarks.studies.scores import accuracy_statistics, bleu_statistics, perplexity_statistics
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.splits import EVALUATED_SPLITS
+from reluformer.configuration.recipe import SPLITS
 from reluformer.training.run.checkpoints import checkpoint_folders
 from reluformer.training.run.records import write_json
 from reluformer.training.run.run_folder import RECORD_FILE
@@ -157,7 +157,7 @@ def _scores(folder: Path, recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def evaluated_split(folder: Path, name: str) -> str | None:
     """The last split of which a run folder holds `<name>.<split>.tsv`: `test` before `validation`; None if there is none."""
-    return next((split for split in reversed(EVALUATED_SPLITS) if (folder / f"{name}.{split}.tsv").is_file()), None)
+    return next((split for split in reversed(SPLITS[1:]) if (folder / f"{name}.{split}.tsv").is_file()), None)
 
 
 def _start(start: Task) -> dict[str, Any]:

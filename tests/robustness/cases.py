@@ -149,7 +149,7 @@ training.hub_token: …HF_TOKEN…
 MODELS = refusals("""
 no config.json
 translate --model no_config eins
-no_config: holds no config.json; give a folder written by save_pretrained
+no_config: its model cannot be loaded: …config.json…
 
 a folder that does not exist
 translate --model ./nowhere eins

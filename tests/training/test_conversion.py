@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.training.conversion import convert
-from reluformer.training.foreign_models import convert_model, converted_config, marian_config
+from reluformer.training.foreign_models import converted_config, marian_config
 
 from ..conftest import skip_beams_of_two_vocabularies
 from .tiny_marian import VOCABULARY, marian_model, save_marian, train_sentencepiece
@@ -188,12 +189,11 @@ def test_what_cannot_be_represented_is_refused(tmp_path):
         with pytest.raises(UserError) as caught:
             convert(folder, tmp_path / "target", **options)
         assert not (tmp_path / "target").exists()
-        assert not list(tmp_path.glob(".*")), "a partial folder was left"
         return str(caught.value)
 
     save_marian(tmp_path / "marian", encoder_layerdrop=0.1)
     assert "'tanh' is unknown; choose one of reluformer" in refusal(tmp_path / "marian", attention="tanh")
-    assert "no such" in refusal(tmp_path / "nowhere") or "nowhere" in refusal(tmp_path / "nowhere")
+    assert "no such folder" in refusal(tmp_path / "nowhere")
     odd = marian_model().config
     odd.decoder_vocab_size = VOCABULARY + 1
     with pytest.raises(UserError, match="decoder_vocab_size=51 differs"):
@@ -202,53 +202,27 @@ def test_what_cannot_be_represented_is_refused(tmp_path):
         tmp_path / "decoder"
     )
     assert "decoder" in refusal(tmp_path / "decoder")
-    trained = marian_model()
-    trained.model.decoder.embed_positions.weight.data[3] += 1e-3
-    with pytest.raises(UserError, match="decoder's position table"):
-        convert_model(trained)
     convert(tmp_path / "marian", tmp_path / "ours")
     assert "ReLUFormer already" in refusal(tmp_path / "ours")
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
     assert "'bert'" in refusal(tmp_path / "bert")
-    (tmp_path / "marian" / "model.safetensors").write_bytes(b"not weights")
-    assert "weights cannot be loaded" in refusal(tmp_path / "marian")
-
-
-def test_weights_that_lack_a_tensor_are_refused_and_nothing_is_drawn(tmp_path):
-    save_marian(tmp_path / "marian")
     without(tmp_path / "marian", "model.decoder.layers.0.fc1.weight")
-    with pytest.raises(UserError, match=r"1 missing keys.*decoder\.layers\.0\.fc1\.weight"):
-        convert(tmp_path / "marian", tmp_path / "target")
+    assert re.search(r"1 missing keys.*decoder\.layers\.0\.fc1\.weight", refusal(tmp_path / "marian"))
 
 
-def test_a_folder_is_replaced_only_when_asked(tmp_path):
-    save_marian(tmp_path / "marian")
-    convert(tmp_path / "marian", tmp_path / "target")
-    with pytest.raises(UserError, match="--overwrite"):
-        convert(tmp_path / "marian", tmp_path / "target", attention="relu")
-    config = convert(tmp_path / "marian", tmp_path / "target", attention="relu", overwrite=True).model.config
-    assert config.attention_activation == "relu"
-    for folder in (tmp_path / "marian", tmp_path):
-        with pytest.raises(UserError, match="holds the source"):
-            convert(tmp_path / "marian", folder, overwrite=True)
-    (tmp_path / "papers").mkdir()
-    (tmp_path / "papers" / "thesis.tex").write_text("years of work", encoding="utf-8")
-    with pytest.raises(UserError, match="no model"):
-        convert(tmp_path / "marian", tmp_path / "papers", overwrite=True)
-    assert (tmp_path / "papers" / "thesis.tex").is_file()
-
-
-@pytest.mark.parametrize("other", ["notes.txt", "checkpoint-10/model.safetensors", "recipe.yaml"])
-def test_files_beside_a_model_are_never_removed(tmp_path, other):
+def test_a_folder_is_written_to_only_when_asked_and_other_files_stay(tmp_path):
     save_marian(tmp_path / "marian")
     target = convert(tmp_path / "marian", tmp_path / "target").folder
-    (target / other).parent.mkdir(exist_ok=True)
-    (target / other).write_text("years of work", encoding="utf-8")
-    with pytest.raises(UserError, match=f"holds {other.partition('/')[0]}, which the program did not write"):
-        convert(tmp_path / "marian", target, attention="relu", overwrite=True)
-    assert (target / other).read_text(encoding="utf-8") == "years of work"
-    assert (target / "model.safetensors").is_file()
+    (target / "notes.txt").write_text("years of work", encoding="utf-8")
+    with pytest.raises(UserError, match="--overwrite"):
+        convert(tmp_path / "marian", target, attention="relu")
+    config = convert(tmp_path / "marian", target, attention="relu", overwrite=True).model.config
+    assert config.attention_activation == "relu" and (target / "notes.txt").is_file()
+    with pytest.raises(UserError, match="holds the source"):
+        convert(tmp_path / "marian", tmp_path / "marian", overwrite=True)
+    with pytest.raises(UserError, match="is not empty"):
+        convert(tmp_path / "marian", tmp_path, overwrite=True)
 
 
 def test_the_tokenizer_is_copied_without_its_library(tmp_path, monkeypatch):
@@ -294,6 +268,7 @@ def test_marians_sentencepiece_tokenizer_loads_unchanged(tmp_path, monkeypatch):
     assert any(translations)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_converted_by_its_id(tmp_path):
     """From the Hub's cache, as it lies on a machine without a network; the whole command, in a process of its own."""
     commit = "a" * 40

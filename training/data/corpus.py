@@ -18,8 +18,7 @@ import datasets
 import numpy as np
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.configuration.recipe import DataConfig, DatasetConfig, ParallelFiles
-from reluformer.configuration.splits import SPLITS
+from reluformer.configuration.recipe import SPLITS, DataConfig, DatasetConfig, ParallelFiles
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.data.readers import is_unicode, refuse_table, text_lines, without_line_end
 from reluformer.training.run.redaction import without_secrets

@@ -17,7 +17,7 @@ from num2words import num2words
 from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.splits import SPLITS
+from reluformer.configuration.recipe import SPLITS
 
 KINDS = ("number", "ordinal", "amount", "year")
 # There are only 900 years, so they come less often.

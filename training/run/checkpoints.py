@@ -11,7 +11,6 @@ from typing import Any
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.whole_files import sync
 
 RUN_STATE_FILE = "run_state.json"
 # A checkpoint is written in here, and gets its name when it is whole.
@@ -51,11 +50,20 @@ def publish_checkpoint(partial: Path, checkpoint: Path, run_state: dict[str, Any
     """Gives a checkpoint its name, once all its files are on the disk."""
     (partial / RUN_STATE_FILE).write_text(json.dumps(run_state, indent=2, default=str) + "\n", encoding="utf-8")
     for path in [*partial.rglob("*"), partial]:
-        sync(path)
+        _sync(path)
     if checkpoint.exists():
         remove_folder(checkpoint)
     os.replace(partial, checkpoint)
-    sync(checkpoint.parent)
+    _sync(checkpoint.parent)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_off_schedule(last: Path) -> None:

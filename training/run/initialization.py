@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor
 
 from reluformer import (
@@ -22,7 +21,7 @@ from reluformer import (
 )
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
-from reluformer.training.loading import load_model_config, require_safetensors
+from reluformer.training.loading import load_with_report
 
 Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerForImageClassification
 _MODELS = {
@@ -40,21 +39,6 @@ _FIXED_BY_THE_WEIGHTS = (
     *("final_norm", "norm_type", "query_key_bias", "value_bias", "output_bias", "qkv_bias"),
     *("image_size", "patch_size", "num_channels", "pooling", "pooler_act"),
 )
-
-
-def load_config(path_or_hub_id: str | Path) -> ReLUFormerConfig:
-    """The configuration of a ReLUFormer for translation.
-
-    Raises:
-        UserError: nothing there, or another kind of model; for Marian it names `reluformer convert`.
-    """
-    config: Any = load_model_config(path_or_hub_id)
-    if config.model_type == "marian":
-        advice = f"run `reluformer convert --from {path_or_hub_id} --to FOLDER` first"
-        raise UserError(f"{path_or_hub_id}: is a Marian checkpoint; {advice}")
-    if not isinstance(config, ReLUFormerConfig):
-        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model; a ReLUFormer checkpoint is needed")
-    return config
 
 
 def changed_config(config: AttentionConfig, changes: Mapping[str, Any]) -> AttentionConfig:
@@ -120,18 +104,9 @@ def load_weights(path_or_hub_id: str | Path, config: AttentionConfig, *, dtype: 
 
     The checkpoint's generation settings come with it.
     """
-    require_safetensors(path_or_hub_id)
-    try:
-        model, info = _MODELS[type(config)].from_pretrained(
-            str(path_or_hub_id),
-            config=config,
-            dtype=dtype,
-            ignore_mismatched_sizes=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path_or_hub_id}: its model cannot be loaded: {one_line(error)}") from error
+    model, info = load_with_report(
+        _MODELS[type(config)], path_or_hub_id, config=config, dtype=dtype, ignore_mismatched_sizes=True
+    )
     return model, _new_parameters(info)
 
 

@@ -15,8 +15,8 @@ from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
 from reluformer.modeling_reluformer.configuration_reluformer import require_attention_implementation
-from reluformer.training.loading import load_tokenizer
-from reluformer.training.run.initialization import changed_config, load_config, load_weights
+from reluformer.training.loading import load_model_config, load_tokenizer
+from reluformer.training.run.initialization import changed_config, load_weights
 from reluformer.training.run.progress import say
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,17 @@ logger = logging.getLogger(__name__)
 # Follow from the tokenizer, so a recipe cannot say otherwise.
 _TOKEN_FIELDS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
 _FROM_THE_TOKENIZER = (*_TOKEN_FIELDS, "decoder_vocab_size", "decoder_start_token_id")
+
+
+def _load_config(path_or_hub_id: str | Path) -> ReLUFormerConfig:
+    """The configuration of a ReLUFormer for translation; a `UserError` where it is another kind of model."""
+    config: Any = load_model_config(path_or_hub_id)
+    if config.model_type == "marian":
+        advice = f"run `reluformer convert --from {path_or_hub_id} --to FOLDER` first"
+        raise UserError(f"{path_or_hub_id}: is a Marian checkpoint; {advice}")
+    if not isinstance(config, ReLUFormerConfig):
+        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model; a ReLUFormer checkpoint is needed")
+    return config
 
 
 def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = None) -> ReLUFormerConfig:
@@ -38,9 +49,12 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
             raise UserError(f"model.{name}: follows from the tokenizer; leave it out (see tokenizer.vocab_size)")
     fields, start = dict(recipe.model), recipe.initialize_from
     attn_implementation = fields.pop("attn_implementation", None)
-    checkpoint = None if start is None else _named("initialize_from", load_config, start)
-    if checkpoint is not None and tokenizer is not None:
-        _check_tokenizer(start, checkpoint, tokenizer)
+    checkpoint = None if start is None else _named("initialize_from", _load_config, start)
+    if checkpoint is not None and tokenizer is not None and len(tokenizer) > checkpoint.vocab_size:
+        raise UserError(
+            f"initialize_from: {start}: its tokenizer has {len(tokenizer)} pieces, its model embeddings for "
+            f"{checkpoint.vocab_size}; they do not belong together"
+        )
     try:
         if checkpoint is not None:
             config = changed_config(checkpoint, fields)
@@ -49,9 +63,13 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
             config = ReLUFormerConfig.from_preset(fields.pop("preset", "reluformer"), **fields, **derived)
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise UserError(f"model: {one_line(error)}") from error
-    implementations = {"model": attn_implementation}
-    implementations["evaluation.attn_implementation"] = recipe.evaluation.attn_implementation
-    _check_implementations(config, implementations)
+    # The model is never built with a pair that does not exist, so that is asked for here.
+    for key, named in (("model", attn_implementation), ("evaluation", recipe.evaluation.attn_implementation)):
+        try:
+            if named is not None:
+                require_attention_implementation(config.attention_activation, named)
+        except ValueError as error:
+            raise UserError(f"{key}.attn_implementation: {one_line(error)}") from error
     if recipe.data.max_length > config.max_position_embeddings:
         raise UserError(
             f"data.max_length: {recipe.data.max_length} is more than model.max_position_embeddings "
@@ -118,16 +136,6 @@ def _named(key: str, load: Callable[[str], Any], path: str) -> Any:
         raise UserError(f"{key}: {error}") from error
 
 
-def _check_implementations(config: ReLUFormerConfig, implementations: dict[str, str | None]) -> None:
-    """The model is never built with a pair that does not exist, so that is asked for here."""
-    for key, implementation in implementations.items():
-        if implementation is not None:
-            try:
-                require_attention_implementation(config.attention_activation, implementation)
-            except ValueError as error:
-                raise UserError(f"{key}: {one_line(error)}") from error
-
-
 def _token_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
     if tokenizer.pad_token_id is None:
         raise UserError(
@@ -137,17 +145,3 @@ def _token_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
     start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     fields = {name: getattr(tokenizer, name) for name in _TOKEN_FIELDS[1:]}
     return {"vocab_size": len(tokenizer), **fields, "decoder_start_token_id": start}
-
-
-def _check_tokenizer(name: str, config: ReLUFormerConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises a `UserError` for a tokenizer beside the checkpoint `name` that is another model's."""
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    if len(tokenizer) > config.vocab_size or tokenizer.pad_token_id != config.pad_token_id:
-        raise UserError(
-            f"initialize_from: {name}: its tokenizer has {len(tokenizer)} pieces and pad id {tokenizer.pad_token_id}, its model "
-            f"{config.vocab_size} and {config.pad_token_id}; they do not belong together"
-        )
-    if tokenizer.eos_token_id not in ends:
-        raise UserError(
-            f"initialize_from: {name}: its tokenizer ends a sentence with id {tokenizer.eos_token_id}, its model with {ends}"
-        )

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from reluformer.configuration.whole_files import write_whole
 from reluformer.training.run.redaction import without_secrets
 
 # In the checkout: results, and the pages and pictures generated from them.
@@ -128,8 +127,17 @@ def run_record(command: str | None, recipe_name: str | None, seed: int | None) -
     }
 
 
+def write_whole(path: str | Path, text: str) -> None:
+    """Writes a text file (UTF-8) whole or not at all: an interruption leaves an older file as it was."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(partial, path)
+
+
 def write_json(path: str | Path, obj: Any) -> Path:
-    """Writes `obj` as indented JSON, whole or not at all: an interruption leaves an older file as it was.
+    """Writes `obj` as indented JSON, as `write_whole` does.
 
     JSON has no NaN or infinity; such numbers are written as the strings "nan", "inf" and "-inf".
 

@@ -16,8 +16,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_parser import recipe_to_dict
-from reluformer.configuration.whole_files import write_whole
-from reluformer.training.run.checkpoints import checkpoint_folders, read_run_state, update_of
+from reluformer.training.run.checkpoints import read_run_state, update_of
+from reluformer.training.run.records import write_whole
 
 RECIPE_FILE = "recipe.yaml"
 RECORD_FILE = "training_record.json"
@@ -84,7 +84,9 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
         _remove_run(recipe)
         return None
     if explicit:
-        checkpoint = _explicit_checkpoint(Path(explicit), folder)
+        checkpoint = Path(explicit)
+        if not (checkpoint / "trainer_state.json").is_file():
+            raise UserError(f"training.resume_from_checkpoint: {explicit!r} is no checkpoint of a training run")
     elif is_finished(folder):
         raise UserError(f"{folder}: holds a finished run; {_TRAIN_ANEW}")
     elif not folder.is_dir() or (last := get_last_checkpoint(str(folder))) is None:
@@ -112,7 +114,7 @@ def write_recipe(recipe: Recipe) -> None:
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """The values that a checkpoint keeps, to be compared when it is resumed: key with its sections → value."""
     training = recipe.training
-    settings = _flat(json.loads(json.dumps(recipe_to_dict(recipe), default=str)))
+    settings = _flat(recipe_to_dict(recipe))
     return {**settings, "batches_per_update": training.world_size * training.gradient_accumulation_steps}
 
 
@@ -135,18 +137,6 @@ def require_same_settings(recipe: Recipe, checkpoint: Path) -> None:
         raise UserError(f"{checkpoint}: is beyond training.max_steps {recipe.training.max_steps}; {_TRAIN_ANEW}")
 
 
-def _explicit_checkpoint(checkpoint: Path, folder: Path) -> Path:
-    if not (checkpoint / "trainer_state.json").is_file():
-        raise UserError(f"training.resume_from_checkpoint: {str(checkpoint)!r} is no checkpoint of a training run")
-    later = checkpoint_folders(folder) if folder.is_dir() else []
-    if later and update_of(later[-1]) > update_of(checkpoint):
-        raise UserError(
-            f"training.resume_from_checkpoint: {folder} holds {later[-1].name}, which is later; remove it, or give another "
-            "training.output_dir to branch off"
-        )
-    return checkpoint
-
-
 def _is_written_by_a_run(folder: Path) -> bool:
     path = folder / RECIPE_FILE
     return path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY_A_RUN)
@@ -160,11 +150,9 @@ def _visible_files(folder: Path) -> bool:
 def _remove_run(recipe: Recipe) -> None:
     """Empties the folder of a run. The recipe, by which it is known as one, goes last."""
     folder = recipe.run_folder
-    for key, path in [*recipe.inputs(), ("training.resume_from_checkpoint", recipe.training.resume_from_checkpoint)]:
-        if path is not None and Path(path).exists() and Path(path).resolve().is_relative_to(folder.resolve()):
-            raise UserError(
-                f"{key}: {path!r} lies in {folder}, which --overwrite would empty; give the run another name"
-            )
+    for path in (recipe.initialize_from, recipe.tokenizer.path, recipe.training.resume_from_checkpoint):
+        if path is not None and Path(path).resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{path!r} lies in {folder}, which --overwrite would empty; give the run another name")
     for path in sorted(folder.glob("*"), key=lambda path: path.name == RECIPE_FILE):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

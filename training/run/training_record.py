@@ -17,22 +17,18 @@ def write_training_record(
     trainer: ReLUFormerTrainer,
     watch: DivergenceWatch,
     resume_from: Path | None,
-    *,
-    averaged: Sequence[str] = (),
-    command: str | None = None,
+    averaged: Sequence[str],
 ) -> None:
     """Writes what was measured in a training that has ended, with what makes it traceable.
 
-    `target_tokens_per_update` and `target_tokens_per_second` are means over all
-    logged updates, weighted by their number; `seconds` is the wall time of the training in all its parts, evaluation included;
-    `peak_memory_bytes` is what this process held at most, reading the corpus included, and null where neither Linux nor
-    CUDA tells it.
+    `target_tokens_per_update` and `target_tokens_per_second` are means over all logged updates; `seconds` is the wall time of the
+    training in all its parts, evaluation included; `peak_memory_bytes` is what this process held at most.
     """
     path = recipe.run_folder / RECORD_FILE
     if path.is_file() and not recipe.training.resume_from_checkpoint:
         return  # all was trained before, and only the evaluation was interrupted: nothing new was measured
     record = {
-        **run_record(command, recipe.name, recipe.training.seed),
+        **run_record(None, recipe.name, recipe.training.seed),
         "updates": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "seconds": trainer.seconds,

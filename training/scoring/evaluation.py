@@ -18,7 +18,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.scores import SCORES_IN_TRAINING
-from reluformer.configuration.whole_files import write_whole
 from reluformer.training.data.corpus import load_split
 from reluformer.training.data.documents import PackedDocuments, pack_split
 from reluformer.training.run.progress import say, tell
@@ -161,7 +160,7 @@ def write_translations(
     Tab, line feed, carriage return and backslash inside a text are written as `\t`, `\n`, `\r` and `\\`.
     """
     rows = [_COLUMNS, *zip(sources, hypotheses, references, strict=True)]
-    write_whole(path, "".join(map(_row, rows)))
+    path.write_text("".join(map(_row, rows)), encoding="utf-8", newline="\n")
     return Path(path)
 
 

@@ -12,7 +12,8 @@ from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
 from reluformer.training.conversion import convert
-from reluformer.training.run.initialization import changed_config, load_config, load_weights
+from reluformer.training.loading import load_model_config
+from reluformer.training.run.initialization import changed_config, load_weights
 from reluformer.training.run.model_building import build_config, build_model
 
 from ..tiny_marian import marian_model, save_marian, train_sentencepiece
@@ -152,7 +153,7 @@ def test_a_tokenizer_of_another_model_is_refused(recipe_file, tmp_path):
 def test_weights_that_do_not_fit_are_refused(tmp_path):
     save_marian(tmp_path / "marian")
     convert(tmp_path / "marian", tmp_path / "start")
-    path, config = tmp_path / "start" / "model.safetensors", load_config(tmp_path / "start")
+    path, config = tmp_path / "start" / "model.safetensors", load_model_config(tmp_path / "start")
     weights, name = load_file(path), "model.decoder.layers.0.fc1.bias"
     without = {key: tensor for key, tensor in weights.items() if key != name}
     others = {"lack 1": without, "no place for 1": {**weights, "model.gate": torch.ones(1)}}

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from reluformer.training.run.records import (
     git_state,
     machine_facts,
     package_versions,
+    peak_memory,
     run_record,
     write_json,
 )
@@ -66,17 +66,11 @@ def test_a_package_installed_inside_a_foreign_checkout_has_no_commit(checkout):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak of a process")
-def test_peak_memory_is_that_of_the_largest_moment_of_this_process_alone():
-    program = (
-        "import torch; from reluformer.training.run.records import peak_memory\n"
-        "cpu = torch.device('cpu'); print(peak_memory(cpu)); torch.ones(2**29, dtype=torch.uint8); print(peak_memory(cpu))"
-    )
-    of_the_parent = b"x" * 2**30
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    del of_the_parent
-    before, after = map(int, done.stdout.split())
-    assert 2**26 < before < 2**30, "torch alone needs the first; what started the program held the second"
-    assert before + 2**28 < after < before + 2**30, "what is let go of counts"
+def test_peak_memory_counts_what_is_let_go_of():
+    cpu = torch.device("cpu")
+    before = peak_memory(cpu)
+    torch.ones(before, dtype=torch.uint8)  # more than is free of what was held before
+    assert before + 2**20 < peak_memory(cpu)
 
 
 def test_run_record_is_complete():

@@ -100,8 +100,6 @@ def test_a_run_is_lengthened_where_its_schedule_does_not_depend_on_it(folder_of,
 def test_an_explicit_checkpoint_is_followed_or_refused(folder_of, tmp_path):
     recipe, folder = folder_of(2, 4)
     recipe.training.resume_from_checkpoint = str(folder / "checkpoint-2")
-    with pytest.raises(UserError, match=r"tiny holds checkpoint-4, which is later; remove it, or give another"):
-        checkpoint_to_resume(recipe)
     recipe.training.output_dir = str(tmp_path / "branch")
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
     recipe.training.learning_rate = 0.5
@@ -140,7 +138,7 @@ def test_overwriting_refuses_a_run_that_begins_with_what_is_in_its_own_folder(fo
     before, path = contents(folder), str(folder / "checkpoint-6")
     section, _, name = key.rpartition(".")
     setattr(getattr(recipe, section) if section else recipe, name, path)
-    with pytest.raises(UserError, match=rf"^{key}: '{path}' lies in \S+, which --overwrite would empty"):
+    with pytest.raises(UserError, match=rf"^'{path}' lies in \S+, which --overwrite would empty"):
         checkpoint_to_resume(recipe, overwrite=True)
     assert contents(folder) == before
 
