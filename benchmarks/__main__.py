@@ -13,7 +13,7 @@ import sys
 
 from transformers.utils import logging
 
-from benchmarks import attention, decoder, loss, memory, translating, translation, vision, zeros
+from benchmarks import attention, decoder, memory, translating, translation, vision, zeros
 from benchmarks.measurement_file import PAGES, benchmark_parser
 from benchmarks.pages import write_pages
 
@@ -22,10 +22,8 @@ BENCHMARKS = {
     for benchmark in (
         attention.BENCHMARK,
         memory.BENCHMARK,
-        loss.BENCHMARK,
         translation.BENCHMARK,
         translation.TABLE_4_BENCHMARK,
-        translation.COMPILED_BENCHMARK,
         translating.BENCHMARK,
         vision.BENCHMARK,
         decoder.BENCHMARK,

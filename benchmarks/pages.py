@@ -264,11 +264,6 @@ def _table_4(result: Result) -> Iterator[str]:
     yield from cell_table(result["cells"], ["shape"])
 
 
-def _compiled(result: Result) -> Iterator[str]:
-    cells = [{**cell, "first call, s": f"{cell['first_call_seconds']:.0f}"} for cell in result["cells"]]
-    yield from cell_table(cells, ["shape", "first call, s"])
-
-
 def _translating(result: Result) -> Iterator[str]:
     compared = {
         OURS_BY_TYPE["float32"]: [CTRANSLATE2["float32"], MARIAN],
@@ -350,7 +345,6 @@ SECTIONS: dict[str, dict[str, tuple[str, Callable[[Result], Iterable[str]]]]] = 
     "MODELS": {
         "end-to-end": ("Translation", _translation),
         "generation": ("Beam search of the systems of Table 4", _table_4),
-        "compiled-step": ("The compiled step of decoding", _compiled),
         "translating": ("Translating on a CPU, beside CTranslate2", _translating),
         "vision": ("Vision Transformers", _vision),
         "decoder": ("Language models", _decoder),

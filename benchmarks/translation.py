@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,7 +36,6 @@ PAD, BOS, EOS = 0, 1, 2
 BATCH_TOKENS = 2048  # with padding, on either side
 BEAMS = 5
 SECONDS, SLOWEST, ROUNDS = 8.0, 4.0, 15
-STATIC, GROWING = "compiled step, static cache", "growing cache"
 LARGE = "wide, 32,000 pieces"  # where the loss is most of a step
 
 
@@ -187,11 +185,11 @@ def inference_step(model: PreTrainedModel, inputs: Mapping[str, Any], dtype: str
     return step
 
 
-def generation_config(new_tokens: int, beams: int = BEAMS, **fields: Any) -> GenerationConfig:
+def generation_config(new_tokens: int, beams: int = BEAMS) -> GenerationConfig:
     """Every hypothesis has exactly `new_tokens` tokens, since random weights decide nothing about the end."""
     length = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "early_stopping": False}
     tokens = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
-    return GenerationConfig(num_beams=beams, do_sample=False, use_cache=True, **length, **tokens, **fields)
+    return GenerationConfig(num_beams=beams, do_sample=False, use_cache=True, **length, **tokens)
 
 
 def generation_step(
@@ -295,30 +293,6 @@ def measure_generation(cell: Names, options: argparse.Namespace, earlier: list[N
     return {"batch": facts, **timing.record(dict.fromkeys(models, ("vanilla",)))}
 
 
-def measure_compiled(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
-    """The step of decoding compiled (static cache) beside the step as it is, and seconds of its first call.
-
-    Raises:
-        RuntimeError: the two generate different sequences.
-    """
-    sentences, new_tokens = GENERATION[cell["inputs"]]
-    batch = {name: part[:sentences] for name, part in _batch(cell, options).items() if name != "labels"}
-    plain, compiled = (build(OURS, SHAPES[cell["shape"]], 0.0, options.seed).eval() for _ in range(2))
-    compiled.forward = torch.compile(compiled.forward, fullgraph=True, dynamic=False)
-    static, growing = generation_config(new_tokens, cache_implementation="static"), generation_config(new_tokens)
-    steps = {
-        GROWING: lambda: plain.generate(**batch, generation_config=growing),
-        STATIC: lambda: compiled.generate(**batch, generation_config=static),
-    }
-    start = time.perf_counter()
-    found = steps[STATIC]()
-    first = time.perf_counter() - start
-    if not torch.equal(found, steps[GROWING]()):
-        raise RuntimeError(f"compiled step: {cell}: it generates other sequences than the step as it is")
-    timing = time_contenders(steps, **effort(options, rounds=ROUNDS))
-    return {"first_call_seconds": first, **timing.record({STATIC: [GROWING]})}
-
-
 SETTINGS = {
     "budget": SECONDS,
     "slowest": SLOWEST,
@@ -332,4 +306,3 @@ SETTINGS = {
 BENCHMARK = Benchmark("end-to-end", cells, measure, SETTINGS)
 TABLE_4_SETTINGS = {"rounds": ROUNDS, "dtype": "float32", "beams": BEAMS}
 TABLE_4_BENCHMARK = Benchmark("generation", generation_cells, measure_generation, TABLE_4_SETTINGS)
-COMPILED_BENCHMARK = Benchmark("compiled-step", generation_cells, measure_compiled, TABLE_4_SETTINGS)

@@ -13,7 +13,7 @@ from benchmarks.measurement_file import RESULTS
 from benchmarks.pages import read_result
 
 # In processes of their own, or compiled: a minute or more.
-SLOW = ("memory", "decoder-memory", "compiled-step")
+SLOW = ("memory", "decoder-memory")
 LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
 NAMES = [pytest.param(name, marks=[pytest.mark.slow, LINUX] if name in SLOW else []) for name in BENCHMARKS]
 
@@ -68,7 +68,7 @@ def test_the_cells_are_those_of_the_committed_results(name):
 
 def test_threads_of_a_cell_are_set_for_it_alone(tmp_path):
     before, seen = torch.get_num_threads(), []
-    benchmark = type(BENCHMARKS["loss"])(
+    benchmark = type(BENCHMARKS["memory"])(
         "threads",
         lambda quick: [{"threads": before + 1}, {}],
         lambda cell, options, earlier: seen.append((torch.get_num_threads(), len(earlier))) or {},

@@ -37,83 +37,46 @@ def test_a_pair_differs_in_the_attention_alone(pair):
     assert softmax == relu
 
 
-def result(row: str, right: int, cpu_seconds: float, updates: int = 10) -> dict:
-    statistics = {"metric": "m", "signature": "s", "references": "r", "rights": right}
-    return {
-        "row": row,
-        "training_seconds": 1.0,
-        "cpu_seconds": cpu_seconds,
-        "training": {"updates": updates},
-        "accuracy": {**statistics, "score": right / 10},
-    }
+PAIR = next(pair for pair in evidence.PAIRS if pair.score == "accuracy")
+GONE = {"training": {"updates": 3, "diverged": {"update": 3, "reason": "a loss of nan"}}, "accuracy": None}
 
 
-def test_a_line_has_means_and_the_difference_of_each_seed(monkeypatch):
-    pair = next(pair for pair in evidence.PAIRS if pair.score == "accuracy")
-    given = {
-        (pair.softmax, 1): 800,
-        (pair.softmax, 2): 820,
-        (pair.relu, 1): 700,
-        (pair.relu, 2): 819,
-        (pair.relu, 3): 1,
-    }
+def result(row, score, cpu_seconds, **changes):
+    statistics = {"metric": "m", "signature": "s", "references": "r", "score": score}
+    training = {"updates": 10}
+    given = {"row": row, "training_seconds": 1.0, "cpu_seconds": cpu_seconds, "training": training}
+    return {**given, "accuracy": statistics, **changes}
 
-    def read(task):
-        right = given.get((task.row.name, task.seed))
-        return None if right is None else result(task.row.name, right, 100.0 if "softmax" in task.row.name else 60.0)
 
-    monkeypatch.setattr(evidence, "read_result", read)
-    compared = []
+@pytest.fixture
+def line(monkeypatch):
+    """The line of PAIR, given the accuracies of softmax and ReLU by seed, and what else the result of a row and seed says."""
 
-    def bootstrap(kind, first, second):
-        compared.append([[each["score"] for each in side] for side in (first, second)])
+    def compared(kind, first, second):
         each = tuple(one["score"] - other["score"] for one, other in zip(first, second, strict=True))
-        samples = fmean(each) + np.linspace(-1, 1, 1000) * (0.1 if len(first) > 1 else 0.2)
-        return Comparison(fmean(each), each, samples, items=1000)
+        return Comparison(fmean(each), each, fmean(each) + np.linspace(-1, 1, 1000) * 0.2 / len(each), items=1000)
 
-    monkeypatch.setattr(evidence, "bootstrap_of_means", bootstrap)
-    line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
-    assert line[1:4] == ["accuracy", "81.00 (80.00, 82.00)", "75.95 (70.00, 81.90)"], "seed 3 has no partner"
-    assert line[4:] == ["-5.05 (-10.00, -0.10), p = 0.001: within the noise of the seeds", "10", "100 / 60"]
-    assert compared == [[[70.0, 81.9], [80.0, 82.0]]]
+    def of(softmax, relu, changes=None):
+        found = {(PAIR.softmax, seed): result(PAIR.softmax, score, 100.0) for seed, score in softmax.items()}
+        found |= {(PAIR.relu, seed): result(PAIR.relu, score, 60.0) for seed, score in relu.items()}
+        for key, more in (changes or {}).items():
+            found[key] |= more
+        monkeypatch.setattr(evidence, "read_result", lambda task: found.get((task.row.name, task.seed)))
+        monkeypatch.setattr(evidence, "bootstrap_of_means", compared)
+        return evidence._line(PAIR, CATALOGUE.rows, Places.of(evidence.SIZE))[2:]
 
-    def read_longer(task):
-        found = read(task)
-        return found and {**found, "training": {"updates": 12_500 if task.row.name == pair.relu else 11_000}}
+    return of
 
-    monkeypatch.setattr(evidence, "read_result", read_longer)
-    assert evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))[5] == "11,000 and 12,500"
 
-    def read_older(task):
-        found = read(task)
-        older = {"training": {"updates": 9}, "cpu_seconds": None}
-        return {**found, **older} if found and (task.row.name, task.seed) == (pair.relu, 2) else found
-
-    monkeypatch.setattr(evidence, "read_result", read_older)
-    assert evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))[5:] == ["10 and 9", "–"], "of every seed"
-    monkeypatch.setattr(evidence, "read_result", read)
-    del given[pair.softmax, 1]
-    line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
-    assert line[2:5] == ["82.00", "81.90", "-0.10, p = 0.500: within the noise of the test set"]
-    diverged = {"training": {"updates": 3, "diverged": {"update": 3, "reason": "a loss of nan"}}, "accuracy": None}
-
-    def read_diverged(task):
-        found = read(task)
-        return {**found, **diverged} if found and (task.row.name, task.seed) == (pair.softmax, 2) else found
-
-    given[pair.softmax, 1] = 800
-    monkeypatch.setattr(evidence, "read_result", read_diverged)
-    line = evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))
-    assert line[2:5] == ["does not converge", "75.95 (70.00, 81.90)", "–"]
-    monkeypatch.setattr(evidence, "read_result", read)
-    given.clear()
-    assert evidence._line(pair, CATALOGUE.rows, Places.of(evidence.SIZE))[2:] == [
-        "–",
-        "–",
-        evidence.NOT_TRAINED,
-        "–",
-        "–",
-    ]
+def test_a_line_has_means_and_the_difference_of_each_seed_that_both_have(line):
+    softmax, relu = {1: 80.0, 2: 82.0}, {1: 70.0, 2: 81.9, 3: 1.0}
+    noise = "-5.05 (-10.00, -0.10), p = 0.001: within the noise of the seeds"
+    assert line(softmax, relu) == ["81.00 (80.00, 82.00)", "75.95 (70.00, 81.90)", noise, "10", "100 / 60"]
+    longer = {"training": {"updates": 12_500}, "cpu_seconds": None}
+    assert line(softmax, relu, {(PAIR.relu, 2): longer})[3:] == ["10 and 12,500", "–"], "of every seed"
+    assert line({2: 82.0}, relu)[:3] == ["82.00", "81.90", "-0.10, p = 0.500: within the noise of the test set"]
+    assert line(softmax, relu, {(PAIR.softmax, 2): GONE})[:3] == ["does not converge", "75.95 (70.00, 81.90)", "–"]
+    assert line({}, relu) == ["–", "–", evidence.NOT_TRAINED, "–", "–"]
 
 
 def test_seconds_are_those_of_the_whole_chain(monkeypatch):

@@ -24,6 +24,7 @@ from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.run.model_building import build_config
 
 RELU_PRESETS = ("reluformer", "normalization_free")
+STUDIES = {name: load_study(name) for name in study_names()}
 BASE = {
     "data": {"source_language": "de", "target_language": "en", "demo": {"train": 100}},
     "model": {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32},
@@ -53,51 +54,51 @@ def catalogues():
 
 def map_of_gamma(catalogue) -> set[str]:
     """Names of the rows that only the map of gamma needs: on a CPU they are short."""
-    return {entry.row.name for entry in table_of(load_study("gamma"), catalogue) if entry.row is not None}
+    return {entry.row.name for entry in table_of(STUDIES["gamma"], catalogue) if entry.row is not None}
 
 
 def starts(catalogue) -> set[str]:
     """Names of the rows that others start from, and no table shows."""
-    tables = [table_of(load_study(name), catalogue) for name in study_names()]
+    tables = [table_of(study, catalogue) for study in STUDIES.values()]
     shown = {entry.row.name for table in tables for entry in table if entry.row is not None}
     return {row.start.name for row in catalogue.rows.values() if row.start is not None} - shown
 
 
 def test_every_table_and_figure_has_its_study():
     wanted = {"t1", "t2", "t3", "t4", "t5", "t6", "f1", "f2", "f3", "f4", "f5", "th4_1", "s3_4", "s4_2", "gamma"}
-    assert wanted <= set(study_names())
-    positions = [load_study(name).position for name in study_names()]
-    assert len(set(positions)) == len(positions)
+    assert wanted <= set(STUDIES)
+    assert len({study.position for study in STUDIES.values()}) == len(STUDIES)
 
 
-@pytest.mark.parametrize("name", study_names())
-@pytest.mark.parametrize("size", SIZES)
-def test_every_study_has_rows_at_every_size(name, size, catalogues):
-    study, catalogue = load_study(name), catalogues[size]
-    table = table_of(study, catalogue)
-    assert any(entry.row is not None for entry in table)
-    assert study.seeds[size]
-    assert (size in study.budget) == (size != "smoke")
-    shown = {name for plot in study.plots if plot.table is None for name in (plot.y,)} | {
-        c.figure for c in study.claims
-    }
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_has_rows_seeds_and_figures_for_all_that_it_says(name, catalogues):
+    study = STUDIES[name]
+    for size, catalogue in catalogues.items():
+        assert any(entry.row is not None for entry in table_of(study, catalogue))
+        assert study.seeds[size] and (size in study.budget) == (size != "smoke")
+    shown = {plot.y for plot in study.plots if plot.table is None} | {claim.figure for claim in study.claims}
     assert shown <= set(study.figures)
+    known = {
+        each for catalogue in catalogues.values() for own, row in catalogue.rows.items() for each in (own, row.family)
+    }
+    for entry in study.rows:
+        assert entry.row in known or entry.not_here, entry.row
+        assert "{" in entry.row or not any(isinstance(says, dict) for says in entry.paper.values())
 
 
-@pytest.mark.parametrize("name", study_names())
+@pytest.mark.parametrize("name", STUDIES)
 def test_every_claim_is_made_of_rows_that_exist_at_some_size(name, catalogues):
     rows = [(row, catalogue.rows[row].values) for catalogue in catalogues.values() for row in catalogue.rows]
-    for claim in load_study(name).claims:
+    for claim in STUDIES[name].claims:
         single = [claim.best, claim.higher, claim.lower, claim.diverges, claim.twin, claim.row]
         for named in filter(None, (*single, *(claim.equal or ()), *(claim.among or ()))):
             assert any(row_of_line(named, values) == row for row, values in rows), (claim.text, named)
 
 
-@pytest.mark.parametrize("name", study_names())
+@pytest.mark.parametrize("name", STUDIES)
 def test_every_line_and_level_of_a_plot_is_of_rows_of_its_table(name, catalogues):
-    study = load_study(name)
-    rows = [entry for entry in table_of(study, catalogues["cpu"]) if entry.row is not None]
-    for plot in study.plots:
+    rows = [entry for entry in table_of(STUDIES[name], catalogues["cpu"]) if entry.row is not None]
+    for plot in STUDIES[name].plots:
         for line in plot.lines.values():
             assert any(entry.name == row_of_line(line, entry.row.values) for entry in rows), line
         assert set(plot.levels.values()) <= {entry.name for entry in rows}
@@ -105,6 +106,15 @@ def test_every_line_and_level_of_a_plot_is_of_rows_of_its_table(name, catalogues
         labels = {*plot.lines, *plot.levels}
         named = {label for label in labels if "softmax" in label or "ReLU" in label}
         assert named <= set(plot.activations) <= labels, "ReLU and softmax have one colour each"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_figure_is_relative_to_rows_of_its_table_with_its_seeds(name, catalogues):
+    table = {entry.name: entry for entry in table_of(STUDIES[name], catalogues["cpu"])}
+    for figure in STUDIES[name].figures.values():
+        for row, other in figure.relative_to.items():
+            assert set(table[row].seeds) <= set(table[other].seeds), (row, other)
+            assert table[row].row.key != table[other].row.key
 
 
 def test_a_row_may_have_other_seeds_than_its_study(studies):
@@ -118,16 +128,6 @@ def test_a_row_may_have_other_seeds_than_its_study(studies):
     assert names == ["a_16-seed1", "a_32-seed1", "a_16-seed2"], "one seed of everything first; plain is a_16"
     tasks = tasks_by_study(loaded, catalogue, Places.of("cpu"), seeds=[7])["study"]
     assert [task.seed for task in tasks] == [7, 7]
-
-
-@pytest.mark.parametrize("name", study_names())
-def test_a_figure_is_relative_to_rows_of_its_table_with_its_seeds(name, catalogues):
-    study = load_study(name)
-    table = {entry.name: entry for entry in table_of(study, catalogues["cpu"])}
-    for figure in study.figures.values():
-        for row, other in figure.relative_to.items():
-            assert set(table[row].seeds) <= set(table[other].seeds), (row, other)
-            assert table[row].row.key != table[other].row.key
 
 
 def config_of(recipe, path):
@@ -184,21 +184,14 @@ def test_rows_of_one_recipe_are_one_row_with_all_analyses(studies):
     assert rows["wide_32"].values == {"ffn": 32}
 
 
-def test_the_key_is_of_what_is_trained(studies):
-    def key(**training):
-        families = {"row": {"layers": ["base"], "recipe": {"training": training}}}
+def test_the_key_is_of_what_is_trained_and_not_of_how_it_is_computed(studies):
+    def key(model=None, **training):
+        families = {"row": {"layers": ["base"], "recipe": {"training": training, "model": model or {}}}}
         return load_rows("cpu", studies(families)).rows["row"].key
 
     assert key() == key(seed=5) == key(output_dir="elsewhere") == key(max_steps=10.0)
-    assert len({key(), key(learning_rate=0.1), key(learning_rate=0.2)}) == 3
-
-
-def test_how_attention_is_computed_is_not_in_the_key(studies):
-    def key(**model):
-        families = {"row": {"layers": ["base"], "recipe": {"model": model}}}
-        return load_rows("cpu", studies(families)).rows["row"].key
-
-    assert key(preset="vanilla") == key(preset="vanilla", attn_implementation="eager") != key(preset="rela")
+    assert key() == key({"attn_implementation": "eager"})
+    assert len({key(), key(learning_rate=0.1), key(learning_rate=0.2), key({"preset": "rela"})}) == 4
 
 
 def test_a_row_that_starts_from_another_is_another_row_when_that_one_changes(studies):
@@ -278,13 +271,3 @@ def test_mistakes_are_refused_in_one_line(studies, families, named):
 def test_an_unknown_study_is_refused():
     with pytest.raises(UserError, match=r"no study 't99'; choose one of .*t2"):
         load_study("t99")
-
-
-@pytest.mark.parametrize("name", study_names())
-def test_every_row_of_a_study_exists_at_some_size(name, catalogues):
-    known = {
-        known for catalogue in catalogues.values() for own, row in catalogue.rows.items() for known in (own, row.family)
-    }
-    for entry in load_study(name).rows:
-        assert entry.row in known or entry.not_here, entry.row
-        assert "{" in entry.row or not any(isinstance(says, dict) for says in entry.paper.values())
