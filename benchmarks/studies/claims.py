@@ -144,7 +144,7 @@ class _Case:
         texts = [text for _, text in judged]
         if len(groups) > 1:
             texts = [f"seed {seed}: {text}" for (seed,), text in zip(groups, texts, strict=True)]
-        one = " (one seed)" if len(seeds) == 1 and self.rows[0].entry.row.recipe is not None else ""
+        one = " (one seed)" if len(seeds) == 1 else ""
         return words.pop() if len(words) == 1 else UNDECIDED, "; ".join(texts) + one
 
     def _values(self, seed: int) -> list[float | None]:
@@ -174,8 +174,7 @@ class _Case:
         values = [self._values(seed) for seed in seeds]
         if any(None in of_seed for of_seed in values):
             return PENDING, f"{figure.label} was not measured"
-        trained = [result for result in (*(each for of in results for each in of), *others) if "training" in result]
-        updates = dict.fromkeys(spent(result)[0] for result in trained)
+        updates = dict.fromkeys(spent(result)[0] for result in (*(each for of in results for each in of), *others))
         if len(updates) > 1 and not claim.of_updates:
             return UNDECIDED, f"trained for {' and '.join(f'{number:,}' for number in updates)} updates"
         means = [fmean(of_row) for of_row in zip(*values, strict=True)]

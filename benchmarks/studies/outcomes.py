@@ -15,7 +15,7 @@ from benchmarks.studies.study import Budget, Figure, Study
 from benchmarks.studies.tasks import Places, Task, is_stale, read_result, spent
 from reluformer.configuration.errors import UserError
 
-RUN, PENDING, NOT_HERE = "run", "pending", "not possible here"
+RUN, PENDING, NOT_HERE = "run", "pending", "not trained"
 _LOGGED = re.compile(r"log(\d*)\.(.+)")
 _STEP = re.compile(r"([\w-]+)(?:\[([^\]]*)\])?(?:\.|$)")
 
@@ -94,8 +94,7 @@ def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:
     """
     if budget is None:
         return "this size is no evidence"
-    training = result.get("training")
-    if training is None or training.get("diverged"):
+    if has_diverged(result):
         return None
     updates, seconds = spent(result)
     if updates < budget.updates:
@@ -107,7 +106,7 @@ def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:
 
 def has_diverged(result: Mapping[str, Any]) -> bool:
     """Whether the training of a result did not converge."""
-    return bool((result.get("training") or {}).get("diverged"))
+    return bool(result["training"].get("diverged"))
 
 
 def value(figure: Figure, outcome: Outcome, seed: int | None = None) -> float | None:

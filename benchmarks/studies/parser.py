@@ -43,9 +43,8 @@ class Row:
 
     Args:
         name: as results and run folders are called.
-        key: of what it trains or measures.
-        recipe: merged, as in a recipe file; None for a row that a command measures.
-        command: arguments of `reluformer`; empty for a row with a recipe.
+        key: of what it trains.
+        recipe: merged, as in a recipe file.
         values: of its family's `each`.
         family: what it was expanded from.
         start: the row whose trained model it starts from; None for new weights.
@@ -53,8 +52,7 @@ class Row:
 
     name: str
     key: str
-    recipe: dict[str, Any] | None
-    command: tuple[str, ...]
+    recipe: dict[str, Any]
     values: dict[str, Any]
     analyses: tuple[Analysis, ...]
     family: str
@@ -192,7 +190,7 @@ def recipe_of(row: Row, seed: int, output_dir: Path, start_dir: Path | None = No
     """The recipe of one training of a row, as in a recipe file; `{studies}/` in a path is the folder of the studies.
 
     Args:
-        row: with a recipe.
+        row: what is trained.
         seed: of the training.
         output_dir: its run folder.
         start_dir: the run folder of what the row starts from, if it does; the tokenizer comes from there, too.
@@ -227,14 +225,10 @@ def _row(
     name: str, family: RowFamily, size: str, values: dict[str, Any], read_layer: Callable[[str], dict[str, Any]]
 ) -> Row:
     here = family.at.get(size, AtSize())
-    command = tuple(_filled([*family.command, *here.command], values)) if family.command else ()
-    recipe = None
-    if not command:
-        layers = family.layers if here.layers is None else here.layers
-        files = [read_layer(_filled(each, {**values, "size": size})) for each in layers]
-        recipe = merged(*files, *(_filled(fragment, values) for fragment in (family.recipe, here.recipe)))
-    key = _key({"command": command} if recipe is None else recipe)
-    return Row(_filled(name, values), key, recipe, command, values, tuple(family.analyses), name)
+    layers = family.layers if here.layers is None else here.layers
+    files = [read_layer(_filled(each, {**values, "size": size})) for each in layers]
+    recipe = merged(*files, *(_filled(fragment, values) for fragment in (family.recipe, here.recipe)))
+    return Row(_filled(name, values), _key(recipe), recipe, values, tuple(family.analyses), name)
 
 
 def _filled(template: Any, values: Mapping[str, Any]) -> Any:

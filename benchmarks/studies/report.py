@@ -168,7 +168,7 @@ def _study(
         lines += [f"![{plot.title}]({_relative(drawn, path)})" if drawn else f"{plot.title}: {PENDING}.", ""]
     for label, row in study.pictures.items():
         lines += [*_pictures(label, outcomes.get(row), path), ""]
-    return [*lines, *(line for text in study.also for line in (text, ""))]
+    return lines
 
 
 def _table(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
@@ -214,7 +214,7 @@ def _ours(study: Study, name: str, outcome: Outcome) -> str:
     """The figure of a row: its mean over seeds and, with several, each of them."""
     figure = study.figures[name]
     if figure.file is not None:
-        number = None if outcome.status == NOT_HERE else value(figure, outcome)
+        number = value(figure, outcome)
         return "–" if number is None else f"{number:.{figure.digits}f}"
     texts, values = [], []
     for seed, result in outcome.shown.items():
@@ -237,7 +237,7 @@ def _status(outcome: Outcome) -> str:
     if outcome.status != RUN:
         return f"{PENDING} ({outcome.why})"
     seeds = len(outcome.results)
-    text = RUN if outcome.entry.row.recipe is None else f"{RUN}, {'one seed' if seeds == 1 else f'{seeds} seeds'}"
+    text = f"{RUN}, {'one seed' if seeds == 1 else f'{seeds} seeds'}"
     dead = sorted({name for result in outcome.results.values() for name in _dead_modules(result)})
     notes = ([f"all rows dead in {', '.join(dead)}"] if dead else []) + ([outcome.why] if outcome.why else [])
     return "; ".join([text, *notes])
@@ -245,7 +245,7 @@ def _status(outcome: Outcome) -> str:
 
 def _dead_modules(result: Mapping[str, Any]) -> list[str]:
     """Modules that were dead when the training ended."""
-    training = result.get("training") or {}
+    training = result["training"]
     found = training.get("dead_modules") or {}
     return [name for name, span in found.items() if span["last"] >= training["updates"]]
 
@@ -262,11 +262,10 @@ def _origins(found: Mapping[str, Mapping[str, Outcome]]) -> list[str]:
     machines: dict[tuple[str, int], str] = {}
     for outcome in (outcome for outcomes in found.values() for outcome in outcomes.values()):
         for seed, result in {**outcome.results, **outcome.below}.items():
-            if training := result.get("training"):
-                machine, versions = training["machine"], training["versions"]
-                name = ", ".join(machine.get("accelerators", [])) or machine["cpu"]
-                said = f"{name}, torch {versions['torch']}, transformers {versions['transformers']}"
-                machines[result["row"], seed] = said
+            machine, versions = result["training"]["machine"], result["training"]["versions"]
+            name = ", ".join(machine.get("accelerators", [])) or machine["cpu"]
+            said = f"{name}, torch {versions['torch']}, transformers {versions['transformers']}"
+            machines[result["row"], seed] = said
     counts = Counter(machines.values()).most_common()
     lines = [f"- {count} runs: {text}" for text, count in counts]
     return ["### Where the figures are from", "", *lines, ""] if lines else []

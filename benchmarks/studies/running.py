@@ -200,9 +200,6 @@ def _with_starts(tasks: Sequence[Task]) -> list[Task]:
 
 def _commands(task: Task, state: str) -> list[list[str]]:
     """What is left to do in a state, in order."""
-    if task.row.recipe is None:
-        measure = [RELUFORMER, *task.row.command, "--seed", str(task.seed), "--output", str(task.run_folder)]
-        return [measure] if state == "missing" else []
     # Translation is trained by `reluformer train`; a task of another name, by a program of the studies.
     train = [TRAIN_ROW, str(task.recipe_file)]
     if "task" not in task.row.recipe:
@@ -273,9 +270,7 @@ def last_line(log: Path) -> str:
 
 
 def _summary(result: Mapping[str, Any]) -> str:
-    training = result.get("training")
-    if training is None:
-        return "measured"
+    training = result["training"]
     minutes = f"{training['updates']:,} updates, {result['training_seconds'] / 60:.1f} min"
     if training.get("diverged"):
         return f"does not converge: {training['diverged']['reason']} ({minutes})"

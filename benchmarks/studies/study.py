@@ -32,11 +32,10 @@ class Analysis:
 
 @dataclass(kw_only=True)
 class AtSize:
-    """What one size changes of a row: other layers, a last fragment of a recipe, further arguments of a command."""
+    """What one size changes of a row: other layers, a last fragment of a recipe."""
 
     layers: list[str] | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
-    command: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -54,8 +53,6 @@ class RowFamily:
         starts_from: by size, the name of a row further up whose model, trained with the same seed, this one starts from, with its
             tokenizer; it is trained first.
         analyses: run when the model is trained.
-        command: instead of a recipe, arguments of `reluformer` that measure something without training; `--seed` and
-            `--output FOLDER` are added, and the JSON files in that folder are the figures: `measured.<file>.…`.
     """
 
     layers: list[str] = field(default_factory=list)
@@ -65,7 +62,6 @@ class RowFamily:
     sizes: list[Size] = field(default_factory=lambda: list(SIZES))
     starts_from: dict[Size, str] = field(default_factory=dict)
     analyses: list[Analysis] = field(default_factory=list)
-    command: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -195,7 +191,6 @@ class Study:
         seeds, budget: by size; a size without a budget gives no evidence.
         plots: drawn from the figures.
         pictures: rows by label whose pictures, drawn by one of their analyses, are shown.
-        also: further parts of the paper's table that no row here stands for, each with the paper's figures and why.
     """
 
     title: str
@@ -208,6 +203,5 @@ class Study:
     budget: dict[str, Budget] = field(default_factory=dict)
     plots: list[Plot] = field(default_factory=list)
     pictures: dict[str, str] = field(default_factory=dict)
-    also: list[str] = field(default_factory=list)
     paper: str = RELUFORMER_PAPER
     ours: bool = False

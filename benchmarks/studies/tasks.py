@@ -87,7 +87,7 @@ def state_of(task: Task) -> State:
     is_trained = (task.run_folder / RECORD_FILE).is_file()
     if read_result(task) is not None and (is_trained or not task.model_needed):
         return "finished"
-    if is_trained or is_measured(task):
+    if is_trained:
         return "trained"
     checkpoints = checkpoint_folders(task.run_folder) if task.run_folder.is_dir() else []
     return "begun" if checkpoints else "missing"
@@ -110,14 +110,13 @@ def analysis_folder(task: Task) -> Path:
 
 def missing_analyses(task: Task) -> list[str]:
     """Analyses of the row that its result does not hold; all of them without a result. A diverged run has no model."""
-    result = read_result(task) or {}
-    if result.get("training", {}).get("diverged"):
-        return []
-    return [analysis.what for analysis in task.row.analyses if analysis.what not in result.get("analyses", {})]
+    result = read_result(task) or {"training": {}}
+    wanted = () if result["training"].get("diverged") else task.row.analyses
+    return [analysis.what for analysis in wanted if analysis.what not in result.get("analyses", {})]
 
 
 def write_result(task: Task, command: str) -> Path:
-    """Collects a finished run, or what a module measured, into the result file.
+    """Collects a finished run into the result file.
 
     Args:
         task: of the result.
@@ -127,8 +126,6 @@ def write_result(task: Task, command: str) -> Path:
         UserError: the run is not finished, or there is no result of what it started from.
     """
     head = {"row": task.row.name, "key": task.row.key, "seed": task.seed, "command": command}
-    if task.row.recipe is None:
-        return write_json(task.result_file, {**head, "measured": _figures(task.run_folder)})
     run = collect(task.run_folder)
     result = {
         **head,
@@ -173,11 +170,6 @@ def spent(result: Mapping[str, Any]) -> tuple[int, float]:
     """Updates and seconds of training behind a result, with those of what it started from."""
     start = result.get("start") or {"updates": 0, "training_seconds": 0.0}
     return result["training"]["updates"] + start["updates"], result["training_seconds"] + start["training_seconds"]
-
-
-def is_measured(task: Task) -> bool:
-    """Whether a command without training has left its figures."""
-    return task.row.recipe is None and any(task.run_folder.glob("*.json"))
 
 
 def _analyses(task: Task) -> dict[str, Any]:

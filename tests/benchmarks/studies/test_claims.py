@@ -303,7 +303,7 @@ def test_a_row_that_cannot_be_run_here_says_why(study):
     study.give("softmax", 1, 0.9)
     verdict = study.verdict()
     assert verdict.verdict == "not measured" and "needs a GPU" in verdict.why
-    assert "| WMT | 27.64 | – | – | – | – | not possible here: needs a GPU |" in study.report()
+    assert "| WMT | 27.64 | – | – | – | – | not trained: needs a GPU |" in study.report()
 
 
 def test_claims_that_say_nothing_or_two_things_are_refused(study):
