@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attention import EAGER, EAGER_RELU, OURS, PLAIN, SDPA, SPARSE, WITH_STATISTICS
+import yaml
+
+from benchmarks.attention import EAGER, OURS, PLAIN, SDPA, SPARSE, WITH_STATISTICS
 from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS, read_result
 from benchmarks.pictures import plot_memory, plot_speedups
@@ -40,42 +41,10 @@ class Goal:
     at_least: float
 
 
-def _attention_goals() -> Iterator[Goal]:
-    def goal(dtype: str, which: str, lengths: Sequence[int], *what: Any) -> Goal:
-        where = {"dtype": [dtype], "pass": [which], "length": lengths}
-        return Goal("attention", where | ({"head_dim": [64]} if lengths[0] >= LONG[0] else {}), *what)
-
-    forward, both = PASSES
-    yield goal("float32", forward, LONG, PLAIN, [SDPA], 1.05)
-    yield goal("float32", both, LONG[:2], PLAIN, [SDPA], 1.05)
-    yield goal("float32", both, LONG[2:], PLAIN, [SDPA], 1.0)
-    yield goal("bfloat16", forward, LONG, PLAIN, [SDPA], 0.95)
-    yield goal("bfloat16", both, LONG, PLAIN, [SDPA], 1.2)
-    yield from (goal(dtype, both, LONG, WITH_STATISTICS, [SDPA], 1.0) for dtype in DTYPES)
-    for dtype, which in itertools.product(DTYPES, PASSES):
-        yield from (goal(dtype, which, LONG[:2], PLAIN, [rival], 1.7) for rival in SPARSE[:2])
-        yield goal(dtype, which, SHORT, PLAIN, [EAGER_RELU, SDPA], 0.95)
-        yield goal(dtype, which, SHORT, WITH_STATISTICS, [EAGER_RELU, SDPA], 0.9)
-
-
-def _model_goals() -> Iterator[Goal]:
-    for rival in (MARIAN, MARIAN_SMOOTHED):
-        # a loss without logits counts where there are 10,000 pieces or more
-        large = {"task": ["training"], "shape": ["tiny", "wide, 32,000 pieces"]}
-        yield Goal("end-to-end", large, RELUFORMER, [rival], 1.1)
-        yield Goal("end-to-end", {"task": ["training"], "shape": ["wide"]}, RELUFORMER, [rival], 1.0)
-    yield Goal("end-to-end", {"task": ["generation"]}, RELUFORMER, [MARIAN], 1.0)
-    sentences, documents = {"inputs": ["multi30k-like"]}, {"inputs": ["1,024 tokens"]}
-    yield Goal("translating", sentences, OURS_BY_TYPE["float32"], [CTRANSLATE2["float32"]], 1.0)
-    yield Goal("translating", documents, OURS_BY_TYPE["float32"], [CTRANSLATE2["float32"]], 2.0)
-    yield Goal("translating", sentences, BEST_TYPE, [CTRANSLATE2["int8"]], 1.0)
-    yield Goal("translating", documents, BEST_TYPE, [CTRANSLATE2["int8"]], 1.0)
-
-
-def _zeros_goals() -> Iterator[Goal]:
-    models = {"shape": [ZEROS_MODEL], "zeros": [ZEROS_SHARE], "beams": [1]}
-    yield Goal("sparse-models", models, "float32 zeros", ["float32 torch"], 2.0)
-    yield Goal("sparse-models", models, "float32 zeros", ["float32 dense"], 1.35)
+def goals_of(files: Collection[str]) -> list[Goal]:
+    """The goals of these result files, from goals.yaml."""
+    says = yaml.safe_load(Path(__file__).with_name("goals.yaml").read_text(encoding="utf-8"))
+    return [Goal(**goal) for goal in says if goal["file"] in files]
 
 
 def goal_table(
@@ -355,7 +324,6 @@ SECTIONS: dict[str, dict[str, tuple[str, Callable[[Result], Iterable[str]]]]] = 
         "sparse-models": ("Whole models", _zeros_models),
     },
 }
-GOALS = {"ATTENTION": _attention_goals, "MODELS": _model_goals, "SPARSE": _zeros_goals}
 
 
 def write_pages(folder: Path, pages: Path) -> Iterator[Path]:
@@ -374,7 +342,7 @@ def render(name: str, folder: Path = RESULTS) -> str:
     """A page as Markdown."""
     results = {file: read_result(folder / f"{file}-cpu.json") for file in SECTIONS[name]}
     lines = [f"# {TITLES[name]}", "", ABOUT_ALL, ABOUT[name], "## Goals", ""]
-    lines += goal_table(GOALS[name](), results, _memory_goal(results.get("memory")))
+    lines += goal_table(goals_of(results), results, _memory_goal(results.get("memory")))
     for file, (heading, body) in SECTIONS[name].items():
         result = results[file]
         lines += ["", f"## {heading}", ""]

@@ -59,7 +59,10 @@ def predicted(folder, tokens, nats, split="test", context=128):
     return perplexity_statistics(folder / "documents.tsv", split, context)
 
 
-@pytest.mark.parametrize("headline", list(METRICS))
+FIRST, *OTHERS = METRICS
+
+
+@pytest.mark.parametrize("headline", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_bleu_is_that_of_sacrebleu_and_the_p_value_counts_both_sides(tmp_path, monkeypatch, headline):
     recipe = {"evaluation": {"headline": headline}}
     first, first_texts, references = translations(tmp_path, "first", 0.25, seed=1)
@@ -121,6 +124,7 @@ def test_the_bootstrap_of_perplexities_draws_documents(tmp_path):
     assert found.p_value == pytest.approx(p_value(sampled, found.difference)) and 0.005 < found.p_value < 1
 
 
+@pytest.mark.slow
 def test_equals_are_called_different_as_often_as_the_p_value_says(tmp_path):
     """By sacreBLEU's p-value, which counts one side, it were twice as often."""
     each = [classified(tmp_path, 400, 0.5, seed)[0] for seed in range(400)]

@@ -209,6 +209,7 @@ def test_seconds_are_those_of_updates_and_validations():
     assert cpu_seconds(log) == 23.5 and cpu_seconds(log[2:]) is None, "an older log has none"
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_writes_a_log(tmp_path):
     log = tmp_path / "row.log"
     log.write_text("earlier\n", encoding="utf-8")

@@ -170,6 +170,7 @@ def test_a_language_model_is_trained_scored_and_analysed(tmp_path, here):
         analysis_commands(task, ["entropy-share"])
 
 
+@pytest.mark.slow
 def test_a_schedule_of_zeros_reaches_the_model_and_a_run_goes_on_at_its_checkpoint(tmp_path, here):
     task, result = run("zeros_prosparse_0.01", tmp_path, analyses=())
     assert json.loads((task.run_folder / "config.json").read_text())["ffn_threshold"] == 0.01
@@ -190,6 +191,7 @@ def test_a_classifier_is_trained_scored_and_analysed(tmp_path, here):
     assert (task.run_folder / "preprocessor_config.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_row_whose_loss_explodes_is_recorded_and_no_error(tmp_path):
     row = load_rows("smoke").rows["vit_softmax_L49"]
     recipe = Task(row, 1, Places.of("smoke", tmp_path, tmp_path)).recipe()
