@@ -64,7 +64,7 @@ test-oldest: .venv-oldest/dev
 # benchmarks/results/, benchmarks/ATTENTION.md and MODELS.md. All of it with the allocator as it comes; benchmarks/NOTES.md says what glibc's
 # variables give. On a GPU: python -m benchmarks.gpu --help
 bench: .venv/all
-	$(BIN)/python -m benchmarks attention memory end-to-end generation translating vision decoder decoder-memory
+	$(BIN)/python -m benchmarks attention memory end-to-end generation translating vision decoder
 
 # Models whose feed-forward networks skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
 # Writes benchmarks/results/sparse-models-cpu.json and benchmarks/SPARSE.md.

@@ -27,7 +27,6 @@ BENCHMARKS = {
         translating.BENCHMARK,
         vision.BENCHMARK,
         decoder.BENCHMARK,
-        memory.DECODER_BENCHMARK,
         zeros.BENCHMARK,
     )
 }

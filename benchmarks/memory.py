@@ -21,22 +21,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
 from benchmarks.attention import AttentionCase, eager, fused, penalty, random_inputs
 from benchmarks.measurement_file import ROOT, Benchmark, Names
-from benchmarks.translation import INPUTS, MARIAN, OURS, SHAPES, build, padded_batch
-from reluformer import (
-    ReLUFormerConfig,
-    ReLUFormerDecoderConfig,
-    ReLUFormerForCausalLM,
-    ReLUFormerForConditionalGeneration,
-)
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
-LENGTHS, DECODER_LENGTHS, VOCABULARIES = (1024, 2048, 4096, 8192, 16384), (1024, 16384), (10_000, 64_000)
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
 WARM_UP_LENGTH = 256  # long enough that the fused path takes its blocks and starts its threads
 LIMIT, TIMEOUT = 0.6, 300.0  # of the available memory; seconds of a cell
 METHOD = (
@@ -51,37 +44,15 @@ MODEL |= {"dropout": 0.1, "attention_dropout": 0.0}
 MODEL_BATCH = 2
 # contender → preset and attn_implementation of the model; alone, softmax is torch's own function
 CONTENDERS = {"fused": ("reluformer", "fused"), "eager relu": ("reluformer", "eager"), "sdpa": ("vanilla", "sdpa")}
-# One training step of short sentences: contender → model of translation.py, and what its forward pass is told
-VOCABULARY_CONTENDERS: dict[str, tuple[str, dict[str, bool]]] = {
-    "without logits": (OURS, {"skip_logits": True}),
-    "with logits": (OURS, {"skip_logits": False}),
-    MARIAN: (MARIAN, {}),
-}
-VOCABULARY_MODEL = {"model": "tiny", "sentences": "multi30k-like", "tokens": 2048, "attention_dropout": 0.0}
-DECODER = {"preset": "gpt2", "vocab_size": 512, "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8}
-DECODER |= {"max_position_embeddings": 16384, "skip_logits": True}
-# contender → fields of the language model beside these; each with the attention that it takes by default
-DECODER_CONTENDERS: dict[str, dict[str, Any]] = {
-    "ReLU, L_reg": {"attention_activation": "relu", "regularization_weight": 0.01},
-    "ReLU, λ = 0": {"attention_activation": "relu", "regularization_weight": 0.0},
-    "softmax": {"attention_activation": "softmax"},
-}
 Run = Callable[[], None]
 MakeRun = Callable[[int], Run]  # length → one training step, its inputs already made
 
 
 def cells(quick: bool) -> Iterator[Names]:
-    """Attention alone and a model with padded batches, each from its shortest length up; and short sentences by vocabulary."""
+    """Attention alone and a model with padded batches, each from its shortest length up."""
     contenders = ("fused",) if quick else CONTENDERS
     for what, contender, length in itertools.product(("attention", "model"), contenders, (64,) if quick else LENGTHS):
         yield {"what": what, "contender": contender, "length": length}
-    for vocabulary, contender in itertools.product((100,) if quick else VOCABULARIES, VOCABULARY_CONTENDERS):
-        yield {"what": "vocabulary", "contender": contender, "vocabulary": vocabulary, "length": 2048}
-
-
-def decoder_cells(quick: bool) -> Iterator[Names]:
-    for contender, length in itertools.product(DECODER_CONTENDERS, (64,) if quick else DECODER_LENGTHS):
-        yield {"what": "decoder", "contender": contender, "length": length}
 
 
 def measure(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
@@ -126,7 +97,7 @@ def main() -> int:
     """The process of one cell, which is its argument; prints one JSON object."""
     cell = json.loads(sys.argv[1])
     torch.manual_seed(cell["seed"])
-    make = {"attention": attention_step, "model": model_step, "decoder": decoder_step, "vocabulary": vocabulary_step}
+    make = {"attention": attention_step, "model": model_step}
     print(json.dumps(peak(make[cell["what"]](cell), cell["length"])))
     return 0
 
@@ -191,41 +162,14 @@ def model_step(cell: Names) -> MakeRun:
     return step
 
 
-def decoder_step(cell: Names) -> MakeRun:
-    """A language model with its loss: forward and backward of one sequence."""
-    config = ReLUFormerDecoderConfig.from_preset(**DECODER, **DECODER_CONTENDERS[cell["contender"]])
-    model = ReLUFormerForCausalLM(config).train()
-
-    def step(length: int) -> Run:
-        ids = torch.randint(3, DECODER["vocab_size"], (1, length))
-        return lambda: model(ids, labels=ids).loss.backward()
-
-    return step
-
-
-def vocabulary_step(cell: Names) -> MakeRun:
-    """A model with so many pieces and its loss: forward and backward of short padded sentences of `length` tokens together."""
-    name, arguments = VOCABULARY_CONTENDERS[cell["contender"]]
-    shape = {**SHAPES[VOCABULARY_MODEL["model"]], "vocab_size": cell["vocabulary"]}
-    model = build(name, shape, VOCABULARY_MODEL["attention_dropout"], cell["seed"])
-
-    def step(length: int) -> Run:
-        batch = padded_batch(INPUTS[VOCABULARY_MODEL["sentences"]], cell["vocabulary"], length, cell["seed"])
-        return lambda: model(**batch, **arguments).loss.backward()
-
-    return step
-
-
-COMMON = {"method": METHOD, "timeout_seconds": TIMEOUT}
 SETTINGS = {
-    **COMMON,
+    "method": METHOD,
+    "timeout_seconds": TIMEOUT,
     "attention": ATTENTION,
     "model": {**MODEL, "batch": MODEL_BATCH},
-    "vocabulary": VOCABULARY_MODEL,
     "limit_bytes": int(LIMIT * psutil.virtual_memory().available),
 }
 BENCHMARK = Benchmark("memory", cells, measure, SETTINGS)
-DECODER_BENCHMARK = Benchmark("decoder-memory", decoder_cells, measure, {**COMMON, "decoder": DECODER})
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -103,7 +103,6 @@ def write_reproduction(
         lines.append(_HOW_TO_READ.format(samples=f"{SAMPLES:,}", fewest=FEWEST_ITEMS))
         for name, study in loaded:
             lines += _study(name, study, found[name], verdicts[name], path, size)
-        lines += _origins(found)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     return path
 
@@ -238,16 +237,7 @@ def _status(outcome: Outcome) -> str:
         return f"{PENDING} ({outcome.why})"
     seeds = len(outcome.results)
     text = f"{RUN}, {'one seed' if seeds == 1 else f'{seeds} seeds'}"
-    dead = sorted({name for result in outcome.results.values() for name in _dead_modules(result)})
-    notes = ([f"all rows dead in {', '.join(dead)}"] if dead else []) + ([outcome.why] if outcome.why else [])
-    return "; ".join([text, *notes])
-
-
-def _dead_modules(result: Mapping[str, Any]) -> list[str]:
-    """Modules that were dead when the training ended."""
-    training = result["training"]
-    found = training.get("dead_modules") or {}
-    return [name for name, span in found.items() if span["last"] >= training["updates"]]
+    return f"{text}; {outcome.why}" if outcome.why else text
 
 
 def _pictures(label: str, outcome: Outcome | None, path: Path) -> list[str]:
@@ -255,20 +245,6 @@ def _pictures(label: str, outcome: Outcome | None, path: Path) -> list[str]:
         if files := sorted(pictures_folder(outcome.tasks[seed]).glob("*.png")):
             return [f"![{label}]({_relative(file, path)})" for file in files]
     return [f"{label}: {PENDING}."]
-
-
-def _origins(found: Mapping[str, Mapping[str, Outcome]]) -> list[str]:
-    """Which machines and versions the figures are of; the commit of each stands in its file."""
-    machines: dict[tuple[str, int], str] = {}
-    for outcome in (outcome for outcomes in found.values() for outcome in outcomes.values()):
-        for seed, result in {**outcome.results, **outcome.below}.items():
-            machine, versions = result["training"]["machine"], result["training"]["versions"]
-            name = ", ".join(machine.get("accelerators", [])) or machine["cpu"]
-            said = f"{name}, torch {versions['torch']}, transformers {versions['transformers']}"
-            machines[result["row"], seed] = said
-    counts = Counter(machines.values()).most_common()
-    lines = [f"- {count} runs: {text}" for text, count in counts]
-    return ["### Where the figures are from", "", *lines, ""] if lines else []
 
 
 def _plain(paper: Any) -> str:
