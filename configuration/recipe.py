@@ -117,8 +117,8 @@ class DataConfig:
         dataset: a set of the `datasets` library that gives all splits, or tables such as CSV.
         demo: the generated corpus.
         packing: train, translate and score packed documents; null: sentence by sentence.
-        workers: processes that tokenise a split, in the one process that does it for all; null: 1 for fewer than 200,000
-            pairs, otherwise as many as there are cores, at most 8. Changes no result.
+        workers: processes that tokenise a split, in the one process that does it for all; each has threads of its own. Changes
+            no result.
         homepage: where the corpus is available, for the error if it is missing.
     """
 
@@ -132,7 +132,7 @@ class DataConfig:
     dataset: DatasetConfig | None = None
     demo: DemoConfig | None = None
     packing: PackingConfig | None = None
-    workers: PositiveInt | None = None
+    workers: PositiveInt = 1
     homepage: str | None = None
 
 

@@ -83,10 +83,6 @@ pairs.csv: is a table by its name (.csv); expected text, one sentence a line: gi
 train --config good.yaml --data.train.source truncated.gz
 truncated.gz: cannot be read (…
 
-a file that does not exist
-train --config good.yaml --data.train.source nowhere.txt
-file not found: nowhere.txt
-
 a column that is not there
 train --config good.yaml --data.train null --data.dataset.path csv --data.dataset.files '{train: columns.csv}'
 csv train: no column 'translation.de' or 'de'; there are: german, english; set data.dataset.source_column
@@ -94,10 +90,6 @@ csv train: no column 'translation.de' or 'de'; there are: german, english; set d
 semicolons in place of commas
 train --config good.yaml --data.train null --data.dataset.path csv --data.dataset.files '{train: semicolons.csv}'
 csv train: no column…there are: de;en; set data.dataset.source_column, or options: {sep: …}
-
-files and a data set at once
-train --config good.yaml --data.dataset.path a_folder
-data: give exactly one of train/validation/test, dataset, demo; given: train/validation/test and dataset
 """) + expressions("""
 a line of a corpus that is not UTF-8
 read_parallel_files("latin1.txt", "good.en", name="train")[1].summary()
@@ -113,18 +105,6 @@ an unknown key
 train --config unknown_key.yaml
 unknown_key.yaml: there is no key 'modle'; did you mean model?
 
-a value of a wrong type
-train --config wrong_type.yaml
-training.max_steps…many
-
-a bracket that is not closed
-train --config syntax.yaml
-syntax.yaml, line 3: is no YAML: …
-
-a key that stands twice
-train --config twice.yaml
-twice.yaml, line 9: is no YAML: the key 'name' stands here twice
-
 a YAML tag that would execute a command
 train --config python_object.yaml
 python_object.yaml, line 1: is no YAML: could not determine a constructor for the tag …os.system…
@@ -132,28 +112,12 @@ python_object.yaml, line 1: is no YAML: could not determine a constructor for th
 the path of a class, which would be imported
 train --config class_path.yaml
 class_path.yaml: initialize_from: a recipe names no classes; leave class_path out
-
-an unknown recipe
-train --config dmeo
---config: no file 'dmeo'; give the path of a recipe, or the name of one of the package's: …
-
-an option under the name that Trainer has for it
-train --config good.yaml --max_steps 100
---training.max_steps
-
-a token in a recipe
-train --config good.yaml --training.hub_token api_org_geheim
-training.hub_token: …HF_TOKEN…
 """)
 
 MODELS = refusals("""
 no config.json
 translate --model no_config eins
 no_config: its model cannot be loaded: …config.json…
-
-a folder that does not exist
-translate --model ./nowhere eins
-'./nowhere': no such folder; give the folder of a model, or a repository id on the Hub
 
 weights that lack a tensor
 translate --model lacking_weights eins
@@ -174,40 +138,16 @@ own_code: its model cannot be loaded: …
 no tokenizer
 translate --model no_tokenizer eins
 no_tokenizer: its tokenizer cannot be loaded: …
-
-a model that is no run
-evaluate --run model
---run: 'model' is not a run folder (no recipe.yaml in it)
 """)
 
 ARGUMENTS = refusals("""
-an unknown command
-tarin
-argument command: invalid choice: 'tarin'
-
 an unknown option
 translate --model model --beams 3
 unrecognized arguments: --beams…; see `reluformer translate --help`
 
-a number out of range
-translate --model model --num_beams 0 eins
-num_beams: 0 must be at least 1
-
-no device
-translate --model model --device gpu eins
-device: 'gpu' is no device; give cpu, cuda or cuda:1
-
 a line with more tokens than the model has positions
 translate --model model --input long_line.txt
 1 of 1 sources have more tokens than the 64 positions of the model: number 1 (… tokens), counted from 1; shorten them, or choose
-
-an unknown analysis
-analyze --what entropie --model model --text good.de
---what: entropie is unknown; choose of entropy, …
-
-an unknown attention
-convert --from model --to converted --attention tanh
-attention: 'tanh' is unknown; choose one of reluformer, vanilla, …
 """)
 
 CALLS = expressions("""
@@ -215,17 +155,9 @@ a token id beyond the vocabulary
 model(input_ids=torch.full((1, 3), 40), decoder_input_ids=target[:1])
 IndexError: input_ids holds the id 40; the vocabulary of 40 tokens has the ids 0 to 39.
 
-labels padded on the left
-model(input_ids=source, labels=torch.tensor([[-100, 5], [6, 7]]))
-ValueError: Labels are padded on the left.
-
 labels of -100 alone: the loss is 0
 float(model(input_ids=source, labels=torch.full((2, 5), -100)).cross_entropy)
 result: 0.0
-
-more tokens than positions
-model(input_ids=torch.ones(1, 65, dtype=torch.long), labels=target[:1])
-ValueError: A sequence of 65 tokens is longer than max_position_embeddings=64
 
 an argument that the model does not have
 model(input_ids=source, labels=target, attention_maskk=source)
@@ -246,30 +178,6 @@ ValueError: An attention mask must have the shape (batch, keys) = (2, 7) or (bat
 an additive mask
 model(input_ids=source, attention_mask=torch.zeros(2, 7).fill_(-1e4), labels=target)
 ValueError: A two-dimensional attention mask holds 1 for real tokens and 0 for padding; this one has other values.
-
-an implementation that does not compute ReLU attention
-model.set_attn_implementation("sdpa")
-ValueError: is not supported by attention_activation='relu'; choose one of fused, eager.
-
-an unknown field of the configuration
-ReLUFormerConfig.from_preset("reluformer", d_modell=16)
-ValueError: 'd_modell' is not a field of ReLUFormerConfig; did you mean d_model?
-
-heads that do not divide the width
-ReLUFormerConfig(d_model=10, encoder_attention_heads=4)
-ValueError: d_model=10 must be a multiple of encoder_attention_heads=4.
-
-attention without the scale of its rows
-relu_attention(*3 * [torch.ones(1, 2, 3, 4)], causal=True)
-ValueError: relu_attention was given no scale for its rows; give gamma (sqrt(2 n) is a good start for n tokens), …
-
-the mask's name in torch's own attention
-relu_attention(*3 * [torch.ones(1, 2, 3, 4)], gamma=8.0, attn_mask=None)
-TypeError: …attn_mask…
-
-an activation without exact zeros
-use_sparse_ffn(tiny_model(activation_function="gelu"))
-ValueError: layers.0 (ReLUFormerDecoderLayer) computes GELUActivation, which gives no exact zeros to skip; …
 """)
 
 GROUPS: dict[str, list[Case]] = {

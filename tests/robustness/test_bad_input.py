@@ -9,7 +9,6 @@ import datasets
 import pytest
 import torch
 
-from reluformer import ReLUFormerConfig, relu_attention, use_sparse_ffn
 from reluformer.commands import main as cli
 from reluformer.training.data.corpus import read_parallel_files
 
@@ -51,10 +50,6 @@ def names_of_a_call() -> dict:
         "nan_in_second": nan_in_second,
         "second_hidden": torch.tensor([[1] * 7, [0] * 7]),
         "read_parallel_files": read_parallel_files,
-        "ReLUFormerConfig": ReLUFormerConfig,
-        "relu_attention": relu_attention,
-        "use_sparse_ffn": use_sparse_ffn,
-        "tiny_model": tiny_model,
     }
 
 

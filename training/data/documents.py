@@ -40,23 +40,20 @@ COLUMNS = {"source": "input_ids", "target": "labels"}
 class PackingReport(CorpusReport):
     """What became of the sentences of one corpus: `read == kept + sum(skipped.values())`.
 
-    `max_tokens` is L. `documents` are the original ones, `packed` counts the packed ones, whose tokens are counted with their
-    `</s>`; `kept_too_long` of them are one sentence that alone is longer than L on a side.
+    `max_tokens` is L. `documents` are the original ones, `packed` counts the packed ones; `kept_too_long` of them are one
+    sentence that alone is longer than L on a side.
     """
 
     max_tokens: int = 0
     documents: int = 0
     packed: int = 0
-    source_tokens: int = 0
-    target_tokens: int = 0
     kept_too_long: int = 0
 
     def summary(self) -> str:
         """One line for a log or an error message."""
         line = (
             f"{self.name}: {self.kept:,} of {self.read:,} sentences of {self.documents:,} documents in {self.packed:,} packed "
-            f"documents of at most {self.max_tokens:,} tokens; {self.source_tokens:,} source and {self.target_tokens:,} target "
-            "tokens"
+            f"documents of at most {self.max_tokens:,} tokens"
         )
         alone = f"; kept alone: {self.kept_too_long:,} × longer than {self.max_tokens} tokens" * bool(
             self.kept_too_long
@@ -130,7 +127,7 @@ def pack_documents(
     too_long: Literal["skip", "keep"],
     name: str,
     positions: int | None = None,
-    workers: int | None = None,
+    workers: int = 1,
 ) -> PackedDocuments:
     """Packs consecutive sentences of each document, greedily.
 
@@ -172,7 +169,6 @@ def pack_documents(
     encoded = datasets.Dataset.from_dict(columns, features=ENCODED_FEATURES)
     _check_joined(pairs, encoded, tokenizer, name)
     report.packed = len(pairs)
-    report.source_tokens, report.target_tokens = (int(token_lengths(encoded, name).sum()) for name in columns)
     return PackedDocuments(pairs, encoded, sentences, report)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +21,6 @@ from reluformer.training.data.moses import MosesStep
 # Part of every key of the cache: raise it where the same pairs are encoded in another way than before.
 ENCODING_VERSION = 2
 ENCODED_FEATURES = datasets.Features({name: datasets.List(datasets.Value("int32")) for name in ("input_ids", "labels")})
-# Fewer pairs are encoded by this process alone, with the tokenizer's own threads: starting others takes longer.
-PAIRS_FOR_WORKERS = 200_000
-MOST_WORKERS = 8  # by default
 
 
 def encode_pairs(
@@ -33,7 +29,7 @@ def encode_pairs(
     *,
     max_length: int,
     name: str,
-    workers: int | None = None,
+    workers: int = 1,
 ) -> tuple[datasets.Dataset, CorpusReport]:
     """Token ids of raw pairs, columns "input_ids" and "labels"; both end in `</s>`.
 
@@ -46,7 +42,7 @@ def encode_pairs(
         tokenizer: of both sides.
         max_length: most tokens of a side.
         name: of the corpus, for the report.
-        workers: processes that encode; None: `default_workers`. The rows are the same for any number.
+        workers: processes that encode. The rows are the same for any number.
 
     Raises:
         UserError: a tokenizer that does not end a sentence with its `eos_token`; no pair left.
@@ -69,26 +65,19 @@ def encode_rows(
     *,
     max_length: int,
     name: str,
-    workers: int | None = None,
+    workers: int = 1,
 ) -> datasets.Dataset:
     """As `encode_pairs`, but a pair to skip is a row without tokens, whose column "problem" says why."""
     check_end_of_sentence(tokenizer)
-    workers = min(default_workers(len(pairs)) if workers is None else workers, max(len(pairs), 1))
     return pairs.map(
         _Encoder(tokenizer, max_length),
         batched=True,
-        num_proc=workers if workers > 1 else None,
+        num_proc=workers if 1 < workers <= len(pairs) else None,
         remove_columns=pairs.column_names,
         features=datasets.Features({**ENCODED_FEATURES, "problem": datasets.Value("string")}),
         new_fingerprint=Hasher.hash([ENCODING_VERSION, pairs._fingerprint, *_facts(tokenizer), max_length]),
         desc=f"encoding {name}",
     )
-
-
-def default_workers(pairs: int) -> int:
-    """1 for fewer than `PAIRS_FOR_WORKERS` pairs; otherwise the cores this process may use, at most `MOST_WORKERS`."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if pairs < PAIRS_FOR_WORKERS else min(usable, MOST_WORKERS)
 
 
 def _facts(tokenizer: PreTrainedTokenizerBase) -> list[Any]:

@@ -88,26 +88,15 @@ class SourceEncoder:
         return self._ids([text], truncation=True, max_length=self.positions)
 
     def _split(self, text: str) -> Pieces:
-        """As many sentences as fit in each piece."""
-        pieces: Pieces = []
-        held, held_ids = "", []
-        for sentence in _sentences(text):
-            (ids,) = self._ids([held + sentence])
-            if self._fits(ids):
-                held, held_ids = held + sentence, ids
-                continue
-            pieces += [held_ids] if held else []
-            held, (held_ids,) = sentence, self._ids([sentence])
-            if not self._fits(held_ids):
-                pieces += self._windows(held_ids)
-                held = ""
-        return [*pieces, held_ids] if held else pieces
-
-    def _windows(self, ids: list[int]) -> Pieces:
-        """Ids that end in `</s>`, cut between tokens."""
-        *content, end = ids
-        room = self.positions - 1
-        return [[*content[start : start + room], end] for start in range(0, len(content), room)]
+        """As many sentences as fit in each piece; a sentence that alone is too long is cut between tokens."""
+        groups: Pieces = [[]]  # without `</s>`
+        sentences = self._ids(list(_sentences(text)))
+        for ids in sentences:
+            if len(groups[-1]) + len(ids) > self.positions:
+                groups.append([])
+            groups[-1] += ids[:-1]
+        room, end = self.positions - 1, sentences[0][-1:]
+        return [ids[start : start + room] + end for ids in groups for start in range(0, len(ids), room)]
 
 
 def _sentences(text: str) -> Iterator[str]:

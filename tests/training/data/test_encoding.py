@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from reluformer.configuration.errors import UserError
 from reluformer.training.data import encoding
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.data.encoding import default_workers, encode_pairs, first_encoded_pairs, token_lengths
+from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs, token_lengths
 
 from ...conftest import demo_tokenizer
 
@@ -83,8 +83,3 @@ def test_a_tokenizer_without_end_of_sentence_is_refused(tokenizer):
     other.backend_tokenizer.post_processor = TemplateProcessing(single="$A")
     with pytest.raises(UserError, match="end every sentence"):
         encode_pairs(datasets.Dataset.from_dict({"source": ["a"], "target": ["b"]}), other, max_length=64, name="train")
-
-
-def test_large_corpora_are_encoded_by_several_processes(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)), raising=False)
-    assert default_workers(199_999) == 1 and default_workers(200_000) == 8
