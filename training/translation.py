@@ -174,19 +174,9 @@ class Translator:
             return translations
         if isinstance(texts, str):
             return self([texts], progress)[0]
-        texts = list(texts)
-        translations = [""] * len(texts)
-        for index, translation in self.finished(texts, progress):
-            translations[index] = translation
-        return translations
-
-    def finished(self, texts: Iterable[str], progress: bool = False) -> Iterator[tuple[int, str]]:
-        """The index and the translation of each text as soon as it is done, the longest first; otherwise as a call.
-
-        All texts are checked before this returns.
-        """
         sources = self._encode(texts)
-        return self._finished(sources, [range(len(sources))], progress)
+        finished = dict(self._finished(sources, [range(len(sources))], progress))
+        return [finished[index] for index in range(len(sources))]
 
     def stream(self, texts: Iterable[str], progress: bool = False) -> Iterator[str]:
         """The translations in the order of the texts, each as soon as it and those before it are done; otherwise as a call.

@@ -1,7 +1,6 @@
 """The example runs as a user would run it, and what users add to it: LoRA, quantised loading."""
 
 import ast
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -101,6 +100,7 @@ def test_lora_on_the_attention_projections_trains_saves_and_merges(model_folder,
     }
 
 
+@pytest.mark.slow
 def test_lora_trains_with_gradient_checkpointing(model_folder):
     peft = pytest.importorskip("peft", reason="LoRA is peft's, which is not installed")
     model = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
@@ -112,33 +112,3 @@ def test_lora_trains_with_gradient_checkpointing(model_folder):
     gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     assert all(gradient is not None for gradient in gradients.values())
     assert any(gradient.abs().max() > 0 for gradient in gradients.values())
-
-
-def _quantization(library: str):
-    from transformers import BitsAndBytesConfig, TorchAoConfig
-
-    if library == "bitsandbytes":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    return TorchAoConfig(Int8WeightOnlyConfig())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("library", ["bitsandbytes", "torchao"])
-def test_quantised_loading_works_or_names_the_library_that_is_missing(library, model_folder):
-    """Neither library is a dependency: where it is not installed the refusal is tested, where it is, the model."""
-    if importlib.util.find_spec(library) is None:
-        with pytest.raises(ImportError, match=library):
-            AutoModelForSeq2SeqLM.from_pretrained(model_folder, quantization_config=_quantization(library))
-        return
-    whole = AutoModelForSeq2SeqLM.from_pretrained(model_folder).eval()
-    model = AutoModelForSeq2SeqLM.from_pretrained(model_folder, quantization_config=_quantization(library)).eval()
-    weight = model.model.encoder.layers[0].self_attn.q_proj.weight
-    assert type(weight) is not torch.nn.Parameter, "the projections were left as they were"
-    batch = _pairs_batch()
-    with torch.no_grad():
-        expected = whole(**batch).logits
-        difference = (model(**batch).logits.float() - expected).abs().max()
-    assert 0 < difference < 0.1 * expected.abs().max()
-    assert model.generate(batch["input_ids"], num_beams=2, max_new_tokens=5).shape[0] == 4

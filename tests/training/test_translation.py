@@ -160,7 +160,7 @@ def test_a_model_that_has_translated_can_go_on_training(model, tokenizer):
 def test_sources_that_are_too_long_are_refused_by_name_before_any_is_translated(model, tokenizer, calls):
     long = "hund " * POSITIONS
     found = rf"7 of 9 sources have more tokens than the {POSITIONS} positions of the model: number 3 \(\d+ tokens\), 4 "
-    for call in (Translator.__call__, Translator.finished, Translator.stream):
+    for call in (Translator.__call__, Translator.stream):
         with pytest.raises(
             UserError, match=rf"{found}.*, 7 \(\d+ tokens\) and 2 more, counted from 1; .*truncate or split"
         ):
@@ -202,7 +202,6 @@ def test_translations_come_in_order_as_soon_as_they_are_done(model, tokenizer, c
     expected = Translator(model, tokenizer, num_beams=1)(texts)
     translator = Translator(model, tokenizer, num_beams=1, batch_tokens=8)
     assert list(translator.stream(texts)) == expected
-    assert sorted(translator.finished(texts)) == list(enumerate(expected))
     assert list(translator.stream([])) == []
     calls.clear()
     stream, generate = translator.stream(texts), model.generate

@@ -47,7 +47,7 @@ seldom = st.sampled_from([False] * 5 + [True])
 sentence = st.tuples(lengths, lengths, seldom, seldom)  # source, target, left out, begins a document
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(sentence, min_size=1, max_size=30), st.integers(2, 9))
 def test_greedy_packing(rows, limit):
     source, target, left_out, begins = (list(column) for column in zip(*rows, strict=True))
@@ -63,7 +63,7 @@ def test_greedy_packing(rows, limit):
             assert max(sum(source[start : stop + 1]), sum(target[start : stop + 1])) + 1 > limit  # no more fitted
 
 
-@pytest.mark.parametrize("limit", [8, 16, 33, 400])
+@pytest.mark.parametrize("limit", [16, 400])
 def test_packed_texts_and_ids_are_those_of_their_sentences(tokenizer, limit):
     sentences = corpus()
     packed = pack_documents(sentences, tokenizer, max_tokens=limit, too_long="keep", name="train")
@@ -258,24 +258,17 @@ def test_the_tokenizer_is_the_same_at_every_length(recipe_file):
     assert len(first.pairs["train"]) > len(second.pairs["train"]) == len(second.encoded["train"])
 
 
-NO_FILES = "--data.train null --data.validation null --data.test null"
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("--data.train.documents null", "data.train.documents"),
         ("--data.test.documents null", "data.test.documents names no file"),
         ("--data.test.only [d7]", "data.test.only: no document 'd7' in "),
         ("--tokenizer.moses true", "tokenizer.moses"),
         ("--data.packing null", "document_bleu"),
-        ("--data.packing.too_long cut", "too_long"),
         (
             "--data.max_length 4 --model.max_position_embeddings 5 --data.packing.too_long keep",
             "positions; raise model.max_position_embeddings",
         ),
-        (f"{NO_FILES} --data.dataset.path x", "data.dataset.document_column"),
-        (f"{NO_FILES} --data.demo {{}}", "the generated corpus has none"),
     ],
 )
 def test_mistakes_are_found_before_training(recipe_file, change, says):
