@@ -61,16 +61,6 @@ def test_wrong_calls_say_what_is_wrong():
         model(input_ids=source, decoder_input_ids=target, past_key_values=cache, **segments)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_embeddings_that_are_set_are_those_that_are_used(shared):
-    model = tiny_model(share_encoder_decoder_embeddings=shared, tie_word_embeddings=shared)
-    embeddings = torch.nn.Embedding(model.config.vocab_size, model.config.d_model, model.config.pad_token_id)
-    before = model.get_encoder()(random_tokens(1, 4)).last_hidden_state
-    model.set_input_embeddings(embeddings)
-    assert model.get_input_embeddings() is embeddings
-    assert not torch.equal(model.get_encoder()(random_tokens(1, 4)).last_hidden_state, before)
-
-
 def test_a_cache_counts_towards_the_positions():
     """64 positions: 60 tokens, and then 10 more."""
     model = tiny_model()

@@ -68,13 +68,6 @@ def test_from_an_offline_hub_cache(saved, tmp_path):
     check(load_elsewhere("someone/tiny", tmp_path, HF_HUB_CACHE=str(tmp_path / "hub")))
 
 
-def test_the_directory_holds_the_code_and_says_where(saved):
-    config = json.loads((saved / "config.json").read_text())
-    assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"}
-    for target in config["auto_map"].values():
-        assert (saved / f"{target.split('.')[0]}.py").is_file()
-
-
 def test_the_flat_files_of_the_model_are_what_all_kinds_of_models_carry_together(tmp_path):
     """What a Hub copy cannot run stands in folders of its own; the door of the package, and what no model uses, stay at home."""
     carried = set()
