@@ -149,14 +149,12 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
             )
 
     def _check_rotary_arguments(self, kwargs: Mapping[str, Any]) -> None:
-        rotary = self.position_embedding == "rotary"
-        if given := [name for name in ("rope_theta", "rope_scaling") if kwargs.get(name) is not None]:
-            if not rotary:
-                raise ValueError(f"{given[0]}={kwargs[given[0]]} needs position_embedding='rotary'; it is 'learned'.")
-        elif self.rope_parameters is not None and not rotary:
-            raise ValueError(
-                f"rope_parameters={self.rope_parameters} need position_embedding='rotary'; it is 'learned'."
-            )
+        given = {"rope_parameters": self.rope_parameters, **{name: kwargs.get(name) for name in self.more_arguments}}
+        for name, value in given.items():
+            if value is not None and self.position_embedding != "rotary":
+                raise ValueError(
+                    f"{name}={value} needs position_embedding='rotary'; it is {self.position_embedding!r}."
+                )
         if "partial_rotary_factor" in {**kwargs, **(self.rope_parameters or {})}:
             raise ValueError("partial_rotary_factor is not supported: rotary positions turn whole heads. Leave it out.")
 

@@ -169,7 +169,7 @@ def test_wrong_calls_say_what_is_wrong(inputs, error, named):
         ({"num_key_value_heads": 3}, "num_attention_heads=4 must be a multiple of num_key_value_heads=3"),
         ({"num_key_value_heads": 0}, "num_key_value_heads=0 must be at least 1"),
         ({"hidden_size": 12, "position_embedding": "rotary"}, "head_dim=3 must be even"),
-        ({"rope_parameters": {"rope_theta": 100.0}}, "need position_embedding='rotary'"),
+        ({"rope_parameters": {"rope_theta": 100.0}}, "needs position_embedding='rotary'"),
         ({"rope_theta": 100.0}, "rope_theta=100.0 needs position_embedding='rotary'"),
         (
             {"position_embedding": "rotary", "rope_parameters": {"partial_rotary_factor": 0.5}},
