@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 import tempfile
@@ -26,8 +27,11 @@ from reluformer.training.loading import load_model_and_tokenizer
 OPSETS = range(18, 24)
 # The others search a threshold in sorted scores, for which ONNX has no plain operators.
 _ACTIVATIONS = (*POINTWISE, "softmax")
-# Of the comparison: lengths of the sources of a batch, how many targets share each, and the steps in which these are given.
-_LENGTHS, _SHARED, _STEPS = (7, 1, 4), 3, (3, 1, 1, 2)
+# Of the comparison: lengths of the sources of a batch, and the steps in which targets are given.
+_LENGTHS, _STEPS = (7, 1, 4), (3, 1, 1, 2)
+_WHY_MARIAN = (
+    "A ReLUFormer. Its graphs take and give what Marian's do, and transformers.js knows a model by model_type alone."
+)
 # Two orders of the same float32 operations leave errors of one size. A wrong mask or position changes logits by far more.
 _ROUNDINGS = 16
 
@@ -160,11 +164,14 @@ def quantize(folder: Path) -> None:
 
 
 def _save_config(model: PreTrainedModel, folder: Path) -> None:
-    config = copy.deepcopy(model.config)
-    config.dtype = torch.float32
-    if hasattr(config, "auto_map"):
-        del config.auto_map
-    config.to_json_file(folder / "config.json")  # save_pretrained would add the model's code, which nothing here needs
+    config = model.config.to_dict() | {"dtype": "float32", "model_type": "marian", "architectures": ["MarianMTModel"]}
+    for name in (
+        "auto_map",
+        "init_std",
+    ):  # of the model's own code and of training; Marian's standard deviation is no None
+        config.pop(name, None)
+    config["comment"] = _WHY_MARIAN
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     model.generation_config.save_pretrained(folder)
 
 
@@ -175,16 +182,16 @@ def _save_config(model: PreTrainedModel, folder: Path) -> None:
 def difference(model: PreTrainedModel, exported: OnnxTranslationModel) -> Difference:
     """How far the graphs are from the model, which is in float32 and evaluation mode.
 
-    Random tokens; sources with padding, each with several targets; targets in steps of several lengths behind a cache that grows
-    from nothing. PyTorch computes each target at once without a cache. `allowed` is 16 times the error of PyTorch itself in
-    float32, and at least 16 roundings of the largest logit.
+    Random tokens; sources with padding; targets in steps of several lengths behind a cache that grows from nothing. PyTorch
+    computes each target at once without a cache. `allowed` is 16 times the error of PyTorch itself in float32, and at least 16
+    roundings of the largest logit.
     """
     config, generator = model.config, torch.Generator().manual_seed(0)
     longest = config.max_position_embeddings
     lengths = torch.tensor(_LENGTHS).clamp_max(longest)
     mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()
     sources = torch.randint(config.vocab_size, mask.shape, generator=generator)
-    size = (_SHARED * len(lengths), min(sum(_STEPS), longest))
+    size = (len(lengths), min(sum(_STEPS), longest))
     targets = torch.randint(config.decoder_vocab_size, size, generator=generator)
 
     wanted = _at_once(copy.deepcopy(model).double(), sources, mask, targets)
@@ -194,18 +201,13 @@ def difference(model: PreTrainedModel, exported: OnnxTranslationModel) -> Differ
 
 
 def _at_once(model: PreTrainedModel, sources: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
-    """Logits (targets, length, vocabulary) of PyTorch, without a cache and with a source for each target."""
-    return model(
-        input_ids=sources.repeat_interleave(_SHARED, dim=0),
-        attention_mask=mask.repeat_interleave(_SHARED, dim=0),
-        decoder_input_ids=targets,
-        use_cache=False,
-    ).logits
+    """Logits (batch, length, vocabulary) of PyTorch, without a cache."""
+    return model(input_ids=sources, attention_mask=mask, decoder_input_ids=targets, use_cache=False).logits
 
 
 def _in_steps(exported: OnnxTranslationModel, sources: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
-    """The same of the graphs, with a cache and sources that targets share."""
-    given = {"attention_mask": mask, "encoder_outputs": exported.encoder(sources, mask), "targets_per_source": _SHARED}
+    """The same of the graphs, with a cache."""
+    given = {"attention_mask": mask, "encoder_outputs": exported.encoder(sources, mask)}
     # one by one where the model has too few positions for the steps
     steps = _STEPS if targets.shape[1] == sum(_STEPS) else [1] * targets.shape[1]
     logits, cache = [], None

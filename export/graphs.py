@@ -28,7 +28,7 @@ from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
 ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_model_merged.onnx"
 GRAPHS = (ENCODER_FILE, DECODER_FILE)
 # Sizes of the example that is traced; a size that occurs twice, or 1, would be taken for a rule.
-_SOURCES, _TARGETS, _SOURCE, _KNOWN, _PAST, _TARGET = 2, 3, 9, 5, 7, 4
+_BATCH, _SOURCE, _KNOWN, _PAST, _TARGET = 2, 9, 5, 7, 4
 
 KeysAndValues = Sequence[tuple[Tensor, Tensor]]
 
@@ -91,10 +91,10 @@ class DecoderGraph(nn.Module):
     def forward(
         self, input_ids: Tensor, mask: Tensor, encoder_hidden_states: Tensor, past: KeysAndValues, cross: KeysAndValues
     ) -> tuple[Tensor, KeysAndValues, KeysAndValues, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """input_ids (batch, target), mask (sources, source), encoder_hidden_states (sources, source, d_model)
+        """input_ids (batch, target), mask (batch, source), encoder_hidden_states (batch, source, d_model)
         → logits (batch, target, vocabulary), keys and values of self- and cross-attention, and the weights of both.
 
-        Neighbouring rows of the batch share a source. `cross` holds the keys and values of its beginning.
+        `cross` holds the keys and values of the source's beginning.
         """
         cross = self._whole(encoder_hidden_states, cross)
         cache = EncoderDecoderCache(filled(past), filled(cross))
@@ -106,7 +106,6 @@ class DecoderGraph(nn.Module):
             **{CACHE_NAME: cache},
             use_cache=True,
             output_attentions=self.attentions,
-            targets_per_source=input_ids.shape[0] // mask.shape[0],
         )
         own = pairs_of(cache.self_attention_cache)
         return output.logits, own, cross, output.decoder_attentions or (), output.cross_attentions or ()
@@ -131,8 +130,8 @@ def write_graphs(model: PreTrainedModel, folder: Path, opset: int, attentions: b
 
 
 def _write_encoder(model: PreTrainedModel, path: Path, opset: int, attentions: bool) -> None:
-    ids = torch.ones(_SOURCES, _SOURCE, dtype=torch.long)
-    sizes = {0: Dim("batch"), 1: Dim("source", max=model.config.max_position_embeddings)}
+    ids = torch.ones(_BATCH, _SOURCE, dtype=torch.long)
+    sizes = {0: Dim("batch_size"), 1: Dim("source", max=model.config.max_position_embeddings)}
     weights = [f"encoder_attentions.{layer}" for layer in range(model.config.encoder_layers) if attentions]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     outputs = ["last_hidden_state", *weights]
@@ -142,22 +141,21 @@ def _write_encoder(model: PreTrainedModel, path: Path, opset: int, attentions: b
 def _write_decoder(model: PreTrainedModel, path: Path, opset: int, attentions: bool) -> None:
     config = model.config
     heads, features = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
-    layers, rows = config.decoder_layers, _SOURCES * _TARGETS
-    known, past, target = (Dim(name) for name in ("known", "past", "target"))
-    # min: of the trace; the graph has no such limits
-    batch, sources, source = Dim("batch", min=2 * _SOURCES), Dim("sources"), Dim("source", min=4)
+    layers = config.decoder_layers
+    # transformers.js knows the name batch_size. min: of the trace; the graph has no such limit
+    batch, target, past, known, source = (*map(Dim, ("batch_size", "target", "past", "known")), Dim("source", min=4))
 
     def pairs(*shape: int) -> list[tuple[Tensor, Tensor]]:
         return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(layers)]
 
     inputs = {
-        "input_ids": torch.ones(rows, _TARGET, dtype=torch.long),
-        "encoder_attention_mask": torch.ones(_SOURCES, _SOURCE, dtype=torch.long),
-        "encoder_hidden_states": torch.zeros(_SOURCES, _SOURCE, config.d_model),
+        "input_ids": torch.ones(_BATCH, _TARGET, dtype=torch.long),
+        "encoder_attention_mask": torch.ones(_BATCH, _SOURCE, dtype=torch.long),
+        "encoder_hidden_states": torch.zeros(_BATCH, _SOURCE, config.d_model),
     }
-    past_and_cross = pairs(rows, heads, _PAST, features), pairs(_SOURCES, heads, _KNOWN, features)
-    own, cross = {0: batch, 2: past}, {0: sources, 2: known}
-    of_source = {0: sources, 1: source}
+    past_and_cross = pairs(_BATCH, heads, _PAST, features), pairs(_BATCH, heads, _KNOWN, features)
+    own, cross = {0: batch, 2: past}, {0: batch, 2: known}
+    of_source = {0: batch, 1: source}
     sizes = ({0: batch, 1: target}, of_source, of_source, layers * [(own, own)], layers * [(cross, cross)])
     names = [*inputs, *both_caches("past_key_values", layers)]
     outputs = ["logits", *both_caches("present", layers)]
@@ -180,7 +178,7 @@ def _write(
             graph.eval(),
             inputs,
             dynamic_shapes=sizes,
-            # that a batch is a multiple of the sources it shares is no rule that a dimension can have
+            # that no more of the source is given than there is is no rule that a dimension can have
             prefer_deferred_runtime_asserts_over_guards=True,
         )
     # It would tell of torchvision, which is not needed, and of each further use of a dimension's name.

@@ -22,7 +22,6 @@ import reluformer  # noqa: F401  (registers the model's configuration)
 from reluformer.configuration.errors import UserError
 from reluformer.export.graphs import GRAPHS, both_caches, filled, pairs_of
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
-from reluformer.modeling_reluformer.fused.generation import SharedSources
 from reluformer.modeling_reluformer.layers_reluformer import (
     LanguageHeadMixin,
     checked_keywords,
@@ -61,7 +60,7 @@ class OnnxEncoder(nn.Module):
         return BaseModelOutput(_run(self.session, feeds)[0])
 
 
-class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, GenerationMixin):
+class OnnxTranslationModel(LanguageHeadMixin, PreTrainedModel, GenerationMixin):
     """A folder of `reluformer export`, for `generate`, `Translator` and whatever else takes a model of Transformers.
 
     Args:
@@ -149,7 +148,6 @@ class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, Ge
         encoder_outputs: BaseModelOutput | None = None,
         cache: EncoderDecoderCache | None = None,
         use_cache: bool | None = None,
-        targets_per_source: int = 1,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool = True,
@@ -158,11 +156,10 @@ class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, Ge
         """Logits of the decoder's tokens, and the cache that has grown by them.
 
         Args:
-            input_ids, attention_mask: (sources, source). decoder_input_ids: (sources · targets_per_source, target).
+            input_ids, attention_mask: (batch, source). decoder_input_ids: (batch, target).
             encoder_outputs: of this model's encoder, instead of `input_ids`.
             cache: as this method has returned it; one that is new is replaced by a `DynamicCache`.
             use_cache: whether the cache is returned.
-            targets_per_source: how many neighbouring targets share a source.
 
         Raises:
             ValueError: sequences beyond max_position_embeddings. IndexError: an id outside the vocabulary.
@@ -174,7 +171,7 @@ class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, Ge
         require_known_ids(decoder_input_ids, self.config.decoder_vocab_size or self.config.vocab_size, "decoder_")
         sources = encoder_outputs.last_hidden_state
         if cache is None or not cache.is_updated.get(0):
-            cache = self._empty_cache(len(decoder_input_ids), len(sources))
+            cache = self._empty_cache(len(sources))
         seen = cache.self_attention_cache.get_seq_length()
         require_positions(seen + decoder_input_ids.shape[1], self.config.max_position_embeddings)
         mask = _source_mask(attention_mask, sources.shape[:2])
@@ -197,11 +194,16 @@ class OnnxTranslationModel(SharedSources, LanguageHeadMixin, PreTrainedModel, Ge
             **{CACHE_NAME: None if use_cache is False else cache},
         )
 
-    def _empty_cache(self, targets: int, sources: int) -> EncoderDecoderCache:
+    def _empty_cache(self, batch: int) -> EncoderDecoderCache:
         """Keys and values of length 0, which the graph's first step takes."""
-        empty = (torch.zeros(rows, self.heads, 0, self.head_dim) for rows in (targets, sources))
-        cache = EncoderDecoderCache(*(filled(self.layers * [(each, each)]) for each in empty))
+        empty = torch.zeros(batch, self.heads, 0, self.head_dim)
+        cache = EncoderDecoderCache(*(filled(self.layers * [(empty, empty)]) for _ in range(2)))
         cache.is_updated = dict.fromkeys(range(self.layers), True)
+        return cache
+
+    def _reorder_cache(self, cache: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
+        """Beams of a sentence have the same source, so only what they have written themselves changes places."""
+        cache.self_attention_cache.reorder_cache(beam_idx)
         return cache
 
 

@@ -79,7 +79,7 @@ def test_the_folder_has_all_that_a_user_needs(trained, exported):
     assert (exported / "tokenizer.json").read_bytes() == (trained / "tokenizer.json").read_bytes()
     assert GenerationConfig.from_pretrained(exported).max_new_tokens == 12
     config = AutoConfig.from_pretrained(exported)
-    assert (config.model_type, config.dtype) == ("reluformer", torch.float32)
+    assert (config.model_type, config.dtype) == ("marian", torch.float32)
     assert not getattr(config, "auto_map", None)
 
 
@@ -104,12 +104,13 @@ def test_every_size_is_dynamic_and_named_as_by_optimum(exported):
             for value in values
         }
 
-    assert shapes(encoder.input) == {"input_ids": ["batch", "source"], "attention_mask": ["batch", "source"]}
+    assert shapes(encoder.input) == {name: ["batch_size", "source"] for name in ("input_ids", "attention_mask")}
     inputs = shapes(decoder.input)
-    assert inputs["input_ids"] == ["batch", "target"] and inputs["encoder_attention_mask"] == ["sources", "source"]
-    assert inputs["past_key_values.0.decoder.value"] == ["batch", 2, "past", 8]
-    assert inputs["encoder_hidden_states"] == ["sources", "source", 16]
-    assert inputs["past_key_values.0.encoder.key"] == ["sources", 2, "known", 8]
+    assert inputs["input_ids"] == ["batch_size", "target"]
+    assert inputs["encoder_attention_mask"] == ["batch_size", "source"]
+    assert inputs["past_key_values.0.decoder.value"] == ["batch_size", 2, "past", 8]
+    assert inputs["encoder_hidden_states"] == ["batch_size", "source", 16]
+    assert inputs["past_key_values.0.encoder.key"] == ["batch_size", 2, "known", 8]
     assert list(shapes(encoder.output)) == ["last_hidden_state"]
     caches = [f"present.0.{part}" for part in ("decoder.key", "decoder.value", "encoder.key", "encoder.value")]
     assert list(shapes(decoder.output)) == ["logits", *caches]
