@@ -18,7 +18,6 @@ from benchmarks.studies.outcomes import Outcome, select, value
 from benchmarks.studies.parser import row_of_line
 from benchmarks.studies.study import Plot, Study
 from reluformer.analysis.drawing import GREY, OLIVE, PURPLE, TEAL, WINE, color_of, shade
-from reluformer.configuration.errors import UserError
 
 _OTHERS = (TEAL, WINE, OLIVE, PURPLE)
 _MARKERS = ("o", "s", "^", "D", "v")
@@ -34,9 +33,6 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
 
     Lines are means over the seeds; where there are several, a band reaches from the lowest to the highest. Rows below their
     budget are not drawn.
-
-    Raises:
-        UserError: the plot names the activation of a line that it does not have.
     """
     lines = {label: _points(plot, name, study, outcomes) for label, name in plot.lines.items()}
     if not any(lines.values()):
@@ -67,12 +63,9 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
 
 def _colors(plot: Plot) -> dict[str, str]:
     """The colour of every line and level, by its label."""
-    labels = [*plot.lines, *plot.levels]
-    if unknown := [label for label in plot.activations if label not in labels]:
-        raise UserError(f"{plot.file}: activations names {unknown[0]!r}, which is no line or level; choose of {labels}")
     drawn: Counter[str] = Counter()
     others, colors = cycle(_OTHERS), {}
-    for label in labels:
+    for label in (*plot.lines, *plot.levels):
         activation = plot.activations.get(label)
         if activation is None:
             colors[label] = next(others)

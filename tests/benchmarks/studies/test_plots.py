@@ -6,7 +6,6 @@ from matplotlib.figure import Figure
 from benchmarks.studies import plots as study_plots
 from benchmarks.studies.parser import load_study, study_names
 from reluformer.analysis.drawing import RELU, SOFTMAX, color_of
-from reluformer.configuration.errors import UserError
 
 
 @pytest.fixture
@@ -71,9 +70,6 @@ def test_a_line_has_the_colour_of_its_activation(study, canvases):
     colors = {line.get_label(): line.get_color() for line in canvases[0].axes[0].lines}
     assert colors["ReLU"] == RELU and colors["softmax"] == SOFTMAX
     assert colors["the same"] not in (RELU, SOFTMAX)
-    study.claims(plots=[{**plot, "activations": {"relu": "relu"}}])
-    with pytest.raises(UserError, match=r"p\.png: activations names 'relu', which is no line or level"):
-        study.report()
 
 
 def test_a_picture_has_a_measured_figure_on_its_axis_and_names_its_points(study, canvases):
