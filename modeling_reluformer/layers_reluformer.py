@@ -606,8 +606,7 @@ def _check_unknown(model: PreTrainedModel, name: str, known: Sequence[str]) -> N
         raise TypeError(f"{type(model).__name__} takes no {name}; leave it out.")
     if name in TransformersKwargs.__annotations__ or name in ("return_dict", "use_cache"):
         return
-    names = [*known, *TransformersKwargs.__annotations__]
-    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.8):
+    if near := difflib.get_close_matches(name, [*known, *TransformersKwargs.__annotations__], n=1, cutoff=0.8):
         raise TypeError(f"{type(model).__name__} takes no {name}; did you mean {near[0]}?")
     if not is_compiling():
         logger.warning_once(f"{name} is no argument of reluformer's models; the attention function may ignore it.")

@@ -550,10 +550,8 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
                 raise ValueError("Give exactly one of input_ids and inputs_embeds.")
             source = encoder_outputs[0] if source is None else source
             if labels.shape != target.shape[:2]:
-                expected = tuple(target.shape[:2])
-                raise ValueError(
-                    f"labels must have the shape of the decoder's input, {expected}; got {tuple(labels.shape)}."
-                )
+                found, expected = tuple(labels.shape), tuple(target.shape[:2])
+                raise ValueError(f"labels must have the shape of the decoder's input, {expected}; got {found}.")
             require_same_batch(source, labels)
             dtype = wide(self.lm_head.weight.dtype)
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
@@ -612,8 +610,7 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
                     "Labels are padded on the left. Pad them on the right (tokenizer.padding_side='right'), packed sequences "
                     "too, or give decoder_input_ids and decoder_attention_mask beside them."
                 )
-        shifted = labels.new_empty(labels.shape)
-        shifted[:, 1:] = labels[:, :-1]
+        shifted = labels.roll(1, dims=1)
         shifted[:, 0] = self.config.decoder_start_token_id
         shifted = shifted.masked_fill(starts, self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
