@@ -27,7 +27,7 @@ def add_folder_options(parser: argparse.ArgumentParser) -> None:
     folder.add_argument(
         "--model",
         metavar="FOLDER",
-        help="folder of any saved model: output_dir or checkpoint of a plain Seq2SeqTrainer, or of save_pretrained; of a run, "
+        help="folder of any saved model: output_dir of a plain Seq2SeqTrainer, or of save_pretrained; of a run, "
         "the same as --run",
     )
 
