@@ -144,27 +144,24 @@ def _read_pairs(name: str, options: AnalysisOptions) -> Subject:
     lines, max_length, skipped = _read_lines(options)
     if list(options.what) == ["attention-maps"]:  # no need to translate what is not drawn
         lines = lines.select([0])
-    files = {"source_file": options.text, "target_file": options.target_text, "documents_file": options.documents}
-    facts, notes = {"target": "given, teacher-forced"}, ()
-    if "target" not in lines.column_names:
+    target: dict[str, Any] = {"target": "given, teacher-forced"}
+    if is_own := "target" not in lines.column_names:
         translator = Translator(model, tokenizer)
         lines = lines.add_column("target", translator(lines["source"], progress=True))
-        facts = {"target": "the model's own translation, teacher-forced", "decoding": translator.decoding}
-        notes = ("no --target_text: the decoder reads the model's own translation",)
-    positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
-    documents = None
+        target = {"target": "the model's own translation, teacher-forced", "decoding": translator.decoding}
+    positions, documents = getattr(model.config, "max_position_embeddings", None) or sys.maxsize, None
     if "document" in lines.column_names:
         documents = _pack(lines, tokenizer, max_length, positions)
         encoded, report = documents.encoded, documents.report
-        counts = {"documents": report.documents, "packed_documents": report.packed, "sentences": report.kept}
-        facts |= counts | {"max_length": report.max_tokens}
     else:
         encoded, report = encode_pairs(lines, tokenizer, max_length=positions, name="text")
-        facts["sentences"] = len(encoded)
     _tell_skips(report)
     pairs: list[Pair] = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
-    source_tokens, target_tokens = (sum(len(pair[side]) for pair in pairs) for side in (0, 1))
-    facts |= {"source_tokens": source_tokens, "target_tokens": target_tokens, "skipped": skipped | report.skipped}
+    counts = {"sentences": report.kept} | {
+        name: sum(len(pair[side]) for pair in pairs) for side, name in enumerate(("source_tokens", "target_tokens"))
+    }
+    if documents is not None:
+        counts |= {"documents": report.documents, "packed_documents": len(pairs), "max_length": report.max_tokens}
     return Subject(
         options,
         PAIRS if documents is None else DOCUMENTS,
@@ -173,9 +170,15 @@ def _read_pairs(name: str, options: AnalysisOptions) -> Subject:
         pairs,
         documents,
         lambda: (batch for _, batch in pair_batches(model, pairs)),
-        {"text": files | facts},
-        notes,
+        {"text": _files(options) | target | counts | {"skipped": skipped | report.skipped}},
+        ("no --target_text: the decoder reads the model's own translation",) * is_own,
     )
+
+
+def _files(options: AnalysisOptions) -> dict[str, str | None]:
+    if options.run is not None:
+        return {"split": "test"}
+    return {"source_file": options.text, "target_file": options.target_text, "documents_file": options.documents}
 
 
 def _read_lines(options: AnalysisOptions) -> tuple[datasets.Dataset, int | None, dict[str, int]]:

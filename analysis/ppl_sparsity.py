@@ -13,7 +13,7 @@ is run again: what it keeps is the active share, and its perplexity over that of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.inputs import Subject
 from reluformer.configuration.errors import UserError
 
+MOST_TOKENS = 2_048
 TOLERANCE = 1e-6  # of the bisected CETT
 # Thresholds, evenly spaced from the smallest product |a_i| ‖w_i‖ to this quantile of a sample of them.
 CANDIDATES, QUANTILE = 65_536, 0.99
@@ -39,13 +40,13 @@ Place = tuple[str, int]
 
 
 def ppl_sparsity(subject: Subject, p_percent: float = 1.0) -> Measured:
-    """The active share of the activations at PPL-p%, by block. It reads the first batch, whose activations are held in memory."""
-    search = SparsitySearch(subject.model, next(iter(subject.batches())))
+    """The active share of the activations at PPL-p%, by block."""
+    search = SparsitySearch(subject.model, first_batches(subject.batches()))
     found = search.at_increase(p_percent)
     table = _table(p_percent, found, search)
     summary = f"PPL-{p_percent:g}% {1 - table[0]['active_fraction']:.1%} zeros at CETT {found.cett:.4f}"
     columns = {"nonzero_fraction": ("not zero", GREY), "active_fraction": (f"active at PPL-{p_percent:g}%", TEAL)}
-    notes = ["ppl-sparsity reads the first batch alone, at most 2,048 tokens"]
+    notes = [f"ppl-sparsity reads the first batches alone, of up to {MOST_TOKENS:,} tokens"]
     if found.cett > 1 - 2 * TOLERANCE:
         notes.append(
             f"ppl-sparsity: with the largest thresholds that are searched, the perplexity is not {p_percent:g} % higher; "
@@ -53,6 +54,17 @@ def ppl_sparsity(subject: Subject, p_percent: float = 1.0) -> Measured:
         )
     draw = partial(draw_bars, table, columns, "share of the activations")
     return Measured(table, summary, draw, notes=notes)
+
+
+def first_batches(batches: Iterable[Batch]) -> list[Batch]:
+    """Those of at most `MOST_TOKENS` tokens, padding included, since activations are held in memory; of pictures, the first."""
+    kept, tokens = [], 0
+    for batch in batches:
+        tokens += batch.labels.numel()
+        if kept and (tokens > MOST_TOKENS or batch.labels.ndim == 1):
+            break
+        kept.append(batch)
+    return kept
 
 
 class TailTruncation:
@@ -115,14 +127,14 @@ class Truncated:
 
 
 class SparsitySearch:
-    """The bisection of CETT for one model and batch; the model is given back as it was.
+    """The bisection of CETT for one model and its batches; the model is given back as it was.
 
     Raises:
         UserError: no feed-forward blocks, nothing that the model predicts, or a perplexity that is no number.
     """
 
-    def __init__(self, model: PreTrainedModel, batch: Batch) -> None:
-        self.model, self.batch = model, batch
+    def __init__(self, model: PreTrainedModel, batches: list[Batch]) -> None:
+        self.model, self.batches = model, batches
         self.blocks = {(block.stack, block.layer): block for block in feed_forward_blocks(model)}
         self.dense_cross_entropy, rows = self._run()
         if not math.isfinite(self.dense_cross_entropy):
@@ -131,7 +143,8 @@ class SparsitySearch:
                 "the text belong to the model, and has it two tokens?"
             )
         self.truncations = {
-            (row.block.stack, row.block.layer): TailTruncation(row.activations, row.block.value_slots) for row in rows
+            place: TailTruncation(torch.cat([row.activations for row in rows if row.block is block]), block.value_slots)
+            for place, block in self.blocks.items()
         }
 
     def at_increase(self, p_percent: float) -> Truncated:
@@ -151,7 +164,9 @@ class SparsitySearch:
         thresholds = {place: truncation.threshold(cett) for place, truncation in self.truncations.items()}
         with self._truncated(thresholds):
             found, rows = self._run()
-        active = {(row.block.stack, row.block.layer): int((row.activations != 0).sum()) for row in rows}
+        active = dict.fromkeys(self.blocks, 0)
+        for row in rows:
+            active[row.block.stack, row.block.layer] += int((row.activations != 0).sum())
         return Truncated(cett, thresholds, active, found)
 
     @contextmanager
@@ -167,10 +182,13 @@ class SparsitySearch:
 
     def _run(self) -> tuple[float, list[BlockRows]]:
         """Mean cross-entropy of the model as it is, and what has passed the hooks that were there before."""
-        with recorded(self.blocks.values(), self.batch) as rows:
-            logits = forward(self.model, self.batch).logits
-        labels = self.batch.labels.flatten()
-        return float(cross_entropy(logits.flatten(0, -2).float(), labels, ignore_index=IGNORED_LABEL)), rows
+        nats, found = [], []
+        for batch in self.batches:
+            with recorded(self.blocks.values(), batch) as rows:
+                logits, labels = forward(self.model, batch).logits.flatten(0, -2).float(), batch.labels.flatten()
+            nats.append(cross_entropy(logits, labels, reduction="none")[labels != IGNORED_LABEL])
+            found += rows
+        return float(torch.cat(nats).mean()), found
 
 
 def _table(p_percent: float, found: Truncated, search: SparsitySearch) -> Rows:

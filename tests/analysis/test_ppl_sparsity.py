@@ -8,9 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from reluformer.analysis import ppl_sparsity as ppl_sparsity_module
+from reluformer.analysis.collection import Batch, text_batch
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.inputs import AnalysisOptions, Subject
-from reluformer.analysis.ppl_sparsity import SparsitySearch, TailTruncation, below, ppl_sparsity
+from reluformer.analysis.ppl_sparsity import SparsitySearch, TailTruncation, below, first_batches, ppl_sparsity
 
 from .test_feed_forward import batch_for, make
 
@@ -127,7 +129,7 @@ def test_ppl_p_is_where_the_perplexity_has_risen_by_p(kind):
         optimizer.zero_grad()
     with torch.no_grad():
         dense = float(model(input_ids=ids, labels=ids).loss)
-    search = SparsitySearch(model, batch)
+    search = SparsitySearch(model, [batch])
     assert search.dense_cross_entropy == pytest.approx(dense)
     for p_percent in (1.0, 10.0):
         found = search.at_increase(p_percent)
@@ -157,3 +159,11 @@ def test_ppl_p_of_pairs_and_pictures(kind):
     assert whole["active_fraction"] == pytest.approx(mean)
     ends = "with the largest thresholds that are searched, the perplexity is not 5 % higher"
     assert any(ends in note for note in taken.notes) == (whole["cett"] > 1 - 2e-6)
+
+
+def test_a_text_is_read_up_to_the_tokens_that_fit(monkeypatch):
+    monkeypatch.setattr(ppl_sparsity_module, "MOST_TOKENS", 20)
+    batches = [text_batch(torch.zeros(sequences, 5, dtype=torch.long)) for sequences in (2, 1, 2, 1)]
+    assert first_batches(batches) == batches[:2]  # the last one would fit, but is not next
+    pictures = Batch({}, torch.zeros(3, dtype=torch.long))
+    assert first_batches([pictures, pictures]) == [pictures]
