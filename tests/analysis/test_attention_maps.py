@@ -70,15 +70,3 @@ def test_weights_of_a_pair_stand_at_their_tokens(kind, small_tokenizer, encoded)
         assert maps.axes(module) == (queries, keys)
         for shown, layer in zip(maps.weights[module], layers, strict=True):
             torch.testing.assert_close(shown, layer[0])
-
-
-def test_a_cut_map_is_the_beginning_of_the_whole_one(small_tokenizer, encoded):
-    model, (source, labels) = make_model("reluformer", len(small_tokenizer)), encoded[3]
-    whole = pair_maps(model, small_tokenizer, source, labels)
-    cut = pair_maps(model, small_tokenizer, source, labels, most_tokens=3)
-    assert cut.axes(DECODER_SELF) == tuple(tokens[:3] for tokens in whole.axes(DECODER_SELF))
-    assert cut.lengths == whole.lengths == (len(source), len(labels))
-    for module, layers in cut.weights.items():
-        for small, large in zip(layers, whole.weights[module], strict=True):
-            torch.testing.assert_close(small, large[:, :3, :3])
-            assert small.untyped_storage().nbytes() == small.nbytes, "the whole map is still in memory"

@@ -62,8 +62,7 @@ def assert_means(table, column, rows):
         assert row["gain"] == pytest.approx(otherwise - within, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["reluformer", "marian"])
-@pytest.mark.parametrize("batch_tokens", [2048, 1])
+@pytest.mark.parametrize(("kind", "batch_tokens"), [("reluformer", 1), ("marian", 2048)])
 def test_context_is_the_likelihood_of_each_document_and_of_each_sentence_alone(
     kind, batch_tokens, small_tokenizer, monkeypatch
 ):

