@@ -60,7 +60,7 @@ class AnalysisOptions:
     own. documents: file that names the document of each line; the lines of one are then packed to texts of at most max_length
     tokens, by default the model's positions. context: tokens of a context of a decoder-only model; None: its positions, at most
     1,024. images: for a classifier, a folder of class folders, or a file of the form of MNIST with `image_labels`.
-    top_p: percentages. samples, seed: of variance-simulation. device: None: a GPU if there is one.
+    top_p: percentages. seed: of variance-simulation. device: None: a GPU if there is one.
     """
 
     what: Sequence[str]
@@ -75,7 +75,6 @@ class AnalysisOptions:
     images: str | None = None
     image_labels: str | None = None
     top_p: Sequence[float] = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-    samples: int = 50_000
     seed: int = 0
     device: str | None = None
 

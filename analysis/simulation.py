@@ -17,19 +17,19 @@ from reluformer.analysis.analyze import Measured, Rows
 from reluformer.analysis.drawing import GREY, RELU, finish, new_figure, save
 from reluformer.analysis.inputs import Subject
 
-LENGTHS = tuple(2**power for power in range(11))
+LENGTHS, SAMPLES = tuple(2**power for power in range(11)), 50_000
 _NUMBERS_AT_A_TIME = 2**21
 
 
 def variance_simulation(subject: Subject) -> Measured:
     """The simulated variance over n beside n/2."""
-    table = simulate_variance(samples=subject.options.samples, seed=subject.options.seed)
+    table = simulate_variance(LENGTHS, samples=SAMPLES, seed=subject.options.seed)
     worst = max(abs(row["variance"] / row["expected_variance"] - 1) for row in table)
     draw, facts = partial(_draw_simulation, table), {"seed": subject.options.seed}
     return Measured(table, f"variance within {worst:.1%} of n/2", draw, facts)
 
 
-def simulate_variance(lengths: Sequence[int] = LENGTHS, *, samples: int = 50_000, seed: int = 0) -> Rows:
+def simulate_variance(lengths: Sequence[int], *, samples: int, seed: int = 0) -> Rows:
     """Draws `samples` values of y for each n in `lengths`; a row depends on n, samples and seed alone.
 
     standard_error: of the variance, from the sample's fourth moment. expected_excess_kurtosis: 15/n, from

@@ -48,7 +48,6 @@ def _parser() -> Parser:
     add("--image_labels", metavar="FILE", help="the labels of an IDX file of pictures")
     add("--output", metavar="FOLDER", help="default: analysis in the folder of the model")
     add("--top_p", type=float, nargs="+", metavar="P", help="percentages; default: 0.1 to 100")
-    add("--samples", type=int, help="of variance-simulation; default: 50000")
     add("--seed", type=int, help="of variance-simulation; default: 0")
     add("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")
     return parser

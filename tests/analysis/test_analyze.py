@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.studies.pictures import image_processor
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
-from reluformer.analysis import inputs
+from reluformer.analysis import inputs, simulation
 from reluformer.analysis.analyses import ANALYSES, NEEDS
 from reluformer.analysis.inputs import pair_batches
 from reluformer.commands import main as cli
@@ -88,9 +88,10 @@ def result(folder, what):
     return json.loads((folder / f"{what}.json").read_text(encoding="utf-8"))
 
 
-def test_every_analysis_writes_its_files(capsys, folder, files, pairs, tmp_path):
+def test_every_analysis_writes_its_files(capsys, folder, files, pairs, tmp_path, monkeypatch):
     model = folder("reluformer")
-    more = ["--documents", files / "documents", "--samples", 500, "--output", tmp_path]
+    more = ["--documents", files / "documents", "--output", tmp_path]
+    monkeypatch.setattr(simulation, "SAMPLES", 500)
     status, out, err = run(capsys, "--what", *ANALYSES, "--model", model, *pairs, *more)
     assert status == 0, err
     for what in ANALYSES:
