@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import datasets
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -79,7 +80,7 @@ def train_tokenizer(
         split_special_tokens=True,  # "</s>" in a corpus line is text
         source_language=source_language,
         target_language=target_language,
-        **({"moses": step.record()} if step else {}),
+        **({"moses": asdict(step)} if step else {}),
     )
 
 
@@ -120,10 +121,8 @@ def _check_size(trained: dict, vocab_size: int) -> None:
     size = len(trained["vocab"])
     if not trained["merges"]:
         raise UserError(
-            f"vocab_size {vocab_size} leaves no room for BPE merges: {len(RESERVED_TOKENS)} special and byte tokens "
-            f"and {size - len(RESERVED_TOKENS)} characters of the corpus come first; give at least {size + 1}"
-            if size >= vocab_size
-            else f"the corpus is too small to train BPE: no two characters meet {MINIMUM_PAIR_FREQUENCY} times"
+            f"vocab_size: {vocab_size} holds no merge after the {size} special tokens, bytes and characters of the corpus; give "
+            f"more, or a corpus in which two characters meet {MINIMUM_PAIR_FREQUENCY} times"
         )
     if size < vocab_size:
         logger.warning(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import datasets
@@ -70,7 +69,8 @@ def encode_rows(
     """As `encode_pairs`, but a pair to skip is a row without tokens, whose column "problem" says why."""
     check_end_of_sentence(tokenizer)
     return pairs.map(
-        _Encoder(tokenizer, max_length),
+        _encode,
+        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
         batched=True,
         num_proc=workers if 1 < workers <= len(pairs) else None,
         remove_columns=pairs.column_names,
@@ -90,25 +90,20 @@ def _facts(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
     return [rules, tokenizer.split_special_tokens, tokenizer.init_kwargs.get("moses"), *versions]
 
 
-@dataclass(frozen=True)
-class _Encoder:
-    """Encodes a batch of `Dataset.map` in any process."""
-
-    tokenizer: PreTrainedTokenizerBase
-    max_length: int
-
-    def __call__(self, batch: dict[str, list[str]]) -> dict[str, list[Any]]:
-        inputs, labels = token_ids(self.tokenizer, batch)
-        problems = [self._problem(len(source), len(target)) for source, target in zip(inputs, labels, strict=True)]
-        for row, problem in enumerate(problems):
-            if problem is not None:
-                inputs[row], labels[row] = [], []
-        return {"input_ids": inputs, "labels": labels, "problem": problems}
-
-    def _problem(self, source_tokens: int, target_tokens: int) -> str | None:
-        if max(source_tokens, target_tokens) > self.max_length:
-            return f"longer than {self.max_length} tokens"
-        return "without any token" if min(source_tokens, target_tokens) < 2 else None
+def _encode(
+    batch: Mapping[str, list[str]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, list[Any]]:
+    """The columns of a batch of `Dataset.map`."""
+    inputs, labels = token_ids(tokenizer, batch)
+    problems: list[str | None] = [None] * len(inputs)
+    for row, (source, target) in enumerate(zip(inputs, labels, strict=True)):
+        if max(len(source), len(target)) > max_length:
+            problems[row] = f"longer than {max_length} tokens"
+        elif min(len(source), len(target)) < 2:
+            problems[row] = "without any token"
+        if problems[row] is not None:
+            inputs[row], labels[row] = [], []
+    return {"input_ids": inputs, "labels": labels, "problem": problems}
 
 
 def token_ids(

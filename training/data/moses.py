@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,10 +38,6 @@ class MosesStep:
         """The step recorded in `tokenizer`, or None if it has none."""
         record = tokenizer.init_kwargs.get("moses")
         return cls(**record) if record else None
-
-    def record(self) -> dict[str, str]:
-        """What goes into tokenizer_config.json under "moses"."""
-        return asdict(self)
 
     def apply(self, texts: Iterable[str], *, side: Literal["source", "target"]) -> list[str]:
         """Tokens of each text separated by spaces."""

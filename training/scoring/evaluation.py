@@ -70,25 +70,20 @@ def evaluate(
 ) -> dict[str, Any]:
     """Translates the sources of `pairs` and scores the translations against the targets.
 
-    Writes `evaluation.<split>.json` (what is returned) and `translations.<split>.tsv` (see `read_translations`).
+    Writes `evaluation.<split>.json` and `translations.<split>.tsv` (see `read_translations`) into `folder`.
 
     Args:
         translator: with the model.
         pairs: columns "source" and "target"; or packed documents, which are scored as they are and, as one
             scoring unit common to all lengths of packing, as whole original documents.
-        folder: where to write.
-        split: names the two files.
+        folder, split: where to write, and the names of the two files.
         dataset_name: what the pairs are, for the record and the model card.
         record: a [`run_record`] to put before the scores.
         language, text: see `score_translations`.
 
     Returns:
-        The record, `split`, `dataset`, the scores of `score_translations`, for packed documents those of `score_documents` and
-        `packing` (their `PackingReport`) too, `decoding`, `shortened_sources` (the numbers, from 1, of those that were truncated
-        or split), `device`, `seconds` of translating alone, `sentences_per_second`.
-
-    Raises:
-        UserError: what `Translator` raises.
+        What is written: the record, all scores, the `packing` of documents, the decoding, the `shortened_sources` (numbers, from
+        1, of those that were truncated or split), the device, and the `seconds` of translating alone.
     """
     packed, pairs = (pairs, pairs.pairs) if isinstance(pairs, PackedDocuments) else (None, pairs)
     sources, references = list(pairs["source"]), list(pairs["target"])

@@ -1,14 +1,11 @@
-"""Token batches: the budget, the cover of each epoch, and what accelerate and the Trainer do with them."""
+"""Token batches: the budget, the cover of each epoch, and the same plan for ever."""
 
 import hashlib
 
 import numpy as np
 import pytest
-from accelerate import skip_first_batches
-from accelerate.data_loader import BatchSamplerShard, prepare_data_loader
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.token_batches import TokenBatchSampler
@@ -101,46 +98,6 @@ def test_batches_that_come_once_more_are_told_and_only_they(caplog):
 def test_a_pair_longer_than_the_budget_is_refused():
     with pytest.raises(UserError, match=r"pair 1 has 70 tokens.*tokens_per_batch 64"):
         TokenBatchSampler([3, 5, 4], [3, 70, 4], tokens_per_batch=64, seed=0)
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3])
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_shards_are_equal_and_cover_the_epoch(processes, epoch):
-    shards, plan = [], sampler()
-    plan.set_epoch(epoch)
-    for process in range(processes):
-        own = sampler()
-        own.set_epoch(epoch)
-        shard = BatchSamplerShard(own, num_processes=processes, process_index=process, even_batches=True)
-        shards.append(list(shard))
-        assert not hasattr(own, "batch_size")  # with one, accelerate expects equal batches
-        assert len(shards[-1]) == len(shard) == -(-len(plan) // processes)
-    dealt = [batch for step in zip(*shards, strict=True) for batch in step]
-    plan = list(plan)
-    # An uneven rest is filled with the epoch's first batches.
-    assert dealt == plan + plan[: len(dealt) - len(plan)]
-
-
-def loader(processes, process):
-    """What `Accelerator.prepare` makes of a loader in one of several processes, and the sampler within."""
-    batches = sampler()
-    plain = DataLoader(list(range(30_000)), batch_sampler=batches, collate_fn=list)
-    return prepare_data_loader(plain, num_processes=processes, process_index=process, even_batches=True), batches
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_resuming_skips_exactly_what_was_seen(processes):
-    for process in range(processes):
-        whole, batches = loader(processes, process)
-        batches.set_epoch(1)
-        whole.set_epoch(1)
-        expected = list(whole)
-        resumed, batches = loader(processes, process)
-        rest = skip_first_batches(resumed, 4)
-        rest.set_epoch(1)
-        # Skipping puts the sampler out of the loader's reach; the Trainer, or its callback, sets it directly.
-        batches.set_epoch(1)
-        assert list(rest) == expected[4:] and len(rest) == len(expected) - 4
 
 
 # A resumed run needs the plan it began with, and a row of a study that of its first training.
