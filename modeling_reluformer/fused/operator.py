@@ -9,6 +9,7 @@ gradients of S and T:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from .specification import SCHEMA, STATISTICS, TENSOR_COUNT, Specification
 NAMESPACE = (__package__ or "").partition(".")[0].replace("-", "_") or "reluformer"
 _SCHEMA = f"Tensor query, Tensor key, Tensor value, {SCHEMA}) -> (Tensor, Tensor, Tensor)"
 _TENSORS = 3 + TENSOR_COUNT
+_STATISTICS = [field.name for field in fields(Specification)].index("statistics") - TENSOR_COUNT
 
 # Finds the compiled operator for a call. The package sets it (`__init__`); a Hub kernel, which has the Python files alone, does
 # without.
@@ -112,7 +114,8 @@ def _differentiate(
     """Gradients of the inputs, by the backward operator or by `backward`. A gradient that is None is zero."""
     saved = ctx.saved_tensors  # read once: a checkpoint computes them again at every access
     tensors, outputs = saved[:_TENSORS], saved[_TENSORS:]
-    *options, statistics = ctx.options
+    options = list(ctx.options)
+    statistics = options[_STATISTICS]
     if grad_output is None:
         grad_output = torch.zeros_like(tensors[0])
     grad_sum_log = grad_sum_log if statistics == "sum+entropy" else None
@@ -120,8 +123,8 @@ def _differentiate(
     if grad_sum is None and grad_sum_log is not None:
         grad_sum = torch.zeros_like(grad_sum_log)
     # S and T that nothing was derived from, as where they are only logged, cost the backward pass nothing
-    statistics = STATISTICS[(grad_sum is not None) + (grad_sum_log is not None)]
-    gradients = (backward or _BACKWARD)(grad_output, grad_sum, grad_sum_log, *tensors, *options, statistics)
+    options[_STATISTICS] = STATISTICS[(grad_sum is not None) + (grad_sum_log is not None)]
+    gradients = (backward or _BACKWARD)(grad_output, grad_sum, grad_sum_log, *tensors, *options)
     grad_scale = None
     if ctx.scale_wants_gradient:
         grad_scale = _gradient_of_scale(tensors[3], grad_output, grad_sum, grad_sum_log, *outputs)

@@ -74,18 +74,6 @@ def test_counted_scales_compile_and_export(mask):
     torch.testing.assert_close(exported(*longer), Attention()(*longer))
 
 
-@pytest.mark.slow
-def test_packed_scales_compile():
-    query, key, value = random_inputs(batch=1, queries=24, dtype=torch.float32)[:3]
-    ends = torch.tensor([0, 7, 24], dtype=torch.int32)
-
-    def packed(query, key, value, ends):
-        return relu_attention(query, key, value, gamma=8.0, causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends)
-
-    compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(query, key, value, ends), packed(query, key, value, ends))
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_draws_the_same_dropout(path, reentrant):
     gradients, inputs = [], random_inputs(queries=40, dtype=path.dtype)

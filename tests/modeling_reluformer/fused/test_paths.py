@@ -6,9 +6,8 @@ from itertools import product
 import pytest
 import torch
 
-import reluformer.modeling_reluformer.fused.attention as fused
 from reluformer import relu_attention
-from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE, POINTWISE, Visibility, scale_of_rows
+from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE, POINTWISE
 from reluformer.modeling_reluformer.fused.compiled.library import library
 
 from .cases import (
@@ -146,19 +145,6 @@ def test_row_scales_follow_the_keys_that_are_seen(path, packed):
         assert_scaled(inputs, mask, scaling)
 
 
-def test_the_models_count_is_the_same():
-    """The visibility of packed segments, which the model uses, and the sequences of `relu_attention`."""
-    segments, ends = torch.tensor([[1] * 7 + [2] * 5]), torch.tensor([0, 7, 12], dtype=torch.int32)
-    query, key, value, _ = random_inputs(batch=1, queries=12)
-    for causal, mask in product((False, True), (None, torch.rand(1, 12) < 0.7)):
-        visibility = Visibility(mask, causal, query_segments=segments, key_segments=segments)
-        count = visibility.count(1, 12, 12, query.device).double().unsqueeze(1)
-        row_scale = scale_of_rows(count, "variance", gamma=8.0)
-        packed = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "causal": causal, "key_padding_mask": mask}
-        given = relu_attention(query, key, value, row_scale=row_scale, **packed)
-        assert torch.equal(relu_attention(query, key, value, gamma=8.0, **packed), given)
-
-
 @pytest.mark.parametrize("queries", [3, 40])
 def test_dead_rows_are_zero_with_zero_gradients(path, queries):
     inputs = random_inputs(queries=queries, keys=40, dtype=path.dtype)
@@ -251,20 +237,6 @@ def test_a_gradient_of_stride_zero(path):
         gradients.append(torch.autograd.grad((output * factor).sum(), leaves))
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_gradcheck_away_from_the_kink(monkeypatch):
-    monkeypatch.setattr(fused, "_is_small", lambda *call: False)
-    torch.manual_seed(3)
-    inputs = random_inputs(1, 2, 18, 9, 4)
-    inputs = inputs._replace(query=inputs.query + 0.01 * torch.rand_like(inputs.query)).leaves()
-    assert ((inputs.query / 2) @ inputs.key.mT).abs().min() > 1e-4  # finite differences must not cross 0
-
-    def function(query, key, value, row_scale):
-        options = {"row_scale": row_scale, "causal": True, "query_offset": -9, "statistics": ALL}
-        return relu_attention(query, key, value, **options)
-
-    assert torch.autograd.gradcheck(function, tuple(inputs), eps=1e-6)
 
 
 @pytest.mark.parametrize("name", ["plain", "blocks", "avx512", *TRITON])

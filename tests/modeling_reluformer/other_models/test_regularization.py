@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     BertForSequenceClassification,
-    DynamicCache,
 )
 from transformers.utils.logging import warning_once
 
@@ -123,17 +122,6 @@ def test_nothing_is_collected_without_gradients_or_while_generating(monkeypatch)
         model(tokens(2, 7), labels=tokens(2, 7))
     model.generate(tokens(2, 7), max_new_tokens=3)
     model.eval()(tokens(2, 7), labels=tokens(2, 7)).loss.backward()
-
-
-def test_a_cache_in_training_hides_the_padding_of_the_prefix():
-    model, mask = regularised("llama"), padding("left", length=9)
-    cache = DynamicCache(config=model.config)
-    with torch.no_grad():
-        model(tokens(3, 9)[:, :4], attention_mask=mask[:, :4], past_key_values=cache)
-    output = model(tokens(3, 9)[:, 4:], attention_mask=mask, past_key_values=cache, output_attentions=True)
-    visible = square(mask, causal=True)[:, :, 4:]
-    expected = torch.stack([eq7(weights, visible, mask[:, 4:].bool()) for weights in output.attentions]).mean()
-    torch.testing.assert_close(attention_regularization(model), expected)
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
