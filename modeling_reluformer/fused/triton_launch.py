@@ -98,29 +98,18 @@ def triton_forward(
     """
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
     plan, arguments = _plan(query, key, value, specification)
-    tiles = tile_sizes("forward", query, plan.more)
     packed = specification.cu_seqlens_q is not None
     output = _new_heads(query, zeros=packed)
     row_sum, row_sum_log = (
         _new_rows(query, zeros=packed) if specification.level >= level else None for level in (1, 2)
     )
-    table, tile_count = _tile_table(
-        specification.cu_seqlens_q, specification.cu_seqlens_k, tiles.queries, query.shape[2]
-    )
-    _launch(
-        forward_kernel,
-        query.shape[0] * query.shape[1] * tile_count,
-        tiles,
-        plan,
-        None,
-        **arguments,
-        output=output,
-        output_strides=output.stride()[:3],
-        row_sum=row_sum,
-        row_sum_log=row_sum_log,
-        tiles=table,
-        tile_count=tile_count,
-    )
+    arguments |= {
+        "output": output,
+        "output_strides": output.stride()[:3],
+        "row_sum": row_sum,
+        "row_sum_log": row_sum_log,
+    }
+    _launch("forward", forward_kernel, plan, specification, None, **arguments)
     return output, row_sum, row_sum_log
 
 
@@ -147,54 +136,33 @@ def triton_backward(
         _rows_contiguous(tensor) for tensor in (query, key, value, grad_output.to(query.dtype))
     )
     plan, arguments = _plan(query, key, value, specification)
-    ends = specification.cu_seqlens_q, specification.cu_seqlens_k
-    packed = ends[0] is not None
+    packed = specification.cu_seqlens_q is not None
     grad_query, grad_key, grad_value = (_new_heads(tensor, zeros=packed) for tensor in (query, key, value))
     # what the second kernel leaves for the third, see there
     plain = specification.row_scale is None and specification.dropout_p == 0
-    scaled_gradient = None if plain else torch.empty_like(grad_query)
-    scaled_gain, scaled_log_gain = (
+    arguments["scaled_gradient"] = scaled_gradient = None if plain else torch.empty_like(grad_query)
+    arguments["scaled_gain"], arguments["scaled_log_gain"] = (
         None if given is None else _new_rows(query, zeros=False) for given in (grad_sum, grad_sum_log)
     )
-    scaled = {"scaled_gradient": scaled_gradient, "scaled_gain": scaled_gain, "scaled_log_gain": scaled_log_gain}
-    tiles = tile_sizes("query_gradient", query, plan.more)
-    table, tile_count = _tile_table(*ends, tiles.queries, query.shape[2])
-    _launch(
-        query_gradient_kernel,
-        query.shape[0] * query.shape[1] * tile_count,
-        tiles,
-        plan,
-        grad_output.stride(),
-        **arguments,
-        **scaled,
-        grad_output=grad_output,
-        grad_output_strides=grad_output.stride()[:3],
-        grad_sum=None if grad_sum is None else grad_sum.contiguous(),
-        grad_sum_log=None if grad_sum_log is None else grad_sum_log.contiguous(),
-        grad_query=grad_query,
-        grad_query_strides=grad_query.stride()[:3],
-        tiles=table,
-        tile_count=tile_count,
-    )
+    of_queries = {
+        "grad_output": grad_output,
+        "grad_output_strides": grad_output.stride()[:3],
+        "grad_sum": None if grad_sum is None else grad_sum.contiguous(),
+        "grad_sum_log": None if grad_sum_log is None else grad_sum_log.contiguous(),
+        "grad_query": grad_query,
+        "grad_query_strides": grad_query.stride()[:3],
+    }
+    form = grad_output.stride()
+    _launch("query_gradient", query_gradient_kernel, plan, specification, form, **arguments, **of_queries)
     if scaled_gradient is None:
-        scaled["scaled_gradient"] = scaled_gradient = grad_output
-    tiles = tile_sizes("key_value_gradient", query, plan.more)
-    table, tile_count = _tile_table(*reversed(ends), tiles.keys, key.shape[2])
-    _launch(
-        key_value_gradient_kernel,
-        key.shape[0] * key.shape[1] * tile_count,
-        tiles,
-        plan,
-        grad_output.stride(),
-        **arguments,
-        **scaled,
-        scaled_gradient_strides=scaled_gradient.stride()[:3],
-        grad_key=grad_key,
-        grad_value=grad_value,
-        grad_key_strides=grad_key.stride()[:3],
-        tiles=table,
-        tile_count=tile_count,
-    )
+        arguments["scaled_gradient"] = scaled_gradient = grad_output
+    of_keys = {
+        "scaled_gradient_strides": scaled_gradient.stride()[:3],
+        "grad_key": grad_key,
+        "grad_value": grad_value,
+        "grad_key_strides": grad_key.stride()[:3],
+    }
+    _launch("key_value_gradient", key_value_gradient_kernel, plan, specification, form, **arguments, **of_keys)
     return grad_query, grad_key, grad_value
 
 
@@ -289,11 +257,18 @@ def _plan_of(
     return _Plan(arguments, dropout_p > 0 or level > 0, {})
 
 
-def _launch(kernel: Any, programs: int, sizes: Tiles, plan: _Plan, form: Any, /, **tensors: Any) -> None:
-    """form: strides that the plan does not know."""
-    arguments = {**plan.arguments, **tensors, "BLOCK_Q": sizes.queries, "BLOCK_K": sizes.keys}
-    looped, block = ("queries", sizes.queries) if kernel is key_value_gradient_kernel else ("keys", sizes.keys)
-    arguments["EVEN"] = tensors["tiles"] is None and arguments[looped] % block == 0
+def _launch(name: str, kernel: Any, plan: _Plan, specification: Specification, form: Any, /, **arguments: Any) -> None:
+    """One program for each block of queries, in the last kernel of keys. form: strides that the plan does not know."""
+    sizes = tile_sizes(name, arguments["query"], plan.more)
+    ends = specification.cu_seqlens_q, specification.cu_seqlens_k
+    rows, block, looped, step = arguments["query"], sizes.queries, "keys", sizes.keys
+    if name == "key_value_gradient":
+        rows, block, looped, step, ends = arguments["key"], sizes.keys, "queries", sizes.queries, ends[::-1]
+    table, tile_count = _tile_table(*ends, block, rows.shape[2])
+    arguments |= plan.arguments | {"tiles": table, "tile_count": tile_count}
+    arguments |= {"BLOCK_Q": sizes.queries, "BLOCK_K": sizes.keys}
+    arguments["EVEN"] = table is None and arguments[looped] % step == 0
+    programs = rows.shape[0] * rows.shape[1] * tile_count
     if programs > 0:
         _start(kernel, programs, sizes, plan.compiled, form, {name: arguments[name] for name in kernel.arg_names})
 

@@ -137,7 +137,7 @@ def test_row_scales_follow_the_keys_that_are_seen(path, packed):
     every_mask = list(masks(2, 19, 33))
     if packed:
         ends = {"cu_seqlens_q": torch.tensor([0, 9, 9, 19]), "cu_seqlens_k": torch.tensor([0, 15, 19, 33])}
-        real = {"key_padding_mask": torch.rand(1, 33) < 0.6}
+        real = {"key_padding_mask": (torch.rand(1, 33) < 0.6) & (torch.arange(33) > 2)}  # the first query sees none
         every_mask = [ends, ends | real, ends | real | {"causal": True, "query_offset": 2}, ends | {"causal": True}]
     scalings = [{"gamma": 3.0}, {"gamma": torch.tensor([0.5, 2.0, 3.0, 8.0])}, {"scaling": "none"}]
     scalings += [{"scaling": "length", "alpha": 0.5}, {"scaling": "length"}]
@@ -298,18 +298,21 @@ def test_dropout_is_one_mask_in_both_passes_after_the_statistics(path):
     """Keys that all score alike: the output is the mask times the values, and the gradient of the values its transpose."""
     p, length = 0.3, 96
     query = torch.ones(1, 2, length, 4, dtype=path.dtype)
-    query = torch.nn.functional.pad(query, (0, length - 4))  # as wide as the values, which Triton wants
+    key = torch.nn.functional.pad(query, (0, length - 4))  # as wide as the values, which Triton wants
+    query = key.clone().requires_grad_()
     value = torch.eye(length, dtype=path.dtype).expand(1, 2, -1, -1).clone().requires_grad_()
 
     def draw(seed, **packed):
         torch.manual_seed(seed)
         options = {"scaling": "none", "scale": 0.25, "dropout_p": p, "statistics": "sum"}
-        return relu_attention(query, query, value, **options, **packed)
+        return relu_attention(query, key, value, **options, **packed)
 
     output, row_sum = draw(5)
     assert (row_sum == length).all()
-    (gradient,) = torch.autograd.grad(output, value, torch.eye(length, dtype=path.dtype).expand_as(output))
+    incoming = torch.eye(length, dtype=path.dtype).expand_as(output)
+    of_query, gradient = torch.autograd.grad(output, (query, value), incoming)
     torch.testing.assert_close(gradient, output.detach().mT)
+    torch.testing.assert_close(of_query[..., 0], 0.25 * output.detach().diagonal(dim1=-2, dim2=-1))
     output = output.detach()
     torch.testing.assert_close(output.float().unique(), torch.tensor([0.0, 1 / (1 - p)]))
     kept = (output > 0).double()
