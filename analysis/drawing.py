@@ -196,21 +196,23 @@ def draw_heat_maps(
     figure.colorbar(image, ax=grid, label="attention weight, other than 0", shrink=0.8, pad=0.02)
     name_cells(figure, is_hidden=bool(hidden_cells.any()))
     for axes in grid[-1]:
-        axes.set_xlabel(key_label, fontsize=10)
+        axes.set_xlabel(key_label, fontsize=font_size + 1)
     for axes in grid[:, 0]:
-        axes.set_ylabel(query_label, fontsize=10)
+        axes.set_ylabel(query_label, fontsize=font_size + 1)
     return figure
 
 
 def scale_of(lowest: float, highest: float, color: str) -> dict[str, Any]:
     """The colours of weights from `lowest` to `highest`, as `imshow` takes them; of all maps that are to be compared.
 
-    Exact zeros have a colour of their own, which no other weight has; negative weights, as those of gelu, are grey.
+    Exact zeros have a colour of their own, which no other weight has; negative weights, as those of gelu, are grey, or red
+    beside grey ones.
     """
     ramp = [shade(color, amount) for amount in np.concatenate([np.linspace(0.72, 0, 80), np.linspace(0, -0.6, 48)])]
     if lowest >= 0:
         return {"cmap": ListedColormap(ramp).with_extremes(bad=ZERO), "vmin": 0.0, "vmax": highest or 1.0}
-    below = [shade(GREY, amount) for amount in np.linspace(-0.4, 0.6, 128)]
+    other = WINE if color == GREY else GREY
+    below = [shade(other, amount) for amount in np.linspace(-0.4, 0.6, 128)]
     largest = max(-lowest, highest)
     return {"cmap": ListedColormap(below + ramp).with_extremes(bad=ZERO), "vmin": -largest, "vmax": largest}
 
