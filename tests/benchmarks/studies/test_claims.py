@@ -227,6 +227,10 @@ def test_a_row_that_diverges_is_the_worst_the_equal_of_none_and_has_no_other_fig
     assert f"{score:.2f} (does not converge, {score:.2f})" in study.report(), (
         "the seed that diverged is not left out of the mean in silence"
     )
+    study.claims(ORDER)
+    study.give("softmax", 2, 0.3)
+    assert study.verdict().why.startswith("seed 1: relu does not converge; seed 2: -"), "each seed by itself"
+    assert study.verdict().verdict == "undecided"
 
 
 def test_a_relative_figure_waits_for_the_row_that_it_is_compared_with(study):
