@@ -12,10 +12,13 @@ from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.measurement_file import RESULTS
 from benchmarks.pages import read_result
 
-# In processes of their own, or compiled: a minute or more.
-SLOW = ("memory",)
+# Each takes several seconds; the others run the same code.
+SLOW = {"memory", "attention", "end-to-end", "decoder"}
 LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
-NAMES = [pytest.param(name, marks=[pytest.mark.slow, LINUX] if name in SLOW else []) for name in BENCHMARKS]
+MARKS = {name: [pytest.mark.slow] if name in SLOW else [] for name in BENCHMARKS} | {
+    "memory": [pytest.mark.slow, LINUX]
+}
+NAMES = [pytest.param(name, marks=MARKS[name]) for name in BENCHMARKS]
 
 
 def committed_cells(name):

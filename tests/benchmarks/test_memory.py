@@ -50,6 +50,7 @@ def test_cells_beyond_the_limit_are_computed_and_not_run(monkeypatch):
 
 
 @LINUX
+@pytest.mark.slow
 def test_a_process_finds_the_memory_of_the_weights():
     measured = memory.measure({"what": "attention", "contender": "eager relu", "length": 1024}, OPTIONS, [])
     weights = 8 * 1024 * 1024 * 4
