@@ -57,9 +57,12 @@ def relu_attention(
             tokens. A number above 0, or a tensor () or (heads,), which gets a gradient.
         scaling, alpha: "variance"; "length", r_i = n_i^-alpha with alpha from 0 to 2, default 1; "none", r_i = 1.
         row_scale: in place of these three, r_i > 0 itself, (batch, 1 or heads, queries). Gets a gradient.
-        scale: default 1/sqrt(head_dim).
-        query_offset: an int, or an integer tensor of no dimension (a static cache), there or on the CPU.
-        causal, key_padding_mask, activation, dropout_p, statistics, cu_seqlens_q, cu_seqlens_k: see `Specification`.
+        causal: key j is visible to query i only if j <= i + query_offset. scale: default 1/sqrt(head_dim).
+        key_padding_mask: boolean (batch, keys), True for real tokens; padding may stand anywhere, and hold anything.
+        activation: h, see `attention_reluformer.POINTWISE`. dropout_p: dropout of the weights, after the statistics.
+        statistics: "none", "sum" (S) or "sum+entropy" (S and T).
+        query_offset: keys before the first query; an int, or an integer tensor of no dimension (a static cache).
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1,), where packed sequences start and end, see `Specification`.
 
     Returns:
         The output (batch, heads, queries, head_dim), in the dtype of the query; with statistics (output, S) or (output, S, T),
