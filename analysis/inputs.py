@@ -18,7 +18,15 @@ import numpy as np
 import torch
 from PIL import Image
 from tqdm.auto import tqdm
-from transformers import AutoImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from reluformer.analysis.analyses import DOCUMENTS, INPUT, MODEL, NEEDS, NOTHING, PAIRS, TEXT
 from reluformer.analysis.collection import Batch, pair_batch, text_batch
@@ -31,11 +39,10 @@ from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.readers import is_unicode, text_lines
 from reluformer.training.loading import (
     device_of,
-    is_decoder_only,
-    is_image_classifier,
-    load_image_classifier,
-    load_language_model,
     load_model_and_tokenizer,
+    load_model_config,
+    load_whole,
+    load_with_tokenizer,
 )
 from reluformer.training.run.run_folder import RECIPE_FILE
 from reluformer.training.translation import Translator
@@ -113,9 +120,10 @@ def read_subject(options: AnalysisOptions) -> Subject:
     if name is None:
         return Subject(options)
     kind, allowed, read = "a translation model", ("text", "target_text", "documents", "max_length"), _read_pairs
-    if is_image_classifier(name):
+    config = load_model_config(name)
+    if type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         kind, allowed, read = "a classifier of pictures", ("images", "image_labels"), _read_pictures
-    elif is_decoder_only(name):
+    elif type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not config.is_encoder_decoder:
         kind, allowed, read = "a decoder-only language model", ("text", "context"), _read_text
     inputs = ("text", "target_text", "documents", "max_length", "context", "images", "image_labels")
     for option in inputs:
@@ -238,7 +246,7 @@ def _read_text(name: str, options: AnalysisOptions) -> Subject:
 
     A context begins with the last token of the one before it, so that each token but the first is predicted once.
     """
-    model, tokenizer = load_language_model(name)
+    model, tokenizer = load_with_tokenizer(AutoModelForCausalLM, name)
     model.to(device_of(options.device)).eval()
     if options.text is None:
         return Subject(options, MODEL, model, tokenizer)
@@ -271,7 +279,7 @@ def _text_batches(contexts: list[list[int]], device: torch.device) -> Iterator[B
 
 
 def _read_pictures(name: str, options: AnalysisOptions) -> Subject:
-    model = load_image_classifier(name)
+    model = load_whole(AutoModelForImageClassification, name)
     model.to(device_of(options.device)).eval()
     if options.images is None:
         return Subject(options, MODEL, model)

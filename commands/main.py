@@ -105,9 +105,9 @@ def _told_status(run: Callable[[], int]) -> int:
     except SystemExit as stop:  # argparse: --help, --version and --print_config
         return stop.code if isinstance(stop.code, int) else EXIT_OK
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None or isinstance(error, FileNotFoundError):
             raise
-        # A file that the system refuses, whatever the command.
+        # A file that the system refuses, whatever the command. One that a user named and that is missing is a `UserError`.
         print(f"reluformer: error: {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_USER_ERROR
 

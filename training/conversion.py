@@ -61,7 +61,6 @@ def convert(
     if config.model_type in FOREIGN_MODELS:
         changes = _attention_changes(attention, type(converted_config(config)))
         foreign, notes = load_foreign(source, config)
-        notes += _dropped_settings(config)
         model, new = convert_model(foreign, changes)
     elif isinstance(config, AttentionConfig):
         changes, notes = _attention_changes(attention, type(config)), []
@@ -90,15 +89,6 @@ def _attention_changes(attention: str | None, kind: type[AttentionConfig]) -> di
     if attention not in attentions_of(kind):
         raise UserError(f"attention: {attention!r} is unknown; choose one of {', '.join(attentions_of(kind))}")
     return {"preset": attention} if attention in kind.presets else {"attention_activation": attention}
-
-
-def _dropped_settings(config: Any) -> list[str]:
-    dropped = {name: getattr(config, name, 0.0) for name in ("encoder_layerdrop", "decoder_layerdrop")}
-    return [
-        f"{name}={value} is dropped: ReLUFormer trains without layer drop; outputs are the same"
-        for name, value in dropped.items()
-        if value > 0
-    ]
 
 
 def _copy_preprocessor(source: str | Path, folder: Path, model_type: str) -> list[str]:

@@ -10,11 +10,7 @@ from typing import Any
 
 import torch
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedConfig,
@@ -43,32 +39,7 @@ def load_model_and_tokenizer(
         raise UserError(
             f"{path_or_hub_id}: holds a {config.model_type} model, which is no encoder-decoder; give a translation model"
         )
-    return _with_tokenizer(AutoModelForSeq2SeqLM, path_or_hub_id, attn_implementation)
-
-
-def load_language_model(
-    path_or_hub_id: str | Path, *, attn_implementation: str | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A decoder-only language model and its tokenizer; see `load_model_and_tokenizer`."""
-    if not is_decoder_only(path_or_hub_id):
-        raise UserError(f"{path_or_hub_id}: holds no language model that is a decoder alone; give one such as gpt2")
-    return _with_tokenizer(AutoModelForCausalLM, path_or_hub_id, attn_implementation)
-
-
-def is_decoder_only(path_or_hub_id: str | Path) -> bool:
-    """Whether a folder or repository holds a language model that is a decoder alone."""
-    config = load_model_config(path_or_hub_id)
-    return not config.is_encoder_decoder and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-
-
-def load_image_classifier(path_or_hub_id: str | Path, *, attn_implementation: str | None = None) -> PreTrainedModel:
-    """A classifier of pictures; see `load_model_and_tokenizer`."""
-    return load_whole(AutoModelForImageClassification, path_or_hub_id, attn_implementation=attn_implementation)
-
-
-def is_image_classifier(path_or_hub_id: str | Path) -> bool:
-    """Whether a folder or repository holds a classifier of pictures."""
-    return type(load_model_config(path_or_hub_id)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    return load_with_tokenizer(AutoModelForSeq2SeqLM, path_or_hub_id, attn_implementation=attn_implementation)
 
 
 def load_model_config(path_or_hub_id: str | Path) -> PreTrainedConfig:
@@ -76,9 +47,10 @@ def load_model_config(path_or_hub_id: str | Path) -> PreTrainedConfig:
     return _load(AutoConfig, path_or_hub_id, "model")
 
 
-def _with_tokenizer(
-    model_class: Any, name: str | Path, attn_implementation: str | None
+def load_with_tokenizer(
+    model_class: Any, name: str | Path, *, attn_implementation: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """As `load_model_and_tokenizer`, for the Auto class of another kind of model."""
     model = load_whole(model_class, name, attn_implementation=attn_implementation)
     tokenizer = load_tokenizer(name)
     pieces, embeddings = len(tokenizer), model.get_input_embeddings().weight.shape[0]

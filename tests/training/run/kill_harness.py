@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from reluformer.training.run.checkpoints import PARTIAL_FOLDER, checkpoint_folders
@@ -33,36 +32,30 @@ from reluformer.training.run.run_folder import is_finished
 KILLS_PER_RUN = 10
 ONE_IN = 3  # of so many kills, one at least hits while a checkpoint is being written
 UPDATES, SAVE_EVERY = 18, 2
-SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-RECIPE = {
-    "name": "killed",
-    "data": {
-        "source_language": "de",
-        "target_language": "en",
-        "max_length": 64,
-        "demo": {"train": 120, "validation": 6, "test": 3},
-    },
-    "tokenizer": {"vocab_size": 330},
-    "model": {**SIZES, **HEADS, "max_position_embeddings": 160, "dropout": 0.1},  # dropout: the random state matters
-    "batching": {"tokens_per_batch": 400},
-    "evaluation": {"num_beams": 1, "samples": 0},
-    "averaging": {"last_checkpoints": 2},
-    "training": {
-        "max_steps": UPDATES,
-        "gradient_accumulation_steps": 2,
-        "logging_steps": 1,
-        "eval_strategy": "steps",
-        "eval_steps": 6,
-        "save_strategy": "steps",
-        "save_steps": SAVE_EVERY,
-        "save_total_limit": 3,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "report_to": "none",
-        "learning_rate": 0.01,
-    },
-}
+RECIPE = f"""
+name: killed
+data: {{source_language: de, target_language: en, max_length: 64, demo: {{train: 120, validation: 6, test: 3}}}}
+tokenizer: {{vocab_size: 330}}
+model: {{d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_ffn_dim: 16, decoder_ffn_dim: 16,
+        encoder_attention_heads: 2, decoder_attention_heads: 2, max_position_embeddings: 160,
+        dropout: 0.1}}  # the random state matters
+batching: {{tokens_per_batch: 400}}
+evaluation: {{num_beams: 1, samples: 0}}
+averaging: {{last_checkpoints: 2}}
+training:
+  max_steps: {UPDATES}
+  gradient_accumulation_steps: 2
+  logging_steps: 1
+  eval_strategy: steps
+  eval_steps: 6
+  save_strategy: steps
+  save_steps: {SAVE_EVERY}
+  save_total_limit: 3
+  use_cpu: true
+  disable_tqdm: true
+  report_to: none
+  learning_rate: 0.01
+"""
 
 
 class Harness:
@@ -76,7 +69,7 @@ class Harness:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.moments = folder, random.Random(seed)
         self.recipe = folder / "killed.yaml"
-        self.recipe.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+        self.recipe.write_text(RECIPE, encoding="utf-8")
         self.kills: list[dict[str, Any]] = []
         self.runs_compared = 0
         self.began = time.perf_counter()
@@ -130,14 +123,9 @@ class Harness:
             raise AssertionError(f"{name}: exit status {process.exitcode}: {last_line(self._log(name))}")
         half = sorted(folder.name for folder, _ in begun(run_folder) - before)
         whole = [folder.name for folder in checkpoint_folders(run_folder)] if run_folder.is_dir() else []
-        self.kills.append(
-            {
-                "run": name,
-                "seconds": round(time.perf_counter() - started, 3),
-                "half_written": half[-1] if half else None,
-                "goes_on_at": whole[-1] if whole else None,
-            }
-        )
+        seconds = round(time.perf_counter() - started, 3)
+        places = {"half_written": (half or [None])[-1], "goes_on_at": (whole or [None])[-1]}
+        self.kills.append({"run": name, "seconds": seconds, **places})
         return True
 
     def _start(self, name: str) -> Process:
@@ -155,7 +143,7 @@ class Harness:
     def report(self) -> dict[str, Any]:
         """What was done; to be called when every run has ended like the undisturbed one."""
         return {
-            **run_record(None, RECIPE["name"], None),
+            **run_record(None, "killed", None),
             "kills": len(self.kills),
             "while_a_checkpoint_was_being_written": self.half_written(),
             "before_the_first_whole_checkpoint": sum(kill["goes_on_at"] is None for kill in self.kills),

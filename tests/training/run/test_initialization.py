@@ -6,8 +6,9 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from reluformer import ReLUFormerConfig
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
@@ -16,7 +17,7 @@ from reluformer.training.loading import load_model_config
 from reluformer.training.run.initialization import changed_config, load_weights
 from reluformer.training.run.model_building import build_config, build_model
 
-from ..tiny_marian import marian_model, save_marian, train_sentencepiece
+from ..tiny_marian import save_marian, train_sentencepiece
 
 
 @pytest.fixture
@@ -56,51 +57,33 @@ def marian_recipe(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_the_recipe_adapts_a_converted_marian(marian_recipe, tmp_path):
-    recipe = load_recipe(RECIPES_FOLDER / "finetune_from_marian.yaml", marian_recipe)
-    folder = train(recipe)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    config, start = model.config, AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "start")
+    folder = train(load_recipe(RECIPES_FOLDER / "finetune_from_marian.yaml", marian_recipe))
+    model, start = (AutoModelForSeq2SeqLM.from_pretrained(path) for path in (folder, tmp_path / "start"))
+    config, settings = model.config, model.generation_config
     assert (config.attention_activation, config.attention_scaling) == ("relu", "variance")
     assert (config.regularization_weight, config.label_smoothing) == (0.01, 0.1)
     assert (config.decoder_start_token_id, config.eos_token_id) == (start.config.pad_token_id, 0)
-    settings = model.generation_config
     assert (settings.num_beams, settings.max_new_tokens, settings.max_length) == (2, 128, None)
-    assert settings.bad_words_ids == start.generation_config.bad_words_ids
-    assert settings.forced_eos_token_id == 0
-    assert (folder / "source.spm").is_file()
-    assert (folder / "README.md").is_file()
+    assert settings.bad_words_ids == start.generation_config.bad_words_ids and settings.forced_eos_token_id == 0
+    assert (folder / "source.spm").is_file() and (folder / "README.md").is_file()
     moved = model.model.encoder.layers[0].fc1.weight - start.model.encoder.layers[0].fc1.weight
     assert 0 < moved.abs().max() < 0.2, "four small steps away from the checkpoint, not drawn anew"
 
 
 def test_training_starts_with_the_weights_of_the_checkpoint(marian_recipe, tmp_path):
-    from transformers import AutoTokenizer
-
     recipe = load_recipe(RECIPES_FOLDER / "finetune_from_marian.yaml", marian_recipe)
-    model = build_model(recipe, AutoTokenizer.from_pretrained(tmp_path / "start"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "start")
+    model = build_model(recipe, tokenizer)
     start = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "start").state_dict()
     assert all(torch.equal(tensor, start[name]) for name, tensor in model.state_dict().items())
     recipe.model["attention_output_norm"] = "layer_norm"
-    model = build_model(recipe, AutoTokenizer.from_pretrained(tmp_path / "start"))
+    model = build_model(recipe, tokenizer)
     assert torch.equal(model.model.encoder.layers[0].self_attn.output_norm.weight, torch.ones(16))
-
-
-def test_a_run_of_ours_is_swapped_and_goes_on(recipe_file, tmp_path):
-    """As in the study: a softmax model trained by us, its attention exchanged by the preset of the second recipe."""
-    softmax = load_recipe(recipe_file)
-    softmax.model["preset"] = "vanilla"
-    first = train(softmax)
-    second = load_recipe(recipe_file)
-    second.name, second.initialize_from = "second", str(first)
-    second.training.output_dir = str(tmp_path / "second")
-    second.tokenizer = type(second.tokenizer)()
-    second.model = {"preset": "reluformer", "attention_gamma": 4.0}
-    folder = train(second)
-    config = AutoModelForSeq2SeqLM.from_pretrained(folder).config
-    assert (config.attention_activation, config.attention_gamma, config.d_model) == ("relu", 4.0, 16)
-    assert config.regularization_weight == 0.01
-    assert (folder / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
+    tokenizer.add_tokens(["<new>"])
+    with pytest.raises(UserError, match="do not belong together"):
+        build_config(recipe, tokenizer)
 
 
 def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, tmp_path):
@@ -137,19 +120,6 @@ def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, tmp_path):
         train(recipe)
 
 
-def test_a_tokenizer_of_another_model_is_refused(recipe_file, tmp_path):
-    first = train(load_recipe(recipe_file))
-    recipe = load_recipe(recipe_file)
-    recipe.initialize_from, recipe.tokenizer, recipe.model = str(first), type(recipe.tokenizer)(), {}
-    build_config(recipe)
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(first)
-    tokenizer.add_tokens(["<new>"])
-    with pytest.raises(UserError, match="do not belong together"):
-        build_config(recipe, tokenizer)
-
-
 def test_weights_that_do_not_fit_are_refused(tmp_path):
     save_marian(tmp_path / "marian")
     convert(tmp_path / "marian", tmp_path / "start")
@@ -164,8 +134,6 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_an_activation_brings_its_own_scaling_and_regularisation():
-    from reluformer import ReLUFormerConfig
-
     softmax = ReLUFormerConfig.from_preset("vanilla", d_model=16, encoder_attention_heads=2, decoder_attention_heads=2)
     assert changed_config(softmax, {"attention_activation": "relu"}).regularization_weight == 0.01
     given = changed_config(softmax, {"attention_activation": "relu", "attention_scaling": "length"})
@@ -177,13 +145,3 @@ def test_an_activation_brings_its_own_scaling_and_regularisation():
     assert changed_config(softmax, {"d_model": 16}).d_model == 16
     with pytest.raises(UserError, match="preset='bloomformer' is unknown"):
         changed_config(softmax, {"preset": "bloomformer"})
-
-
-def test_marian_and_the_swapped_model_have_the_same_number_of_parameters():
-    from reluformer.training.foreign_models import convert_model
-
-    marian = marian_model()
-    tables = 2 * marian.model.encoder.embed_positions.weight.numel()
-    assert (
-        convert_model(marian, {"attention_activation": "relu"})[0].num_parameters() == marian.num_parameters() - tables
-    )

@@ -38,24 +38,17 @@ def checkout(tmp_path):
     return folder
 
 
-def test_git_state_of_a_clean_and_a_changed_checkout(checkout):
+def test_git_state_of_a_checkout_is_dirty_by_its_source_and_not_by_results(checkout):
     state = git_state(checkout / "source")
-    assert re.fullmatch(r"[0-9a-f]{40}", state["commit"])
-    assert state["dirty"] is False
-    (checkout / "source" / "file.py").write_text("2\n")
-    assert git_state(checkout / "source") == {"commit": state["commit"], "dirty": True}
-
-
-def test_results_that_a_measurement_has_written_are_no_change(checkout):
+    assert re.fullmatch(r"[0-9a-f]{40}", state["commit"]) and state["dirty"] is False
     results = checkout / "benchmarks" / "results" / "a.json"
     results.parent.mkdir(parents=True)
-    results.write_text("{}")
-    git(checkout, "add", "benchmarks")
-    git(checkout, "commit", "-m", "results")
-    results.write_text("{1}")
-    assert git_state(checkout / "source")["dirty"] is False
+    for text in ("{}", "{1}"):
+        results.write_text(text)
+        git(checkout, "add", "benchmarks")
+        assert git_state(checkout / "source") == state
     (checkout / "source" / "file.py").write_text("2\n")
-    assert git_state(checkout / "source")["dirty"] is True
+    assert git_state(checkout / "source") == {**state, "dirty": True}
 
 
 def test_a_package_installed_inside_a_foreign_checkout_has_no_commit(checkout):
@@ -90,29 +83,12 @@ def test_write_json_takes_what_training_produces(tmp_path):
     class Point:
         x: float
 
-    path = write_json(
-        tmp_path / "new" / "a.json",
-        {
-            "path": Path("a/b"),
-            "numpy": numpy.float32(0.5),
-            "tensor": torch.tensor([1, 2]),
-            "point": Point(1.0),
-            "bad": [float("nan"), -float("inf")],
-            "text": "größer",
-            3: True,
-        },
-    )
-    text = path.read_text(encoding="utf-8")
+    given = {"path": Path("a/b"), "numpy": numpy.float32(0.5), "tensor": torch.tensor([1, 2]), "point": Point(1.0)}
+    given |= {"bad": [float("nan"), -float("inf")], "text": "größer", 3: True}
+    text = write_json(tmp_path / "new" / "a.json", given).read_text(encoding="utf-8")
     assert "größer" in text and text.endswith("}\n")
-    assert json.loads(text) == {
-        "path": "a/b",
-        "numpy": 0.5,
-        "tensor": [1, 2],
-        "point": {"x": 1.0},
-        "bad": ["nan", "-inf"],
-        "text": "größer",
-        "3": True,
-    }
+    expected = {"path": "a/b", "numpy": 0.5, "tensor": [1, 2], "point": {"x": 1.0}, "bad": ["nan", "-inf"]}
+    assert json.loads(text) == {**expected, "text": "größer", "3": True}
 
 
 def test_write_json_leaves_the_old_file_if_it_fails(tmp_path):
