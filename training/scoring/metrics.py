@@ -45,17 +45,7 @@ def score_translations(
     Raises:
         UserError: no sentences, different numbers of them, or tokenised text without a language.
     """
-    given = _checked(hypotheses, references)
-    plain, detokenized = _plain_text(given, language, text)
-    scores: dict[str, Any] = {}
-    for score in SCORES.values():
-        if score.of_documents or score.text not in (None, text):
-            continue
-        if score.moses:
-            scores |= {} if language is None else _moses_score(score, *given, language)
-        else:
-            scores |= _score(score, *given) if score.text == "moses" else _score(score, *plain, detokenized)
-    return {**scores, "sentences": len(references)}
+    return {**_scores(hypotheses, references, language, text), "sentences": len(references)}
 
 
 SCORING_UNIT = (
@@ -74,28 +64,23 @@ def score_documents(
 ) -> dict[str, Any]:
     """Corpus scores over whole original documents, the same segments whatever the length they were packed to.
 
-    Matches of n-grams count anywhere in a document, so figures lie a few points above those over sentences.
+    Matches of n-grams count anywhere in a document, so figures lie a few points above those over sentences. A document of which
+    nothing was packed counts as not translated.
 
     Args:
         hypotheses: translation of each packed document, in order.
         documents: name of the original document of each.
-        references: the whole reference of each original document, by name; one of which nothing was packed counts as
-            not translated.
+        references: the whole reference of each original document, by name.
         language, text: see `score_translations`.
 
     Returns:
-        `document_bleu` and `document_chrf` with their `…_signature`, `documents` (their number) and `scoring_unit`
-        (`SCORING_UNIT`).
+        The scores of documents with their `…_signature`, `documents` (their number) and `scoring_unit`.
     """
     parts: dict[str, list[str]] = {name: [] for name in references}
     for hypothesis, name in zip(hypotheses, documents, strict=True):
         parts[name].append(hypothesis)
-    whole = _checked([" ".join(texts) for texts in parts.values()], list(references.values()))
-    plain, detokenized = _plain_text(whole, language, text)
-    scores: dict[str, Any] = {}
-    for score in SCORES.values():
-        if score.of_documents:
-            scores |= _score(score, *plain, detokenized)
+    whole = [" ".join(texts) for texts in parts.values()]
+    scores = _scores(whole, list(references.values()), language, text, of_documents=True)
     return {**scores, "documents": len(references), "scoring_unit": SCORING_UNIT}
 
 
@@ -113,14 +98,34 @@ def describe_scores(scores: Mapping[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def _plain_text(sides: Sequence[list[str]], language: str | None, text: str) -> tuple[Sequence[list[str]], str]:
-    """Both sides as plain text, and what the signature of their scores says of that."""
-    if text == "plain":
-        return sides, ""
-    if language is None:
-        raise UserError("language: missing; the detokeniser of text that Moses has tokenised needs it, such as 'en'")
-    signature = f"|detokenized:moses:{language}|sacremoses:{version('sacremoses')}"
-    return [detokenize(texts, language) for texts in sides], signature
+def _scores(
+    hypotheses: Sequence[str], references: Sequence[str], language: str | None, text: str, *, of_documents: bool = False
+) -> dict[str, Any]:
+    if len(hypotheses) != len(references) or not len(references):
+        raise UserError(
+            f"{len(hypotheses)} hypotheses and {len(references)} references: give one reference for each hypothesis, and at "
+            "least one"
+        )
+    given = plain = [list(hypotheses), list(references)]
+    detokenized = ""
+    if text == "moses":
+        if language is None:
+            raise UserError(
+                "language: missing; the detokeniser of text that Moses has tokenised needs it, such as 'en'"
+            )
+        plain = [detokenize(texts, language) for texts in given]
+        detokenized = f"|detokenized:moses:{language}|sacremoses:{version('sacremoses')}"
+    scores: dict[str, Any] = {}
+    for score in SCORES.values():
+        if score.of_documents != of_documents or score.text not in (None, text):
+            continue
+        if score.moses:
+            scores |= {} if language is None else _moses_score(score, *given, language)
+        elif score.text == "moses":
+            scores |= _score(score, *given)
+        else:
+            scores |= _score(score, *plain, detokenized)
+    return scores
 
 
 def _score(score: Score, hypotheses: list[str], references: list[str], detokenized: str = "") -> dict[str, Any]:
@@ -143,12 +148,3 @@ def _moses_score(score: Score, hypotheses: list[str], references: list[str], lan
     scores = _score(score, *sides)
     scores[f"{score.name}_signature"] += f"|lowercased|moses:{language}|sacremoses:{version('sacremoses')}"
     return scores
-
-
-def _checked(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[list[str], list[str]]:
-    if len(hypotheses) != len(references) or not len(references):
-        raise UserError(
-            f"{len(hypotheses)} hypotheses and {len(references)} references: give one reference for each hypothesis, and at "
-            "least one"
-        )
-    return list(hypotheses), list(references)
