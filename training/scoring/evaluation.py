@@ -148,7 +148,7 @@ class ValidationTranslation:
 
 
 def write_translations(
-    path: str | Path, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
+    path: Path, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> Path:
     r"""Writes source, hypothesis, reference as tab-separated UTF-8 with a header.
 
@@ -156,7 +156,7 @@ def write_translations(
     """
     rows = [_COLUMNS, *zip(sources, hypotheses, references, strict=True)]
     path.write_text("".join(map(_row, rows)), encoding="utf-8", newline="\n")
-    return Path(path)
+    return path
 
 
 def read_translations(path: str | Path) -> list[tuple[str, str, str]]:
