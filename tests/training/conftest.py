@@ -3,45 +3,39 @@
 import json
 
 import pytest
-import yaml
 
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training.run.checkpoints import RUN_STATE_FILE
 from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE, settings_of, write_recipe
 
+RECIPE = """
+name: tiny
+data: {{source_language: de, target_language: en, max_length: 64, demo: {{train: 120, validation: 6, test: 5}}}}
+tokenizer: {{vocab_size: 330}}
+model: {{d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_ffn_dim: 16, decoder_ffn_dim: 16,
+        encoder_attention_heads: 2, decoder_attention_heads: 2, max_position_embeddings: 160}}
+batching: {{tokens_per_batch: 400}}
+evaluation: {{num_beams: 2, at_most: 3, samples: 2, headline: exact_match}}
+averaging: {{last_checkpoints: 2}}
+training:
+  output_dir: {folder}
+  max_steps: 6
+  logging_steps: 2
+  eval_strategy: steps
+  eval_steps: 3
+  save_strategy: steps
+  save_steps: 2
+  use_cpu: true
+  disable_tqdm: true
+  learning_rate: 0.01
+"""
+
 
 @pytest.fixture
 def recipe_file(tmp_path):
     """Path of a recipe that trains in a second or two, on the generated corpus."""
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    recipe = {
-        "name": "tiny",
-        "data": {
-            "source_language": "de",
-            "target_language": "en",
-            "max_length": 64,
-            "demo": {"train": 120, "validation": 6, "test": 5},
-        },
-        "tokenizer": {"vocab_size": 330},
-        "model": {**sizes, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 160},
-        "batching": {"tokens_per_batch": 400},
-        "evaluation": {"num_beams": 2, "at_most": 3, "samples": 2, "headline": "exact_match"},
-        "averaging": {"last_checkpoints": 2},
-        "training": {
-            "output_dir": str(tmp_path / "runs" / "tiny"),
-            "max_steps": 6,
-            "logging_steps": 2,
-            "eval_strategy": "steps",
-            "eval_steps": 3,
-            "save_strategy": "steps",
-            "save_steps": 2,
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "learning_rate": 0.01,
-        },
-    }
     path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    path.write_text(RECIPE.format(folder=tmp_path / "runs" / "tiny"), encoding="utf-8")
     return path
 
 
