@@ -120,12 +120,13 @@ def assert_compiled(kernels, capability):
         assert re.search(r"(ld\.global|cp\.async)[^;]*(\.v4|, 0x10|, 16)", kernel.asm["ptx"])  # 16 bytes at a time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "capability", "changed"),
     [
         (torch.bfloat16, 64, 90, {"statistics": "sum+entropy", "causal": True}),
-        pytest.param(torch.float16, 128, 80, {"statistics": "sum", "dropout_p": 0.1}, marks=pytest.mark.slow),
-        pytest.param(torch.float32, 64, 80, {}, marks=pytest.mark.slow),
+        (torch.float16, 128, 80, {"statistics": "sum", "dropout_p": 0.1}),
+        (torch.float32, 64, 80, {}),
     ],
 )
 def test_kernels_compile(compiled, dtype, head_dim, capability, changed):

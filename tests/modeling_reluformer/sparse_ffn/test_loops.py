@@ -203,14 +203,15 @@ def test_numbers_that_are_not_finite_come_back_as_the_dense_network_gives_them(l
 def test_threads_share_the_neurons(loops):
     """So many that two threads take part, and an odd number of them."""
     before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            for kind, dtype in kinds(loops):
-                parts, x = network(200, 1701, 190, kind, dtype), torch.randn(2, 200).to(dtype)
-                assert_close(loops.feed_forward(x, *parts, "relu"), oracle(x, *parts, "relu"), dtype)
-    finally:
-        torch.set_num_threads(before)
+    for kind, dtype in kinds(loops):
+        parts, x = network(200, 1701, 190, kind, dtype), torch.randn(2, 200).to(dtype)
+        expected = oracle(x, *parts, "relu")
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                assert_close(loops.feed_forward(x, *parts, "relu"), expected, dtype)
+        finally:
+            torch.set_num_threads(before)
 
 
 def test_weights_in_int8_have_127_steps_of_each_neuron():
