@@ -1,4 +1,4 @@
-"""Translating on a CPU without the model's modules: the encoder as a few operators, a decoding step as one compiled call.
+"""Translating on a CPU without the model's modules: the encoder and a step of decoding as one compiled call each.
 
 The search is that of Transformers' `generate`, for greedy decoding and beams; in float32 its translations are those of
 `generate`. With `compute` bfloat16 or int8, the matrices are held and multiplied in that type; all else stays in float32.
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from reluformer.modeling_reluformer.attention_reluformer import scale_of_rows, sinusoidal_table
 from reluformer.modeling_reluformer.fused.compiled.library import library
@@ -126,50 +124,30 @@ class FastTranslationModel:
         self.start: int = model.generation_config.decoder_start_token_id
         self._weights = model.state_dict()
         self._operators = library(large=True)
-        self._scale = config.d_model**0.5 if config.scale_embedding else 1.0
-        self._activation = _ACTIVATIONS[config.attention_activation]
-        self._positions = sinusoidal_table(config.max_position_embeddings, config.d_model).float()
-        self._row_scales = self._table_of_row_scales()
-        self._source_embedding = self._float("model.encoder.embed_tokens.weight")
-        self._encoder = [self._encoder_layer(f"model.encoder.layers.{i}.") for i in range(config.encoder_layers)]
-        layers = range(config.decoder_layers)
-        self._cross = [self._linear(f"model.decoder.layers.{i}.encoder_attn.", "k_proj", "v_proj") for i in layers]
-        tensors = [self._float("model.decoder.embed_tokens.weight"), self._positions, self._row_scales]
-        weight, _, scales = self._matrix("", "lm_head")
-        tensors += [
-            weight,
-            self._float("final_logits_bias").flatten().to(torch.float32 if compute == "int8" else weight.dtype),
-            scales,
-        ]
-        for i in layers:
+        tensors = [self._float(f"model.{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
+        tensors += [sinusoidal_table(config.max_position_embeddings, config.d_model).float()]
+        tensors += [self._table_of_row_scales(), *self._output_layer()]
+        for i in range(config.encoder_layers):
+            tensors += self._encoder_layer(f"model.encoder.layers.{i}.")
+        for i in range(config.decoder_layers):
             tensors += self._decoder_layer(f"model.decoder.layers.{i}.")
-        heads = config.decoder_attention_heads
-        self._decoder = torch.classes.reluformer_cpu.TranslationDecoder(tensors, heads, self._activation, self._scale)
+        heads = config.encoder_attention_heads, config.decoder_attention_heads
+        activation = _ACTIVATIONS[config.attention_activation]
+        scale = config.d_model**0.5 if config.scale_embedding else 1.0
+        self._model = torch.classes.reluformer_cpu.TranslationModel(
+            tensors, config.encoder_layers, *heads, activation, scale
+        )
         del self._weights
 
     def translate(self, sources: list[list[int]], search: Search) -> list[list[int]]:
         """The best translation of each source, token ids to token ids, without the start token."""
-        lengths = torch.tensor([len(source) for source in sources])
-        ids = pad_sequence([torch.tensor(source) for source in sources], True)
+        lengths = [len(source) for source in sources]
+        ids = torch.tensor([token for source in sources for token in source])
         state = torch.classes.reluformer_cpu.TranslationState(
-            self.encode(ids, lengths), lengths.tolist(), search.max_new_tokens, search.num_beams
+            self._model.encode(ids, lengths), lengths, search.max_new_tokens, search.num_beams
         )
         find = self._greedy if search.num_beams == 1 else self._beams
         return find(state, len(sources), search)
-
-    def encode(self, ids: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Keys and values of the sources for each layer of the decoder, (sources, length, 2 · d_model).
-
-        Args:
-            ids: (sources, length), with padding behind.
-            lengths: (sources,).
-        """
-        sources, length = ids.shape
-        states = F.embedding(ids, self._source_embedding) * self._scale + self._positions[:length]
-        states = states.flatten(0, 1)
-        for layer in self._encoder:
-            states = layer(states, sources, lengths)
-        return [linear.apply(states).view(sources, length, -1) for linear in self._cross]
 
     def _greedy(self, state: Any, sources: int, search: Search) -> list[list[int]]:
         translations: list[list[int]] = [[] for _ in range(sources)]
@@ -217,7 +195,7 @@ class FastTranslationModel:
 
     def _logits(self, state: Any, tokens: Tensor, parents: Tensor | None, must_go_on: bool) -> Tensor:
         """Of the next token of each hypothesis, (rows, vocabulary); the end is left out where it must not come yet."""
-        logits = self._decoder.step(state, tokens, parents)
+        logits = self._model.step(state, tokens, parents)
         if must_go_on:
             logits[:, self.end] = float("-inf")
         return logits
@@ -237,39 +215,32 @@ class FastTranslationModel:
         kind = torch.bfloat16 if self.compute == "bfloat16" else torch.float32
         return [weight.to(kind), bias.to(kind), torch.empty(0)]
 
-    def _linear(self, prefix: str, *names: str) -> Any:
-        return torch.classes.reluformer_cpu.TranslationLinear(*self._matrix(prefix, *names))
+    def _output_layer(self) -> list[Tensor]:
+        weight, _, scales = self._matrix("", "lm_head")
+        bias = self._float("final_logits_bias").flatten()
+        return [weight, bias if self.compute == "int8" else bias.to(weight.dtype), scales]
 
     def _factors(self, prefix: str, heads: int) -> Tensor:
         log_gamma = self._weights.get(f"{prefix}log_gamma")
         return torch.ones(heads) if log_gamma is None else torch.exp(-log_gamma.detach().float())
 
+    def _encoder_layer(self, prefix: str) -> list[Tensor]:
+        own = f"{prefix}self_attn."
+        tensors = self._matrix(own, "q_proj", "k_proj", "v_proj") + self._matrix(own, "out_proj")
+        tensors += self._matrix(prefix, "fc1") + self._matrix(prefix, "fc2")
+        tensors += self._norms(prefix, "self_attn_layer_norm", "final_layer_norm")
+        return [*tensors, self._factors(own, self.config.encoder_attention_heads)]
+
     def _decoder_layer(self, prefix: str) -> list[Tensor]:
         heads, own, cross = self.config.decoder_attention_heads, f"{prefix}self_attn.", f"{prefix}encoder_attn."
         tensors = self._matrix(own, "q_proj", "k_proj", "v_proj") + self._matrix(own, "out_proj")
-        tensors += self._matrix(cross, "q_proj") + self._matrix(cross, "out_proj")
-        tensors += self._matrix(prefix, "fc1") + self._matrix(prefix, "fc2")
-        for norm in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"):
-            tensors += [self._float(f"{prefix}{norm}.weight"), self._float(f"{prefix}{norm}.bias")]
+        tensors += self._matrix(cross, "q_proj") + self._matrix(cross, "k_proj", "v_proj")
+        tensors += self._matrix(cross, "out_proj") + self._matrix(prefix, "fc1") + self._matrix(prefix, "fc2")
+        tensors += self._norms(prefix, "self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
         return [*tensors, self._factors(own, heads), self._factors(cross, heads)]
 
-    def _encoder_layer(self, prefix: str) -> _EncoderLayer:
-        norms = [
-            (self._float(f"{prefix}{norm}.weight"), self._float(f"{prefix}{norm}.bias"))
-            for norm in ("self_attn_layer_norm", "final_layer_norm")
-        ]
-        own = f"{prefix}self_attn."
-        return _EncoderLayer(
-            heads=self.config.encoder_attention_heads,
-            activation=self.config.attention_activation,
-            row_scales=self._row_scales,
-            factors=self._factors(own, self.config.encoder_attention_heads),
-            attention_in=self._linear(own, "q_proj", "k_proj", "v_proj"),
-            attention_out=self._linear(own, "out_proj"),
-            first=self._linear(prefix, "fc1"),
-            second=self._linear(prefix, "fc2"),
-            norms=norms,
-        )
+    def _norms(self, prefix: str, *names: str) -> list[Tensor]:
+        return [self._float(f"{prefix}{name}.{part}") for name in names for part in ("weight", "bias")]
 
     def _table_of_row_scales(self) -> Tensor:
         """r_n by the number of visible keys, (positions + 1,); without γ where it is learnable. Empty for a softmax."""
@@ -280,43 +251,6 @@ class FastTranslationModel:
         gamma = None if config.attention_gamma_learnable else config.attention_gamma
         scales = scale_of_rows(visible_keys, config.attention_scaling, gamma=gamma, alpha=config.attention_alpha)
         return torch.ones_like(visible_keys) if scales is None else scales
-
-
-@dataclass(frozen=True)
-class _EncoderLayer:
-    heads: int
-    activation: str
-    row_scales: Tensor
-    factors: Tensor
-    attention_in: Any
-    attention_out: Any
-    first: Any
-    second: Any
-    norms: list[tuple[Tensor, Tensor]]
-
-    def __call__(self, states: Tensor, sources: int, lengths: Tensor) -> Tensor:
-        """(sources · length, d_model) → the same."""
-        width = states.shape[1]
-        states = F.layer_norm(states + self._attention(states, sources, lengths), (width,), *self.norms[0])
-        update = self.second.apply(self.first.apply(states).relu_())
-        return F.layer_norm(states + update, (width,), *self.norms[1])
-
-    def _attention(self, states: Tensor, sources: int, lengths: Tensor) -> Tensor:
-        length = len(states) // sources
-        # (3, sources, heads, length, head_dim)
-        parts = self.attention_in.apply(states).view(sources, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        is_padded = bool((lengths < length).any())
-        real = torch.arange(length) < lengths.unsqueeze(1) if is_padded else None
-        if self.activation == "softmax":
-            mask = None if real is None else real[:, None, None, :]
-            output = F.scaled_dot_product_attention(*parts, attn_mask=mask)
-        else:
-            scales = self.row_scales[lengths].view(-1, 1, 1) * self.factors.view(1, -1, 1)
-            output = torch.ops.reluformer_cpu.attention(
-                *(*parts, scales.expand(-1, -1, length).contiguous(), real, None, None, None, None, self.activation),
-                *(parts.shape[-1] ** -0.5, False, 0, 0.0, "none"),
-            )[0]
-        return self.attention_out.apply(output.transpose(1, 2).reshape(sources * length, -1))
 
 
 class _Hypotheses:

@@ -16,9 +16,10 @@ struct InstructionSets {
   std::vector<const Kernels*> kernels;
   const Kernels* chosen;  // null: there are none for this processor
 
-  // portable: null where there are none
-  InstructionSets(const Kernels* avx512, const Kernels* avx2, const Kernels* portable) {
+  // portable, amx: null where there are none
+  InstructionSets(const Kernels* avx512, const Kernels* avx2, const Kernels* portable, const Kernels* amx = nullptr) {
 #if defined(__x86_64__)
+    add("amx", amx, amx != nullptr);
     add("avx512", avx512,
         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"));

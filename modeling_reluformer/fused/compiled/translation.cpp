@@ -1,15 +1,21 @@
-// `reluformer_cpu::TranslationDecoder`: all layers of a decoder for one token of some hypotheses, in one call.
-// training/fast_translation.py encodes and searches; translation_kernels.cpp has the loops.
+// `reluformer_cpu::TranslationModel`: the encoder of some sources, and all layers of a decoder for one token of some hypotheses, each in
+// one call. training/fast_translation.py searches; translation_kernels.cpp has the loops.
+//
+// With int8, sources of up to kShort tokens have the same states and logits to the bit, whatever else is in the batch, and with every
+// instruction set and number of threads: products of bytes are exact, and each sum of floats has one order.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/softmax.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -21,16 +27,20 @@
 namespace {
 
 using at::Tensor;
+using reluformer::kDepth;
 using reluformer::kInputs;
 using reluformer::kOutputs;
 using reluformer::PackedBytes;
 using reluformer::TranslationKernels;
 
+constexpr int64_t kShort = 128;  // tokens of a source, up to which its attention is computed query by query
 constexpr int64_t kWorkOfAThread = 1 << 15;  // multiplications; with fewer, a second thread costs more than it gains
 
 reluformer::InstructionSets<TranslationKernels>& instruction_sets() {
+  const bool has_avx512 = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
   static reluformer::InstructionSets<TranslationKernels> sets{&reluformer::avx512::translation_kernels, &reluformer::avx2::translation_kernels,
-                                                              &reluformer::portable::translation_kernels};
+                                                              &reluformer::portable::translation_kernels,
+                                                              has_avx512 ? reluformer::avx512::amx_translation_kernels() : nullptr};
   return sets;
 }
 
@@ -57,7 +67,7 @@ struct Linear {
       bias = given_bias;
       return;
     }
-    const int64_t blocks = reluformer::round_up(outputs, kOutputs) / kOutputs, steps = reluformer::round_up(inputs, kInputs) / kInputs;
+    const int64_t blocks = reluformer::round_up(outputs, kOutputs) / kOutputs, steps = reluformer::round_up(inputs, kDepth) / kInputs;
     packed = at::empty({blocks, steps, kOutputs, kInputs}, at::kChar).zero_();
     auto* to = packed.mutable_data_ptr<int8_t>();
     const auto* from = given.const_data_ptr<int8_t>();
@@ -76,10 +86,9 @@ struct Linear {
   // (rows, inputs) → (rows, outputs), of float32
   Tensor operator()(const Tensor& x) const {
     if (weight.defined()) {
-      const auto kind = weight.scalar_type();
-      return at::linear(x.to(kind), weight, bias).to(at::kFloat);
+      return at::linear(x.to(weight.scalar_type()), weight, bias).to(at::kFloat);
     }
-    const int64_t rows = x.size(0), stride = reluformer::round_up(inputs, kInputs), blocks = packed.size(0);
+    const int64_t rows = x.size(0), stride = reluformer::round_up(inputs, kDepth), blocks = packed.size(0);
     const Tensor output = at::empty({rows, outputs}, at::kFloat);
     const auto bytes = std::make_unique_for_overwrite<uint8_t[]>(rows * stride);
     const auto row_scales = std::make_unique_for_overwrite<float[]>(rows);
@@ -107,17 +116,29 @@ struct Norm {
   }
 };
 
+struct EncoderLayer {
+  Linear self_in, self_out, first, second;
+  Norm self_norm, last_norm;
+  Tensor self_factors;  // (heads,) of the row scales
+};
+
 struct Layer {
-  Linear self_in, self_out, cross_in, cross_out, first, second;
+  Linear self_in, self_out, cross_in, cross_keys_and_values, cross_out, first, second;
   Norm self_norm, cross_norm, last_norm;
   Tensor self_factors, cross_factors;  // (heads,) of the row scales
 };
 
+std::vector<int64_t> offsets_of(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> offsets(lengths.size());
+  std::exclusive_scan(lengths.begin(), lengths.end(), offsets.begin(), int64_t{0});
+  return offsets;
+}
+
 // The keys and values of some hypotheses, and of their sources.
 struct State : torch::CustomClassHolder {
   std::vector<Tensor> own;     // of each layer: (positions, rows, 2 · features), keys before values
-  std::vector<Tensor> cross;   // of each layer: (sources, length, 2 · features)
-  std::vector<int64_t> lengths;  // of the sources
+  std::vector<Tensor> cross;   // of each layer: (tokens of all sources, 2 · features)
+  std::vector<int64_t> lengths, offsets;  // of the sources: tokens, and those before them
   std::vector<int32_t> sources;  // of each row
   std::vector<int32_t> places;   // (positions, rows as they are now): the row that wrote a position of the past of a row
   int64_t most_rows = 0, position = 0;
@@ -125,8 +146,9 @@ struct State : torch::CustomClassHolder {
   State(std::vector<Tensor> cross_states, const std::vector<int64_t>& source_lengths, int64_t positions, int64_t beams)
       : cross(std::move(cross_states)), lengths(source_lengths), most_rows(static_cast<int64_t>(source_lengths.size()) * beams) {
     for (const Tensor& each : cross) {
-      own.push_back(at::empty({positions, most_rows, each.size(2)}, at::kFloat));
+      own.push_back(at::empty({positions, most_rows, each.size(1)}, at::kFloat));
     }
+    offsets = offsets_of(lengths);
     for (int64_t row = 0; row < most_rows; ++row) {
       sources.push_back(static_cast<int32_t>(row / beams));
     }
@@ -152,17 +174,19 @@ struct State : torch::CustomClassHolder {
   }
 };
 
-struct Decoder : torch::CustomClassHolder {
+struct Model : torch::CustomClassHolder {
+  std::vector<EncoderLayer> encoder;
   std::vector<Layer> layers;
   Linear output;
-  Tensor embedding, positions, row_scales;  // row_scales: (keys + 1,) by the number of visible keys; undefined for a softmax
-  int64_t heads, activation;
+  Tensor source_embedding, embedding, positions, row_scales;  // row_scales: (keys + 1,) by the number of visible keys; empty for a softmax
+  int64_t encoder_heads, heads, activation;
   double embedding_scale;
 
-  // tensors: embedding, positions, row_scales, output (weight, bias, scales), and of each layer self_in, self_out, cross_in, cross_out, first, second
-  // (weight, bias, scales each), three norms (weight, bias) and the factors of two attentions. Those that do not exist are empty.
-  Decoder(const std::vector<Tensor>& tensors, int64_t decoder_heads, int64_t decoder_activation, double scale)
-      : heads(decoder_heads), activation(decoder_activation), embedding_scale(scale) {
+  // tensors: source_embedding, embedding, positions, row_scales, output; and the fields of each layer, in their order. A linear layer is weight, bias
+  // and scales, a norm weight and bias. Those that do not exist are empty.
+  Model(const std::vector<Tensor>& tensors, int64_t encoder_layers, int64_t heads_of_encoder, int64_t heads_of_decoder, int64_t attention_activation,
+        double scale)
+      : encoder_heads(heads_of_encoder), heads(heads_of_decoder), activation(attention_activation), embedding_scale(scale) {
     size_t next = 0;
     auto take = [&] { return tensors[next++]; };
     auto take_linear = [&] {
@@ -173,13 +197,25 @@ struct Decoder : torch::CustomClassHolder {
       const Tensor weight = take(), bias = take();
       return Norm{weight, bias};
     };
+    source_embedding = take();
     embedding = take();
     positions = take();
     row_scales = take();
     output = take_linear();
+    for (int64_t i = 0; i < encoder_layers; ++i) {
+      EncoderLayer layer;
+      for (Linear* linear : {&layer.self_in, &layer.self_out, &layer.first, &layer.second}) {
+        *linear = take_linear();
+      }
+      layer.self_norm = take_norm();
+      layer.last_norm = take_norm();
+      layer.self_factors = take();
+      encoder.push_back(std::move(layer));
+    }
     while (next < tensors.size()) {
       Layer layer;
-      for (Linear* linear : {&layer.self_in, &layer.self_out, &layer.cross_in, &layer.cross_out, &layer.first, &layer.second}) {
+      for (Linear* linear :
+           {&layer.self_in, &layer.self_out, &layer.cross_in, &layer.cross_keys_and_values, &layer.cross_out, &layer.first, &layer.second}) {
         *linear = take_linear();
       }
       for (Norm* norm : {&layer.self_norm, &layer.cross_norm, &layer.last_norm}) {
@@ -191,18 +227,41 @@ struct Decoder : torch::CustomClassHolder {
     }
   }
 
+  // Keys and values of the sources for each layer of the decoder, (tokens, 2 · features). ids: (tokens,) of all sources, one behind the other.
+  std::vector<Tensor> encode(const Tensor& ids, const std::vector<int64_t>& lengths) const {
+    const std::vector<int64_t> offsets = offsets_of(lengths);
+    const Tensor states = at::empty({ids.size(0), embedding.size(1)}, at::kFloat);
+    for (size_t source = 0; source < lengths.size(); ++source) {
+      for (int64_t t = 0; t < lengths[source]; ++t) {
+        embed(source_embedding, ids, offsets[source] + t, t, states);
+      }
+    }
+    for (const EncoderLayer& layer : encoder) {
+      layer.self_norm.add(states, layer.self_out(source_attention(layer, layer.self_in(states), lengths, offsets)));
+      layer.last_norm.add(states, layer.second(layer.first(states).relu_()));
+    }
+    std::vector<Tensor> cross;
+    for (const Layer& layer : layers) {
+      cross.push_back(layer.cross_keys_and_values(states));
+    }
+    return cross;
+  }
+
   // tokens: (rows,), the last of each hypothesis → logits (rows, vocabulary). parents: see `State::choose`.
   Tensor step(const c10::intrusive_ptr<State>& state, const Tensor& tokens, const std::optional<Tensor>& parents) const {
     if (parents) {
       state->choose(*parents);
     }
     const int64_t rows = tokens.size(0), t = state->position;
-    TORCH_CHECK_VALUE(rows == static_cast<int64_t>(state->sources.size()) && t < state->own[0].size(0), "TranslationDecoder: ", rows, " tokens for ",
+    TORCH_CHECK_VALUE(rows == static_cast<int64_t>(state->sources.size()) && t < state->own[0].size(0), "TranslationModel: ", rows, " tokens for ",
                       state->sources.size(), " rows at position ", t);
     for (int64_t row = 0; row < rows; ++row) {
       state->places[t * rows + row] = static_cast<int32_t>(row);
     }
-    const Tensor states = embedded(tokens, t);
+    const Tensor states = at::empty({rows, embedding.size(1)}, at::kFloat);
+    for (int64_t row = 0; row < rows; ++row) {
+      embed(embedding, tokens, row, t, states);
+    }
     for (size_t index = 0; index < layers.size(); ++index) {
       const Layer& layer = layers[index];
       layer.self_norm.add(states, layer.self_out(self_attention(layer, *state, index, states)));
@@ -213,19 +272,16 @@ struct Decoder : torch::CustomClassHolder {
     return output(states);
   }
 
-  Tensor embedded(const Tensor& tokens, int64_t t) const {
-    const int64_t rows = tokens.size(0), features = embedding.size(1);
-    const Tensor states = at::empty({rows, features}, at::kFloat);
-    const auto *from = embedding.const_data_ptr<float>(), *position = positions.const_data_ptr<float>() + t * features;
-    const auto* ids = tokens.const_data_ptr<int64_t>();
-    auto* to = states.mutable_data_ptr<float>();
+  // states[row] = table[ids[row]] · scale + positions[t]
+  void embed(const Tensor& table, const Tensor& ids, int64_t row, int64_t t, const Tensor& states) const {
+    const int64_t features = table.size(1);
+    const auto *from = table.const_data_ptr<float>() + ids.const_data_ptr<int64_t>()[row] * features,
+               *position = positions.const_data_ptr<float>() + t * features;
+    auto* to = states.mutable_data_ptr<float>() + row * features;
     const auto factor = static_cast<float>(embedding_scale);
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t i = 0; i < features; ++i) {
-        to[row * features + i] = from[ids[row] * features + i] * factor + position[i];
-      }
+    for (int64_t i = 0; i < features; ++i) {
+      to[i] = from[i] * factor + position[i];
     }
-    return states;
   }
 
   Tensor self_attention(const Layer& layer, State& state, size_t index, const Tensor& states) const {
@@ -236,7 +292,7 @@ struct Decoder : torch::CustomClassHolder {
     for (int64_t row = 0; row < rows; ++row) {
       std::copy_n(from + row * 3 * features + features, pair, own + (t * state.most_rows + row) * pair);
     }
-    return attend(rows, features, t + 1, layer.self_factors, [&](int64_t row, int64_t head, reluformer::Cached& call) {
+    return attend(rows, heads, features, t + 1, layer.self_factors, [&](int64_t row, int64_t head, reluformer::Cached& call) {
       call.query = from + row * 3 * features + head * call.dims;
       call.keys = own + head * call.dims;
       call.values = call.keys + features;
@@ -250,12 +306,13 @@ struct Decoder : torch::CustomClassHolder {
 
   Tensor cross_attention(const Layer& layer, const State& state, size_t index, const Tensor& states) const {
     const Tensor query = layer.cross_in(states);
-    const int64_t rows = states.size(0), features = states.size(1), length = state.cross[index].size(1), pair = 2 * features;
+    const int64_t rows = states.size(0), features = states.size(1), pair = 2 * features;
+    const int64_t longest = *std::max_element(state.lengths.begin(), state.lengths.end());
     const auto *from = query.const_data_ptr<float>(), *keys = state.cross[index].const_data_ptr<float>();
-    return attend(rows, features, length, layer.cross_factors, [&](int64_t row, int64_t head, reluformer::Cached& call) {
+    return attend(rows, heads, features, longest, layer.cross_factors, [&](int64_t row, int64_t head, reluformer::Cached& call) {
       const int64_t source = state.sources[row];
       call.query = from + row * features + head * call.dims;
-      call.keys = keys + source * length * pair + head * call.dims;
+      call.keys = keys + state.offsets[source] * pair + head * call.dims;
       call.values = call.keys + features;
       call.length = state.lengths[source];
       call.position = pair;
@@ -263,8 +320,57 @@ struct Decoder : torch::CustomClassHolder {
     });
   }
 
+  // projected: queries, keys and values of each token, (tokens, 3 · features)
+  Tensor source_attention(const EncoderLayer& layer, const Tensor& projected, const std::vector<int64_t>& lengths,
+                          const std::vector<int64_t>& offsets) const {
+    const int64_t rows = projected.size(0), features = projected.size(1) / 3;
+    std::vector<int64_t> sources(rows);
+    int64_t longest = 0;
+    for (size_t source = 0; source < lengths.size(); ++source) {
+      std::fill_n(sources.begin() + offsets[source], lengths[source], source);
+      longest = std::max(longest, std::min(lengths[source], kShort));
+    }
+    const auto* from = projected.const_data_ptr<float>();
+    const Tensor output = attend(rows, encoder_heads, features, longest, layer.self_factors, [&](int64_t row, int64_t head, reluformer::Cached& call) {
+      const int64_t source = sources[row];
+      call.query = from + row * 3 * features + head * call.dims;
+      call.keys = from + offsets[source] * 3 * features + features + head * call.dims;
+      call.values = call.keys + features;
+      call.length = lengths[source] <= kShort ? lengths[source] : 0;
+      call.position = 3 * features;
+      call.places = nullptr;
+    });
+    for (size_t source = 0; source < lengths.size(); ++source) {
+      if (lengths[source] > kShort) {
+        long_attention(layer, projected.narrow(0, offsets[source], lengths[source]), output.narrow(0, offsets[source], lengths[source]));
+      }
+    }
+    return output;
+  }
+
+  // The same of one source, by products of matrices: (length, 3 · features) → (length, features)
+  void long_attention(const EncoderLayer& layer, const Tensor& projected, const Tensor& output) const {
+    const int64_t length = projected.size(0), features = projected.size(1) / 3, dims = features / encoder_heads;
+    const double scale = 1.0 / std::sqrt(static_cast<double>(dims));
+    for (int64_t head = 0; head < encoder_heads; ++head) {
+      auto part = [&](int64_t which) { return projected.narrow(1, which * features + head * dims, dims); };
+      Tensor weights = at::matmul(part(0).mul(scale), part(1).t());
+      if (activation == reluformer::kDecodingSoftmax) {
+        weights = at::softmax(weights, -1);
+      } else {
+        weights.relu_();
+        if (activation == reluformer::kDecodingRelu2) {
+          weights.mul_(weights);
+        }
+        const float factor = row_scales.const_data_ptr<float>()[length] * layer.self_factors.const_data_ptr<float>()[head];
+        weights.mul_(factor);
+      }
+      output.narrow(1, head * dims, dims).copy_(at::matmul(weights, part(2)));
+    }
+  }
+
   template <typename Fill>
-  Tensor attend(int64_t rows, int64_t features, int64_t longest, const Tensor& factors, Fill fill) const {
+  Tensor attend(int64_t rows, int64_t heads, int64_t features, int64_t longest, const Tensor& factors, Fill fill) const {
     const Tensor output = at::empty({rows, features}, at::kFloat);
     auto* to = output.mutable_data_ptr<float>();
     const int64_t dims = features / heads;
@@ -279,6 +385,9 @@ struct Decoder : torch::CustomClassHolder {
         call.dims = dims;
         call.scale = scale;
         fill(row, head, call);
+        if (!call.length) {
+          continue;
+        }
         call.row_scale = row_scale ? row_scale[call.length] * head_factors[head] : 0.0f;
         kernels().attend(call, activation, room.data(), to + row * features + head * dims);
       }
@@ -319,22 +428,14 @@ std::tuple<Tensor, Tensor> continuations(const Tensor& logits, const Tensor& sco
   return {numbers, places};
 }
 
-// A linear layer by itself, for the encoder.
-struct Projection : torch::CustomClassHolder {
-  Linear linear;
-  Projection(const Tensor& weight, const Tensor& bias, const Tensor& scales) : linear(weight, bias.numel() ? bias : Tensor(), scales) {}
-};
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(reluformer_cpu, library) {
   library.class_<State>("TranslationState").def(torch::init<std::vector<Tensor>, const std::vector<int64_t>&, int64_t, int64_t>());
-  library.class_<Projection>("TranslationLinear")
-      .def(torch::init<const Tensor&, const Tensor&, const Tensor&>())
-      .def("apply", [](const c10::intrusive_ptr<Projection>& self, const Tensor& x) { return self->linear(x.contiguous()); });
-  library.class_<Decoder>("TranslationDecoder")
-      .def(torch::init<const std::vector<Tensor>&, int64_t, int64_t, double>())
-      .def("step", &Decoder::step);
+  library.class_<Model>("TranslationModel")
+      .def(torch::init<const std::vector<Tensor>&, int64_t, int64_t, int64_t, int64_t, double>())
+      .def("encode", &Model::encode)
+      .def("step", &Model::step);
   library.def("continuations(Tensor logits, Tensor scores, int beams, int count) -> (Tensor, Tensor)");
   library.def("translation_instruction_sets() -> str[]", [] { return instruction_sets().names; });
   library.def("choose_translation_instruction_set(str name) -> ()", [](std::string_view name) { instruction_sets().choose(name); });

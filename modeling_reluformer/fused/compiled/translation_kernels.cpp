@@ -5,6 +5,14 @@
 #include <immintrin.h>
 #endif
 
+// Compilers before these know no AMX.
+#if defined(__AVX512VNNI__) && defined(__linux__) && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
+#define RELUFORMER_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -86,29 +94,47 @@ void quantize(const float* from, int64_t count, int64_t width, uint8_t* bytes, i
 
 typedef int32_t Sums[kOutputs];
 
-// Sums of R rows and one block of sixteen outputs. Integers: the same on every processor.
-template <int R>
-inline void products(const int8_t* weights, const uint8_t* bytes, int64_t stride, int64_t steps, Sums (&sums)[R]) {
 #if defined(__AVX512VNNI__)
-  __m512i total[R];
+// Sums of R rows and B neighbouring blocks of sixteen outputs. Integers: the same on every processor.
+template <int R, int B>
+inline void products(const int8_t* weights, const uint8_t* bytes, int64_t stride, Sums (&sums)[B][R]) {
+  __m512i total[B][R];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    total[r] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      total[b][r] = _mm512_setzero_si512();
+    }
   }
-  for (int64_t i = 0; i < steps; ++i) {
-    const __m512i part = _mm512_loadu_si512(weights + i * kOutputs * kInputs);
+  for (int64_t i = 0; i < stride; i += kInputs) {
+    __m512i part[B];
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      part[b] = _mm512_loadu_si512(weights + (b * stride + i) * kOutputs);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       int32_t four;
-      std::memcpy(&four, bytes + r * stride + i * kInputs, sizeof four);
-      total[r] = _mm512_dpbusd_epi32(total[r], _mm512_set1_epi32(four), part);
+      std::memcpy(&four, bytes + r * stride + i, sizeof four);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) {
+        total[b][r] = _mm512_dpbusd_epi32(total[b][r], _mm512_set1_epi32(four), part[b]);
+      }
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    _mm512_storeu_si512(sums[r], total[r]);
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      _mm512_storeu_si512(sums[b][r], total[b][r]);
+    }
   }
-#elif defined(__AVX2__)
+}
+#else
+template <int R>
+inline void block_products(const int8_t* weights, const uint8_t* bytes, int64_t stride, Sums (&sums)[R]) {
+  const int64_t steps = stride / kInputs;
+#if defined(__AVX2__)
   const __m256i low = _mm256_set1_epi32(0x00FF00FF);
   for (int r = 0; r < R; ++r) {
     __m256i total[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
@@ -141,34 +167,146 @@ inline void products(const int8_t* weights, const uint8_t* bytes, int64_t stride
 #endif
 }
 
-template <int R>
+template <int R, int B>
+inline void products(const int8_t* weights, const uint8_t* bytes, int64_t stride, Sums (&sums)[B][R]) {
+  for (int b = 0; b < B; ++b) {
+    block_products<R>(weights + b * stride * kOutputs, bytes, stride, sums[b]);
+  }
+}
+#endif
+
+// sums → outputs of one row and the block that begins at output `first`
+inline void finish(const PackedBytes& matrix, const int32_t* sums, float scale, int64_t first, float* to) {
+  const auto *scales = matrix.scales + first, *biases = matrix.biases + first;
+  const auto* shifts = matrix.sums + first;
+  if (first + kOutputs <= matrix.outputs) {
+    const Ints difference = *reinterpret_cast<const Ints*>(sums) - *reinterpret_cast<const Ints*>(shifts);
+    const Floats product = __builtin_convertvector(difference, Floats) * (scale * load(scales));
+    store(to + first, product + load(biases));
+    return;
+  }
+  for (int64_t n = 0; n < matrix.outputs - first; ++n) {
+    const float product = static_cast<float>(sums[n] - shifts[n]) * (scale * scales[n]);
+    to[first + n] = product + biases[n];
+  }
+}
+
+template <int R, int B>
 void multiply_rows(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t block, float* to) {
-  Sums sums[R];
-  products<R>(matrix.weights + block * kOutputs * stride, bytes, stride, stride / kInputs, sums);
-  const int64_t first = block * kOutputs, count = std::min(kOutputs, matrix.outputs - first);
+  Sums sums[B][R];
+  products<R, B>(matrix.weights + block * kOutputs * stride, bytes, stride, sums);
   for (int r = 0; r < R; ++r) {
-    for (int64_t n = 0; n < count; ++n) {
-      const float product = static_cast<float>(sums[r][n] - matrix.sums[first + n]) * (scales[r] * matrix.scales[first + n]);
-      to[r * matrix.outputs + first + n] = product + matrix.biases[first + n];
+    for (int b = 0; b < B; ++b) {
+      finish(matrix, sums[b][r], scales[r], (block + b) * kOutputs, to + r * matrix.outputs);
     }
+  }
+}
+
+template <int B>
+void multiply_blocks(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t count, int64_t block, float* to) {
+  constexpr decltype(&multiply_rows<1, B>) kOfRows[] = {multiply_rows<1, B>, multiply_rows<2, B>, multiply_rows<3, B>, multiply_rows<4, B>,
+                                                        multiply_rows<5, B>, multiply_rows<6, B>, multiply_rows<7, B>, multiply_rows<8, B>};
+  for (int64_t row = 0; row < count; row += 8) {
+    const int64_t rows = std::min<int64_t>(8, count - row);
+    kOfRows[rows - 1](matrix, bytes + row * stride, stride, scales + row, block, to + row * matrix.outputs);
   }
 }
 
 void multiply(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t count, int64_t begin, int64_t end,
               float* to) {
-  for (int64_t block = begin; block < end; ++block) {
-    int64_t row = 0;
-    for (; row + 8 <= count; row += 8) {
-      multiply_rows<8>(matrix, bytes + row * stride, stride, scales + row, block, to + row * matrix.outputs);
+  int64_t block = begin;
+  // four sums at least, since each waits for the one before it
+  for (; count == 1 && block + 4 <= end; block += 4) {
+    multiply_rows<1, 4>(matrix, bytes, stride, scales, block, to);
+  }
+  for (; block + 2 <= end; block += 2) {
+    multiply_blocks<2>(matrix, bytes, stride, scales, count, block, to);
+  }
+  for (; block < end; ++block) {
+    multiply_blocks<1>(matrix, bytes, stride, scales, count, block, to);
+  }
+}
+
+#ifdef RELUFORMER_AMX
+constexpr int64_t kTileRows = 16, kTileInputs = 256;
+
+// Tiles of sixteen rows of 64 bytes.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Sixteen or (A = 2) thirty-two rows, and as many outputs.
+template <int A, int B>
+__attribute__((target("amx-tile,amx-int8"))) void multiply_tiles(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales,
+                                                                 int64_t block, float* to) {
+  const int8_t* weights = matrix.weights + block * kOutputs * stride;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t i = 0; i < stride; i += kDepth) {
+    _tile_loadd(4, bytes + i, stride);
+    _tile_loadd(6, weights + i * kOutputs, kDepth);
+    _tile_dpbusd(0, 4, 6);
+    if constexpr (B == 2) {
+      _tile_loadd(7, weights + (stride + i) * kOutputs, kDepth);
+      _tile_dpbusd(1, 4, 7);
     }
-    for (; row + 2 <= count; row += 2) {
-      multiply_rows<2>(matrix, bytes + row * stride, stride, scales + row, block, to + row * matrix.outputs);
+    if constexpr (A == 2) {
+      _tile_loadd(5, bytes + kTileRows * stride + i, stride);
+      _tile_dpbusd(2, 5, 6);
+      if constexpr (B == 2) {
+        _tile_dpbusd(3, 5, 7);
+      }
     }
-    for (; row < count; ++row) {
-      multiply_rows<1>(matrix, bytes + row * stride, stride, scales + row, block, to + row * matrix.outputs);
+  }
+  alignas(64) Sums sums[4][kTileRows];
+  _tile_stored(0, sums[0], sizeof(Sums));
+  _tile_stored(1, sums[1], sizeof(Sums));
+  _tile_stored(2, sums[2], sizeof(Sums));
+  _tile_stored(3, sums[3], sizeof(Sums));
+  for (int64_t r = 0; r < A * kTileRows; ++r) {
+    for (int b = 0; b < B; ++b) {
+      finish(matrix, sums[r / kTileRows * 2 + b][r % kTileRows], scales[r], (block + b) * kOutputs, to + r * matrix.outputs);
     }
   }
 }
+
+__attribute__((target("amx-tile,amx-int8"))) void multiply_by_amx(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales,
+                                                                  int64_t count, int64_t begin, int64_t end, float* to) {
+  // to store tiles takes longer than the products of few inputs
+  const int64_t whole = stride < kTileInputs ? 0 : count / kTileRows * kTileRows;
+  if (whole) {
+    const TileShapes shapes;
+    _tile_loadconfig(&shapes);
+    for (int64_t block = begin; block < end; block += 2) {
+      const bool both = block + 2 <= end;
+      int64_t row = 0;
+      auto call = [&](auto function, int64_t rows) {
+        for (; row + rows <= whole; row += rows) {
+          function(matrix, bytes + row * stride, stride, scales + row, block, to + row * matrix.outputs);
+        }
+      };
+      call(both ? multiply_tiles<2, 2> : multiply_tiles<2, 1>, 2 * kTileRows);
+      call(both ? multiply_tiles<1, 2> : multiply_tiles<1, 1>, kTileRows);
+    }
+    _tile_release();
+  }
+  if (whole < count) {
+    multiply(matrix, bytes + whole * stride, stride, scales + whole, count - whole, begin, end, to + whole * matrix.outputs);
+  }
+}
+
+// Whether the processor has AMX for bytes; Linux gives a process the tiles when it asks.
+bool may_use_amx() {
+  unsigned a, b, c, d;
+  constexpr unsigned kTiles = 1u << 24, kBytes = 1u << 25;
+  const bool exists = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTiles) && (d & kBytes);
+  return exists && syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
+}
+#endif
 
 void add_and_norm(float* states, const float* updates, int64_t count, int64_t width, const float* weight, const float* bias, float epsilon) {
   for (int64_t row = 0; row < count; ++row, states += width, updates += width) {
@@ -194,6 +332,16 @@ void add_and_norm(float* states, const float* updates, int64_t count, int64_t wi
       states[i] = (states[i] - mean) * factor * weight[i] + bias[i];
     }
   }
+}
+
+inline bool any(Ints lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(lanes), reinterpret_cast<__m512i>(lanes)) != 0;
+#else
+  typedef uint64_t Pairs __attribute__((vector_size(64)));
+  const auto pairs = reinterpret_cast<Pairs>(lanes);
+  return ((pairs[0] | pairs[1]) | (pairs[2] | pairs[3])) | ((pairs[4] | pairs[5]) | (pairs[6] | pairs[7]));
+#endif
 }
 
 inline float largest_of(const float* row, int64_t width) {
@@ -241,11 +389,7 @@ void largest(const float* row, int64_t width, int64_t count, float* numbers, int
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes) {
     const Ints above = load(row + i) > all(numbers[count - 1]);
-    bool any = false;
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      any |= above[lane] != 0;
-    }
-    if (any) {
+    if (any(above)) {
       for (int64_t lane = 0; lane < kLanes; ++lane) {
         consider(i + lane);
       }
@@ -262,5 +406,17 @@ namespace RELUFORMER_ISA {
 extern const TranslationKernels translation_kernels;
 const TranslationKernels translation_kernels{attend, quantize, multiply, add_and_norm, log_sum, largest};
 }  // namespace RELUFORMER_ISA
+
+#if defined(__AVX512VNNI__)
+const TranslationKernels* avx512::amx_translation_kernels() {
+#ifdef RELUFORMER_AMX
+  static const TranslationKernels kernels{attend, quantize, multiply_by_amx, add_and_norm, log_sum, largest};
+  static const bool has_amx = may_use_amx();
+  return has_amx ? &kernels : nullptr;
+#else
+  return nullptr;
+#endif
+}
+#endif
 
 }  // namespace reluformer

@@ -8,6 +8,7 @@
 namespace reluformer {
 
 constexpr int64_t kOutputs = 16, kInputs = 4;  // of a vector of packed int8 weights
+constexpr int64_t kDepth = 64;                 // inputs of a tile of AMX: the number of inputs is rounded up to it
 
 enum DecodingActivation : int64_t { kDecodingRelu, kDecodingRelu2, kDecodingSoftmax };
 
@@ -24,18 +25,18 @@ struct Cached {
 };
 
 // A matrix of int8 weights, packed so that one vector holds four inputs each of sixteen outputs: (outputs / 16, inputs / 4, 16, 4),
-// with zeros behind both.
+// with zeros behind both. Sixteen such vectors are a tile of AMX.
 struct PackedBytes {
   const int8_t* weights;
-  const float *scales, *biases;  // (outputs rounded up,)
-  const int32_t* sums;           // 128 · Σ of an output's weights
+  const float *scales, *biases;  // (outputs,)
+  const int32_t* sums;           // (outputs rounded up,): 128 · Σ of an output's weights
   int64_t inputs, outputs;       // as they are, not rounded up
 };
 
 struct TranslationKernels {
   // One row's head: output (dims,). room: (length,)
   void (*attend)(const Cached& call, int64_t activation, float* room, float* output);
-  // Rows (count, width) → bytes x / scale + 128 (count, stride) and scales; stride is width rounded up to 4, with bytes of 128 behind.
+  // Rows (count, width) → bytes x / scale + 128 (count, stride) and scales; stride is width rounded up to 64, with bytes of 128 behind.
   void (*quantize)(const float* from, int64_t count, int64_t width, uint8_t* bytes, int64_t stride, float* scales);
   // Outputs of the blocks of sixteen in [begin, end) for all rows: to (count, outputs).
   void (*multiply)(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t count, int64_t begin,
@@ -56,6 +57,8 @@ extern const TranslationKernels translation_kernels;
 }
 namespace avx512 {
 extern const TranslationKernels translation_kernels;
+// The same with products of bytes by AMX; null where the processor, the system or the compiler has none.
+const TranslationKernels* amx_translation_kernels();
 }
 
 }  // namespace reluformer
