@@ -113,7 +113,7 @@ def test_the_states_of_the_encoder_are_those_of_the_model_in_float64(length, act
 
 def test_int8_gives_the_same_bits_with_every_instruction_set_batch_and_number_of_threads():
     """Of whole models: states and logits."""
-    model = sharp_model(d_model=96, encoder_ffn_dim=70, decoder_ffn_dim=200)
+    model = sharp_model(d_model=264, encoder_ffn_dim=70, decoder_ffn_dim=300)
     sources = [[4 + (i * k) % 23 for i in range(5 + k % 9)] for k in range(40)]
     names, before = torch.ops.reluformer_cpu.translation_instruction_sets(), torch.get_num_threads()
     results = []
