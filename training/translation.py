@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.training.data.moses import MosesStep
-from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
+from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, multiplies_bytes, reason_against
 from reluformer.training.scoring.long_sources import LONG_SOURCES, LongSources, Pieces, SourceEncoder
 
 if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a short translation
@@ -341,7 +341,14 @@ class Translator:
                 logger.log(level, "compute: %s is left out, and `generate` translates: %s.", self.compute, reason)
                 self._said = reason
             return None
-        compute = "int8" if self.compute == "auto" else self.compute
+        compute = self.compute
+        if compute == "auto":
+            compute = "int8" if multiplies_bytes() else "float32"
+        elif compute == "int8" and not multiplies_bytes() and self._said is None:
+            self._said = (
+                "compute: this processor has no VNNI, so that int8 is computed by wider integers, which is slower."
+            )
+            logger.warning(self._said)
         weights = itertools.chain(self.model.parameters(), self.model.buffers())
         # a tensor of inference mode counts no changes
         key = compute, *((weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights)

@@ -114,7 +114,7 @@ def test_the_states_of_the_encoder_are_those_of_the_model_in_float64(length, act
 def test_int8_gives_the_same_bits_with_every_instruction_set_batch_and_number_of_threads():
     """Of whole models: states and logits."""
     model = sharp_model(d_model=264, encoder_ffn_dim=70, decoder_ffn_dim=300)
-    sources = [[4 + (i * k) % 23 for i in range(5 + k % 9)] for k in range(40)]
+    sources = [[4 + (i * k) % 23 for i in range(5 + k % 9)] for k in range(20)]
     names, before = torch.ops.reluformer_cpu.translation_instruction_sets(), torch.get_num_threads()
     results = []
     try:
@@ -150,6 +150,13 @@ def test_a_translator_takes_the_steps_and_notices_new_weights(translator, monkey
         translator.model.lm_head.weight.neg_()
     assert translator(texts, num_beams=2) != first
     assert translator(texts, compute="int8") and translator(texts, compute="auto")
+
+
+def test_a_processor_without_products_of_bytes_is_told_of(translator, monkeypatch, caplog):
+    monkeypatch.setattr(translation, "multiplies_bytes", lambda: False)
+    auto = Translator(translator.model, translator.tokenizer, max_new_tokens=4, compute="auto")
+    assert auto(["eins"]) and auto._fast[1].compute == "float32" and "VNNI" not in caplog.text
+    assert translator(["eins"], compute="int8") and caplog.text.count("this processor has no VNNI") == 1
 
 
 def test_weights_that_were_made_in_inference_mode_translate():
