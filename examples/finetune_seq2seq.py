@@ -1,4 +1,4 @@
-"""Fine-tunes a ReLUFormer as any other sequence-to-sequence model, with Transformers and Datasets.
+"""Fine-tunes a ReLUFormer as any other sequence-to-sequence model, with Transformers, Datasets and Evaluate.
 
     python examples/finetune_seq2seq.py --model runs/demo --source train.de --target train.en --output_dir finetuned
 
@@ -8,7 +8,6 @@ The two files hold one sentence a line; line n of one translates line n of the o
 import argparse
 
 from datasets import Dataset
-from sacrebleu.metrics import BLEU, CHRF
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -18,8 +17,7 @@ from transformers import (
 )
 
 import reluformer  # noqa: F401  (registers the model with the Auto classes)
-
-METRICS = {"bleu": BLEU(), "chrf": CHRF()}
+from reluformer.training.scoring.translation_metric import TranslationMetric
 
 
 def read_lines(path: str) -> list[str]:
@@ -54,15 +52,15 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
     encoded = pairs.map(encode, batched=True, remove_columns=["source", "target"])
 
+    metric = TranslationMetric()
+
     def scores(prediction) -> dict[str, float]:
         texts = []
         for ids in prediction:
             ids[ids == -100] = tokenizer.pad_token_id
             texts.append(tokenizer.batch_decode(ids, skip_special_tokens=True))
-        hypotheses, references = texts
-        found = {name: metric.corpus_score(hypotheses, [references]).score for name, metric in METRICS.items()}
-        equal = sum(h == r for h, r in zip(hypotheses, references, strict=True))
-        return {**found, "exact_match": 100 * equal / len(references)}
+        found = metric.compute(predictions=texts[0], references=texts[1])
+        return {name: found[name] for name in ("bleu", "chrf", "exact_match")}
 
     trainer = Seq2SeqTrainer(
         model=model,
