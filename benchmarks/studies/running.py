@@ -113,11 +113,11 @@ class Runner:
         tasks, begun = _with_starts(tasks), time.monotonic()
         rows: dict[Path, Future[None]] = {}
         with ThreadPoolExecutor(self.jobs) as pool:
-            for number, task in enumerate(tasks, start=1):
-                before = task.start and rows.get(task.start.run_folder)
-                head = f"[{number}/{len(tasks)}] {task.name}"
-                rows[task.run_folder] = pool.submit(self._run, task, head, before)
             try:
+                for number, task in enumerate(tasks, start=1):
+                    before = task.start and rows.get(task.start.run_folder)
+                    head = f"[{number}/{len(tasks)}] {task.name}"
+                    rows[task.run_folder] = pool.submit(self._run, task, head, before)
                 while wait(rows.values(), PROGRESS_SECONDS).not_done:
                     for head, (task, _) in dict(self.running).items():
                         minutes = (time.monotonic() - begun) / 60
