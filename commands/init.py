@@ -101,6 +101,7 @@ def run(arguments: list[str]) -> int:
     files = {"train": [options.source, options.target], "validation": options.validation, "test": options.test}
     files = {split: given for split, given in files.items() if given}
     read = {split: read_parallel_files(*given, name=split)[0] for split, given in files.items()}
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
     Path(output).write_text(_recipe(name, output, languages, files, read["train"], options.softmax), encoding="utf-8")
     if "validation" not in files:
         print("no --validation: nothing will be watched during training but its own loss")

@@ -20,6 +20,8 @@ def run(arguments: list[str]) -> int:
         UserError: see `write_page`; the port is taken.
     """
     options = _parser().parse_args(arguments)
+    if not 0 <= options.port < 2**16:
+        raise UserError(f"--port: {options.port} is no port; give 0, for any that is free, to 65535")
 
     from reluformer.hub_cards.space import write_page
 

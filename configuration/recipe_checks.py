@@ -112,6 +112,10 @@ def _check_text(recipe: Recipe) -> None:
         )
 
 
+# What torch or the trainer would refuse with a traceback, after the corpus and the model are made.
+_LEAST = {"learning_rate": 0, "seed": 0, "data_seed": 0, "gradient_accumulation_steps": 1, "dataloader_num_workers": 0}
+
+
 def _check_training(training: TrainingArguments) -> None:
     defaults = {name: field.default for name, field in type(training).__dataclass_fields__.items()}
     for name, instead in REPLACED_ARGUMENTS.items():
@@ -121,8 +125,9 @@ def _check_training(training: TrainingArguments) -> None:
     accelerator = training.accelerator_config
     unequal = accelerator.split_batches or accelerator.dispatch_batches or not accelerator.even_batches
     refused = {
-        "max_steps: 0 updates train nothing; give a number, or -1 and training.num_train_epochs": training.max_steps
-        == 0,
+        "max_steps: 0 updates train nothing; give a number, or -1 and training.num_train_epochs": (
+            training.max_steps == 0 or (training.max_steps < 0 and training.num_train_epochs <= 0)
+        ),
         "save_only_model: true leaves checkpoints that a run cannot resume at; leave it out: the folder of the run holds the "
         "model alone beside them": training.save_only_model,
         "fp16: true has no effect on a CPU, which is the device; leave it out, or set training.bf16": (
@@ -134,6 +139,9 @@ def _check_training(training: TrainingArguments) -> None:
         "accelerator_config: split_batches, dispatch_batches and even_batches=False cannot be used with batches of unequal "
         "numbers of pairs; leave them out": unequal,
     }
+    for name, least in _LEAST.items():
+        if (value := getattr(training, name)) is not None and value < least:
+            raise UserError(f"training.{name}: {value} must be at least {least}")
     for message, is_so in refused.items():
         if is_so:
             raise UserError(f"training.{message}")

@@ -110,6 +110,7 @@ class Translator:
         self.compute = compute
         self._fast: tuple[Any, FastTranslationModel] | None = None
         self._said: str | None = None
+        self._computed: str | None = None
         self.shortened: list[int] = []
         self.moses = MosesStep.from_tokenizer(tokenizer)
         self._check_options()
@@ -142,11 +143,12 @@ class Translator:
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """The settings that decide what is translated, to stand beside scores."""
+        """The settings that decide what is translated, to stand beside scores; of `compute`, the type that the last call used."""
         settings = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
         default = f"2 * source tokens rounded up to a multiple of {LIMIT_STEP}, + {LIMIT_OFFSET}"
         settings |= {"max_new_tokens": self.max_new_tokens or default, "batch_tokens": self.batch_tokens}
-        settings |= self.generation if self.compute == "float32" else {**self.generation, "compute": self.compute}
+        compute = self._computed or self.compute
+        settings |= self.generation if compute == "float32" else {**self.generation, "compute": compute}
         return settings if self.long_sources == "error" else {**settings, "long_sources": self.long_sources}
 
     @overload
@@ -336,6 +338,7 @@ class Translator:
         if reason is None and library(large=sources >= _WORTH_BUILDING) is None:
             reason = "there is no compiled library"
         if reason is not None:
+            self._computed = "float32"
             if self._said != reason:
                 # of other kinds of models, and on a GPU, nobody expects it
                 expected = self.model.config.model_type == "reluformer" and self.model.device.type == "cpu"
@@ -351,6 +354,7 @@ class Translator:
                 "compute: this processor has no VNNI, so that int8 is computed by wider integers, which is slower."
             )
             logger.warning(self._said)
+        self._computed = compute
         weights = itertools.chain(self.model.parameters(), self.model.buffers())
         # a tensor of inference mode counts no changes
         key = compute, *((weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights)

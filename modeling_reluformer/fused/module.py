@@ -241,6 +241,9 @@ class ReLUAttention(nn.MultiheadAttention):
         }
         if need_weights or whole is not None:
             mask = visibility.dense(queries, keys, query.device)
+            if mask is not None:  # what a key holds that no query sees, NaN for one, must not reach a product
+                unseen = ~mask.any(dim=-2).unsqueeze(-1)
+                key, value = key.masked_fill(unseen, 0.0), value.masked_fill(unseen, 0.0)
             return reference_attention(query, key, value, mask=mask, **options), visible_keys
         options |= {"causal": visibility.causal, "key_padding_mask": visibility.key_padding_mask}
         found = relu_attention(query, key, value, scaling="none", **options)

@@ -226,6 +226,8 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
         (["--training.save_only_model", "true"], "training.save_only_model"),
         (["--training.hub_token", "hf_x"], "set HF_TOKEN"),
         (["--training.max_steps", "0"], "training.max_steps: 0"),
+        (["--training.max_steps", "-1", "--training.num_train_epochs", "0"], "training.max_steps: 0"),
+        (["--training.learning_rate", "-1"], "training.learning_rate: -1.0 must be at least 0"),
         (["--data.text", "moses", "--tokenizer.moses", "true"], "tokenizer.moses: would tokenise what"),
         (["--data.text", "moses", "--evaluation.headline", "moses_lowercase_bleu"], "choose tokenized_bleu or bleu"),
         (["--evaluation.headline", "tokenized_bleu"], "choose moses_lowercase_bleu or bleu"),

@@ -24,6 +24,9 @@ def text_lines(path: Path | BinaryIO) -> Iterator[str]:
     Raises:
         UserError: a file that cannot be read or decompressed, or that is no text in UTF-8.
     """
+    if isinstance(path, Path) and (path.is_dir() or not path.exists()):
+        raise UserError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a text file")
+
     import pyarrow as pa  # here, since it takes a third of a second, which `--help` need not wait for
 
     try:

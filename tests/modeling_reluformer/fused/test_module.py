@@ -140,6 +140,18 @@ def test_every_mask(need_weights, kind, options):
             assert_close(other, first)
 
 
+@pytest.mark.parametrize("options", [{"need_weights": False}, {}, {"attn_mask": torch.zeros(7, 7, dtype=torch.bool)}])
+def test_padding_may_hold_anything(options):
+    module = ReLUAttention(EMBED, HEADS, batch_first=True, dtype=torch.float64)
+    query, source = torch.randn(2, 3, 7, EMBED, dtype=torch.float64)
+    padding = torch.arange(7).expand(3, -1) >= torch.tensor([[7], [4], [2]])
+    outputs = [
+        module(query, keys, keys, key_padding_mask=padding, **options)[0]
+        for keys in (source, source.masked_fill(padding.unsqueeze(-1), torch.nan))
+    ]
+    assert_close(*outputs)
+
+
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_regularization_is_equation_7_over_the_real_rows(need_weights):
     module = ReLUAttention(EMBED, HEADS, batch_first=True, dtype=torch.float64, gamma=3.0, return_regularization=True)
