@@ -81,6 +81,20 @@ def test_the_speed_is_that_of_the_benchmarks(page):
     assert f"training at 1,024 tokens has {training} times the speed of Marian's" in page
 
 
+def test_the_speed_of_translating_is_that_of_the_benchmarks():
+    page = (ROOT / "benchmarks/MODELS.md").read_text(encoding="utf-8")
+    sections = re.findall(r"### \w+, multi30k-like, ms\n\n\| beams \|(.*?)\n\n", page, re.DOTALL)
+    ratios = {"ReLUFormer int8 over CTranslate2 int8": [], "ReLUFormer float32 over CTranslate2 float32": []}
+    for header, _, *rows in map(str.splitlines, sections):
+        for name, found in ratios.items():
+            column = ["beams", *header.strip(" |").split(" | ")].index(name)
+            found += [float(row.strip("| ").split(" | ")[column].split(" (")[0]) for row in rows]
+    assert [len(found) for found in ratios.values()] == [36, 36]
+    (least, most), (least_float, most_float) = ((min(found), max(found)) for found in ratios.values())
+    assert f"{least:.2f} to {most:.2f} times as fast as CTranslate2 in int8" in README
+    assert f"and {least_float:.2f} to {most_float:.2f} times in float32" in README
+
+
 def test_the_verdicts_are_those_of_the_report():
     rows = re.findall(r"\| ReLUFormer \(arXiv 2302\.06461\) \| (\w+) ((?:\| \d+ ){5})\|", read("docs/reproduction.md"))
     counts = {about: re.findall(r"\d+", numbers) for about, numbers in rows}
