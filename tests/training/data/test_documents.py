@@ -110,6 +110,10 @@ def test_a_sentence_that_alone_is_too_long_is_left_out_or_kept(tokenizer):
     assert max(map(len, skipped.encoded["labels"])) <= 8 < max(map(len, kept.encoded["labels"]))
     assert "kept alone: 1" in kept.report.summary() and "skipped 1" in skipped.report.summary()
     assert skipped.references == kept.references == {"a": " ".join(with_a_long_sentence()["target"])}
+    longest = max(len(ids) for side in ("input_ids", "labels") for ids in kept.encoded[side])
+    assert (
+        pack_documents(with_a_long_sentence(), too_long="keep", positions=longest, **options).report.kept_too_long == 1
+    )
     with pytest.raises(UserError, match=r"is to be kept, but the model has 9 positions"):
         pack_documents(with_a_long_sentence(), too_long="keep", positions=9, **options)
 

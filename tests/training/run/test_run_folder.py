@@ -97,6 +97,14 @@ def test_a_run_is_lengthened_where_its_schedule_does_not_depend_on_it(folder_of,
         checkpoint_to_resume(recipe)
 
 
+def test_a_warm_up_that_is_a_share_of_the_updates_depends_on_their_number(folder_of, recipe_file):
+    schedule = "  lr_scheduler_type: inverse_sqrt\n  warmup_steps: 0.1\n"
+    recipe_file.write_text(recipe_file.read_text() + schedule, encoding="utf-8")
+    recipe, _ = folder_of(2, arguments=["--training.max_steps", "9"])
+    with pytest.raises(UserError, match=r"was trained with training\.max_steps"):
+        checkpoint_to_resume(recipe)
+
+
 def test_an_explicit_checkpoint_is_followed_or_refused(folder_of, tmp_path):
     recipe, folder = folder_of(2, 4)
     recipe.training.resume_from_checkpoint = str(folder / "checkpoint-2")
