@@ -129,7 +129,7 @@ space: .venv/all $(if $(filter runs/demo,$(MODEL)),runs/demo/README.md)
 runs/demo/README.md:
 	$(MAKE) demo
 
-# docs/example_card.md from a finished run: make example-card RUN=runs/finetune_reluformer_from_softmax
+# docs/example_card.md from a finished run: make example-card RUN=runs/demo
 example-card: .venv/all
 	$(BIN)/reluformer card --run $(RUN) --output docs/example_card.md
 
