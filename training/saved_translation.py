@@ -94,15 +94,17 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _saved_model(folder: Path) -> SavedModel | None:
     config, generation = _Settings.of(folder / _CONFIG), _Settings.of(folder / _GENERATION)
+    if config.model_type != "reluformer" or not vars(config).keys() >= {*_READ}:
+        return None
+    # before the weights, which Transformers would read again
+    if reason_against(SavedModel(config, generation, {}), generation.to_diff_dict()) is not None:
+        return None
     weights = load_file(folder / _WEIGHTS)
     if (shared := weights.pop("model.shared.weight", None)) is not None:
         weights |= {f"model.{side}.embed_tokens.weight": shared for side in ("encoder", "decoder")}
     if config.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.decoder.embed_tokens.weight"]
-    model = SavedModel(config, generation, weights)
-    is_known = config.model_type == "reluformer" and vars(config).keys() >= {*_READ}
-    is_served = is_known and reason_against(model, generation.to_diff_dict()) is None
-    return model if is_served and _are_whole(weights, config) else None
+    return SavedModel(config, generation, weights) if _are_whole(weights, config) else None
 
 
 def _are_whole(weights: dict[str, Tensor], config: _Settings) -> bool:
