@@ -31,8 +31,11 @@ def run(arguments: list[str]) -> int:
         print(f"{folder}: any web server serves it; on the Hub: hf upload ME/NAME {folder} --repo-type space")
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        page = write_page(models, Path(folder) / "page", options.example or ())
-        with page_server(page, options.port) as server:
+        page = Path(folder) / "page"
+        with page_server(
+            page, options.port
+        ) as server:  # first: a port that is taken is told before minutes of exporting
+            write_page(models, page, options.example or ())
             print(f"{' and '.join(models)}: http://127.0.0.1:{server.server_port}  (Ctrl-C ends it)", flush=True)
             server.serve_forever()
     return 0

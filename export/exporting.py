@@ -165,10 +165,8 @@ def quantize(folder: Path) -> None:
 
 def _save_config(model: PreTrainedModel, folder: Path) -> None:
     config = model.config.to_dict() | {"dtype": "float32", "model_type": "marian", "architectures": ["MarianMTModel"]}
-    for name in (
-        "auto_map",
-        "init_std",
-    ):  # of the model's own code and of training; Marian's standard deviation is no None
+    # of the model's own code and of training; Marian's standard deviation is no None
+    for name in ("auto_map", "init_std"):
         config.pop(name, None)
     config["comment"] = _WHY_MARIAN
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
