@@ -72,7 +72,8 @@ setup(
     packages=find_packages(include=["reluformer", "reluformer.*"]),
     include_package_data=False,  # what is listed here and no more: the folders of data are no packages
     package_data={
-        "reluformer": ["py.typed"],
+        # without the ONNX graphs: `reluformer export` writes them
+        "reluformer": ["py.typed", "models/*.md", "models/*/*"],
         "reluformer.modeling_reluformer.fused.compiled": ["*.cpp", "*.h"],
         "reluformer.configuration": ["recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml"],
         "reluformer.hub_cards": ["*.md", "static/*"],

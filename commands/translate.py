@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from reluformer.commands.parsing import DECODING, Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.readers import is_unicode, refuse_table, text_lines, without_line_end
+from reluformer.training.shipped import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from reluformer.training.translation import Translator
@@ -24,7 +25,11 @@ def run(arguments: list[str]) -> int:
     parser = Parser(prog="reluformer translate", description="Translates text: arguments, a file, or standard input.")
     parser.add_argument("text", nargs="*", help="texts to translate")
     parser.add_argument(
-        "--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint, exported model or id on the Hub"
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME_OR_PATH",
+        help="run folder, checkpoint, exported model, id on the Hub, or one that comes with the package, such as "
+        f"tatoeba-en-de; default: {DEFAULT_MODEL}, German to English",
     )
     parser.add_argument("--input", metavar="FILE", help="one sentence a line; - is standard input, the default")
     parser.add_argument("--output", metavar="FILE", help="default: standard output")

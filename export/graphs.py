@@ -195,4 +195,6 @@ def _write(
             dynamo=True,
             verbose=False,
         )
+    for node in written.model.graph:
+        node.metadata_props.clear()  # where in Python it comes from: half a megabyte that onnxruntime does not read
     written.save(path)

@@ -34,6 +34,7 @@ DATA = (
     *("py.typed", "recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml", "static/*"),
     *("*.md", "*.cpp", "*.h"),
 )
+MODELS = ("models/*.md", "models/*/*")  # each with all but its ONNX graphs
 # A user's first lines, where the package alone is installed.
 USE = """
 import sys, torch
@@ -48,7 +49,8 @@ print(type(AutoConfig.for_model("reluformer")).__name__, sys.modules["reluformer
 def installed_files() -> set[str]:
     """Where each file of the package is installed: as in the repository."""
     folders = [ROOT / "reluformer", *(path.parent for link in LINKS for path in link.glob("**/__init__.py"))]
-    found = (path for folder in folders for pattern in ("*.py", *DATA) for path in folder.glob(pattern))
+    found = [path for folder in folders for pattern in ("*.py", *DATA) for path in folder.glob(pattern)]
+    found += (path for pattern in MODELS for path in (ROOT / "reluformer").glob(pattern) if path.is_file())
     return {path.relative_to(ROOT).as_posix() for path in found}
 
 

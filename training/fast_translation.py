@@ -54,7 +54,7 @@ class SavedModel(nn.Module):
 
     Args:
         config, generation_config: with the names of `ReLUFormerConfig` and `GenerationConfig`.
-        weights: float32 tensors by their names in `ReLUFormerForConditionalGeneration`.
+        weights: tensors by their names in `ReLUFormerForConditionalGeneration`.
     """
 
     device = torch.device("cpu")

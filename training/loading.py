@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.training.shipped import located
 
 
 def load_model_and_tokenizer(
@@ -27,7 +28,8 @@ def load_model_and_tokenizer(
     """A sequence-to-sequence model and its tokenizer.
 
     Args:
-        path_or_hub_id: folder written by `save_pretrained` (a run folder, a checkpoint), or a repository id on the Hub.
+        path_or_hub_id: folder written by `save_pretrained` (a run folder, a checkpoint), name of a model that comes with the
+            package, or repository id on the Hub.
         attn_implementation: how attention is computed; None takes the model's default.
 
     Raises:
@@ -114,7 +116,8 @@ def device_of(name: str | torch.device | None) -> torch.device:
 
 
 def _load(auto_class: Any, path_or_hub_id: str | Path, what: str, **options: Any) -> Any:
-    name, folder = str(path_or_hub_id), Path(path_or_hub_id)
+    name = str(located(path_or_hub_id))
+    folder = Path(name)
     # A mistyped folder is not asked for on the Hub, whose ids are `name` or `owner/name`.
     if not folder.exists() and (name.count("/") > 1 or name.startswith((".", "/", "~", "runs/"))):
         raise UserError(f"{name!r}: no such folder; give the folder of a model, or a repository id on the Hub")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.training.fast_translation import SavedModel, reason_against
+from reluformer.training.shipped import located
 from reluformer.training.translation import Translator
 
 _CONFIG, _GENERATION, _WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
@@ -29,6 +30,7 @@ _TOKENIZER_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _DESCRIBING = ("backend", "model_input_names", "model_max_length", "source_language", "target_language")
 # Of config.json, beside what `reason_against` and `expected_shapes` read.
 _READ = ("attention_scaling", "attention_gamma", "attention_alpha", "scale_embedding", "max_position_embeddings")
+_DTYPES = (torch.float32, torch.bfloat16)  # of weights; they are computed in float32
 _MARKS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _COMPUTED = ("tokenizer_class", "clean_up_tokenization_spaces", "split_special_tokens", "moses", *_MARKS)
 
@@ -66,7 +68,7 @@ def quick_translator(
     on_cpu = device == "cpu" or (device is None and not torch.cuda.is_available())
     if not on_cpu or attn_implementation is not None or library(large=False) is None:
         return None
-    folder = Path(path_or_hub_id)
+    folder = Path(located(path_or_hub_id))
     try:
         model, tokenizer = _saved_model(folder), _saved_tokenizer(folder)
     # no such file, a damaged one, or one without something that is needed
@@ -109,7 +111,7 @@ def _saved_model(folder: Path) -> SavedModel | None:
 
 def _are_whole(weights: dict[str, Tensor], config: _Settings) -> bool:
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    are_numbers = (weight.dtype == torch.float32 and torch.isfinite(weight).all() for weight in weights.values())
+    are_numbers = (weight.dtype in _DTYPES and torch.isfinite(weight).all() for weight in weights.values())
     return shapes == expected_shapes(config) and all(are_numbers)
 
 

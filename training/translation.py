@@ -124,7 +124,7 @@ class Translator:
         attn_implementation: str | None = None,
         **options: Any,
     ) -> Translator:
-        """A translator from a run folder, a checkpoint or a Hub repository.
+        """A translator from a run folder, a checkpoint, a model that comes with the package, or a Hub repository.
 
         Args:
             path_or_hub_id: see `load_model_and_tokenizer`.
@@ -139,6 +139,8 @@ class Translator:
 
         device = _device_of(device)  # first: loading can take minutes
         model, tokenizer = load_model_and_tokenizer(path_or_hub_id, attn_implementation=attn_implementation)
+        if device.type == "cpu":
+            model.float()  # weights that are stored in bfloat16, in which a CPU is slower
         return cls(model, tokenizer, device=device, **options)
 
     @property

@@ -54,6 +54,15 @@ def test_translations_and_shapes_are_those_of_transformers(name, tmp_path, token
     assert (quick.eos_token_id, quick.pad_token_id) == (whole.eos_token_id, whole.pad_token_id)
 
 
+def test_weights_in_bfloat16_are_computed_in_float32(tmp_path, tokenizer):
+    model = save(tmp_path, tokenizer).bfloat16()
+    model.save_pretrained(tmp_path)
+    quick, whole = quick_translator(tmp_path), Translator.from_pretrained(tmp_path, device="cpu")
+    wanted = Translator(model.float(), tokenizer)(TEXTS)
+    assert quick(TEXTS) == whole(TEXTS) == wanted
+    assert whole._fast is not None
+
+
 def test_the_command_translates_without_transformers(tmp_path, tokenizer):
     save(tmp_path, tokenizer)
     done = subprocess.run([sys.executable, "-c", WITHOUT.format(folder=str(tmp_path))], capture_output=True, text=True)
@@ -73,11 +82,11 @@ def _of_another_shape(weights):
     weights["model.encoder.layers.0.fc1.weight"] = weights["model.encoder.layers.0.fc1.weight"][:-1].clone()
 
 
-def _bfloat16(weights):
-    weights["final_logits_bias"] = weights["final_logits_bias"].bfloat16()
+def _float16(weights):
+    weights["final_logits_bias"] = weights["final_logits_bias"].half()
 
 
-@pytest.mark.parametrize("change", [_without_a_tensor, _not_a_number, _of_another_shape, _bfloat16])
+@pytest.mark.parametrize("change", [_without_a_tensor, _not_a_number, _of_another_shape, _float16])
 def test_other_weights_are_left_to_transformers(change, tmp_path, tokenizer):
     save(tmp_path, tokenizer)
     weights = load_file(tmp_path / "model.safetensors")
