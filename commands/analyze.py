@@ -1,7 +1,5 @@
 """`reluformer analyze`: the analyses of a model on a text or on pictures."""
 
-from __future__ import annotations
-
 import sys
 
 from reluformer.analysis.analyses import ANALYSES
@@ -10,37 +8,17 @@ from reluformer.commands.parsing import Parser
 
 def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
-    options = _parser().parse_args(arguments)
-
-    from reluformer.analysis.analyze import AnalysisOptions, analyze
-
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    analysed = analyze(AnalysisOptions(**given))
-    for note in analysed.notes:
-        print(f"reluformer: note: {note}", file=sys.stderr)
-    for line in (*analysed.summaries, *(f"written: {path}" for path in analysed.files)):
-        print(line)
-    return 0
-
-
-def _parser() -> Parser:
     parser = Parser(
         prog="reluformer analyze",
         description="Measures a model on a text and writes a table (JSON and CSV) and a picture of each analysis. "
         "variance-simulation needs no model, anisotropy no text.",
     )
-    parser.add_argument(
-        "--what",
-        required=True,
-        nargs="+",
-        metavar="NAME",
-        help=f"{', '.join(ANALYSES)}; one or several; all: what can be taken of the model and its input",
-    )
-    add = parser.add_argument
+    add, names = parser.add_argument, f"{', '.join(ANALYSES)}; one or several; all: what can be taken of the model"
+    add("--what", required=True, nargs="+", metavar="NAME", help=names)
     add("--run", metavar="FOLDER", help="a finished run, in place of --model and --text: on its test split")
     add("--model", metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
     add("--text", metavar="FILE", help="source text, a sentence or document a line; for a decoder-only model, any text")
-    add("--target_text", "--target-text", metavar="FILE", help="its translations; default: the model's own")
+    add("--target_text", metavar="FILE", help="its translations; default: the model's own")
     add("--documents", metavar="FILE", help="the document of each line; its lines are packed to texts")
     add("--max_length", type=int, help="with --documents: most tokens of a packed text; default: the model's positions")
     add("--context", type=int, help="tokens of a context of a decoder-only model; default: its positions, at most 1024")
@@ -50,4 +28,13 @@ def _parser() -> Parser:
     add("--top_p", type=float, nargs="+", metavar="P", help="percentages; default: 0.1 to 100")
     add("--seed", type=int, help="of variance-simulation; default: 0")
     add("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")
-    return parser
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+
+    from reluformer.analysis.analyze import AnalysisOptions, analyze
+
+    analysed = analyze(AnalysisOptions(**given))
+    for note in analysed.notes:
+        print(f"reluformer: note: {note}", file=sys.stderr)
+    for line in (*analysed.summaries, *(f"written: {path}" for path in analysed.files)):
+        print(line)
+    return 0

@@ -1,7 +1,5 @@
 """`reluformer convert`: a MarianMT, ViT, GPT-2 or Llama checkpoint, or another attention for a ReLUFormer."""
 
-from __future__ import annotations
-
 import sys
 
 from reluformer.commands.parsing import Parser
@@ -14,26 +12,21 @@ def run(arguments: list[str]) -> int:
         description="Writes a MarianMT, ViT, GPT-2 or Llama checkpoint as a ReLUFormer that computes the same, or a model "
         "with another attention and the same weights.",
     )
-    parser.add_argument(
-        "--from",
-        dest="source",
-        required=True,
-        metavar="PATH_OR_ID",
-        help="MarianMT, ViT, GPT-2 or Llama checkpoint, or a ReLUFormer's",
-    )
-    parser.add_argument("--to", dest="target", required=True, metavar="FOLDER", help="folder to write")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--from", dest="source", required=True, metavar="PATH_OR_ID", help="such a checkpoint, or a ReLUFormer's")
+    add("--to", dest="target", required=True, metavar="FOLDER", help="folder to write")
+    add(
         "--attention",
         metavar="NAME",
         help="a preset (reluformer, vanilla, …) or an activation (relu, softmax, …); default: the source's, unchanged. "
         "Another one keeps the weights and needs fine-tuning: recipe finetune_from_marian",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a model that is in FOLDER already")
+    add("--overwrite", action="store_true", help="replace a model that is in FOLDER already")
     options = parser.parse_args(arguments)
 
     from reluformer.training.conversion import convert
 
-    conversion = convert(options.source, options.target, attention=options.attention, overwrite=options.overwrite)
+    conversion = convert(**vars(options))
     for note in conversion.notes:
         print(f"reluformer: note: {note}", file=sys.stderr)
     config, parameters = conversion.model.config, conversion.model.num_parameters()

@@ -1,7 +1,5 @@
 """`reluformer evaluate`: translates a split of a run's data, and scores it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from reluformer.commands.parsing import DECODING, Parser, add_decoding_options
@@ -13,7 +11,7 @@ def run(arguments: list[str]) -> int:
     parser = Parser(prog="reluformer evaluate", description="Translates a split of a run's data, and scores it.")
     parser.add_argument("--run", required=True, metavar="FOLDER", help="run folder, for example runs/demo")
     parser.add_argument("--split", default="test", choices=("train", "validation", "test"), help="default: test")
-    add_decoding_options(parser, dict.fromkeys((*DECODING, "long_sources"), "the recipe's"))
+    add_decoding_options(parser, default="the recipe's")
     parser.add_argument("--samples", type=int, help="translations printed beside their references")
     options = parser.parse_args(arguments)
 
@@ -28,14 +26,13 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"--run: {options.run!r} is not a run folder (no {RECIPE_FILE} in it)")
     recipe = load_recipe(folder / RECIPE_FILE)
     recipe.training.output_dir = str(folder)  # the folder may have been moved since
-    evaluation = recipe.evaluation
-    for name in (*DECODING, "long_sources", "samples", "attn_implementation"):
-        if getattr(options, name) is not None:
-            setattr(evaluation, name, getattr(options, name))
-    names = (*DECODING, "long_sources", "attn_implementation")
-    decoding = {name: getattr(evaluation, name) for name in names}
-    compute = options.compute or "float32"
-    scores = evaluate_split(recipe, options.split, folder, device=options.device, compute=compute, **decoding)
+    decoding = (*DECODING, "long_sources", "attn_implementation")
+    for name in (*decoding, "samples"):
+        if (given := getattr(options, name)) is not None:
+            setattr(recipe.evaluation, name, given)
+    how = {name: getattr(recipe.evaluation, name) for name in decoding}
+    how |= {"device": options.device, "compute": options.compute or "float32"}
+    scores = evaluate_split(recipe, options.split, folder, **how)
     if (folder / RECORD_FILE).is_file():  # the card of a finished run shows its figures
         write_card(folder)
     print(headline(recipe, options.split, scores))

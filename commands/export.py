@@ -1,7 +1,5 @@
 """`reluformer export`: a model as ONNX graphs."""
 
-from __future__ import annotations
-
 from reluformer.commands.parsing import Parser
 
 
@@ -12,24 +10,18 @@ def run(arguments: list[str]) -> int:
         description="Writes a model as ONNX graphs (encoder, decoder with cache) with its tokenizer and settings, and compares "
         "them with PyTorch. Needs pip install 'reluformer[onnx]'.",
     )
-    parser.add_argument("--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder to write")
-    parser.add_argument("--int8", action="store_true", help="8-bit weights: smaller, and translations change a little")
-    parser.add_argument("--attentions", action="store_true", help="attention weights as further outputs of the graphs")
-    parser.add_argument("--opset", type=int, default=18, metavar="N", help="version of ONNX's operators; default: 18")
-    parser.add_argument("--overwrite", action="store_true", help="replace an exported model that is in FOLDER already")
+    add = parser.add_argument
+    add("--model", dest="source", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
+    add("--output", dest="target", required=True, metavar="FOLDER", help="folder to write")
+    add("--int8", action="store_true", help="8-bit weights: smaller, and translations change a little")
+    add("--attentions", action="store_true", help="attention weights as further outputs of the graphs")
+    add("--opset", type=int, default=18, metavar="N", help="version of ONNX's operators; default: 18")
+    add("--overwrite", action="store_true", help="replace an exported model that is in FOLDER already")
     options = parser.parse_args(arguments)
 
     from reluformer.export.exporting import export
 
-    done = export(
-        options.model,
-        options.output,
-        int8=options.int8,
-        attentions=options.attentions,
-        opset=options.opset,
-        overwrite=options.overwrite,
-    )
+    done = export(**vars(options))
     for name, size in done.sizes.items():
         print(f"{done.folder / name}: {size / 1e6:.1f} MB")
     found = done.difference

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,24 +74,20 @@ training:
 
 def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
-    parser = Parser(
-        prog="reluformer init", description="Writes a recipe for your own parallel text, for `reluformer train`."
-    )
-    parser.add_argument(
-        "--source", required=True, metavar="FILE", help="one sentence a line, such as train.de or train.de.gz"
-    )
-    parser.add_argument("--target", required=True, metavar="FILE", help="its translations, such as train.en")
+    description = "Writes a recipe for your own parallel text, for `reluformer train`."
+    parser = Parser(prog="reluformer init", description=description)
+    add = parser.add_argument
+    add("--source", required=True, metavar="FILE", help="one sentence a line, such as train.de or train.de.gz")
+    add("--target", required=True, metavar="FILE", help="its translations, such as train.en")
     for split in ("validation", "test"):
-        parser.add_argument(f"--{split}", nargs=2, metavar=("SOURCE", "TARGET"), help=f"files of the {split} split")
-    parser.add_argument("--softmax", action="store_true", help="softmax attention instead of ReLU")
-    parser.add_argument("--output", metavar="FILE", help="default: the languages, such as de_en.yaml")
+        add(f"--{split}", nargs=2, metavar=("SOURCE", "TARGET"), help=f"files of the {split} split")
+    add("--softmax", action="store_true", help="softmax attention instead of ReLU")
+    add("--output", metavar="FILE", help="default: the languages, such as de_en.yaml")
     options = parser.parse_args(arguments)
 
     languages = _language("--source", options.source), _language("--target", options.target)
     if languages[0] == languages[1]:
-        raise UserError(
-            f"--target: {options.target!r} ends in the language of --source; expected two, such as .de and .en"
-        )
+        raise UserError(f"--target: {options.target!r} ends in the language of --source; give two, such as .de and .en")
     name = "_".join([*languages, *(["softmax"] if options.softmax else [])])
     output = options.output or f"{name}.yaml"
     if Path(output).exists():
@@ -119,17 +116,12 @@ def _language(option: str, path: str) -> str:
 
 
 def _recipe(
-    name: str,
-    output: str,
-    languages: tuple[str, str],
-    files: dict[str, list[str]],
-    pairs: datasets.Dataset,
-    softmax: bool,
+    name: str, output: str, languages: Sequence[str], files: dict, pairs: datasets.Dataset, softmax: bool
 ) -> str:
+    """The text of the recipe for `files`, {split: [source, target]}, of which `pairs` are the training pairs."""
     import torch
 
-    from reluformer.modeling_reluformer.other_models.settings import LONGEST as LONGEST_MEASURED
-    from reluformer.modeling_reluformer.other_models.settings import gamma_for_length
+    from reluformer.modeling_reluformer.other_models import settings
 
     on_cpu = not torch.accelerator.is_available()
     _, size, vocabulary = next(row for row in SIZES if len(pairs) < row[0])
@@ -138,7 +130,7 @@ def _recipe(
     length, mean = lengths[len(lengths) // 2], sum(lengths) / len(lengths)
     max_length = min(max(64, 2 ** math.ceil(math.log2(lengths[len(lengths) * 995 // 1000]))), LONGEST)
     updates = min(size.updates, max(200, round(PASSES * len(pairs) * mean / size.tokens)))
-    gamma = gamma_for_length(min(length, LONGEST_MEASURED))
+    gamma = settings.gamma_for_length(min(length, settings.LONGEST))
     splits = [split for split in ("test", "validation") if split in files][:1]
     paths = {split: [json.dumps(path, ensure_ascii=False) for path in given] for split, given in files.items()}
     return TEMPLATE.format(
@@ -152,21 +144,12 @@ def _recipe(
     )  # fmt: skip
 
 
-def _tokens(pairs: datasets.Dataset, vocabulary: int, languages: tuple[str, str]) -> tuple[int, list[int]]:
+def _tokens(pairs: datasets.Dataset, vocabulary: int, languages: Sequence[str]) -> tuple[int, list[int]]:
     """How many of the pieces the text gives, and the lengths of both sides of some pairs, the shortest first."""
     from reluformer.training.tokenization import train_tokenizer
 
     some = pairs.select(range(0, len(pairs), 1 + len(pairs) // MEASURED_PAIRS))
-    tokenizer = train_tokenizer(
-        some,
-        vocab_size=vocabulary,
-        lowercase=False,
-        moses=False,
-        source_language=languages[0],
-        target_language=languages[1],
-        max_length=LONGEST,
-    )
+    sides = {"source_language": languages[0], "target_language": languages[1]}
+    tokenizer = train_tokenizer(some, vocab_size=vocabulary, lowercase=False, moses=False, max_length=LONGEST, **sides)
     ids = tokenizer([*some["source"], *some["target"]], verbose=False)["input_ids"]
-    if len(some) == len(pairs):
-        vocabulary = len(tokenizer)
-    return vocabulary, sorted(map(len, ids))
+    return len(tokenizer) if len(some) == len(pairs) else vocabulary, sorted(map(len, ids))

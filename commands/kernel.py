@@ -1,16 +1,10 @@
 """`reluformer kernel`: the attention as a folder for the Hub."""
 
-from __future__ import annotations
-
 from reluformer.commands.parsing import Parser
 
 
 def run(arguments: list[str]) -> int:
-    """The verb, with the arguments after its name; returns the exit status.
-
-    Raises:
-        UserError: see `reluformer.hub_cards.kernel.write_kernel`.
-    """
+    """The verb, with the arguments after its name; returns the exit status."""
     from reluformer.hub_cards.kernel import DEFAULT_REPO_ID, VERSION, write_kernel
 
     parser = Parser(
@@ -18,15 +12,10 @@ def run(arguments: list[str]) -> int:
         description="Writes a folder that can be pushed to the Hub as a kernel for the library `kernels`: relu_attention "
         "with its Triton kernels, without Transformers.",
     )
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder to write")
-    parser.add_argument(
-        "--repo_id",
-        "--repo-id",
-        default=DEFAULT_REPO_ID,
-        metavar="OWNER/NAME",
-        help=f"where it will be on the Hub; default: {DEFAULT_REPO_ID}, to be changed before it is pushed",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a kernel that is in FOLDER already")
+    add, where = parser.add_argument, f"where it will be on the Hub; default: {DEFAULT_REPO_ID}, to be changed"
+    add("--output", required=True, metavar="FOLDER", help="folder to write")
+    add("--repo_id", default=DEFAULT_REPO_ID, metavar="OWNER/NAME", help=where)
+    add("--overwrite", action="store_true", help="replace a kernel that is in FOLDER already")
     options = parser.parse_args(arguments)
     folder = write_kernel(options.output, repo_id=options.repo_id, overwrite=options.overwrite)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    verb = _main_parser().parse_args(arguments[:1]).command
     try:
+        verb = _main_parser().parse_args(arguments[:1]).command
         # `translate` may do without Transformers, and what it loads otherwise registers the models itself
         if verb != "translate" and not {"-h", "--help"} & {*arguments}:
             import_module("reluformer.modeling_reluformer.registration").register()
@@ -74,25 +74,20 @@ def _run(arguments: list[str]) -> int:
             f"{verb}: needs the package {package!r}, which is not installed; pip install 'reluformer[{extra}]' brings what the "
             "command needs"
         ) from error
+    except SystemExit as stop:  # argparse: --help and --version
+        return stop.code or EXIT_OK
 
 
 def exit_status(run: Callable[[], int]) -> int:
     """What `run` returns; for an error that the user can mend, one line on stderr and the status of its kind (see [`main`])."""
     try:
-        status = _told_status(run)
-        sys.stdout.flush()  # what a help text left; a closed pipe is found here, not when Python ends
+        status = run()
+        sys.stdout.flush()  # a closed pipe is found here, not when Python ends
         return status
     except BrokenPipeError:
         with open(os.devnull, "wb") as nowhere:  # Python would report the closed pipe once more when it ends
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-
-
-def _told_status(run: Callable[[], int]) -> int:
-    try:
-        status = run()
-        sys.stdout.flush()
-        return status
     except UserError as error:
         print(f"reluformer: error: {one_line(error)}", file=sys.stderr)
         return EXIT_USER_ERROR
@@ -102,8 +97,6 @@ def _told_status(run: Callable[[], int]) -> int:
     except KeyboardInterrupt as interrupt:
         print(": ".join(["reluformer: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return EXIT_INTERRUPTED
-    except SystemExit as stop:  # argparse: --help, --version and --print_config
-        return stop.code if isinstance(stop.code, int) else EXIT_OK
     except OSError as error:
         if error.filename is None or isinstance(error, FileNotFoundError):
             raise
@@ -121,6 +114,5 @@ def _main_parser() -> argparse.ArgumentParser:
         epilog="`reluformer <command> --help` lists the options of a command.",
     )
     parser.add_argument("--version", action="version", version=f"reluformer {version('reluformer')}")
-    verbs = " · ".join(f"{verb}: {what}" for verb, what in VERBS.items())
-    parser.add_argument("command", choices=list(VERBS), help=verbs)
+    parser.add_argument("command", choices=list(VERBS), help=" · ".join(map(": ".join, VERBS.items())))
     return parser

@@ -1,7 +1,5 @@
 """`reluformer space`: a page that translates in the browser; writes it, or serves it on this machine alone."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -10,15 +8,9 @@ from pathlib import Path
 from reluformer.commands.parsing import Parser
 from reluformer.configuration.errors import UserError
 
-_PORT = 7860
-
 
 def run(arguments: list[str]) -> int:
-    """The verb, with the arguments after its name; without `--output` it serves until it is interrupted.
-
-    Raises:
-        UserError: see `write_page`; the port is taken.
-    """
+    """The verb, with the arguments after its name; without `--output` it serves until it is interrupted."""
     options = _parser().parse_args(arguments)
     if not 0 <= options.port < 2**16:
         raise UserError(f"--port: {options.port} is no port; give 0, for any that is free, to 65535")
@@ -27,15 +19,14 @@ def run(arguments: list[str]) -> int:
 
     models = [model for model in (options.model, options.second) if model is not None]
     if options.output is not None:
-        folder = write_page(models, options.output, options.example or ())
+        folder = write_page(models, options.output, options.example)
         print(f"{folder}: any web server serves it; on the Hub: hf upload ME/NAME {folder} --repo-type space")
         return 0
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page"
-        with page_server(
-            page, options.port
-        ) as server:  # first: a port that is taken is told before minutes of exporting
-            write_page(models, page, options.example or ())
+        # first: a port that is taken is told before minutes of exporting
+        with page_server(page, options.port) as server:
+            write_page(models, page, options.example)
             print(f"{' and '.join(models)}: http://127.0.0.1:{server.server_port}  (Ctrl-C ends it)", flush=True)
             server.serve_forever()
     return 0
@@ -63,11 +54,10 @@ def _parser() -> Parser:
         "serves it on this machine alone, or writes it with --output. Needs pip install 'reluformer[onnx]'; the first "
         "time it fetches ONNX Runtime for the web (33 MB) from the npm registry.",
     )
-    parser.add_argument("--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
-    parser.add_argument("--second", metavar="PATH_OR_ID", help="another model, to be shown beside it")
-    parser.add_argument("--output", metavar="FOLDER", help="new folder to write the page into, instead of serving it")
-    parser.add_argument("--port", type=int, default=_PORT, help=f"default: {_PORT}")
-    parser.add_argument(
-        "--example", action="append", metavar="TEXT", help="to begin with; may be repeated; default: the run's"
-    )
+    add, example = parser.add_argument, "to begin with; may be repeated; default: the run's"
+    add("--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
+    add("--second", metavar="PATH_OR_ID", help="another model, to be shown beside it")
+    add("--output", metavar="FOLDER", help="new folder to write the page into, instead of serving it")
+    add("--port", type=int, default=7860, help="default: 7860")
+    add("--example", action="append", default=[], metavar="TEXT", help=example)
     return parser

@@ -22,12 +22,10 @@ def run(arguments: list[str]) -> int:
     from reluformer.configuration.recipe_parser import build_recipe, parse_namespace, recipe_parser
 
     parser = recipe_parser("reluformer train")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="empty the folder of an earlier run of this name, and train anew"
-    )
-    parser.add_argument(
-        "--print_config", action="store_true", help="print the recipe with all its keys, once it is checked, and end"
-    )
+    anew = "empty the folder of an earlier run of this name, and train anew"
+    parser.add_argument("--overwrite", action="store_true", help=anew)
+    complete = "print the recipe with all its keys, once it is checked, and end"
+    parser.add_argument("--print_config", action="store_true", help=complete)
     if not arguments:
         raise UserError("train: give a recipe, such as `reluformer train mine.yaml`; see `reluformer train --help`")
     options = parse_namespace(parser, arguments)
@@ -45,14 +43,7 @@ def run(arguments: list[str]) -> int:
 
 
 def train_and_document(recipe: Recipe, *, overwrite: bool = False) -> Path:
-    """All that the verb does: `reluformer.training.train.train`, then pictures and the card.
-
-    Args:
-        recipe: the experiment.
-        overwrite: empty the folder of an earlier run of this name, rather than refuse or resume.
-
-    Returns:
-        The run folder.
+    """`reluformer.training.train.train`, then training curve, attention map and card; returns the run folder.
 
     Raises:
         UserError, TrainingStopped: as `train`.
@@ -61,11 +52,11 @@ def train_and_document(recipe: Recipe, *, overwrite: bool = False) -> Path:
 
     run = train(recipe, overwrite=overwrite)
     if run is not None:
-        document(run)
+        _document(run)
     return recipe.run_folder
 
 
-def document(run: FinishedRun) -> None:
+def _document(run: FinishedRun) -> None:
     """Draws the training curve and an attention map, writes the card, and tells the scores that the recipe is about."""
     from reluformer.analysis.curves import plot_training_curve
     from reluformer.hub_cards.card import write_card
@@ -83,22 +74,18 @@ def document(run: FinishedRun) -> None:
 
 
 _READABLE_TOKENS = 20  # a side: the names of more lie over each other in the picture
-_PAIRS_TO_CHOOSE_FROM = 1_000
 
 
 def _draw_attention(run: FinishedRun, path: Path) -> None:
-    """Of the longest readable pair among the first ones, else of the first that the model has positions for; nothing where all
-    are too long."""
+    """Of the longest readable pair among the first 1,000, else of the first that the model has positions for, if any."""
     from reluformer.analysis.attention_maps import plot_attention_map
     from reluformer.training.data.corpus import load_split
     from reluformer.training.data.encoding import first_encoded_pairs
 
-    data, splits, positions = run.recipe.data, run.recipe.evaluation.splits, run.model.config.max_position_embeddings
-    pairs, _ = load_split(data, splits[0] if splits else "train")
-    first = pairs.select(range(min(_PAIRS_TO_CHOOSE_FROM, len(pairs))))
-    readable = first_encoded_pairs(
-        first, run.tokenizer, max_length=min(_READABLE_TOKENS, positions), at_most=_PAIRS_TO_CHOOSE_FROM
-    )
+    splits, positions = run.recipe.evaluation.splits, run.model.config.max_position_embeddings
+    pairs, _ = load_split(run.recipe.data, splits[0] if splits else "train")
+    first, length = pairs.select(range(min(1_000, len(pairs)))), min(_READABLE_TOKENS, positions)
+    readable = first_encoded_pairs(first, run.tokenizer, max_length=length, at_most=len(first))
     fitting = readable or first_encoded_pairs(pairs, run.tokenizer, max_length=positions, at_most=1)
     if len(fitting):
         pair = max(fitting, key=lambda pair: len(pair["source"]))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm.auto import tqdm
 
-from reluformer.commands.parsing import DECODING, Parser, add_decoding_options
+from reluformer.commands.parsing import Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.readers import is_unicode, refuse_table, text_lines, without_line_end
 from reluformer.training.shipped import DEFAULT_MODEL
@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument("--input", metavar="FILE", help="one sentence a line; - is standard input, the default")
     parser.add_argument("--output", metavar="FILE", help="default: standard output")
-    add_decoding_options(parser, {**DECODING, "long_sources": "error"})
+    add_decoding_options(parser)
     options = parser.parse_args(arguments)
     if options.text and options.input:
         raise UserError("translate: give texts or --input, not both")
