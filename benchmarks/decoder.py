@@ -45,7 +45,7 @@ def cells(quick: bool) -> Iterator[Names]:
         yield dict(zip(("task", "library", "dtype", "context"), (task, *kind, context), strict=True))
 
 
-def measure(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
+def measure(cell: Names, options: argparse.Namespace) -> Names:
     """Tokens a second, and the speedups of `COMPARED`."""
     training, dtype = cell["task"] == "training", getattr(torch, cell["dtype"])
     shape = QUICK_SHAPE if options.quick else SHAPE

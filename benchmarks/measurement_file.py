@@ -33,30 +33,26 @@ class Benchmark:
     """One result file, `results/<file>-cpu.json`.
 
     cells: quick → what each cell is, by the names of its facts; `threads` among them are those of torch.
-    measure: a cell, the options, and the records of the cells before it → what was measured: `times`, `speedups` and
-        `left_out` as `Timing.record` has them, or bytes of memory; beside them facts of the cell, and with a `unit`, `speeds`.
+    measure: a cell and the options → what was measured: `Timing.record`, or bytes of memory, and facts beside it.
     settings: what all cells have in common, or a function that finds it out.
-    check: is what is timed right? Returns records that stand in the file as `gate`; raises where it is not.
     """
 
     file: str
     cells: Callable[[bool], Iterable[Names]]
-    measure: Callable[[Names, argparse.Namespace, list[Names]], Names]
+    measure: Callable[[Names, argparse.Namespace], Names]
     settings: Mapping[str, Any] | Callable[[], Names]
-    check: Callable[[argparse.Namespace], list[Names]] | None = None
 
     def run(self, options: argparse.Namespace) -> Path:
         """Measures every cell and writes the file."""
         record, start = begin(options), time.perf_counter()
         threads = torch.get_num_threads()
-        gate = {"gate": self.check(options)} if self.check else {}
         cells: list[Names] = []
         for names in tqdm(list(self.cells(options.quick)), desc=self.file, unit="cell"):
             torch.set_num_threads(names.get("threads", threads))
-            cells.append({**names, **self.measure(names, options, cells)})
+            cells.append({**names, **self.measure(names, options)})
         torch.set_num_threads(threads)
         settings = {"threads": threads, **(self.settings() if callable(self.settings) else self.settings)}
-        result = {**record, "settings": settings, "seconds": time.perf_counter() - start, **gate, "cells": cells}
+        result = {**record, "settings": settings, "seconds": time.perf_counter() - start, "cells": cells}
         return write_json(options.output / f"{self.file}-cpu.json", result)
 
 

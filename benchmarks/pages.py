@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from benchmarks.attention import EAGER, OURS, PLAIN, SDPA, SPARSE, WITH_STATISTICS
+from benchmarks.attention import DTYPES, EAGER, OURS, PLAIN, SDPA, SPARSE, WITH_STATISTICS
 from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS, read_result
 from benchmarks.pictures import plot_memory, plot_speedups
@@ -21,62 +21,44 @@ from benchmarks.translation import OURS as RELUFORMER
 from benchmarks.zeros import OURS as ZEROS_MODEL
 
 Result = Mapping[str, Any]
-SHORT, LONG = (16, 32, 64, 128, 256), (512, 1024, 2048)
-DTYPES, PASSES = ("float32", "bfloat16"), ("forward", "forward+backward")
+SHORT = (16, 32, 64, 128, 256)
 MEMORY_LENGTH, MEMORY_BYTES = 8192, 300e6
 ZEROS_SHARE = 95
 
 
-@dataclass(frozen=True)
-class Goal:
-    """Each cell is to have this speedup of `ours` over the fastest of `rivals`.
-
-    where: name of a fact of the cell → its values.
-    """
-
-    file: str
-    where: Mapping[str, Sequence[Any]]
-    ours: str
-    rivals: Sequence[str]
-    at_least: float
-
-
-def goals_of(files: Collection[str]) -> list[Goal]:
+def goals_of(files: Collection[str]) -> list[dict[str, Any]]:
     """The goals of these result files, from goals.yaml."""
     says = yaml.safe_load(Path(__file__).with_name("goals.yaml").read_text(encoding="utf-8"))
-    return [Goal(**goal) for goal in says if goal["file"] in files]
+    return [goal for goal in says if goal["file"] in files]
 
 
 def goal_table(
-    goals: Iterable[Goal], results: Mapping[str, Result | None], more: Iterable[Sequence[str]] = ()
+    goals: Iterable[Mapping[str, Any]], results: Mapping[str, Result | None], more: Iterable[Sequence[str]] = ()
 ) -> list[str]:
-    """One line a goal: in how many cells it is met, and the lowest value with its cell."""
-    rows = [row for goal in goals if (row := _goal_row(goal, results[goal.file]))]
+    """One line a goal: in how many cells it is met, and the lowest value with its cell. goals.yaml says what a goal is."""
+    rows = [row for goal in goals if (row := _goal_row(goal, results[goal["file"]]))]
     return table(("what", "over", "goal", "met in", "lowest"), [*rows, *more])
 
 
-def _goal_row(goal: Goal, result: Result | None) -> list[str]:
+def _goal_row(goal: Mapping[str, Any], result: Result | None) -> list[str]:
+    ours, rivals, at_least = goal["ours"], goal["rivals"], goal["at_least"]
     found = []
     for cell in () if result is None else result["cells"]:
-        rivals = [cell["speedups"].get(goal.ours, {}).get(rival) for rival in goal.rivals]
-        if None not in rivals and all(cell[name] in values for name, values in goal.where.items()):
-            found.append((min(rival["median"] for rival in rivals), cell))
+        speedups = [cell["speedups"].get(ours, {}).get(rival) for rival in rivals]
+        if None not in speedups and all(cell[name] in values for name, values in goal["where"].items()):
+            found.append((min(speedup["median"] for speedup in speedups), cell))
     if not found:
         return []
     lowest, cell = min(found, key=lambda each: each[0])
-    met = sum(value >= goal.at_least for value, _ in found)
-    text = f"{met} of {len(found)}" if met == len(found) else f"**{met} of {len(found)}**"
-    what = ", ".join(_values(values) for values in goal.where.values())
-    where = ", ".join(
-        _text(value)
-        for name, value in cell.items()
-        if not isinstance(value, dict | float) and name not in ("unit", "device")
-    )
-    return [f"{goal.ours}: {what}", " or ".join(goal.rivals), f"≥ {goal.at_least}×", text, f"{lowest:.2f}× ({where})"]
+    what = ", ".join(" / ".join(map(_text, values)) for values in goal["where"].values())
+    facts = {name: value for name, value in cell.items() if name not in ("unit", "device")}
+    where = ", ".join(_text(value) for value in facts.values() if not isinstance(value, dict | float))
+    met = _share(sum(value >= at_least for value, _ in found), len(found))
+    return [f"{ours}: {what}", " or ".join(rivals), f"≥ {at_least}×", met, f"{lowest:.2f}× ({where})"]
 
 
-def _values(values: Sequence[Any]) -> str:
-    return " / ".join(map(_text, values))
+def _share(met: int, of: int) -> str:
+    return f"{met} of {of}" if met == of else f"**{met} of {of}**"
 
 
 def verdict(value: float, goal: float, *, at_most: bool = False) -> str:
@@ -117,13 +99,9 @@ def cell_table(
 
 
 def _text(value: Any) -> str:
-    return (
-        ("yes" if value else "no")
-        if isinstance(value, bool)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _speed_or_time(cell: Result, name: str) -> str:
@@ -136,9 +114,7 @@ def spread(values: Mapping[str, float] | None) -> str:
     return "–" if values is None else f"{values['median']:.2f} ({values['p10']:.2f}–{values['p90']:.2f})"
 
 
-def tables_of(
-    result: Result, split: Sequence[str], facts: Sequence[str], level: str = "###", **of_table: Any
-) -> Iterator[str]:
+def tables_of(result: Result, split: Sequence[str], facts: Sequence[str], **of_table: Any) -> Iterator[str]:
     """A table for each combination of values of the facts `split`, in the order of the cells."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for cell in result["cells"]:
@@ -149,7 +125,7 @@ def tables_of(
             for name, value in zip(split, values, strict=True)
         )
         unit = f", {cells[0]['unit']}" if "unit" in cells[0] else ", ms"
-        yield from ("", f"{level} {', '.join(names)}{unit}", "", *cell_table(cells, facts, **of_table))
+        yield from ("", f"### {', '.join(names)}{unit}", "", *cell_table(cells, facts, **of_table))
 
 
 def origin(result: Result, file: str) -> list[str]:
@@ -170,13 +146,13 @@ def origin(result: Result, file: str) -> list[str]:
     return ["**A quick run, to try the programs: its values mean nothing.**", "", *lines] if result["quick"] else lines
 
 
+def _one_table(result: Result, facts: Sequence[str]) -> list[str]:
+    return cell_table(result["cells"], facts)
+
+
 def _attention(result: Result) -> Iterator[str]:
-    yield from (
-        "![speedup over softmax by length](results/attention-cpu.png)",
-        "",
-        "### A call by itself: n = 1, ms",
-        "",
-    )
+    yield from ("![speedup over softmax by length](results/attention-cpu.png)", "")
+    yield from ("### A call by itself: n = 1, ms", "")
     calls = [cell for cell in result["cells"] if cell["length"] == 1]
     yield from cell_table(calls, ["dtype", "pass"], compared={})
     rivals = [SDPA, *EAGER, *PRODUCTS, *list(OURS)[1:]]
@@ -197,25 +173,21 @@ def _memory(result: Result) -> Iterator[str]:
         chosen = {(cell["contender"], cell[row]): cell for cell in cells if cell["what"] == what}
         contenders, values = (list(dict.fromkeys(key[place] for key in chosen)) for place in (0, 1))
         yield from ("", f"### {what}: {', '.join(f'{key} {value}' for key, value in settings[what].items())}", "")
-        rows = ([f"{value:,}", *(_megabytes(chosen[name, value]) for name in contenders)] for value in values)
+        rows = ([f"{value:,}", *(_megabytes(chosen.get((name, value))) for name in contenders)] for value in values)
         yield from table((row, *contenders), rows, numbers=True)
 
 
-def _megabytes(cell: Result) -> str:
+def _megabytes(cell: Result | None) -> str:
+    if cell is None:
+        return "–"
     return f"not run: {cell['not_run']}" if "not_run" in cell else f"{cell['extra_bytes'] / 1e6:,.0f} MB"
 
 
 def _memory_goal(result: Result | None) -> Iterator[list[str]]:
     for cell in () if result is None else result["cells"]:
         if (cell["what"], cell["contender"], cell["length"]) == ("attention", "fused", MEMORY_LENGTH):
-            met = "1 of 1" if cell.get("extra_bytes", MEMORY_BYTES) < MEMORY_BYTES else "**0 of 1**"
-            yield [
-                f"extra peak memory, n = {MEMORY_LENGTH:,}",
-                "",
-                f"< {MEMORY_BYTES / 1e6:.0f} MB",
-                met,
-                _megabytes(cell),
-            ]
+            what, goal = f"extra peak memory, n = {MEMORY_LENGTH:,}", f"< {MEMORY_BYTES / 1e6:.0f} MB"
+            yield [what, "", goal, _share(int(cell["extra_bytes"] < MEMORY_BYTES), 1), _megabytes(cell)]
 
 
 def _translation(result: Result) -> Iterator[str]:
@@ -229,10 +201,6 @@ def _translation(result: Result) -> Iterator[str]:
     yield from ("", *reasons)
 
 
-def _table_4(result: Result) -> Iterator[str]:
-    yield from cell_table(result["cells"], ["shape"])
-
-
 def _translating(result: Result) -> Iterator[str]:
     compared = {
         OURS_BY_TYPE["float32"]: [CTRANSLATE2["float32"], MARIAN],
@@ -240,14 +208,6 @@ def _translating(result: Result) -> Iterator[str]:
         BEST_TYPE: [CTRANSLATE2["int8"]],
     }
     yield from tables_of(result, ["shape", "inputs"], ["beams", "sentences", "threads"], compared=compared)
-
-
-def _vision(result: Result) -> Iterator[str]:
-    yield from tables_of(result, ["task", "dtype"], ["length", "images", "threads"])
-
-
-def _decoder(result: Result) -> Iterator[str]:
-    yield from tables_of(result, ["task", "library", "dtype"], ["context", "rows"])
 
 
 def _trained(result: Result) -> Iterator[str]:
@@ -306,17 +266,20 @@ SECTIONS: dict[str, dict[str, tuple[str, Callable[[Result], Iterable[str]]]]] = 
     "ATTENTION": {
         "attention": ("Attention alone", _attention),
         "memory": ("Peak memory of a training step", _memory),
-        "loss": (
-            "The loss without logits",
-            lambda result: cell_table(result["cells"], ["dtype", "positions", "width", "vocabulary"]),
-        ),
+        "loss": ("The loss without logits", partial(_one_table, facts=["dtype", "positions", "width", "vocabulary"])),
     },
     "MODELS": {
         "end-to-end": ("Translation", _translation),
-        "generation": ("Beam search of the systems of Table 4", _table_4),
+        "generation": ("Beam search of the systems of Table 4", partial(_one_table, facts=["shape"])),
         "translating": ("Translating on a CPU, beside CTranslate2", _translating),
-        "vision": ("Vision Transformers", _vision),
-        "decoder": ("Language models", _decoder),
+        "vision": (
+            "Vision Transformers",
+            partial(tables_of, split=["task", "dtype"], facts=["length", "images", "threads"]),
+        ),
+        "decoder": (
+            "Language models",
+            partial(tables_of, split=["task", "library", "dtype"], facts=["context", "rows"]),
+        ),
         "decoder-memory": ("Peak memory of a language model's training step", _memory),
     },
     "SPARSE": {
@@ -352,28 +315,22 @@ def render(name: str, folder: Path = RESULTS) -> str:
 
 def overview_table() -> str:
     """How often a step with ReLU is done in the time of the same step of the same class with softmax, for docs/when_to_use.md."""
-    lines = [
-        _overview(
-            f"translation, {words}", "end-to-end", "generation", (RELUFORMER, "vanilla"), shape="wide", inputs=inputs
-        )
-        for inputs, words in (("multi30k-like", "short sentences"), ("1,024 tokens", "documents of 1,024 tokens"))
-    ]
-    both = ("ReLU", "softmax")
-    lines += [
-        _overview(f"pictures in {length} patches", "vision", "inference", both, length=length, threads=2)
-        for length in (49, 196, 784)
-    ]
-    lines += [
-        _overview(
-            f"language model, context of {n:,}", "decoder", "generation", both, context=n, library="GPT2LMHeadModel"
-        )
-        for n in (128, 1024, 4096)
-    ]
     header = ["model", "machine", "training, float32", "bfloat16", "use, float32", "bfloat16"]
+    lines = []
+    for words, inputs in (("short sentences", "multi30k-like"), ("documents of 1,024 tokens", "1,024 tokens")):
+        where = {"shape": "wide", "inputs": inputs}
+        lines.append(_overview(f"translation, {words}", "end-to-end", "generation", (RELUFORMER, "vanilla"), where))
+    both = ("ReLU", "softmax")
+    for length in (49, 196, 784):
+        where = {"length": length, "threads": 2}
+        lines.append(_overview(f"pictures in {length} patches", "vision", "inference", both, where))
+    for context in (128, 1024, 4096):
+        where = {"context": context, "library": "GPT2LMHeadModel"}
+        lines.append(_overview(f"language model, context of {context:,}", "decoder", "generation", both, where))
     return "\n".join(table(header, lines)) + "\n"
 
 
-def _overview(name: str, file: str, use: str, pair: tuple[str, str], **where: Any) -> list[str]:
+def _overview(name: str, file: str, use: str, pair: tuple[str, str], where: Mapping[str, Any]) -> list[str]:
     result = read_result(RESULTS / f"{file}-cpu.json")
     ours, softmax = pair
     ratios = {

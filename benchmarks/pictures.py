@@ -47,23 +47,17 @@ def plot_speedups(result: Mapping[str, Any], path: Path) -> Path:
 
 
 def plot_memory(result: Mapping[str, Any], path: Path) -> Path:
-    """Extra peak of a training step against length, both logarithmic; hollow: not run, computed from shorter ones."""
+    """Extra peak of a training step against length, both logarithmic."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     for axes, (what, title) in zip(figure.subplots(1, 2, sharey=True), MEMORY_PANELS.items(), strict=True):
         cells = [cell for cell in result["cells"] if cell["what"] == what]
-        for (contender, (color, marker, label)), key in itertools.product(
-            MEMORY_LINES.items(), ("extra_bytes", "expected_bytes")
-        ):
-            points = [
-                (cell["length"], cell[key] / 1e9) for cell in cells if cell["contender"] == contender and key in cell
-            ]
-            ran = key == "extra_bytes"
-            style = {"linestyle": "-" if ran else "none", "markerfacecolor": color if ran else "none"}
-            if points:
-                axes.plot(*zip(*points, strict=True), color=color, marker=marker, label=label if ran else None, **style)
+        for contender, (color, marker, label) in MEMORY_LINES.items():
+            own = [cell for cell in cells if cell["contender"] == contender and "extra_bytes" in cell]
+            lengths, sizes = [cell["length"] for cell in own], [cell["extra_bytes"] / 1e9 for cell in own]
+            axes.plot(lengths, sizes, color=color, marker=marker, label=label)
         axes.set(yscale="log", title=title, xlabel="length n", ylabel="extra peak memory, GB")
         _length_axis(axes, sorted({cell["length"] for cell in cells}))
-    return _save(figure, path, "hollow: not run, computed from shorter ones")
+    return _save(figure, path)
 
 
 def _length_axis(axes: Axes, lengths: list[int]) -> None:
@@ -74,10 +68,8 @@ def _length_axis(axes: Axes, lengths: list[int]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Figure, path: Path, note: str) -> Path:
+def _save(figure: Figure, path: Path, note: str = "") -> Path:
     lines, names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(
-        lines, names, title=note, loc="outside upper center", ncols=3, frameon=False, fontsize=9, title_fontsize=9
-    )
+    figure.legend(lines, names, title=note, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
     figure.savefig(path, dpi=130, metadata={"Software": None})
     return path

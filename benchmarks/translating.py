@@ -43,7 +43,7 @@ def cells(quick: bool) -> Iterator[Names]:
         yield dict(zip(FACTS, values, strict=True))
 
 
-def measure(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
+def measure(cell: Names, options: argparse.Namespace) -> Names:
     """Milliseconds of a batch. The best of our types is the one with the least median."""
     shape, new_tokens = SHAPES[cell["shape"]], NEW_TOKENS[cell["inputs"]]
     lengths = INPUTS[cell["inputs"]]

@@ -243,7 +243,7 @@ def contenders_of(cell: Names) -> tuple[str, ...]:
     return (OURS, OURS_UNREGULARIZED, MARIAN, MARIAN_SMOOTHED, *(rivals if with_rivals else ()))
 
 
-def measure(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
+def measure(cell: Names, options: argparse.Namespace) -> Names:
     """Target tokens or sentences a second, and how ReLUFormer's speed compares with each of the others."""
     batch = _batch(cell, options)
     facts = batch_facts(batch)
@@ -284,7 +284,7 @@ def generation_cells(quick: bool) -> Iterator[Names]:
         yield {"shape": shape, "inputs": "quick" if quick else "multi30k-like"}
 
 
-def measure_generation(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
+def measure_generation(cell: Names, options: argparse.Namespace) -> Names:
     """All systems of the paper's Table 4 against the softmax model; docs/reproduction.md takes the speeds from this file."""
     models = {name: build(name, SHAPES[cell["shape"]], 0.0, options.seed) for name in (OURS, *TABLE_4)}
     facts, steps = _generating(cell, _batch(cell, options), models)

@@ -42,7 +42,7 @@ def cells(quick: bool) -> Iterator[Names]:
         yield dict(zip(("task", "dtype", "length", "threads"), values, strict=True))
 
 
-def measure(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
+def measure(cell: Names, options: argparse.Namespace) -> Names:
     """Images a second, and the speedups of `COMPARED`."""
     shape = {**(QUICK_SHAPE if options.quick else SHAPE), "patch_size": PATCHES[cell["length"]]}
     count = (2 * 49 if options.quick else BATCH_TOKENS) // cell["length"]

@@ -51,7 +51,7 @@ def cells(quick: bool) -> Iterator[Names]:
 
 
 @torch.no_grad()
-def measure(cell: Names, options: argparse.Namespace, earlier: list[Names]) -> Names:
+def measure(cell: Names, options: argparse.Namespace) -> Names:
     """Times of `generate`, and the zeros in one call of it."""
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.ao")  # torch's int8
     sizes = QUICK if options.quick else SHAPES[cell["shape"]]

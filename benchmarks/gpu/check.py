@@ -92,6 +92,6 @@ def peak_memory(statistics: str, toy: bool) -> dict[str, Any]:
     inputs = attention.random_inputs(case, 0)
     gradients = (inputs.output_gradient, *attention.statistics_gradients(case, inputs, statistics))
     extra = peak_bytes(attention.training_step(attention.fused(case, inputs, statistics), inputs.leaves, gradients))
-    tensors = extra / inputs.query.nbytes
+    tensors = extra / inputs.output_gradient.nbytes
     require(tensors <= TENSORS, f"a step holds {tensors:.1f} tensors of the size of the query, not {TENSORS} at most")
     return {"extra_mib": extra / 2**20, "tensors": tensors}

@@ -1,5 +1,6 @@
 """Every benchmark: a quick run measures all contenders, and its cells are those of the committed results."""
 
+import argparse
 import json
 import os
 from pathlib import Path
@@ -8,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks import __main__ as benchmarks_program
+from benchmarks import attention
 from benchmarks.__main__ import BENCHMARKS, main
-from benchmarks.measurement_file import RESULTS
-from benchmarks.pages import read_result
+from benchmarks.measurement_file import RESULTS, Benchmark, read_result
 
 # Each takes several seconds; the others run the same code.
 SLOW = {"memory", "attention", "end-to-end", "decoder"}
@@ -40,7 +41,6 @@ def test_a_quick_run_times_every_contender_of_the_committed_results(name, tmp_pa
     assert result["quick"] and result["seed"] == 0 and "git_commit" in result and "threads" in result["settings"]
     assert result["command"] == f"python -m benchmarks {name} --quick"
     assert result["environment"]["MALLOC_ARENA_MAX"] == "1" and result["machine"]["memory_gb"] > 0
-    assert all(check["passed"] for check in result.get("gate", []))
     committed = committed_cells(name)
     for cell in result["cells"]:
         if "extra_bytes" in cell:
@@ -69,14 +69,20 @@ def test_the_cells_are_those_of_the_committed_results(name):
     assert set(told(planned)) <= set(told(committed))
 
 
+def test_the_slowest_rivals_stay_where_one_sequence_is_timed():
+    for cell in attention.cells(False):
+        names = attention.contenders_of(cell)
+        one = cell["batch"] == 1 and cell["head_dim"] == 64 and cell["length"] >= 64
+        assert ("sparsemax" in names) == (one and cell["length"] <= 1024)
+        goals_need_it = cell["length"] <= 256 or (one and (cell["length"] <= 1024 or not cell["causal"]))
+        assert ("eager relu" in names) == goals_need_it
+        assert {"fused", "fused+S+T", "sdpa softmax"} <= set(names)
+
+
 def test_threads_of_a_cell_are_set_for_it_alone(tmp_path):
     before, seen = torch.get_num_threads(), []
-    benchmark = type(BENCHMARKS["memory"])(
-        "threads",
-        lambda quick: [{"threads": before + 1}, {}],
-        lambda cell, options, earlier: seen.append((torch.get_num_threads(), len(earlier))) or {},
-        {},
-    )
-    options = type("Options", (), {"quick": True, "threads": None, "seed": 0, "output": tmp_path})
-    benchmark.run(options)
-    assert seen == [(before + 1, 0), (before, 1)] and torch.get_num_threads() == before
+    cells = [{"threads": before + 1}, {}]
+    measure = lambda cell, options: seen.append(torch.get_num_threads()) or {}  # noqa: E731
+    options = argparse.Namespace(quick=True, threads=None, seed=0, output=tmp_path)
+    Benchmark("threads", lambda quick: cells, measure, {}).run(options)
+    assert seen == [before + 1, before] and torch.get_num_threads() == before

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import pages
 from benchmarks.measurement_file import PAGES, RESULTS
-from benchmarks.pages import Goal, cell_table, goal_table, render, write_pages
+from benchmarks.pages import cell_table, goal_table, render, write_pages
 
 
 @pytest.mark.parametrize("name", pages.SECTIONS)
@@ -41,11 +41,15 @@ CELLS = [
 ]
 
 
+def goal(where, rivals, at_least):
+    return {"file": "file", "where": where, "ours": "a", "rivals": rivals, "at_least": at_least}
+
+
 def test_a_goal_counts_its_cells_and_names_the_lowest():
     results = {"file": {"cells": CELLS}, "absent": None}
-    met = Goal("file", {"dtype": ["float32"], "n": [16]}, "a", ["b"], 1.5)
-    missed = Goal("file", {"dtype": ["float32"]}, "a", ["b"], 0.9)
-    unmeasured = [Goal("absent", {}, "a", ["b"], 1.0), Goal("file", {}, "a", ["b", "c"], 1.0)]
+    met = goal({"dtype": ["float32"], "n": [16]}, ["b"], 1.5)
+    missed = goal({"dtype": ["float32"]}, ["b"], 0.9)
+    unmeasured = [{**goal({}, ["b"], 1.0), "file": "absent"}, goal({}, ["b", "c"], 1.0)]
     assert goal_table([met, missed, *unmeasured], results)[2:] == [
         "| a: float32, 16 | b | ≥ 1.5× | 1 of 1 | 1.50× (float32, 16) |",
         "| a: float32 | b | ≥ 0.9× | **1 of 2** | 0.80× (float32, 1,024) |",
@@ -54,7 +58,7 @@ def test_a_goal_counts_its_cells_and_names_the_lowest():
 
 def test_a_goal_over_several_rivals_is_over_the_fastest():
     cell = {"times": {}, "speedups": {"a": {"b": ratio(1.2), "c": ratio(0.9)}}}
-    row = goal_table([Goal("file", {}, "a", ["b", "c"], 1.0)], {"file": {"cells": [cell]}})[2]
+    row = goal_table([goal({}, ["b", "c"], 1.0)], {"file": {"cells": [cell]}})[2]
     assert "**0 of 1** | 0.90×" in row
 
 
