@@ -159,9 +159,9 @@ def _read_pairs(name: str, options: AnalysisOptions) -> Subject:
     positions, documents = getattr(model.config, "max_position_embeddings", None) or sys.maxsize, None
     if "document" in lines.column_names:
         documents = _pack(lines, tokenizer, max_length, positions)
-        encoded, report = documents.encoded, documents.report
-    else:
-        encoded, report = encode_pairs(lines, tokenizer, max_length=positions, name="text")
+    pairs_of_text = lines if documents is None else documents.pairs
+    encoded, report = encode_pairs(pairs_of_text, tokenizer, max_length=positions, name="text")
+    report = report if documents is None else documents.report
     _tell_skips(report)
     pairs: list[Pair] = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     counts = {"sentences": report.kept} | {

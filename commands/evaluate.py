@@ -20,6 +20,7 @@ def run(arguments: list[str]) -> int:
     from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
     from reluformer.training.scoring.evaluation import evaluate_split
     from reluformer.training.train import headline
+    from reluformer.training.translation import Translator
 
     folder = Path(options.run)
     if not (folder / RECIPE_FILE).is_file():
@@ -32,7 +33,7 @@ def run(arguments: list[str]) -> int:
             setattr(recipe.evaluation, name, given)
     how = {name: getattr(recipe.evaluation, name) for name in decoding}
     how |= {"device": options.device, "compute": options.compute or "float32"}
-    scores = evaluate_split(recipe, options.split, folder, **how)
+    scores = evaluate_split(recipe, options.split, Translator.from_pretrained(folder, **how))
     if (folder / RECORD_FILE).is_file():  # the card of a finished run shows its figures
         write_card(folder)
     print(headline(recipe, options.split, scores))

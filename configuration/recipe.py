@@ -87,8 +87,8 @@ class PackingConfig:
     """Packing of consecutive sentences of one document, in all splits: greedily, while both sides stay within
     `data.max_length` tokens, `</s>` included.
 
-    A sentence that alone is longer: `skip` leaves it out, `keep` makes it a packed document of its own, for which
-    `model.max_position_embeddings` must have room. It is counted and reported.
+    A sentence that alone is longer: `skip` leaves it out, `keep` makes it a packed document of its own, which is learned from if
+    `model.max_position_embeddings` has room for it. It is counted and reported.
 
     Args:
         too_long: what becomes of such a sentence of the training split.

@@ -18,7 +18,6 @@ from reluformer.configuration.scores import SCORES
 from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.training.averaging import average_checkpoints
 from reluformer.training.data.corpus import has_split
-from reluformer.training.data.encoding import first_encoded_pairs
 from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus
 from reluformer.training.loading import load_whole
 from reluformer.training.run.checkpoints import saved_processes
@@ -152,15 +151,10 @@ def _trainer(
 
 
 def _translation_scorer(recipe: Recipe, corpus: PreparedCorpus) -> ValidationTranslation | None:
-    """Of the first validation pairs of those whose loss is computed: what encoding has skipped is not translated either."""
     evaluation, data = recipe.evaluation, recipe.data
     if not evaluation.at_most or recipe.training.eval_strategy == "no":
         return None
     pairs = corpus.pairs["validation"]
-    if data.packing is not None:  # encoded as they are
-        pairs = pairs.select(range(min(evaluation.at_most, len(pairs))))
-    else:
-        pairs = first_encoded_pairs(pairs, corpus.tokenizer, max_length=data.max_length, at_most=evaluation.at_most)
     return ValidationTranslation(
         corpus.tokenizer,
         list(pairs["source"]),

@@ -12,6 +12,7 @@ from reluformer.analysis.context import Crossing, context, crossings, gain_table
 from reluformer.analysis.inputs import AnalysisOptions, Subject
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.documents import pack_documents
+from reluformer.training.data.encoding import encode_pairs
 
 from .small_models import SOURCES, TARGETS, make_model
 
@@ -30,7 +31,8 @@ def subject_of(kind, tokenizer, texts):
     model, columns = make_model(kind, len(tokenizer)), zip(*texts, strict=True)
     lines = datasets.Dataset.from_dict(dict(zip(("document", "source", "target"), map(list, columns), strict=True)))
     documents = pack_documents(lines, tokenizer, max_tokens=40, too_long="skip", name="text")
-    pairs = list(zip(documents.encoded["input_ids"], documents.encoded["labels"], strict=True))
+    encoded, _ = encode_pairs(documents.pairs, tokenizer, max_length=64, name="text")
+    pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     sides = tokenizer(lines["source"][:])["input_ids"], tokenizer(text_target=lines["target"][:])["input_ids"]
     encoded = zip(texts, zip(*sides, strict=True), strict=True)
     parts = [[pair for _, pair in group] for _, group in groupby(encoded, key=lambda row: row[0][0])]

@@ -10,9 +10,9 @@ import datasets
 from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.recipe import Recipe
-from reluformer.training.data.corpus import has_split, load_split
+from reluformer.training.data.corpus import CorpusReport, has_split, load_split
 from reluformer.training.data.documents import pack_split
-from reluformer.training.data.encoding import encode_pairs
+from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs
 from reluformer.training.data.moses import MosesStep
 from reluformer.training.run.model_building import build_config, run_tokenizer
 from reluformer.training.run.progress import say
@@ -23,8 +23,8 @@ from reluformer.training.tokenization import train_tokenizer
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """`pairs` (plain text) of every split, sentences or packed documents, and `encoded` (token ids) of the training and
-    validation splits, with packing of the evaluated ones too."""
+    """`pairs` are the plain text of each split, sentences or packed documents; of validation, those to translate during training.
+    `encoded` are the token ids of the training and validation splits."""
 
     tokenizer: PreTrainedTokenizerBase
     pairs: dict[str, datasets.Dataset]
@@ -32,7 +32,7 @@ class PreparedCorpus:
 
 
 def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedCorpus:
-    """Reads the splits for training, trains or loads the tokenizer, encodes; writes the reports into the run folder.
+    """Reads the splits for training, trains or loads the tokenizer, encodes; writes `corpus_report.json` into the run folder.
 
     Args:
         recipe: of the run.
@@ -45,36 +45,48 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     learned = [split for split in ("train", "validation") if has_split(data, split)]
     # What is evaluated when training is over is read now: its faults are found before the first update.
     splits = [*learned, *(split for split in recipe.evaluation.splits if split not in learned)]
-    pairs, encoded, reports, packings = {}, {}, [], []
+    pairs, encoded, reports = {}, {}, []
+
+    def told(report: CorpusReport) -> None:
+        reports.append(dataclasses.asdict(report))
+        say(report.summary())
+
     for split in splits:
         pairs[split], report = load_split(data, split)
-        reports.append(report)
-        say(report.summary())
-    tokenizer = run_tokenizer(recipe, lambda: train_recipe_tokenizer(recipe, pairs["train"]), resume_from)
+        told(report)
+    tokenizer = run_tokenizer(recipe, lambda: _new_tokenizer(recipe, pairs["train"]), resume_from)
     positions = build_config(recipe, tokenizer).max_position_embeddings
-    for split in splits if data.packing else learned:
-        # The other processes find in the cache what the first one has encoded.
-        with recipe.training.main_process_first(desc="token ids"):
-            if data.packing:
-                packed = pack_split(data, split, pairs[split], tokenizer, positions=positions)
-                pairs[split], encoded[split], report = packed.pairs, packed.encoded, packed.report
-            else:
-                options = {"max_length": data.max_length, "name": f"{split} tokens", "workers": data.workers}
-                encoded[split], report = encode_pairs(pairs[split], tokenizer, **options)
-            (packings if data.packing else reports).append(report)
-            say(report.summary())
-    if recipe.evaluation.long_sources == "error":  # refuses now what translating would refuse when training is over
-        encoder = SourceEncoder(tokenizer, positions, "error", MosesStep.from_tokenizer(tokenizer))
-        for split in recipe.evaluation.splits:
-            encoder.encode(list(pairs[split]["source"]), f"{split} split")
-    for name, found in (("corpus_report.json", reports), ("packing_report.json", packings)):
-        if found and recipe.training.should_save:
-            write_json(recipe.run_folder / name, [dataclasses.asdict(report) for report in found])
+    max_length = positions if data.packing else data.max_length
+    # The other processes find in the cache what the first one has encoded.
+    with recipe.training.main_process_first(desc="token ids"):
+        for split in splits if data.packing else ():
+            packed = pack_split(data, split, pairs[split], tokenizer)
+            pairs[split] = packed.pairs
+            told(packed.report)
+        for split in learned:
+            options = {"max_length": max_length, "name": f"{split} tokens", "workers": data.workers}
+            encoded[split], report = encode_pairs(pairs[split], tokenizer, **options)
+            told(report)
+    _check_sources(recipe, pairs, tokenizer, positions)
+    if "validation" in learned:
+        first = {"max_length": max_length, "at_most": recipe.evaluation.at_most}
+        pairs["validation"] = first_encoded_pairs(pairs["validation"], tokenizer, **first)
+    if recipe.training.should_save:
+        write_json(recipe.run_folder / "corpus_report.json", reports)
     return PreparedCorpus(tokenizer, pairs, encoded)
 
 
-def train_recipe_tokenizer(recipe: Recipe, pairs: datasets.Dataset) -> PreTrainedTokenizerBase:
-    """A new tokenizer as the recipe wants it, from pairs of text; raises as `train_tokenizer`."""
+def _check_sources(
+    recipe: Recipe, pairs: dict[str, datasets.Dataset], tokenizer: PreTrainedTokenizerBase, positions: int
+) -> None:
+    """Refuses now what translating would refuse when training is over."""
+    if recipe.evaluation.long_sources == "error":
+        encoder = SourceEncoder(tokenizer, positions, "error", MosesStep.from_tokenizer(tokenizer))
+        for split in recipe.evaluation.splits:
+            encoder.encode(list(pairs[split]["source"]), f"{split} split")
+
+
+def _new_tokenizer(recipe: Recipe, pairs: datasets.Dataset) -> PreTrainedTokenizerBase:
     wanted, data = recipe.tokenizer, recipe.data
     return train_tokenizer(
         pairs,

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,26 +30,16 @@ _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
-def evaluate_split(
-    recipe: Recipe, split: str, run: Translator | Path, *, command: str | None = None, **options: Any
-) -> dict[str, Any]:
-    """Translates and scores a split, prints scores and samples, writes both into the run folder.
-
-    Args:
-        recipe: of the run.
-        split: "train", "validation" or "test".
-        run: the model in memory, or the run folder.
-        options: of `Translator.from_pretrained`, with a run folder only.
-    """
+def evaluate_split(recipe: Recipe, split: str, translator: Translator) -> dict[str, Any]:
+    """Translates and scores a split, prints scores and samples, writes both into the run folder; see `evaluate`."""
     pairs, report = load_split(recipe.data, split)
     say(report.summary())
-    translator = run if isinstance(run, Translator) else Translator.from_pretrained(run, **options)
     if recipe.data.packing is not None:
         pairs = pack_split(recipe.data, split, pairs, translator.tokenizer)
         say(pairs.report.summary())
-    kind = {"language": recipe.data.target_language, "text": recipe.data.text}
-    record = run_record(command, recipe.name, recipe.training.seed)
-    scores = evaluate(translator, pairs, recipe.run_folder, split, dataset_name=report.name, record=record, **kind)
+    record = {**run_record(None, recipe.name, recipe.training.seed), "dataset": report.name}
+    options = {"language": recipe.data.target_language, "text": recipe.data.text, "record": record}
+    scores = evaluate(translator, pairs, recipe.run_folder, split, **options)
     if recipe.evaluation.samples:
         rows = read_translations(recipe.run_folder / f"translations.{split}.tsv")
         tell(format_samples(rows, recipe.evaluation.samples))
@@ -61,10 +51,9 @@ def evaluate(
     translator: Translator,
     pairs: datasets.Dataset | PackedDocuments,
     folder: Path,
-    split: str = "test",
+    split: str,
     *,
-    dataset_name: str | None = None,
-    record: dict[str, Any] | None = None,
+    record: Mapping[str, Any],
     language: str | None = None,
     text: Literal["plain", "moses"] = "plain",
 ) -> dict[str, Any]:
@@ -77,8 +66,7 @@ def evaluate(
         pairs: columns "source" and "target"; or packed documents, which are scored as they are and, as one
             scoring unit common to all lengths of packing, as whole original documents.
         folder, split: where to write, and the names of the two files.
-        dataset_name: what the pairs are, for the record and the model card.
-        record: a [`run_record`] to put before the scores.
+        record: what to put before the scores: where they come from.
         language, text: see `score_translations`.
 
     Returns:
@@ -94,13 +82,11 @@ def evaluate(
     write_translations(folder / f"translations.{split}.tsv", sources, hypotheses, references)
     scores = score_translations(hypotheses, references, language=language, text=text)
     if packed is not None:
-        documents = list(packed.pairs["document"])
-        scores |= score_documents(hypotheses, documents, packed.references, language=language, text=text)
+        scores |= score_documents(hypotheses, pairs["document"], packed.references, language=language, text=text)
         scores["packing"] = dataclasses.asdict(packed.report)
     result = {
-        **(record or {}),
+        **record,
         "split": split,
-        "dataset": dataset_name,
         **scores,
         "decoding": translator.decoding,
         "shortened_sources": translator.shortened,
@@ -154,8 +140,10 @@ def write_translations(
 
     Tab, line feed, carriage return and backslash inside a text are written as `\t`, `\n`, `\r` and `\\`.
     """
+    escapes = str.maketrans(_ESCAPES)
     rows = [_COLUMNS, *zip(sources, hypotheses, references, strict=True)]
-    path.write_text("".join(map(_row, rows)), encoding="utf-8", newline="\n")
+    lines = ["\t".join(cell.translate(escapes) for cell in cells) + "\n" for cells in rows]
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")
     return path
 
 
@@ -178,11 +166,7 @@ def read_translations(path: str | Path) -> list[tuple[str, str, str]]:
     return rows[1:]
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "\t".join(cell.translate(str.maketrans(_ESCAPES)) for cell in cells) + "\n"
-
-
-def format_samples(rows: Sequence[tuple[str, str, str]], count: int = 5, width: int = 100) -> str:
+def format_samples(rows: Sequence[tuple[str, str, str]], count: int, width: int = 100) -> str:
     """`count` translations beside their references, evenly spread over the corpus, so neither chosen nor random.
 
     Args:
@@ -191,12 +175,13 @@ def format_samples(rows: Sequence[tuple[str, str, str]], count: int = 5, width: 
         width: characters of a line; longer text goes on under its beginning.
     """
     count = min(count, len(rows))
-    names = ("source", "translation", "reference")
-
-    def sample(row: tuple[str, str, str]) -> str:
-        return "\n".join(
-            textwrap.fill(text.strip() or "(empty)", width, initial_indent=f"{name:<13}", subsequent_indent=" " * 13)
-            for name, text in zip(names, row, strict=True)
-        )
-
-    return "\n\n".join(sample(rows[position * len(rows) // count]) for position in range(count))
+    lines = []
+    for place in range(count):
+        texts = rows[place * len(rows) // count]
+        for name, text in zip(("source", "translation", "reference"), texts, strict=True):
+            name = f"{name:<13}"
+            lines.append(
+                textwrap.fill(text.strip() or "(empty)", width, initial_indent=name, subsequent_indent=" " * 13)
+            )
+        lines.append("")
+    return "\n".join(lines[:-1])

@@ -48,12 +48,6 @@ def score_translations(
     return {**_scores(hypotheses, references, language, text), "sentences": len(references)}
 
 
-SCORING_UNIT = (
-    "one original document: the translations of its packed documents joined by a space, against all its reference "
-    "sentences joined by a space, those too that were left out of packing"
-)
-
-
 def score_documents(
     hypotheses: Sequence[str],
     documents: Sequence[str],
@@ -74,14 +68,14 @@ def score_documents(
         language, text: see `score_translations`.
 
     Returns:
-        The scores of documents with their `…_signature`, `documents` (their number) and `scoring_unit`.
+        The scores of documents with their `…_signature`, and `documents` (their number).
     """
     parts: dict[str, list[str]] = {name: [] for name in references}
     for hypothesis, name in zip(hypotheses, documents, strict=True):
         parts[name].append(hypothesis)
     whole = [" ".join(texts) for texts in parts.values()]
     scores = _scores(whole, list(references.values()), language, text, of_documents=True)
-    return {**scores, "documents": len(references), "scoring_unit": SCORING_UNIT}
+    return {**scores, "documents": len(references)}
 
 
 def describe_scores(scores: Mapping[str, Any]) -> str:

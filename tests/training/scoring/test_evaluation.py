@@ -26,10 +26,10 @@ class ByHeart(SimpleNamespace):
 def test_files_and_result_agree(tmp_path):
     translator = ByHeart(model=SimpleNamespace(device="cpu"), decoding={"num_beams": 5}, shortened=[2])
     record = {"command": "reluformer evaluate", "seed": 3}
-    result = evaluate(translator, PAIRS, tmp_path, "validation", dataset_name="n", record=record)
+    result = evaluate(translator, PAIRS, tmp_path, "validation", record=record)
     assert json.loads((tmp_path / "evaluation.validation.json").read_text(encoding="utf-8")) == result
     assert result["exact_match"] == 50.0 and result["sentences"] == 4
-    expected = {"split": "validation", "dataset": "n", **record, "decoding": {"num_beams": 5}, "shortened_sources": [2]}
+    expected = {"split": "validation", **record, "decoding": {"num_beams": 5}, "shortened_sources": [2]}
     assert expected.items() <= result.items()
     assert result["seconds"] >= 0 and result["sentences_per_second"] > 0
     rows = read_translations(tmp_path / "translations.validation.tsv")
@@ -57,7 +57,7 @@ def test_samples_are_aligned_and_spread_over_the_corpus():
     rows = [(str(number),) * 3 for number in range(100)]
     shown = format_samples(rows, 4)
     assert [line.split()[1] for line in shown.splitlines() if line.startswith("source")] == ["0", "25", "50", "75"]
-    lines = format_samples([("eins " * 30, "one", "")], width=60).splitlines()
+    lines = format_samples([("eins " * 30, "one", "")], 1, width=60).splitlines()
     assert max(map(len, lines)) <= 60
     assert all(line.index(line.split()[-1]) >= 13 for line in lines)
     assert lines[-1] == "reference    (empty)"
