@@ -121,8 +121,6 @@ def _recipe(
     """The text of the recipe for `files`, {split: [source, target]}, of which `pairs` are the training pairs."""
     import torch
 
-    from reluformer.modeling_reluformer.other_models import settings
-
     on_cpu = not torch.accelerator.is_available()
     _, size, vocabulary = next(row for row in SIZES if len(pairs) < row[0])
     size = SMALL if on_cpu else size
@@ -130,7 +128,7 @@ def _recipe(
     length, mean = lengths[len(lengths) // 2], sum(lengths) / len(lengths)
     max_length = min(max(64, 2 ** math.ceil(math.log2(lengths[len(lengths) * 995 // 1000]))), LONGEST)
     updates = min(size.updates, max(200, round(PASSES * len(pairs) * mean / size.tokens)))
-    gamma = settings.gamma_for_length(min(length, settings.LONGEST))
+    gamma = round(max(8.0, math.sqrt(2 * min(length, 1_024))), 2)  # the rule was measured up to 1,024 tokens
     splits = [split for split in ("test", "validation") if split in files][:1]
     paths = {split: [json.dumps(path, ensure_ascii=False) for path in given] for split, given in files.items()}
     return TEMPLATE.format(

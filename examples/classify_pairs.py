@@ -72,7 +72,7 @@ def build_model(vocab_size: int, length: float, regularization_weight: float) ->
         initializer_range=0.1,  # BERT's 0.02 is for a width of 768
     )
     model = BertForSequenceClassification(config)
-    return use_relu_attention(model, gamma="auto", length=length, regularization_weight=regularization_weight)
+    return use_relu_attention(model, gamma=max(8.0, (2 * length) ** 0.5), regularization_weight=regularization_weight)
 
 
 def main(arguments: list[str] | None = None) -> dict:

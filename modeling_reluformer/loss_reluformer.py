@@ -52,9 +52,9 @@ def row_entropy(row_sum: Tensor, row_sum_log: Tensor) -> Tensor:
 
 
 def row_penalty(row_sum: Tensor, entropy: Tensor, visible_keys: Tensor, entropy_margin: float) -> Tensor:
-    """Eq. 7 for each row, (…, batch, heads, queries). `visible_keys` is n_i, (batch, queries), at least 1."""
+    """Eq. 7 for each row, (…, batch, heads, queries). `visible_keys`: n_i, at least 1, of a shape that broadcasts to the rows."""
     safe_sum = torch.where(row_sum > 0, row_sum, 1.0)
-    bound = entropy_margin * torch.log(visible_keys.to(entropy.dtype)).unsqueeze(1)
+    bound = entropy_margin * torch.log(visible_keys.to(entropy.dtype))
     return torch.log(safe_sum).abs() + torch.relu(entropy - bound)
 
 
@@ -87,7 +87,7 @@ def module_sums(
         penalty = entropy_sum = row_sum.new_zeros(row_sum.shape[:-3])
     else:
         entropy = row_entropy(row_sum, row_sum_log)
-        penalty = row_penalty(row_sum, entropy, visible_keys, entropy_margin)
+        penalty = row_penalty(row_sum, entropy, visible_keys.unsqueeze(1), entropy_margin)
         penalty = over_rows(penalty, row_weight.to(penalty.dtype))
         entropy_sum = over_rows(entropy.detach(), real)
     row_sums, dead = over_rows(row_sum.detach(), real), over_rows((row_sum == 0).to(row_sum.dtype), real)

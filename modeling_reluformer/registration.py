@@ -21,10 +21,10 @@ from transformers import (
 from .modeling_decoder import ReLUFormerDecoderModel, ReLUFormerForCausalLM
 from .modeling_reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
 from .modeling_vision import ReLUFormerForImageClassification, ReLUFormerVisionModel
+from .other_models import ATTENTION_NAME
 from .other_models.attention import relu_attention_forward
 from .other_models.masks import relu_attention_mask
-from .other_models.saving import prepare_construction
-from .other_models.support import ATTENTION_NAME
+from .other_models.use import prepare_construction
 
 # Each Auto class, and the models that it builds from their configurations.
 AUTO_CLASSES = {
@@ -44,4 +44,4 @@ def register() -> None:
             auto_class.register(model.config_class, model, exist_ok=True)
     AttentionInterface.register(ATTENTION_NAME, relu_attention_forward)
     AttentionMaskInterface.register(ATTENTION_NAME, relu_attention_mask)
-    register_module_module_registration_hook(prepare_construction)  # see `other_models.saving`
+    register_module_module_registration_hook(prepare_construction)  # see `other_models.use`

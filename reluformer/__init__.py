@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names as in `_MODUL
     from .modeling_reluformer.modeling_vision import ReLUFormerVisionModel as ReLUFormerVisionModel
     from .modeling_reluformer.modeling_vision import ReLUFormerVisionPreTrainedModel as ReLUFormerVisionPreTrainedModel
     from .modeling_reluformer.other_models.regularization import attention_regularization as attention_regularization
-    from .modeling_reluformer.other_models.settings import use_relu_attention as use_relu_attention
+    from .modeling_reluformer.other_models.use import use_relu_attention as use_relu_attention
     from .modeling_reluformer.sparse_ffn.use import use_sparse_ffn as use_sparse_ffn
     from .training.translation import Translator as Translator
 
@@ -57,7 +57,7 @@ _MODULES = {
     "Translator": "training.translation",
     "attention_regularization": "modeling_reluformer.other_models.regularization",
     "relu_attention": "modeling_reluformer.fused.attention",
-    "use_relu_attention": "modeling_reluformer.other_models.settings",
+    "use_relu_attention": "modeling_reluformer.other_models.use",
     "use_sparse_ffn": "modeling_reluformer.sparse_ffn.use",
 }
 __all__ = list(_MODULES)

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import is_torchdynamo_compiling, logging
 
-from ..attention_reluformer import AttentionResult, Visibility, reference_attention, scale_of_rows, wide
-from ..fused.attention import relu_attention
+from ..attention_reluformer import Visibility
+from ..fused.visible_attention import AttentionSettings, attend_visible
+from . import ATTENTION_NAME
 from .masks import VisibilityMask
 from .regularization import collect, collects
-from .settings import ATTENTION_NAME, settings_of
-from .support import REFUSED, refuse_argument
 
 logger = logging.get_logger(__name__)
+
+# Arguments that need a softmax, a score below which there is weight, or an attention of the library.
+REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "cache")
 
 
 def relu_attention_forward(
@@ -38,7 +40,7 @@ def relu_attention_forward(
         attention_mask: what `relu_attention_mask` gave, or a boolean mask that broadcasts to (batch, heads, queries, keys).
         scaling: of the scores; default 1/sqrt(head_dim). dropout: of the weights.
         is_causal: read only where there is no mask.
-        output_attentions: whether weights are wanted. With `implementation` "auto", the reference then computes them.
+        output_attentions: whether weights are wanted, which the reference computes.
 
     Returns:
         The output (batch, queries, heads, head_dim) and the weights before dropout (batch, heads, queries, keys), or None.
@@ -49,30 +51,44 @@ def relu_attention_forward(
     """
     for name in REFUSED:
         if kwargs.get(name) is not None:
-            refuse_argument(module, name)
-    settings = settings_of(module)
+            raise ValueError(
+                f"{type(module).__name__} gives its attention {name!r}, which point-wise attention does not compute; load this "
+                "model with 'eager' or 'sdpa'."
+            )
+    settings = _settings_of(module)
     query, key = query.to(value.dtype), key.to(value.dtype)
     if attention_mask is None:
         attention_mask = _without_mask(module, query, key, is_causal)
     visibility, visible_keys = _read_mask(attention_mask, query, key)
-    visible_keys = visible_keys.to(wide(query.dtype))
-    row_scale = scale_of_rows(visible_keys, settings.scaling, gamma=settings.gamma, alpha=settings.alpha)
-    arguments = {
-        "row_scale": None if row_scale is None else row_scale.expand(query.shape[0], -1, query.shape[2]),
-        "activation": settings.activation,
-        "scale": scaling,
-        "dropout_p": dropout,
-        "statistics": "sum+entropy" if collects(module, settings.regularization_weight) else "none",
-    }
-    if settings.implementation == "eager" or _needs_reference(visibility, bool(output_attentions)):
-        mask = visibility.dense(query.shape[2], key.shape[2], query.device)
-        found = reference_attention(query, key, value, mask=mask, **arguments)
-    else:
-        found = _fused(query, key, value, visibility, arguments)
+    found = attend_visible(
+        query,
+        key,
+        value,
+        visibility,
+        visible_keys,
+        settings,
+        scale=scaling,
+        dropout_p=dropout,
+        statistics="sum+entropy" if collects(module, settings.regularization_weight) else "none",
+        weights_wanted=bool(output_attentions),
+    )
     if found.row_sum is not None:
         real_rows = _real_rows(visibility, query.shape[2], key.shape[2])
         collect(module, found, visible_keys, real_rows, settings.entropy_margin)
     return found.output.transpose(1, 2).contiguous(), found.weights
+
+
+def _settings_of(module: nn.Module) -> AttentionSettings:
+    """The settings in the config of an attention module; without settings the defaults, with one warning for a kind of config."""
+    config = getattr(module, "config", None)
+    settings = getattr(config, ATTENTION_NAME, None)
+    if settings is None and not is_torchdynamo_compiling():
+        logger.warning_once(
+            f"{type(module if config is None else config).__name__} holds no settings under the key {ATTENTION_NAME!r}: "
+            f"attn_implementation={ATTENTION_NAME!r} computes the defaults, {AttentionSettings()}. `use_relu_attention` writes "
+            "them, and saves them with the model."
+        )
+    return AttentionSettings(**(settings or {}))
 
 
 def _without_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None) -> Tensor:
@@ -103,28 +119,13 @@ def _read_mask(mask: Tensor, query: Tensor, key: Tensor) -> tuple[Visibility, Te
     visible_keys = mask.sum(-1).clamp_min(1).float()
     if mask.shape[1:3] == (1, 1):
         return Visibility(mask[:, 0, 0].expand(batch, keys)), visible_keys
-    return Visibility(given_mask=mask), visible_keys
-
-
-def _needs_reference(visibility: Visibility, weights_wanted: bool) -> bool:
-    if visibility.given_mask is None:
-        return weights_wanted
     if not is_torchdynamo_compiling():
         logger.warning_once(
             "This mask differs from query to query in a way that has no compact form (a sliding window shorter than the text, "
             f"packed sequences, a mask of the model's own): attn_implementation={ATTENTION_NAME!r} computes it by the reference, "
             "with all weights in memory."
         )
-    return True
-
-
-def _fused(
-    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, arguments: dict[str, Any]
-) -> AttentionResult:
-    seen = {name: getattr(visibility, name) for name in ("causal", "key_padding_mask", "query_offset")}
-    found = relu_attention(query, key, value, scaling="none", **seen, **arguments)
-    output, *sums = found if isinstance(found, tuple) else (found,)
-    return AttentionResult(output, None, *sums)
+    return Visibility(given_mask=mask), visible_keys
 
 
 def _real_rows(visibility: Visibility, queries: int, keys: int) -> Tensor | None:

@@ -54,8 +54,9 @@ class VisibilityMask(Tensor):
     def dense(self) -> Tensor:
         """The whole mask, an ordinary tensor."""
         dense = self.visibility.dense(*self.shape[2:], self.device)
-        whole = torch.ones((), dtype=torch.bool, device=self.device) if dense is None else dense
-        return whole.expand(self.shape)
+        return (
+            torch.ones(self.shape, dtype=torch.bool, device=self.device) if dense is None else dense.expand(self.shape)
+        )
 
     def _on(self, device: torch.device) -> VisibilityMask:
         """The same on a device."""

@@ -24,9 +24,8 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils import is_torchdynamo_compiling, logging
 
 from ..attention_reluformer import AttentionResult
-from ..fused.module import row_penalties
-from ..loss_reluformer import IGNORED_LABEL
-from .support import ATTENTION_NAME, CONFIG_KEY
+from ..loss_reluformer import IGNORED_LABEL, row_entropy, row_penalty
+from . import ATTENTION_NAME
 
 logger = logging.get_logger(__name__)
 
@@ -92,7 +91,7 @@ def watch(model: PreTrainedModel) -> None:
 
 def regularization_weight(model: PreTrainedModel) -> float:
     """λ as the config of a model with ReLU attention has it; 0 for others. Settings are checked where attention reads them."""
-    settings = getattr(model.config, CONFIG_KEY, None) or {}
+    settings = getattr(model.config, ATTENTION_NAME, None) or {}
     return settings.get("regularization_weight", 0.0) if model.config._attn_implementation == ATTENTION_NAME else 0.0
 
 
@@ -133,7 +132,8 @@ def collect(
         found: with S and T. visible_keys: n_i, (batch or 1, heads or 1, queries or 1). real_rows: (batch or 1, queries); None:
             all rows are tokens.
     """
-    penalty = row_penalties(found, visible_keys, entropy_margin)
+    entropy = row_entropy(found.row_sum, found.row_sum_log)
+    penalty = row_penalty(found.row_sum, entropy, visible_keys, entropy_margin)
     if _open.collection is not None:
         _open.collection.calls.append(_Rows(module, penalty, real_rows))
         if not is_torchdynamo_compiling():
@@ -156,8 +156,8 @@ def _end(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return None
     inputs = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
     regularization = _latest[model] = _mean(collection, inputs)
-    loss = _loss_of(output)
-    if loss is None:
+    loss = output.get("loss") if isinstance(output, Mapping) else output[0]
+    if loss is None or loss.ndim:
         logger.warning_once(
             f"{type(model).__name__} returned no loss in training, so the regulariser of ReLU attention is in none. Give it its "
             "labels (the Trainer keeps them back for label_smoothing_factor and compute_loss_func), or add "
@@ -165,7 +165,11 @@ def _end(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], 
         )
         return None
     addition = regularization_weight(model) * _share(model, inputs) * regularization
-    return _with_loss(output, loss + addition.to(loss.device))
+    loss = loss + addition.to(loss.device)
+    if not isinstance(output, Mapping):
+        return loss, *output[1:]
+    output["loss"] = loss
+    return output
 
 
 def _mean(collection: Collection, inputs: Mapping[str, Any]) -> Tensor:
@@ -196,9 +200,7 @@ def _decoder_rows(inputs: Mapping[str, Any], penalty: Tensor) -> Tensor | None:
     real, labels = inputs.get("decoder_attention_mask"), inputs.get("labels")
     if real is None and labels is not None:
         real = labels.ne(IGNORED_LABEL)
-    if real is None:
-        return None
-    return real.bool()[:, -penalty.shape[-1] :]
+    return None if real is None else real.bool()[:, -penalty.shape[-1] :]
 
 
 def _share(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor | float:
@@ -217,18 +219,3 @@ def _share(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor | float:
             labels = labels[..., 1:]
     found = labels.ne(IGNORED_LABEL).sum()
     return found / (items.to(found.device) if isinstance(items, Tensor) else items)
-
-
-def _loss_of(output: Any) -> Tensor | None:
-    """The loss of an output; a tuple has its loss first."""
-    if isinstance(output, Mapping):
-        return output.get("loss")
-    first = output[0] if isinstance(output, tuple) else output
-    return first if first.ndim == 0 else None
-
-
-def _with_loss(output: Any, loss: Tensor) -> Any:
-    if isinstance(output, Mapping):
-        output["loss"] = loss
-        return output
-    return (loss, *output[1:]) if isinstance(output, tuple) else loss

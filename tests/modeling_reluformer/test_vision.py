@@ -48,7 +48,7 @@ def test_the_loss_is_cross_entropy_and_the_regulariser_of_the_weights(pooling):
         row_sum = weights.sum(-1)
         shares = weights / row_sum.clamp_min(1e-30).unsqueeze(-1)
         entropy = -(shares * shares.clamp_min(1e-30).log()).sum(-1)
-        visible = torch.full(weights.shape[::2], weights.shape[-1], dtype=torch.float32)
+        visible = torch.tensor(float(weights.shape[-1]))
         penalties.append(row_penalty(row_sum, entropy, visible, model.config.entropy_margin).mean())
     expected = torch.stack(penalties).mean()
     torch.testing.assert_close(output.regularization, expected, atol=1e-5, rtol=1e-5)

@@ -57,16 +57,16 @@ def by_hand(module, query, key, value, hidden=None):
     shape = (query.shape[0], HEADS, query.shape[1], key.shape[1])
     visible = torch.ones(shape, dtype=torch.bool) if hidden is None else ~hidden.expand(shape)
     count = visible.sum(-1).clamp_min(1).double()
-    if module.scaling == "variance":
-        scale = 1 / (module.gamma * (count / 2) ** 0.5)
+    if module.settings.scaling == "variance":
+        scale = 1 / (module.settings.gamma * (count / 2) ** 0.5)
     else:
-        scale = count ** (-1.0 if module.scaling == "length" else 0.0)
+        scale = count ** (-1.0 if module.settings.scaling == "length" else 0.0)
     found = reference_attention(
         *heads,
-        activation=module.activation,
+        activation=module.settings.activation,
         mask=visible,
         row_scale=scale,
-        statistics="sum+entropy" if module.activation == "relu" else "none",
+        statistics="sum+entropy" if module.settings.activation == "relu" else "none",
     )
     output = module.out_proj(found.output.transpose(1, 2).flatten(2))
     return output, found.weights, found.row_sum, found.row_sum_log, count
@@ -173,8 +173,7 @@ def test_regularization_is_equation_7_over_the_real_rows(need_weights):
         assert (weights is not None) == need_weights and found.shape == ()
         _, _, row_sum, row_sum_log, count = by_hand(module, x, keys, keys, unseen)
         entropy = row_entropy(row_sum, row_sum_log)
-        penalties = [row_penalty(row_sum[:, [h]], entropy[:, [h]], count[:, h], 0.7) for h in range(HEADS)]
-        assert_close(found, torch.cat(penalties, 1).transpose(1, 2)[real].mean())
+        assert_close(found, row_penalty(row_sum, entropy, count, 0.7).transpose(1, 2)[real].mean())
     assert len(module(x, x, x, return_regularization=False)) == 2
     gradient = torch.autograd.grad(found, module.in_proj_weight)[0]
     assert gradient[: 2 * EMBED].abs().sum() > 0 and (gradient[2 * EMBED :] == 0).all()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from reluformer.modeling_reluformer.other_models import attention as attention_foreign
+from reluformer.modeling_reluformer.fused import visible_attention
 from reluformer.modeling_reluformer.other_models.masks import VisibilityMask
 
 from .foreign_cases import build, oracle, padding, real, tokens
@@ -42,7 +42,7 @@ def compact(monkeypatch):
     def refuse(*arguments, **keywords):
         raise AssertionError("a queries × keys tensor was asked for")
 
-    monkeypatch.setattr(attention_foreign, "reference_attention", refuse)
+    monkeypatch.setattr(visible_attention, "reference_attention", refuse)
     monkeypatch.setattr(VisibilityMask, "dense", refuse)
 
 
@@ -76,12 +76,10 @@ def test_is_the_formula_in_encoder_decoder_and_between(side, monkeypatch, compac
     [{"scaling": "length", "alpha": 0.5}, {"scaling": "none"}, {"activation": "gelu", "gamma": 0.6}],
     ids=str,
 )
-@pytest.mark.parametrize("implementation", ["auto", "eager"])
-def test_other_settings(settings, implementation, monkeypatch):
+def test_other_settings(settings, monkeypatch):
     mask = padding("left")
     inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
-    model = build("llama", reluformer={**settings, "implementation": implementation})
-    compare(model, oracle("llama", monkeypatch, reluformer=settings), inputs, mask)
+    compare(build("llama", reluformer=settings), oracle("llama", monkeypatch, reluformer=settings), inputs, mask)
 
 
 @pytest.mark.parametrize("family", ["mistral", "modernbert"])

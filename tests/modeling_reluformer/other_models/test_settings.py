@@ -2,7 +2,6 @@
 
 import logging
 
-import numpy as np
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, AutoModelForSeq2SeqLM, BertConfig
@@ -12,10 +11,8 @@ from transformers.utils.logging import warning_once
 
 from reluformer import use_relu_attention
 from reluformer.modeling_reluformer.other_models import attention as attention_foreign
-from reluformer.modeling_reluformer.other_models import settings as settings_foreign
 from reluformer.modeling_reluformer.other_models.attention import relu_attention_forward
 from reluformer.modeling_reluformer.other_models.masks import VisibilityMask, relu_attention_mask
-from reluformer.modeling_reluformer.other_models.settings import gamma_for_length
 
 from ...conftest import tiny_model
 from .foreign_cases import SMALL, STABLE, bert_config, build, padding, tokens
@@ -23,15 +20,13 @@ from .foreign_cases import SMALL, STABLE, bert_config, build, padding, tokens
 
 @pytest.fixture
 def warnings():
-    """What is logged by the files of this feature, as in a new process."""
+    """What the attention logs, as in a new process."""
     warning_once.cache_clear()
     handler, messages = logging.Handler(), []
     handler.emit = lambda record: messages.append(record.getMessage())
-    for module in (settings_foreign, attention_foreign):
-        module.logger.addHandler(handler)
+    attention_foreign.logger.addHandler(handler)
     yield messages
-    for module in (settings_foreign, attention_foreign):
-        module.logger.removeHandler(handler)
+    attention_foreign.logger.removeHandler(handler)
 
 
 def test_the_three_ways_to_ask_are_one():
@@ -42,8 +37,7 @@ def test_the_three_ways_to_ask_are_one():
             model.set_attn_implementation("reluformer")
         elif way == "used":
             assert use_relu_attention(model, gamma=0.6) is model
-            used = {"activation": "relu", "scaling": "variance", "gamma": 0.6, "implementation": "auto"}
-            assert model.config.reluformer == used
+            assert model.config.reluformer["activation"] == "relu" and model.config.reluformer["gamma"] == 0.6
         results.append(model(ids).last_hidden_state)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
     assert (build("bert", "sdpa")(ids).last_hidden_state - results[0]).abs().max() > 0.1
@@ -53,7 +47,7 @@ def test_defaults_and_the_reference_are_said_once(warnings):
     model = AutoModel.from_config(BertConfig(**{**SMALL, **STABLE}), attn_implementation="reluformer").eval()
     for _ in range(2):
         model(tokens(2, 7))
-    assert len(warnings) == 1 and "BertConfig" in warnings[0] and "'gamma': 8.0" in warnings[0], warnings
+    assert len(warnings) == 1 and "BertConfig" in warnings[0] and "gamma=8.0" in warnings[0], warnings
     model = build("mistral")
     for _ in range(2):
         model(tokens(2, 7))
@@ -65,12 +59,11 @@ def test_defaults_and_the_reference_are_said_once(warnings):
     [
         ({"gama": 8.0}, "unexpected keyword argument 'gama'"),
         ({"activation": "softmax"}, "'softmax' is not point-wise; choose one of relu, .* attn_implementation='sdpa'"),
-        ({"implementation": "flash"}, "implementation='flash' must be auto or eager"),
         ({"gamma": 0}, "gamma=0 must be a finite number above 0"),
         ({"scaling": "length", "alpha": 2.5}, r"alpha=2.5 must be a number from 0 to 2"),
         ({"regularization_weight": -1}, "regularization_weight=-1 must be finite and at least 0"),
         ({"regularization_weight": 0.1, "entropy_margin": 2}, "entropy_margin=2 from 0 to 1"),
-        ({"activation": "gelu", "regularization_weight": 0.1}, "regularization_weight=0.1 takes the logarithm.*'gelu'"),
+        ({"activation": "gelu", "regularization_weight": 0.1}, "L_reg needs weights that are never negative.*'gelu'"),
         ({"scaling": "length", "gamma": 8.0}, "gamma belongs to scaling='variance'"),
         ({"alpha": 1.0}, "alpha belongs to scaling='length'"),
     ],
@@ -82,29 +75,14 @@ def test_wrong_settings(settings, message):
         use_relu_attention(build("bert", "sdpa"), **settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"entropy_margin": 0.5}, "belongs to a regularization_weight above 0"),
-        ({"gamma": 8.0, "length": 100}, "got gamma=8.0 and length=100"),
-        ({"gamma": "auto"}, "got gamma='auto' and length=None"),
-    ],
-)
-def test_arguments_without_effect_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        use_relu_attention(build("bert", "sdpa"), **settings)
-
-
-@pytest.mark.parametrize(("length", "gamma"), [(15, 8.0), (128, 16.0), (512, 32.0), (np.int64(1024), 45.25)])
-def test_gamma_by_the_length_is_that_of_our_recipes(length, gamma):
-    model = use_relu_attention(build("bert", "sdpa"), gamma="auto", length=length)
-    assert model.config.reluformer["gamma"] == gamma_for_length(length) == gamma
+def test_a_margin_without_effect_is_refused():
+    with pytest.raises(ValueError, match="belongs to a regularization_weight above 0"):
+        use_relu_attention(build("bert", "sdpa"), entropy_margin=0.5)
 
 
 @pytest.mark.parametrize("family", ["bert", "marian"])
-@pytest.mark.parametrize("implementation", ["auto", "eager"])
-def test_weights_are_returned_on_demand(family, implementation):
-    model = build(family, reluformer={"gamma": 0.6, "implementation": implementation})
+def test_weights_are_returned_on_demand(family):
+    model = build(family)
     inputs = {"input_ids": tokens(2, 5), **({"decoder_input_ids": tokens(2, 4)} if family == "marian" else {})}
     names = ["encoder_attentions", "decoder_attentions", "cross_attentions"] if family == "marian" else ["attentions"]
     output = model(**inputs, output_attentions=True)
@@ -159,7 +137,7 @@ def test_nothing_else_is_registered_or_computed(monkeypatch):
         registered = dict(registry._global_mapping)
         assert registered.pop("reluformer").__module__.startswith("reluformer.")
         assert all(function.__module__.startswith("transformers.") for function in registered.values()), registered
-    monkeypatch.setattr(attention_foreign, "settings_of", None)
+    monkeypatch.setattr(attention_foreign, "_settings_of", None)
     model = AutoModelForSeq2SeqLM.from_config(build("marian").config, attn_implementation="sdpa")
     model(input_ids=tokens(2, 5), decoder_input_ids=tokens(2, 4))
     assert AutoModel.from_config(bert_config()).config._attn_implementation == "sdpa"
