@@ -10,29 +10,59 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
+    DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
     GenerationMixin,
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-import reluformer  # noqa: F401  (registers the model's configuration)
 from reluformer.configuration.errors import UserError
-from reluformer.export.graphs import GRAPHS, both_caches, filled, pairs_of
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
-from reluformer.modeling_reluformer.layers_reluformer import (
-    LanguageHeadMixin,
-    checked_keywords,
-    require_known_ids,
-    require_positions,
-)
+from reluformer.modeling_reluformer.layers_reluformer import checked_keywords
 from reluformer.training.loading import load_tokenizer
 from reluformer.training.translation import Translator
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession, SessionOptions
+    from onnxruntime import InferenceSession
+
+ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_model_merged.onnx"
+GRAPHS = (ENCODER_FILE, DECODER_FILE)
+KeysAndValues = Sequence[tuple[Tensor, Tensor]]
+
+
+def cache_names(kind: str, layers: int) -> list[str]:
+    """Names of key and value of each layer, of the decoder's own attention and then of cross-attention.
+
+    kind: past_key_values | present.
+    """
+    return [
+        f"{kind}.{layer}.{of}.{part}"
+        for of in ("decoder", "encoder")
+        for layer in range(layers)
+        for part in ("key", "value")
+    ]
+
+
+def cache_of(own: KeysAndValues, cross: KeysAndValues) -> EncoderDecoderCache:
+    """A cache that holds a key and a value, (batch, heads, length, head_dim), for each layer, as they are and not copied.
+
+    The library's own way to fill one concatenates, which a graph would do, too.
+    """
+    caches = []
+    for pairs in (own, cross):
+        cache = DynamicCache()
+        cache.layers = [DynamicLayer() for _ in pairs]
+        for layer, (key, value) in zip(cache.layers, pairs, strict=True):
+            layer.lazy_initialization(key, value)
+            layer.keys, layer.values = key, value
+        caches.append(cache)
+    both = EncoderDecoderCache(*caches)
+    both.is_updated = dict.fromkeys(range(len(cross)), True)  # the source is not computed again
+    return both
 
 
 class OnnxEncoder(nn.Module):
@@ -40,33 +70,23 @@ class OnnxEncoder(nn.Module):
 
     main_input_name = "input_ids"
 
-    def __init__(self, session: InferenceSession, config: PreTrainedConfig) -> None:
+    def __init__(self, session: InferenceSession) -> None:
         super().__init__()
-        self.session, self.config = session, config
+        self.session = session
 
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool = True,
-    ) -> BaseModelOutput:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> BaseModelOutput:
         """input_ids, attention_mask: (batch, source)."""
-        _refuse(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
-        require_known_ids(input_ids, self.config.vocab_size, "")
-        require_positions(input_ids.shape[1], self.config.max_position_embeddings)
-        feeds = {"input_ids": input_ids.long(), "attention_mask": _source_mask(attention_mask, input_ids.shape)}
-        return BaseModelOutput(_run(self.session, feeds)[0])
+        _refuse_outputs(options)
+        feeds = {"input_ids": input_ids, "attention_mask": _source_mask(attention_mask, input_ids.shape)}
+        return BaseModelOutput(_run(self.session, feeds, ["last_hidden_state"])[0])
 
 
-class OnnxTranslationModel(LanguageHeadMixin, PreTrainedModel, GenerationMixin):
+class OnnxTranslationModel(PreTrainedModel, GenerationMixin):
     """A folder of `reluformer export`, for `generate`, `Translator` and whatever else takes a model of Transformers.
 
     Args:
         config: of the model that was exported.
         encoder, decoder: sessions of the two graphs.
-        generation_config: None takes that of the configuration.
 
     Example:
 
@@ -82,38 +102,18 @@ class OnnxTranslationModel(LanguageHeadMixin, PreTrainedModel, GenerationMixin):
 
     main_input_name = "input_ids"
 
-    def __init__(
-        self,
-        config: PreTrainedConfig,
-        encoder: InferenceSession,
-        decoder: InferenceSession,
-        generation_config: GenerationConfig | None = None,
-    ) -> None:
+    def __init__(self, config: PreTrainedConfig, encoder: InferenceSession, decoder: InferenceSession) -> None:
         super().__init__(config)
-        self.encoder = OnnxEncoder(encoder, config)
-        self.session = decoder
-        self.layers = config.decoder_layers
-        if generation_config is not None:
-            self.generation_config = generation_config
-        shapes = {item.name: item.shape for item in decoder.get_inputs()}
-        # names and sizes of (batch, heads, length, head_dim)
-        _, self.heads, _, self.head_dim = shapes["past_key_values.0.decoder.key"]
+        self.encoder, self.session = OnnxEncoder(encoder), decoder
         self.eval()
 
     @classmethod
-    def from_pretrained(
-        cls,
-        folder: str | Path,
-        *,
-        providers: Sequence[str] = ("CPUExecutionProvider",),
-        session_options: SessionOptions | None = None,
-    ) -> OnnxTranslationModel:
+    def from_pretrained(cls, folder: str | Path, **options: Any) -> OnnxTranslationModel:
         """The model of a folder.
 
         Args:
             folder: that `reluformer export` has written.
-            providers: of onnxruntime, in the order of preference.
-            session_options: of onnxruntime, the number of threads for example.
+            options: of `onnxruntime.InferenceSession`, such as `sess_options` or `providers`; default: the processor.
 
         Raises:
             UserError: no such folder, or one that lacks a file.
@@ -124,9 +124,11 @@ class OnnxTranslationModel(LanguageHeadMixin, PreTrainedModel, GenerationMixin):
         for name in ("config.json", *GRAPHS):
             if not (folder / name).is_file():
                 raise UserError(f"{folder}: holds no {name}; give a folder that `reluformer export` has written")
+        options = {"providers": ["CPUExecutionProvider"], **options}
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        sessions = [InferenceSession(folder / name, session_options, providers=list(providers)) for name in GRAPHS]
-        return cls(config, *sessions, GenerationConfig.from_pretrained(folder))
+        model = cls(config, *(InferenceSession(folder / name, **options) for name in GRAPHS))
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+        return model
 
     @property
     def device(self) -> torch.device:
@@ -147,64 +149,40 @@ class OnnxTranslationModel(LanguageHeadMixin, PreTrainedModel, GenerationMixin):
         decoder_input_ids: Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
         cache: EncoderDecoderCache | None = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool = True,
-        **kwargs: Any,
+        use_cache: bool = True,
+        **options: Any,
     ) -> Seq2SeqLMOutput:
-        """Logits of the decoder's tokens, and the cache that has grown by them.
+        """Logits of the decoder's tokens, and a cache that holds theirs, too.
 
         Args:
             input_ids, attention_mask: (batch, source). decoder_input_ids: (batch, target).
             encoder_outputs: of this model's encoder, instead of `input_ids`.
-            cache: as this method has returned it; one that is new is replaced by a `DynamicCache`.
+            cache: as this method has returned it.
             use_cache: whether the cache is returned.
-
-        Raises:
-            ValueError: sequences beyond max_position_embeddings. IndexError: an id outside the vocabulary.
         """
-        _refuse(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        _refuse_outputs(options)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
-        # onnxruntime takes negative ids for those at the end of the vocabulary
-        require_known_ids(decoder_input_ids, self.config.decoder_vocab_size or self.config.vocab_size, "decoder_")
-        sources = encoder_outputs.last_hidden_state
-        if cache is None or not cache.is_updated.get(0):
-            cache = self._empty_cache(len(sources))
-        seen = cache.self_attention_cache.get_seq_length()
-        require_positions(seen + decoder_input_ids.shape[1], self.config.max_position_embeddings)
-        mask = _source_mask(attention_mask, sources.shape[:2])
-        feeds = {
-            "input_ids": decoder_input_ids.long(),
-            "encoder_attention_mask": mask,
-            "encoder_hidden_states": sources,
-        }
+        sources, layers = encoder_outputs.last_hidden_state, self.config.decoder_layers
+        if cache is None or not cache.is_updated.get(0):  # none, or the empty one that `generate` begins with
+            heads = self.config.decoder_attention_heads
+            empty = torch.zeros(len(sources), heads, 0, self.config.d_model // heads)
+            cache = cache_of(*(2 * [layers * [(empty, empty)]]))
         parts = cache.self_attention_cache, cache.cross_attention_cache
-        past = [tensor for part in parts for pair in pairs_of(part) for tensor in pair]
-        feeds |= zip(both_caches("past_key_values", self.layers), past, strict=True)
-        logits, *present = _run(self.session, feeds)
-        for part, tensors in zip(
-            parts, (present[: 2 * self.layers], present[2 * self.layers : len(past)]), strict=True
-        ):
-            part.layers = filled(zip(tensors[::2], tensors[1::2], strict=True)).layers
+        past = [tensor for part in parts for layer in part.layers for tensor in (layer.keys, layer.values)]
+        feeds = {
+            "input_ids": decoder_input_ids,
+            "encoder_attention_mask": _source_mask(attention_mask, sources.shape[:2]),
+            "encoder_hidden_states": sources,
+            **dict(zip(cache_names("past_key_values", layers), past, strict=True)),
+        }
+        logits, *present = _run(self.session, feeds, ["logits", *cache_names("present", layers)])
+        pairs = list(zip(present[::2], present[1::2], strict=True))
         return Seq2SeqLMOutput(
             logits=logits,
             encoder_last_hidden_state=sources,
-            **{CACHE_NAME: None if use_cache is False else cache},
+            **{CACHE_NAME: cache_of(pairs[:layers], pairs[layers:]) if use_cache else None},
         )
-
-    def _empty_cache(self, batch: int) -> EncoderDecoderCache:
-        """Keys and values of length 0, which the graph's first step takes."""
-        empty = torch.zeros(batch, self.heads, 0, self.head_dim)
-        cache = EncoderDecoderCache(*(filled(self.layers * [(empty, empty)]) for _ in range(2)))
-        cache.is_updated = dict.fromkeys(range(self.layers), True)
-        return cache
-
-    def _reorder_cache(self, cache: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
-        """Beams of a sentence have the same source, so only what they have written themselves changes places."""
-        cache.self_attention_cache.reorder_cache(beam_idx)
-        return cache
 
 
 def _source_mask(given: Tensor | None, shape: Sequence[int]) -> Tensor:
@@ -212,14 +190,14 @@ def _source_mask(given: Tensor | None, shape: Sequence[int]) -> Tensor:
     return torch.ones(tuple(shape), dtype=torch.long) if given is None else given.long()
 
 
-def _run(session: InferenceSession, feeds: Mapping[str, Tensor]) -> list[Tensor]:
+def _run(session: InferenceSession, feeds: Mapping[str, Tensor], outputs: Sequence[str]) -> list[Tensor]:
     arrays = {name: tensor.contiguous().numpy() for name, tensor in feeds.items()}
-    return [torch.from_numpy(array) for array in session.run(None, arrays)]
+    return [torch.from_numpy(array) for array in session.run(outputs, arrays)]
 
 
-def _refuse(**wanted: Any) -> None:
-    for name, value in wanted.items():
-        if value:
+def _refuse_outputs(options: Mapping[str, Any]) -> None:
+    for name in ("output_attentions", "output_hidden_states"):
+        if options.get(name):
             raise ValueError(f"{name}=True: an exported graph does not hold them; ask the PyTorch model.")
 
 

@@ -24,8 +24,7 @@ from urllib.error import URLError
 from reluformer.analysis.drawing import color_of_model
 from reluformer.configuration.errors import UserError
 from reluformer.export.exporting import export
-from reluformer.export.graphs import DECODER_FILE, ENCODER_FILE
-from reluformer.export.running import load_translator
+from reluformer.export.running import DECODER_FILE, ENCODER_FILE, load_translator
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
 from reluformer.training.scoring.evaluation import read_translations
 from reluformer.training.translation import LIMIT_OFFSET, LIMIT_STEP, Translator

@@ -1,6 +1,5 @@
 """ONNX graphs compute what PyTorch computes, generate the same tokens, and translate under the same commands."""
 
-import copy
 import shutil
 
 import pytest
@@ -20,9 +19,8 @@ pytest.importorskip("onnxruntime", reason="needs the extra onnx: pip install 're
 import onnx
 
 from reluformer.export import exporting
-from reluformer.export.exporting import difference, export, prepared, write_checked
-from reluformer.export.graphs import GRAPHS, both_caches
-from reluformer.export.running import OnnxTranslationModel
+from reluformer.export.exporting import difference, export, write_checked
+from reluformer.export.running import GRAPHS, OnnxTranslationModel, cache_names
 
 TEXTS = ["zwölf", "einundzwanzig", "neunhundertneunundneunzig", "eins"]
 BLOCKS = [block for block in blocks_of("docs/exporting.md") if block.language == "python"]
@@ -45,14 +43,16 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory):
     """The folder that `export` writes of it, in many seconds."""
-    return export(trained, tmp_path_factory.mktemp("onnx") / "tiny").folder
+    folder = tmp_path_factory.mktemp("onnx") / "tiny"
+    export(trained, folder)
+    return folder
 
 
 @pytest.fixture
 def graphs_at_hand(exported, monkeypatch):
     """The graphs of `trained` are copied where they would be written."""
 
-    def copy_graphs(model, folder, opset, attentions):
+    def copy_graphs(model, folder, attentions):
         for name in GRAPHS:
             shutil.copy(exported / name, folder)
 
@@ -118,52 +118,34 @@ def test_every_size_is_dynamic_and_named_as_by_optimum(exported):
 
 @pytest.mark.slow
 def test_attention_weights_are_outputs_where_they_are_wanted(tmp_path):
-    model = prepared(tiny_model())
+    model = tiny_model()
     write_checked(model, tmp_path, attentions=True)
     graphs = OnnxTranslationModel.from_pretrained(tmp_path)
     ids, targets = torch.tensor([[5, 6, 7, 8, 2]]), torch.tensor([[3, 4, 9]])
     wanted = model(input_ids=ids, decoder_input_ids=targets, output_attentions=True)
-    names = [item.name for item in graphs.encoder.session.get_outputs()]
-    found = dict(
-        zip(
-            names,
-            graphs.encoder.session.run(
-                None, {"input_ids": ids.numpy(), "attention_mask": torch.ones_like(ids).numpy()}
-            ),
-            strict=True,
-        )
-    )
-    feeds = {
-        "input_ids": targets.numpy(),
-        "encoder_attention_mask": torch.ones_like(ids).numpy(),
-        "encoder_hidden_states": found["last_hidden_state"],
-    }
-    empty = torch.zeros(1, graphs.heads, 0, graphs.head_dim).numpy()
-    feeds |= dict.fromkeys(both_caches("past_key_values", graphs.layers), empty)
-    names = [item.name for item in graphs.session.get_outputs()]
-    found |= zip(names, graphs.session.run(None, feeds), strict=True)
+    mask = torch.ones_like(ids).numpy()
+    found = run_all(graphs.encoder.session, {"input_ids": ids.numpy(), "attention_mask": mask})
+    feeds = {"input_ids": targets.numpy(), "encoder_attention_mask": mask}
+    feeds["encoder_hidden_states"] = found["last_hidden_state"]
+    feeds |= dict.fromkeys(cache_names("past_key_values", 2), torch.zeros(1, 2, 0, 8).numpy())
+    found |= run_all(graphs.session, feeds)
     for kind in ("encoder", "decoder", "cross"):
         for layer, weights in enumerate(wanted[f"{kind}_attentions"]):
-            torch.testing.assert_close(
-                torch.from_numpy(found[f"{kind}_attentions.{layer}"]), weights, rtol=1e-4, atol=1e-5
-            )
+            computed = torch.from_numpy(found[f"{kind}_attentions.{layer}"])
+            torch.testing.assert_close(computed, weights, rtol=1e-4, atol=1e-5)
 
 
-def test_a_difference_is_seen(models):
-    original, graphs = models
-    original = prepared(copy.deepcopy(original))
-    found = difference(original, graphs)
-    assert found.largest <= found.allowed < 1e-4 * found.scale
-    # n_i of one row among many: the smallest mistake of attention that is worth the name
-    original.model.decoder.config = copy.deepcopy(original.config)
-    original.model.decoder.config.attention_gamma *= 1.001
-    assert difference(original, graphs).largest > found.allowed
+def run_all(session, feeds):
+    """Every output of a graph by its name."""
+    return dict(zip((item.name for item in session.get_outputs()), session.run(None, feeds), strict=True))
 
 
 def test_graphs_that_differ_are_not_left_behind(trained, graphs_at_hand, tmp_path, monkeypatch):
+    """By n_i of one row among fifty: the smallest mistake of attention that is worth the name."""
+
     def other(name):
         model, tokenizer = load(name)
-        model.model.decoder.layers[0].fc2.bias.data[0].add_(0.01)
+        model.config.attention_gamma *= 1.01
         return model, tokenizer
 
     load = exporting.load_model_and_tokenizer
@@ -178,8 +160,7 @@ def test_every_kind_of_model(variant, tmp_path):
     if variant["preset"] in ("sparsemax", "entmax15"):
         pytest.skip("they are refused: test_other_models_are_refused")
     model = tiny_model(**variant).to(torch.bfloat16 if variant["preset"] == "rela" else torch.float32)
-    found = write_checked(prepared(model), tmp_path)
-    assert found.largest <= found.allowed
+    write_checked(model, tmp_path)
 
 
 # Generation by onnxruntime
@@ -225,28 +206,6 @@ def test_what_a_graph_does_not_hold_is_refused(models, batch):
         models[1].generate(**batch, decoder_attention_mask=torch.ones(len(TEXTS), 1))
 
 
-IDS, TARGETS = torch.full((2, 4), 7), torch.full((2, 3), 7)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"input_ids": torch.full((2, 65), 7)}, {"input_ids": IDS + 300}, {"decoder_input_ids": -TARGETS}]
-)
-def test_wrong_ids_are_refused_in_the_words_of_pytorch(models, wrong):
-    """onnxruntime has errors of its own, and takes negative ids for those at the end of the vocabulary."""
-    errors = []
-    for model in models:
-        with pytest.raises((ValueError, IndexError)) as caught:
-            model(**{"input_ids": IDS, "decoder_input_ids": TARGETS, **wrong})
-        errors.append((caught.type, str(caught.value)))
-    assert errors[0] == errors[1]
-
-
-def test_a_cache_counts_for_the_longest_sequence(models):
-    held = models[1](input_ids=IDS, decoder_input_ids=torch.full((2, 60), 7))
-    with pytest.raises(ValueError, match="A sequence of 65 tokens is longer than max_position_embeddings=64"):
-        models[1](input_ids=IDS, decoder_input_ids=torch.full((2, 5), 7), past_key_values=held.past_key_values)
-
-
 # The command and the folder
 
 
@@ -254,13 +213,13 @@ def test_the_command_with_int8_weights(trained, exported, graphs_at_hand, tmp_pa
     target = tmp_path / "onnx"
     assert cli.main(["export", "--model", str(trained), "--output", str(target), "--int8"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{target / GRAPHS[0]}: ") and lines[0].endswith(" MB")
+    assert lines[0].startswith(f"{target / GRAPHS[1]}: ") and lines[0].endswith(" MB")
     assert lines[2].startswith("largest difference from PyTorch: ")
     for name in GRAPHS:
         assert (target / name).stat().st_size < (exported / name).stat().st_size
-    model = prepared(ReLUFormerForConditionalGeneration.from_pretrained(trained))
+    model = ReLUFormerForConditionalGeneration.from_pretrained(trained)
     found = difference(model, OnnxTranslationModel.from_pretrained(target))
-    assert found.allowed < found.largest < 0.2 * found.scale
+    assert 1e-3 * found.scale < found.largest < 0.2 * found.scale
     assert "MatMulInteger" in {node.op_type for node in onnx.load(target / GRAPHS[1]).graph.node}
 
 
@@ -275,18 +234,6 @@ def test_translate_takes_the_folder(trained, exported, capsys):
         assert f"{option[2:]}: '{value}' was given, but {exported} is an exported model" in capsys.readouterr().err
 
 
-def test_a_folder_in_use_is_left_alone(trained, graphs_at_hand, tmp_path):
-    with pytest.raises(UserError, match="is not empty; give another folder, or --overwrite"):
-        export(trained, trained, overwrite=True)
-    for name in (*GRAPHS, f"{GRAPHS[0]}.data", "notes.txt"):
-        (tmp_path / name).touch()
-    with pytest.raises(UserError, match="is not empty"):
-        export(trained, tmp_path)
-    export(trained, tmp_path, overwrite=True)
-    assert (tmp_path / GRAPHS[0]).stat().st_size > 0 and (tmp_path / "notes.txt").exists()
-    assert not (tmp_path / f"{GRAPHS[0]}.data").exists()
-
-
 def test_other_models_are_refused(tmp_path, monkeypatch):
     config = MarianConfig(vocab_size=40, d_model=16, pad_token_id=0, decoder_start_token_id=0)
     loaded = {"marian": MarianMTModel(config), "sparsemax": tiny_model(preset="sparsemax")}
@@ -295,8 +242,9 @@ def test_other_models_are_refused(tmp_path, monkeypatch):
         export("marian", tmp_path / "onnx")
     with pytest.raises(UserError, match="'sparsemax' has no plain ONNX operators; exported are relu,"):
         export("sparsemax", tmp_path / "onnx")
-    with pytest.raises(UserError, match="opset: 17 is out of range; give 18 to 23"):
-        export("marian", tmp_path / "onnx", opset=17)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match="is in use; give a new folder"):
+        export("marian", tmp_path)
     with pytest.raises(UserError, match=r"holds no config\.json; give a folder that `reluformer export` has written"):
         OnnxTranslationModel.from_pretrained(tmp_path)
 

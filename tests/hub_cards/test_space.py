@@ -12,7 +12,7 @@ import pytest
 
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.export.graphs import both_caches
+from reluformer.export.running import cache_names
 from reluformer.hub_cards import space
 
 from ..conftest import demo_tokenizer, tiny_model
@@ -176,12 +176,13 @@ def cross_attention(model, source, target):
     encoded = model.encoder.session.run(
         ["last_hidden_state"], {"input_ids": np.array([source]), "attention_mask": mask}
     )[0]
-    past = both_caches("past_key_values", model.layers)
-    state = dict.fromkeys(past, np.zeros((1, model.heads, 0, model.head_dim), np.float32))
+    layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
+    past = cache_names("past_key_values", layers)
+    state = dict.fromkeys(past, np.zeros((1, heads, 0, model.config.d_model // heads), np.float32))
     rows = []
     for token in target:
         feeds = {"input_ids": np.array([[token]]), "encoder_attention_mask": mask, "encoder_hidden_states": encoded}
-        wanted = ["cross_attentions.1", *both_caches("present", model.layers)]
+        wanted = ["cross_attentions.1", *cache_names("present", layers)]
         weights, *present = model.session.run(wanted, feeds | state)
         state = dict(zip(past, present, strict=True))
         rows.append(weights[0, 0, 0])

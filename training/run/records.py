@@ -12,7 +12,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 
+from reluformer.configuration.errors import UserError
 from reluformer.training.run.redaction import without_secrets
 
 # In the checkout: results, and the pages and pictures generated from them.
@@ -134,6 +136,24 @@ def write_whole(path: str | Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8", newline="\n")
     os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to fill, which gets its name when the block ends, so that it appears whole or not at all.
+
+    Raises:
+        UserError: there is such a folder, and it holds something.
+    """
+    path = Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path}: is in use; give a new folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as partial:
+        filled = Path(partial) / path.name
+        filled.mkdir()
+        yield filled
+        os.replace(filled, path)
 
 
 def write_json(path: str | Path, obj: Any) -> Path:
