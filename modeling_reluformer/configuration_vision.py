@@ -5,15 +5,11 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
-from transformers.utils import logging
 
 from .configuration_reluformer import LOSS_PARTS, FeedForwardConfig
 
-logger = logging.get_logger(__name__)
-
 POOLINGS = ("mean", "cls")
 INITIALIZATIONS = ("xavier", "normal")
-PROBLEM_TYPES = (None, "single_label_classification", "multi_label_classification", "regression")
 
 _PAPER = {"attention_qk_norm": True, "initialization": "xavier", "pooling": "mean", "regularization_weight": 0.0}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -104,7 +100,6 @@ class ReLUFormerVisionConfig(FeedForwardConfig):
         self.resolve_attention()
         self.require_choice("pooling", POOLINGS)
         self.require_choice("initialization", INITIALIZATIONS)
-        self.require_choice("problem_type", PROBLEM_TYPES)
         self.require_choice("hidden_act", tuple(ACT2FN))
         self.require_choice("pooler_act", (None, *ACT2FN))
         self.require_rates("hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -116,18 +111,11 @@ class ReLUFormerVisionConfig(FeedForwardConfig):
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}."
             )
-        self._check_patches()
-        super().__post_init__(**kwargs)
-
-    def _check_patches(self) -> None:
-        sizes = {name: pair(getattr(self, name)) for name in ("image_size", "patch_size")}
-        for name, found in sizes.items():
-            if len(found) != 2 or min(found) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a height and a width of at least 1 pixel.")
-        if any(pixels % patch for pixels, patch in zip(*sizes.values(), strict=True)):
+        if any(pixels % patch for pixels, patch in zip(pair(self.image_size), pair(self.patch_size), strict=True)):
             raise ValueError(
                 f"patch_size={self.patch_size} does not divide image_size={self.image_size}: choose a patch that does."
             )
+        super().__post_init__(**kwargs)
 
     @property
     def patch_grid(self) -> tuple[int, int]:
@@ -135,16 +123,6 @@ class ReLUFormerVisionConfig(FeedForwardConfig):
         return tuple(
             pixels // patch for pixels, patch in zip(pair(self.image_size), pair(self.patch_size), strict=True)
         )
-
-    def warn_of_small_start(self) -> None:
-        """Tells once where new weights are too small for the length scaling, which is derived for scores of about 1."""
-        scores = self.initializer_range**2 * self.hidden_size  # of normalised inputs
-        scaled = self.attention_scaling == "length" and self.attention_alpha > 0.5 and not self.attention_qk_norm
-        if scaled and self.initialization == "normal" and scores < 0.5:
-            logger.warning_once(
-                f"Length scaling without attention_qk_norm, initialization='normal': scores start at about {scores:.2g}, where 1 "
-                "is assumed, and the model may learn far slower. Use initialization='xavier'."
-            )
 
 
 def pair(size: int | list[int] | tuple[int, ...]) -> tuple[int, ...]:

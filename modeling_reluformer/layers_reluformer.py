@@ -18,6 +18,7 @@ from torch.compiler import is_compiling
 from transformers import AttentionInterface, Cache, EncoderDecoderCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput, TransformersKwargs, logging
 
 from .attention_reluformer import (
@@ -37,7 +38,15 @@ from .configuration_reluformer import (
     require_attention_implementation,
     valid_attention_implementations,
 )
-from .loss_reluformer import DEFAULT_ENTROPY_MARGIN, IGNORED_LABEL, cross_entropy_sum, module_sums, regularized_loss
+from .loss_reluformer import (
+    DEFAULT_ENTROPY_MARGIN,
+    IGNORED_LABEL,
+    Measured,
+    activation_norms,
+    cross_entropy_sum,
+    module_sums,
+    regularized_loss,
+)
 
 try:  # a copy of these files on the Hub takes the fused paths from the installed package
     from reluformer.modeling_reluformer.fused.generation import SharedSources
@@ -116,19 +125,18 @@ def attention_visibility(
         fits = shape[0] in (1, batch) and shape[1:] == (1, queries, keys)
         fits = fits and attention_mask.dtype == torch.bool and query_segments is None
     else:
-        fits = len(shape) == 2 and shape[0] == batch and (shape[1] == keys or (causal and shape[1] < keys))
+        written = keys if not causal else query_offset + queries if isinstance(query_offset, int) else 0
+        fits = len(shape) == 2 and shape[0] == batch and written <= shape[1] <= keys
     if not fits:
         raise ValueError(
-            f"An attention mask must have the shape (batch, keys) = ({batch}, {keys}) or (batch, 1, queries, keys) = "
-            f"({batch}, 1, {queries}, {keys}); got {tuple(shape)}. One of four dimensions must be boolean, True where the key "
-            f"is visible, and goes without segment ids; this one is {attention_mask.dtype}."
+            f"An attention mask must have the shape (batch, keys) = ({batch}, {keys}), tokens in a cache included, or "
+            f"(batch, 1, queries, keys) = ({batch}, 1, {queries}, {keys}); got {tuple(shape)}. One of four dimensions must be "
+            f"boolean, True where the key is visible, and goes without segment ids; this one is {attention_mask.dtype}."
         )
     if whole:
         return Visibility(given_mask=attention_mask)
     _refuse_additive(attention_mask)
-    mask = attention_mask.bool()
-    if shape[1] < keys:
-        mask = nn.functional.pad(mask, (0, keys - shape[1]), value=False)
+    mask = nn.functional.pad(attention_mask.bool(), (0, keys - shape[1]), value=False)
     return Visibility(mask, causal, query_offset, query_segments, key_segments)
 
 
@@ -166,14 +174,13 @@ def library_mask(
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What all attention modules of one kind (encoder self, decoder self, cross) share in one forward pass.
+    """What all layers of a stack share in one forward pass, for one kind of attention (encoder self, decoder self, cross).
 
     attend: the attention function of the implementation. visibility: which keys each query sees. mask: the same for the
     library's own functions.
     visible_keys: n_i, (batch, queries). row_scale: r_i of Eq. 6 (or of the length scaling), (batch, 1, queries), float32 or
     float64, without gamma where that is learned, which differs from layer to layer; None for 1.
-    row_weight: (batch, queries), see `row_weights`; None where no statistics are wanted.
-    statistics: "none" | "sum" | "sum+entropy".
+    measured: what the loss needs of the layers; None without labels.
     rotation: cosines and sines of rotary positions, (batch or 1, queries, head_dim) each; None where there are none.
     """
 
@@ -182,10 +189,14 @@ class AttentionContext:
     mask: Tensor | None
     visible_keys: Tensor
     row_scale: Tensor | None
-    row_weight: Tensor | None = None
-    statistics: str = "none"
+    measured: Measured | None = None
     rotation: tuple[Tensor, Tensor] | None = None
     entropy_margin: float = DEFAULT_ENTROPY_MARGIN
+
+    @property
+    def ffn_row_weight(self) -> Tensor | None:
+        """The row weights of `activation_norms`, where these are wanted."""
+        return self.measured.row_weight if self.measured is not None and self.measured.ffn_norms else None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "AttentionContext":
         """A copy on another device: a model spread over devices by `device_map` moves its inputs by this name."""
@@ -193,7 +204,7 @@ class AttentionContext:
         def move(item: Any) -> Any:
             if isinstance(item, Tensor):
                 return item.to(device, non_blocking=non_blocking)
-            if isinstance(item, Visibility):
+            if isinstance(item, Visibility | Measured):
                 return replace(item, **{name: move(value) for name, value in vars(item).items()})
             return tuple(map(move, item)) if isinstance(item, tuple) else item
 
@@ -205,17 +216,20 @@ def attention_context(
     inputs_embeds: Tensor,
     attention_mask: Tensor | None,
     *,
-    keys: int,
-    row_weight: Tensor | None = None,
-    statistics: str = "none",
+    keys: int | None = None,
+    cache: Cache | None = None,
+    measured: Measured | None = None,
     rotation: tuple[Tensor, Tensor] | None = None,
     **options: Any,
 ) -> AttentionContext:
     """Masks, visible-key counts and row scales, once for all layers of a stack.
 
-    keys: the length of the key tensors. options: of `attention_visibility`; the others: see `AttentionContext`.
+    keys: the length of the key tensors. Default: of the inputs, with what is in the `cache` before them. options: of
+    `attention_visibility`; the others: see `AttentionContext`.
     """
     batch, queries = inputs_embeds.shape[:2]
+    if keys is None:
+        keys = queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
     visibility = attention_visibility(attention_mask, batch=batch, queries=queries, keys=keys, **options)
     mask = library_mask(config._attn_implementation, visibility, queries, keys, inputs_embeds.device)
     visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
@@ -228,7 +242,7 @@ def attention_context(
     # looked up here, once: reading a configuration takes a layer that decodes one token longer than its attention
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention_forward)
     return AttentionContext(
-        attend, visibility, mask, visible_keys, row_scale, row_weight, statistics, rotation, config.entropy_margin
+        attend, visibility, mask, visible_keys, row_scale, measured, rotation, config.entropy_margin
     )
 
 
@@ -260,7 +274,6 @@ class ReLUFormerAttention(nn.Module):
         config: AttentionConfig,
         heads: int,
         layer_idx: int | None = None,
-        is_decoder: bool = False,
         is_causal: bool = False,
         qkv_bias: bool = True,
         *,
@@ -280,7 +293,6 @@ class ReLUFormerAttention(nn.Module):
         self.head_dim = features // heads if head_dim is None else head_dim
         self.scaling = self.head_dim**-0.5
         self.layer_idx = layer_idx
-        self.is_decoder = is_decoder
         self.is_causal = is_causal
 
         merged, keys = heads * self.head_dim, (key_heads or heads) * self.head_dim
@@ -333,7 +345,7 @@ class ReLUFormerAttention(nn.Module):
             scaling=self.scaling,
             visibility=context.visibility,
             row_scale=self.row_scale(context),
-            statistics=context.statistics,
+            statistics="none" if context.measured is None else context.measured.statistics,
             **kwargs,
         )
         output = output.reshape(*hidden_states.shape[:-1], -1)
@@ -344,8 +356,7 @@ class ReLUFormerAttention(nn.Module):
         output = self.out_proj(output).view(batch, queries, features)
         if weights is not None and weights.shape[0] != batch:
             weights = weights.unflatten(2, (-1, queries)).transpose(1, 2).flatten(0, 1)
-        wanted = context.row_weight is not None and statistics and statistics[0] is not None
-        return output, weights, tuple(statistics) if wanted else ()
+        return output, weights, tuple(statistics) if statistics and statistics[0] is not None else ()
 
     def row_scale(self, context: AttentionContext) -> Tensor | None:
         """r_i, (batch, 1 or heads, queries), see `AttentionContext`."""
@@ -434,6 +445,67 @@ def feed_forward_activation(config: FeedForwardConfig, activation: str, layer: i
     return SparseActivation(function, sparsity, config.ffn_threshold, config.ffn_top_k)
 
 
+class ReLUFormerMLP(nn.Module):
+    """`fc2(f(fc1(x)))`; by `glu`, `down_proj(f(gate_proj(x)) * up_proj(x))`; by `dglu`, with f in both factors.
+
+    config: gives `hidden_size`, `intermediate_size` and, as `hidden_act`, f.
+    """
+
+    def __init__(
+        self, config: Any, layer_idx: int, ffn_type: str = "mlp", bias: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.gated = ffn_type != "mlp"
+        self.dropout = nn.Dropout(dropout)
+        self.activation_fn = feed_forward_activation(config, config.hidden_act, layer_idx)
+        names = ("gate_proj", "up_proj", "down_proj") if self.gated else ("fc1", "fc2")  # Llama's and OPT's
+        for name in names[:-1]:
+            self.add_module(name, nn.Linear(config.hidden_size, config.intermediate_size, bias=bias))
+        self.add_module(names[-1], nn.Linear(config.intermediate_size, config.hidden_size, bias=bias))
+        if self.gated:
+            self.up_fn = ACT2FN[config.hidden_act] if ffn_type == "dglu" else nn.Identity()
+
+    def forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """(batch, length, hidden_size) → the same; with `row_weight`, also the `activation_norms`."""
+        if self.gated:
+            activated = self.activation_fn(self.gate_proj(hidden_states)) * self.up_fn(self.up_proj(hidden_states))
+            update = self.down_proj(self.dropout(activated))
+        else:
+            activated = self.activation_fn(self.fc1(hidden_states))
+            update = self.fc2(self.dropout(activated))
+        return update if row_weight is None else (update, activation_norms(activated, row_weight))
+
+
+# Of a layer: hidden states, norms of its FFN, and, where statistics are wanted, S and T of the rows of each of its attentions,
+# (batch, heads, queries) each. Not nested: reentrant checkpointing differentiates no tensor of an inner tuple.
+LayerOutput = tuple[Tensor | None, ...]
+
+
+class ReLUFormerPreNormLayer(GradientCheckpointingLayer):
+    """Self-attention and feed-forward network, each behind a norm: a layer of the language model and of the Vision Transformer.
+
+    make_norm: gives a new norm over the features.
+    """
+
+    def __init__(
+        self, self_attn: nn.Module, mlp: nn.Module, make_norm: Callable[[], nn.Module], dropout: float
+    ) -> None:
+        super().__init__()
+        self.self_attn, self.mlp, self.dropout = self_attn, mlp, nn.Dropout(dropout)
+        self.input_layernorm, self.post_attention_layernorm = make_norm(), make_norm()
+
+    def forward(self, hidden_states: Tensor, context: AttentionContext, **kwargs: Any) -> LayerOutput:
+        """(batch, length, hidden_size) → the same, the norms of the FFN, and S and T of the attention."""
+        attended, _, rows = self.self_attn(self.input_layernorm(hidden_states), context, **kwargs)
+        hidden_states = hidden_states + self.dropout(attended)
+        update, norms, row_weight = self.post_attention_layernorm(hidden_states), None, context.ffn_row_weight
+        if row_weight is None:  # by the networks' own call, which `use_sparse_ffn` replaces
+            update = self.mlp(update)
+        else:
+            update, norms = self.mlp(update, row_weight)
+        return hidden_states + self.dropout(update), norms, *rows
+
+
 def require_known_ids(input_ids: Tensor, vocab_size: int, name: str) -> None:
     """Raises an `IndexError` for an id outside the vocabulary."""
     wrong = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
@@ -450,16 +522,6 @@ def require_positions(length: int, most: int) -> None:
         raise ValueError(
             f"A sequence of {length} tokens is longer than max_position_embeddings={most}: shorten it, or take a model with "
             "more positions."
-        )
-
-
-def require_whole_mask(attention_mask: Tensor | None, batch: int, length: int, seen: int | Tensor, name: str) -> None:
-    """Raises a `ValueError` for a mask without the `seen` tokens in a cache; `name` is `decoder_` or empty."""
-    flat = isinstance(seen, int) and attention_mask is not None and attention_mask.ndim == 2
-    if flat and attention_mask.shape[1] < seen + length:
-        raise ValueError(
-            f"{name}attention_mask must cover the {seen} tokens in the cache and the {length} given ones, (batch, keys) = "
-            f"({batch}, {seen + length}); got {tuple(attention_mask.shape)}."
         )
 
 
@@ -524,11 +586,6 @@ class EmbedsTokens:
             raise
 
 
-# Of a layer: hidden states, norms of its FFN, and, where statistics are wanted, S and T of the rows of each of its attentions,
-# (batch, heads, queries) each. Not nested: reentrant checkpointing differentiates no tensor of an inner tuple.
-LayerOutput = tuple[Tensor | None, ...]
-
-
 @dataclass
 class LayerSums:
     """`attention_sums`: (modules, 5), see `module_sums`; `ffn_norms`: (FFNs,), see `activation_norms`; None: not asked for."""
@@ -563,7 +620,7 @@ def run_layers(
             row_sum,
             row_sum_log,
             context.visible_keys.to(row_sum.device),
-            context.row_weight.to(row_sum.device),
+            context.measured.row_weight.to(row_sum.device),
             entropy_margin=context.entropy_margin,
         )
         for context, row_sum, row_sum_log in zip(contexts, stacked[::2], stacked[1::2], strict=False)
@@ -623,8 +680,6 @@ class AttentionPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _can_compile_fullgraph = True
-    # What a message may name beside `label_smoothing_factor=0`.
-    _instead_of_smoothing: ClassVar[str] = ""
     # What a schedule of training puts in the place of `config.ffn_l1_weight`; never saved.
     scheduled_ffn_l1_weight: float | None = None
 
@@ -681,17 +736,22 @@ class AttentionPreTrainedModel(PreTrainedModel):
         scheduled = self.scheduled_ffn_l1_weight
         return self.config.ffn_l1_weight if scheduled is None else scheduled
 
-    def _loss_terms(self, outputs: LayerSums, statistics: str) -> dict[str, Any]:
-        """The arguments of `regularized_loss` that follow from the configuration and from what the layers returned."""
+    def _measured(self, row_weight: Tensor) -> Measured:
+        return Measured(row_weight, self._statistics(), self.ffn_l1_weight > 0)
+
+    def _losses(self, loss_sum: Tensor, items: Tensor | int, outputs: LayerSums) -> dict[str, Tensor]:
+        """As `regularized_loss`, of what the layers have returned."""
         # What a schedule sets changes with the updates, and would make losses of evaluation incomparable.
         counts = self.training or self.scheduled_ffn_l1_weight is None
-        return {
-            "sums": outputs.attention_sums,
-            "statistics": statistics,
-            "regularization_weight": self.config.regularization_weight,
-            "ffn_norms": outputs.ffn_norms,
-            "ffn_l1_weight": self.ffn_l1_weight if counts else 0.0,
-        }
+        return regularized_loss(
+            loss_sum,
+            items,
+            outputs.attention_sums,
+            statistics=self._statistics(),
+            regularization_weight=self.config.regularization_weight,
+            ffn_norms=outputs.ffn_norms,
+            ffn_l1_weight=self.ffn_l1_weight if counts else 0.0,
+        )
 
     def _statistics(self) -> str:
         """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be reported."""
@@ -722,7 +782,8 @@ class AttentionPreTrainedModel(PreTrainedModel):
             if weight > 0 and not is_compiling():
                 logger.warning_once(
                     f"A training pass without labels: the model's own loss, and with it the term of {name}={weight}, is not "
-                    f"computed. The Trainer's label_smoothing_factor does that: leave it at 0{self._instead_of_smoothing}."
+                    "computed. The Trainer's label_smoothing_factor does that: leave it at 0 and set config.label_smoothing "
+                    "where there is one. So does TRL's SFTTrainer: see docs/decoder.md."
                 )
 
 
@@ -740,7 +801,6 @@ class LanguageHeadMixin:
         labels: Tensor | None,
         skip_logits: bool | None,
         num_items_in_batch: Tensor | int | None,
-        statistics: str,
         bias: Tensor | None = None,
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         """The logits (batch, target, vocabulary), None if skipped, and with labels what `regularized_loss` returns."""
@@ -770,5 +830,4 @@ class LanguageHeadMixin:
         if loss_sum is None:
             loss_sum = cross_entropy_sum(logits, labels, smoothing)
         items = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
-        losses = regularized_loss(loss_sum, items, **self._loss_terms(outputs, statistics))
-        return None if skip_logits else logits, losses
+        return None if skip_logits else logits, self._losses(loss_sum, items, outputs)

@@ -44,6 +44,19 @@ class LossParts:
     ffn_l1: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a pass with labels measures in a stack of layers, for its loss.
+
+    row_weight: (batch, queries), see `row_weights`. statistics: of the rows of attention, "none", "sum" or "sum+entropy".
+    ffn_norms: whether the `activation_norms` of the feed-forward networks, too.
+    """
+
+    row_weight: Tensor
+    statistics: str
+    ffn_norms: bool
+
+
 def row_entropy(row_sum: Tensor, row_sum_log: Tensor) -> Tensor:
     """Entropy H of each row's normalised weights, in nats; 0 for a dead row. All shapes (…, heads, queries)."""
     alive = row_sum > 0
@@ -59,12 +72,7 @@ def row_penalty(row_sum: Tensor, entropy: Tensor, visible_keys: Tensor, entropy_
 
 
 def module_sums(
-    row_sum: Tensor,
-    row_sum_log: Tensor | None,
-    visible_keys: Tensor,
-    row_weight: Tensor,
-    *,
-    entropy_margin: float,
+    row_sum: Tensor, row_sum_log: Tensor | None, visible_keys: Tensor, row_weight: Tensor, *, entropy_margin: float
 ) -> Tensor:
     """The sums of attention modules over their rows, for the loss and the logs; several modules at once spare a GPU launches.
 
@@ -106,16 +114,10 @@ def activation_norms(activations: Tensor, row_weight: Tensor) -> Tensor:
 def row_weights(
     row_sentence: Tensor, label_sentence: Tensor, sentences: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Weight of every query row in sum_b L_reg(b) · targets_b: targets_b / rows_b for a row of sentence b, 0 for padding.
+    """Weight of every query row in sum_b L_reg(b) · targets_b: targets_b / rows_b for a row of sentence b, (batch, queries).
 
-    Args:
-        row_sentence: (batch, queries), the number of the sentence each row belongs to, from 1; 0 for padding. Numbers are
-            per batch row: without packing every real row is of sentence 1.
-        label_sentence: (batch, targets), the same for the labels, 0 where the label is -100.
-        sentences: the highest number.
-
-    Returns:
-        (batch, queries), of the `dtype`.
+    row_sentence: (batch, queries), the number of each row's sentence in its row of the batch, from 1; 0 for padding, which
+    weighs 0. label_sentence: (batch, targets), the same for the labels, 0 where the label is -100. sentences: the highest.
     """
     batch = row_sentence.shape[0]
 
@@ -140,11 +142,9 @@ def sentence_rows(
 
     Args:
         labels: (batch, target), -100 where there is no target.
-        source_mask: (batch, source), 1 for real tokens, or (batch or 1, 1, queries, source), in which a token that no query
-            sees is padding; None: all are real.
-        source_length: number of source tokens.
+        source_mask: (batch, source_length), 1 for real tokens, or (batch or 1, 1, queries, source_length), in which a token
+            that no query sees is padding; None: all are real.
         source_segments, target_segments: sequence numbers from 1 where several are packed into one row.
-        dtype: of the weights.
     """
     target_sentence = (labels != IGNORED_LABEL).long()
     if source_mask is not None and source_mask.ndim == 4:

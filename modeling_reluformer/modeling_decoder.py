@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,8 +10,6 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from transformers import Cache, DynamicCache, GenerationMixin
 from transformers import initialization as init
-from transformers.activations import ACT2FN
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import can_return_tuple
@@ -21,23 +20,21 @@ from .attention_reluformer import wide
 from .configuration_decoder import ReLUFormerDecoderConfig
 from .configuration_reluformer import CACHE_NAME
 from .layers_reluformer import (
-    AttentionContext,
     AttentionPreTrainedModel,
     EmbedsTokens,
     LanguageHeadMixin,
-    LayerOutput,
     LayerSums,
     ReLUFormerAttention,
+    ReLUFormerMLP,
+    ReLUFormerPreNormLayer,
     attention_context,
     checked_keywords,
-    feed_forward_activation,
     require_positions,
-    require_whole_mask,
     run_layers,
     token_positions,
     tokens_in,
 )
-from .loss_reluformer import IGNORED_LABEL, LossParts, activation_norms
+from .loss_reluformer import IGNORED_LABEL, LossParts, Measured
 
 
 @dataclass
@@ -50,101 +47,30 @@ class ReLUFormerCausalLMOutput(LossParts, CausalLMOutputWithPast):
     """Of the language model: its loss, see `LossParts`."""
 
 
-def norm_of(config: ReLUFormerDecoderConfig) -> nn.Module:
+def make_norm(config: ReLUFormerDecoderConfig) -> nn.Module:
     """A new norm over the features."""
     kind = nn.RMSNorm if config.norm_type == "rms_norm" else nn.LayerNorm
     return kind(config.hidden_size, eps=config.norm_eps)
 
 
-def writing_to_residual(projection: nn.Linear) -> nn.Linear:
-    """The projection, marked for `scale_residual_init`."""
-    projection.writes_to_residual = True
-    return projection
-
-
-class ReLUFormerMLP(nn.Module):
-    """`fc2(f(fc1(x)))`."""
-
-    def __init__(self, config: ReLUFormerDecoderConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.activation_dropout = config.activation_dropout
-        self.activation_fn = feed_forward_activation(config, config.hidden_act, layer_idx)
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
-        self.fc2 = writing_to_residual(nn.Linear(config.intermediate_size, config.hidden_size, bias=config.ffn_bias))
-
-    def forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """(batch, length, hidden_size) → the same; with `row_weight`, also the `activation_norms`."""
-        activated = self.activation_fn(self.fc1(hidden_states))
-        update = self.fc2(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
-        return update if row_weight is None else (update, activation_norms(activated, row_weight))
-
-
-class ReLUFormerGatedMLP(nn.Module):
-    """`down_proj(f(gate_proj(x)) * up_proj(x))`, with `ffn_type="dglu"` the activation in both factors. Names are Llama's."""
-
-    def __init__(self, config: ReLUFormerDecoderConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.activation_dropout = config.activation_dropout
-        self.activation_fn = feed_forward_activation(config, config.hidden_act, layer_idx)
-        self.up_fn = ACT2FN[config.hidden_act] if config.ffn_type == "dglu" else nn.Identity()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.ffn_bias)
-        self.down_proj = writing_to_residual(
-            nn.Linear(config.intermediate_size, config.hidden_size, bias=config.ffn_bias)
-        )
-
-    def forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """(batch, length, hidden_size) → the same; with `row_weight`, also the `activation_norms`."""
-        activated = self.activation_fn(self.gate_proj(hidden_states)) * self.up_fn(self.up_proj(hidden_states))
-        update = self.down_proj(nn.functional.dropout(activated, p=self.activation_dropout, training=self.training))
-        return update if row_weight is None else (update, activation_norms(activated, row_weight))
-
-
-class ReLUFormerCausalLayer(GradientCheckpointingLayer):
-    """One layer; with `normalization="none"` it has no norms."""
-
-    def __init__(self, config: ReLUFormerDecoderConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.dropout = config.dropout
-        self.self_attn = ReLUFormerAttention(
-            config,
-            config.num_attention_heads,
-            layer_idx,
-            is_decoder=True,
-            is_causal=True,
-            qkv_bias=config.query_key_bias,
-            value_bias=config.value_bias,
-            output_bias=config.output_bias,
-            key_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-        )
-        self.mlp = (ReLUFormerMLP if config.ffn_type == "mlp" else ReLUFormerGatedMLP)(config, layer_idx)
-        writing_to_residual(self.self_attn.out_proj)
-        self.input_layernorm = self.post_attention_layernorm = None
-        if config.normalization == "pre":
-            self.input_layernorm, self.post_attention_layernorm = norm_of(config), norm_of(config)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        context: AttentionContext,
-        ffn_row_weight: Tensor | None = None,
-        **kwargs: Any,
-    ) -> LayerOutput:
-        """(batch, length, hidden_size) → the same, and if wanted the norms (1,) of its FFN, and S and T of its attention."""
-        normed = hidden_states if self.input_layernorm is None else self.input_layernorm(hidden_states)
-        attended, _, rows = self.self_attn(normed, context, **kwargs)
-        hidden_states = hidden_states + nn.functional.dropout(attended, p=self.dropout, training=self.training)
-        normed = (
-            hidden_states if self.post_attention_layernorm is None else self.post_attention_layernorm(hidden_states)
-        )
-        norms = None
-        if ffn_row_weight is None:
-            update = self.mlp(normed)
-        else:
-            update, norms = self.mlp(normed, ffn_row_weight)
-        update = nn.functional.dropout(update, p=self.dropout, training=self.training)
-        return hidden_states + update, norms, *rows
+def make_layer(config: ReLUFormerDecoderConfig, layer_idx: int) -> ReLUFormerPreNormLayer:
+    """A new layer; with `normalization="none"` it has no norms."""
+    attention = ReLUFormerAttention(
+        config,
+        config.num_attention_heads,
+        layer_idx,
+        is_causal=True,
+        qkv_bias=config.query_key_bias,
+        value_bias=config.value_bias,
+        output_bias=config.output_bias,
+        key_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+    )
+    mlp = ReLUFormerMLP(config, layer_idx, config.ffn_type, config.ffn_bias, config.activation_dropout)
+    for name, projection in (*attention.named_children(), *mlp.named_children()):
+        projection.writes_to_residual = name in ("out_proj", "fc2", "down_proj")
+    norm = partial(make_norm, config) if config.normalization == "pre" else nn.Identity
+    return ReLUFormerPreNormLayer(attention, mlp, norm, config.dropout)
 
 
 class ReLUFormerDecoderPreTrainedModel(AttentionPreTrainedModel):
@@ -154,13 +80,9 @@ class ReLUFormerDecoderPreTrainedModel(AttentionPreTrainedModel):
         "AutoModel": "modeling_decoder.ReLUFormerDecoderModel",
         "AutoModelForCausalLM": "modeling_decoder.ReLUFormerForCausalLM",
     }
-    _no_split_modules = ["ReLUFormerCausalLayer"]
+    _no_split_modules = ["ReLUFormerPreNormLayer"]
     _skip_keys_device_placement = [CACHE_NAME]
-    _can_record_outputs = {"hidden_states": ReLUFormerCausalLayer, "attentions": ReLUFormerAttention}
-    _instead_of_smoothing = (
-        " and set config.label_smoothing instead. TRL's SFTTrainer does it, too: give a subclass of it "
-        "`compute_loss = Trainer.compute_loss`"
-    )
+    _can_record_outputs = {"hidden_states": ReLUFormerPreNormLayer, "attentions": ReLUFormerAttention}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -182,8 +104,8 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             self.rotary_emb = LlamaRotaryEmbedding(config)
         else:
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.layers = nn.ModuleList(ReLUFormerCausalLayer(config, index) for index in range(config.num_hidden_layers))
-        self.norm = norm_of(config) if config.final_norm else None
+        self.layers = nn.ModuleList(make_layer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = make_norm(config) if config.final_norm else nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -199,14 +121,12 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         segment_ids: Tensor | None = None,
-        row_weight: Tensor | None = None,
-        statistics: str = "none",
-        ffn_norms: bool = False,
+        measured: Measured | None = None,
         **kwargs: Any,
     ) -> ReLUFormerDecoderModelOutput:
         """input_ids (batch, length) → last_hidden_state (batch, length, hidden_size). attention_mask covers cache and input."""
         self._refuse_output_attentions(kwargs)
-        if self.training and statistics == "none" and cache is None:
+        if self.training and measured is None and cache is None:
             self._warn_about_missing_labels()  # here: TRL's SFTTrainer calls this model alone
         inputs_embeds = self._embed(input_ids, inputs_embeds, "")
         if segment_ids is None:
@@ -214,9 +134,7 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             segment_ids = packed_segments(position_ids, attention_mask, cache)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
-        batch, length = inputs_embeds.shape[:2]
-        seen = tokens_in(cache)
-        require_whole_mask(attention_mask, batch, length, seen, "")
+        length, seen = inputs_embeds.shape[1], tokens_in(cache)
         if position_ids is None:
             if self.embed_positions is not None and isinstance(seen, int):
                 require_positions(seen + length, self.config.max_position_embeddings)
@@ -225,30 +143,21 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             self.config,
             inputs_embeds,
             attention_mask,
-            keys=length if cache is None else cache.get_mask_sizes(length, 0)[0],
+            cache=cache,
             causal=True,
             query_offset=seen,
             query_segments=segment_ids,
             key_segments=segment_ids,
-            row_weight=row_weight,
-            statistics=statistics,
+            measured=measured,
             rotation=None if self.rotary_emb is None else self.rotary_emb(inputs_embeds, position_ids=position_ids),
         )
         if self.embed_positions is not None:
             inputs_embeds = inputs_embeds + self.embed_positions(position_ids)
-        hidden_states, sums, norms = run_layers(
-            self.layers,
-            nn.functional.dropout(inputs_embeds, p=self.config.embedding_dropout, training=self.training),
-            context,
-            ffn_row_weight=row_weight if ffn_norms else None,
-            **kwargs,
-            **{CACHE_NAME: cache},
-        )
+        hidden_states = nn.functional.dropout(inputs_embeds, p=self.config.embedding_dropout, training=self.training)
+        cached = {CACHE_NAME: cache}
+        hidden_states, sums, norms = run_layers(self.layers, hidden_states, context, **kwargs, **cached)
         return ReLUFormerDecoderModelOutput(
-            last_hidden_state=hidden_states if self.norm is None else self.norm(hidden_states),
-            attention_sums=sums,
-            ffn_norms=norms,
-            **{CACHE_NAME: cache},
+            last_hidden_state=self.norm(hidden_states), attention_sums=sums, ffn_norms=norms, **cached
         )
 
 
@@ -295,7 +204,7 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel,
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @checked_keywords("shift_labels")
+    @checked_keywords()
     @can_return_tuple
     def forward(
         self,
@@ -328,8 +237,6 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel,
             num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided by it.
             skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and time; it
                 needs `labels`. Default: `config.skip_logits` in training with labels, else False.
-            kwargs: among others `shift_labels`, (batch, length), in place of `labels`: the label that each position predicts, as
-                it is. The Trainer gives it where a sequence is divided among processes.
 
         Returns:
             logits (batch, length, vocabulary), None with `skip_logits`; with `labels`, the fields of `ReLUFormerCausalLMOutput`.
@@ -340,18 +247,14 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel,
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
             TypeError: an argument that the model would ignore or that is near one of these.
         """
-        # not named above: the Trainer waits for every argument with "label" in it
-        shift_labels = kwargs.pop("shift_labels", None)
-        given = labels if shift_labels is None else shift_labels
-        row_weight, statistics = None, "none"
-        if given is not None:
+        measured = None
+        if labels is not None:
             use_cache = False if self.training else use_cache
             if segment_ids is None:
                 segment_ids = packed_segments(position_ids, attention_mask, cache)
-            labels = next_token_labels(labels, segment_ids) if shift_labels is None else shift_labels
-            statistics = self._statistics()
+            labels = next_token_labels(labels, segment_ids)
             # each row that predicts a label counts as that one label
-            row_weight = (labels != IGNORED_LABEL).to(wide(self.lm_head.weight.dtype))
+            measured = self._measured((labels != IGNORED_LABEL).to(wide(self.lm_head.weight.dtype)))
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -360,15 +263,13 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             segment_ids=segment_ids,
-            row_weight=row_weight,
-            statistics=statistics,
-            ffn_norms=labels is not None and self.ffn_l1_weight > 0,
+            measured=measured,
             return_dict=True,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         outputs.last_hidden_state = outputs.last_hidden_state[:, kept]
-        logits, losses = self._logits_and_losses(outputs, labels, skip_logits, num_items_in_batch, statistics)
+        logits, losses = self._logits_and_losses(outputs, labels, skip_logits, num_items_in_batch)
         return ReLUFormerCausalLMOutput(
             logits=logits,
             hidden_states=outputs.hidden_states,

@@ -39,12 +39,11 @@ from .layers_reluformer import (
     feed_forward_activation,
     join_sums,
     require_positions,
-    require_whole_mask,
     run_layers,
     token_positions,
     tokens_in,
 )
-from .loss_reluformer import IGNORED_LABEL, LossParts, activation_norms, sentence_rows
+from .loss_reluformer import IGNORED_LABEL, LossParts, Measured, activation_norms, sentence_rows
 
 
 @dataclass
@@ -122,13 +121,11 @@ class ReLUFormerEncoderLayer(ReLUFormerLayer):
         self.self_attn = ReLUFormerAttention(config, config.encoder_attention_heads, layer_idx)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
 
-    def forward(
-        self, hidden_states: Tensor, context: AttentionContext, ffn_row_weight: Tensor | None = None, **kwargs: Any
-    ) -> LayerOutput:
+    def forward(self, hidden_states: Tensor, context: AttentionContext, **kwargs: Any) -> LayerOutput:
         """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of its attention."""
         attended, _, rows = self.self_attn(hidden_states, context, **kwargs)
         hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
-        update, norms = self.feed_forward(hidden_states, ffn_row_weight)
+        update, norms = self.feed_forward(hidden_states, context.ffn_row_weight)
         hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
         return hidden_states, norms, *rows
 
@@ -137,9 +134,9 @@ class ReLUFormerDecoderLayer(ReLUFormerLayer):
     def __init__(self, config: ReLUFormerConfig, layer_idx: int | None = None) -> None:
         super().__init__(config, config.decoder_ffn_dim, config.encoder_layers + (layer_idx or 0))
         heads = config.decoder_attention_heads
-        self.self_attn = ReLUFormerAttention(config, heads, layer_idx, is_decoder=True, is_causal=True)
+        self.self_attn = ReLUFormerAttention(config, heads, layer_idx, is_causal=True)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
-        self.encoder_attn = ReLUFormerAttention(config, heads, layer_idx, is_decoder=True)
+        self.encoder_attn = ReLUFormerAttention(config, heads, layer_idx)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
 
     def forward(
@@ -148,7 +145,6 @@ class ReLUFormerDecoderLayer(ReLUFormerLayer):
         context: AttentionContext,
         encoder_hidden_states: Tensor | None = None,
         cross_context: AttentionContext | None = None,
-        ffn_row_weight: Tensor | None = None,
         **kwargs: Any,
     ) -> LayerOutput:
         """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of both attentions."""
@@ -158,7 +154,7 @@ class ReLUFormerDecoderLayer(ReLUFormerLayer):
             attended, _, cross_rows = self.encoder_attn(hidden_states, cross_context, encoder_hidden_states, **kwargs)
             hidden_states = self.add_and_norm(hidden_states, attended, self.encoder_attn_layer_norm)
             rows += cross_rows
-        update, norms = self.feed_forward(hidden_states, ffn_row_weight)
+        update, norms = self.feed_forward(hidden_states, context.ffn_row_weight)
         hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
         return hidden_states, norms, *rows
 
@@ -172,7 +168,6 @@ class ReLUFormerPreTrainedModel(AttentionPreTrainedModel):
     }
     _no_split_modules = ["ReLUFormerEncoderLayer", "ReLUFormerDecoderLayer"]
     _keys_to_ignore_on_load_unexpected = [r"embed_positions\.weight"]
-    _instead_of_smoothing = " and set config.label_smoothing instead"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -260,9 +255,7 @@ class ReLUFormerEncoder(ReLUFormerStack):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         segment_ids: Tensor | None = None,
-        row_weight: Tensor | None = None,
-        statistics: str = "none",
-        ffn_norms: bool = False,
+        measured: Measured | None = None,
         **kwargs: Any,
     ) -> ReLUFormerEncoderOutput:
         """input_ids (batch, source) → last_hidden_state (batch, source, d_model)."""
@@ -272,16 +265,12 @@ class ReLUFormerEncoder(ReLUFormerStack):
             self.config,
             inputs_embeds,
             attention_mask,
-            keys=inputs_embeds.shape[1],
             query_segments=segment_ids,
             key_segments=segment_ids,
-            row_weight=row_weight,
-            statistics=statistics,
+            measured=measured,
         )
         hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids)
-        hidden_states, sums, norms = run_layers(
-            self.layers, hidden_states, context, ffn_row_weight=row_weight if ffn_norms else None, **kwargs
-        )
+        hidden_states, sums, norms = run_layers(self.layers, hidden_states, context, **kwargs)
         return ReLUFormerEncoderOutput(last_hidden_state=hidden_states, attention_sums=sums, ffn_norms=norms)
 
 
@@ -311,9 +300,7 @@ class ReLUFormerDecoder(ReLUFormerStack):
         segment_ids: Tensor | None = None,
         encoder_segment_ids: Tensor | None = None,
         targets_per_source: int = 1,
-        row_weight: Tensor | None = None,
-        statistics: str = "none",
-        ffn_norms: bool = False,
+        measured: Measured | None = None,
         **kwargs: Any,
     ) -> ReLUFormerDecoderOutput:
         """input_ids (batch, target) → last_hidden_state (batch, target, d_model). attention_mask covers cache and input.
@@ -327,20 +314,17 @@ class ReLUFormerDecoder(ReLUFormerStack):
         elif encoder_hidden_states is not None and cache is not None and not isinstance(cache, EncoderDecoderCache):
             # the keys of the source must not mix with its own
             cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
-        batch, length = inputs_embeds.shape[:2]
         seen = tokens_in(cache)
-        require_whole_mask(attention_mask, batch, length, seen, "decoder_")
-        wanted = {"row_weight": row_weight, "statistics": statistics}
         context = attention_context(
             self.config,
             inputs_embeds,
             attention_mask,
-            keys=length if cache is None else cache.get_mask_sizes(length, 0)[0],
+            cache=cache,
             causal=True,
             query_offset=seen,
             query_segments=segment_ids,
             key_segments=segment_ids,
-            **wanted,
+            measured=measured,
         )
         cross_context = None
         if encoder_hidden_states is not None:
@@ -352,25 +336,12 @@ class ReLUFormerDecoder(ReLUFormerStack):
                 keys=encoder_hidden_states.shape[1],
                 query_segments=segment_ids,
                 key_segments=encoder_segment_ids,
-                **wanted,
+                measured=measured,
             )
         hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids, seen)
-        hidden_states, sums, norms = run_layers(
-            self.layers,
-            hidden_states,
-            context,
-            encoder_hidden_states,
-            cross_context,
-            ffn_row_weight=row_weight if ffn_norms else None,
-            **kwargs,
-            **{CACHE_NAME: cache},
-        )
-        return ReLUFormerDecoderOutput(
-            last_hidden_state=hidden_states,
-            attention_sums=sums,
-            ffn_norms=norms,
-            **{CACHE_NAME: cache},
-        )
+        arguments, cached = (context, encoder_hidden_states, cross_context), {CACHE_NAME: cache}
+        hidden_states, sums, norms = run_layers(self.layers, hidden_states, *arguments, **kwargs, **cached)
+        return ReLUFormerDecoderOutput(last_hidden_state=hidden_states, attention_sums=sums, ffn_norms=norms, **cached)
 
 
 def require_same_batch(source: Tensor, target: Tensor, targets_per_source: int = 1) -> None:
@@ -421,9 +392,7 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
         segment_ids: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
         targets_per_source: int = 1,
-        sentence_rows: tuple[Tensor, Tensor] | None = None,
-        statistics: str = "none",
-        ffn_norms: bool = False,
+        measured: tuple[Measured | None, Measured | None] = (None, None),
         **kwargs: Any,
     ) -> ReLUFormerModelOutput:
         if (segment_ids is None) != (decoder_segment_ids is None):
@@ -431,16 +400,15 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
                 "Packed sequences need segment_ids and decoder_segment_ids, or a target would attend to every source; "
                 f"only {'decoder_segment_ids' if segment_ids is None else 'segment_ids'} was given."
             )
-        encoder_weight, decoder_weight = (None, None) if sentence_rows is None else sentence_rows
-        common = {"statistics": statistics, "ffn_norms": ffn_norms, "return_dict": True, **kwargs}
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 inputs_embeds=inputs_embeds,
                 segment_ids=segment_ids,
-                row_weight=encoder_weight,
-                **common,
+                measured=measured[0],
+                return_dict=True,
+                **kwargs,
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = ReLUFormerEncoderOutput(*encoder_outputs[:3])
@@ -455,8 +423,9 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
             segment_ids=decoder_segment_ids,
             encoder_segment_ids=segment_ids,
             targets_per_source=targets_per_source,
-            row_weight=decoder_weight,
-            **common,
+            measured=measured[1],
+            return_dict=True,
+            **kwargs,
         )
         both = (encoder_outputs, decoder_outputs)
         return ReLUFormerModelOutput(
@@ -539,9 +508,9 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
                 max_position_embeddings; ids, embeddings, masks or labels of a wrong shape or dtype; an empty batch.
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
         """
-        rows, statistics = None, "none"
+        measured = (None, None)
         if labels is not None:
-            use_cache, statistics = False, self._statistics()
+            use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_segment_ids)
             target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
@@ -555,6 +524,7 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
             require_same_batch(source, labels)
             dtype = wide(self.lm_head.weight.dtype)
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
+            measured = tuple(map(self._measured, rows))
         elif self.training and cache is None:
             self._warn_about_missing_labels()
         outputs = self.model(
@@ -569,14 +539,12 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
             use_cache=use_cache,
             segment_ids=segment_ids,
             decoder_segment_ids=decoder_segment_ids,
-            sentence_rows=rows,
-            statistics=statistics,
-            ffn_norms=rows is not None and self.ffn_l1_weight > 0,
+            measured=measured,
             return_dict=True,
             **kwargs,
         )
         logits, losses = self._logits_and_losses(
-            outputs, labels, skip_logits, num_items_in_batch, statistics, self.final_logits_bias
+            outputs, labels, skip_logits, num_items_in_batch, self.final_logits_bias
         )
         return ReLUFormerSeq2SeqLMOutput(
             logits=logits,

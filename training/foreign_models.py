@@ -52,11 +52,13 @@ _VIT_NAMES = (
     (r"encoder\.layer\.", "layers."),
     (r"\.attention\.attention\.(query|key|value)\.", lambda found: f".self_attn.{found[1][0]}_proj."),
     (r"\.attention\.output\.dense\.", ".self_attn.out_proj."),
-    (r"\.intermediate\.dense\.", ".fc1."),
-    (r"\.output\.dense\.", ".fc2."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
     (r"\.attention\.o_proj\.", ".self_attn.out_proj."),
     (r"\.attention\.([qkv]_proj)\.", r".self_attn.\1."),
-    (r"\.mlp\.(fc[12])\.", r".\1."),
+    (r"\.layernorm_before\.", ".input_layernorm."),
+    (r"\.layernorm_after\.", ".post_attention_layernorm."),
+    (r"\.patch_embeddings\.projection\.", ".patch_embeddings."),
     (r"^vit\.", "model."),
 )
 _GPT2_NAMES = (

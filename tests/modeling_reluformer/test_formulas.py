@@ -8,12 +8,8 @@ import torch
 
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE
-from reluformer.modeling_reluformer.layers_reluformer import (
-    GatedRMSNorm,
-    ReLUFormerAttention,
-    attention_context,
-)
-from reluformer.modeling_reluformer.loss_reluformer import module_sums
+from reluformer.modeling_reluformer.layers_reluformer import GatedRMSNorm, ReLUFormerAttention, attention_context
+from reluformer.modeling_reluformer.loss_reluformer import Measured, module_sums
 
 from ..conftest import tiny_config
 from .exact_models import (
@@ -40,7 +36,7 @@ def one_head(path: str, monkeypatch, **fields) -> tuple[ReLUFormerAttention, tor
     """Cross-attention of one query to eight keys, one head of four features; every projection is the identity."""
     config = tiny_config(d_model=4, encoder_attention_heads=1, decoder_attention_heads=1, attention_gamma=2, **fields)
     config._attn_implementation = use_path(monkeypatch, path)
-    module = ReLUFormerAttention(config, 1, is_decoder=True).double().eval()
+    module = ReLUFormerAttention(config, 1).double().eval()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if "_proj" in name:
@@ -69,17 +65,12 @@ def test_equation_6(path, fields, factor, monkeypatch):
     """d = 4, so x = q·k / 2: the scores are 4, 8, -3 and five zeros, ReLU leaves 4 and 8, and
     h = factor · [4 · (4, 1, 0, 0) + 8 · (8, 0, 1, 0)] = factor · (80, 4, 8, 0)."""
     module, query, keys = one_head(path, monkeypatch, **fields)
-    context = attention_context(
-        module.config,
-        query,
-        None,
-        keys=8,
-        row_weight=torch.full((1, 1), 3.0),
-        statistics="sum+entropy",
-    )
+    row_weight = torch.full((1, 1), 3.0)
+    measured = Measured(row_weight, "sum+entropy", ffn_norms=False)
+    context = attention_context(module.config, query, None, keys=8, measured=measured)
     output, _, sums = module(query, context, keys)
     margin = module.config.entropy_margin
-    figures = module_sums(*sums, context.visible_keys, context.row_weight, entropy_margin=margin)
+    figures = module_sums(*sums, context.visible_keys, row_weight, entropy_margin=margin)
     expected = factor * torch.tensor([80.0, 4.0, 8.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(output[0, 0].detach(), expected, rtol=1e-7, atol=1e-12)
     # S = 12 factor; p = 1/3 and 2/3, so H = log 3 - 2/3 log 2 = 0.636514, below C = 0.7 log 8 = 1.455609
@@ -214,17 +205,10 @@ def test_whole_module(variant, causal, monkeypatch):
     for path in paths(config.attention_activation):
         config._attn_implementation = use_path(monkeypatch, path)
         torch.manual_seed(1)
-        module = ReLUFormerAttention(config, 4, is_decoder=True, is_causal=causal).double()
+        module = ReLUFormerAttention(config, 4, is_causal=causal).double()
         statistics = "sum+entropy" if config.attention_activation in NON_NEGATIVE else "none"
-        context = attention_context(
-            config,
-            queries,
-            mask,
-            keys=mask.shape[1],
-            causal=causal,
-            row_weight=row_weight,
-            statistics=statistics,
-        )
+        measured = Measured(row_weight, statistics, ffn_norms=False)
+        context = attention_context(config, queries, mask, keys=mask.shape[1], causal=causal, measured=measured)
         found, _, sums = module(queries, context, keys)
         paper = PaperModel(config, state_of(module, "attention."))
         arrays = queries.numpy(), (queries if keys is None else keys).numpy()

@@ -14,6 +14,7 @@ from reluformer.modeling_reluformer.attention_reluformer import Visibility
 from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
 from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.modeling_reluformer.layers_reluformer import AttentionContext, GatedRMSNorm
+from reluformer.modeling_reluformer.loss_reluformer import Measured
 
 from ..conftest import random_tokens, skip_without_entmax, tiny_config, tiny_model
 from .cases import decoder_model, padded, pictures, vision_model
@@ -83,11 +84,11 @@ def test_a_resized_vocabulary_keeps_the_bias_of_its_tokens(size):
 def test_a_context_moves_all_its_tensors():
     """As accelerate's hooks ask for it between layers on two devices."""
     visibility = Visibility(key_padding_mask=torch.ones(2, 5, dtype=torch.bool), causal=True)
-    tensors = {"visible_keys": torch.ones(2, 5), "row_scale": torch.ones(2, 1, 5), "row_weight": torch.ones(2, 5)}
-    context = AttentionContext(print, visibility, mask=None, statistics="sum", **tensors).to("meta")
-    assert (context.mask, context.statistics, context.visibility.causal) == (None, "sum", True)
-    moved = [context.visibility.key_padding_mask, *(getattr(context, name) for name in tensors)]
-    assert [tensor.device.type for tensor in moved] == ["meta"] * 4
+    measured, ones = Measured(torch.ones(2, 5), "sum", ffn_norms=False), torch.ones(2, 5)
+    context = AttentionContext(print, visibility, None, ones, ones, measured, (ones, ones)).to("meta")
+    assert (context.mask, context.measured.statistics, context.visibility.causal) == (None, "sum", True)
+    moved = [context.visibility.key_padding_mask, context.measured.row_weight, context.visible_keys, *context.rotation]
+    assert {tensor.device.type for tensor in [*moved, context.row_scale]} == {"meta"}
 
 
 def test_what_a_checkpoint_lacks_has_its_initial_value(tmp_path):
