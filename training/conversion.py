@@ -15,8 +15,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.attention_reluformer import NORMALIZED, POINTWISE
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.training.foreign_models import FOREIGN_MODELS, convert_model, converted_config, load_foreign
-from reluformer.training.loading import load_model_config
-from reluformer.training.run.initialization import Model, changed_config, load_weights
+from reluformer.training.loading import Model, changed_config, load_model_config, load_weights
 
 # Of a tokenizer or an image processor; copied as they are, without the library that reads them.
 _PREPROCESSOR_FILES = ("*token*.json", "*vocab.json", "*.spm", "*.jinja", "preprocessor_config.json")

@@ -23,8 +23,7 @@ from transformers import (
 from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
-from reluformer.training.loading import load_with_report
-from reluformer.training.run.initialization import Model, changed_config, model_with_weights
+from reluformer.training.loading import Model, changed_config, load_with_report, model_with_weights
 
 Weights = dict[str, Tensor]
 

@@ -1,14 +1,18 @@
-"""Loading a model and its tokenizer from a folder or the Hub, with errors for a user.
+"""Loading a model and its tokenizer from a folder or the Hub, as it is or under a changed configuration, with errors for a user.
 
 Weights are read from safetensors alone, never from pickles, which can hold code; code in a folder or repository is not executed.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -18,8 +22,26 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from reluformer import ReLUFormerForCausalLM, ReLUFormerForConditionalGeneration, ReLUFormerForImageClassification
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.training.shipped import located
+
+Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerForImageClassification
+_MODELS = {model.config_class: model for model in Model.__args__}
+# The weights were made for these: what they say cannot change without them.
+_FIXED_BY_THE_WEIGHTS = (
+    *("vocab_size", "decoder_vocab_size", "d_model", "hidden_size", "intermediate_size", "head_dim", "num_labels"),
+    *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
+    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "ffn_type", "ffn_bias"),
+    *("share_encoder_decoder_embeddings", "tie_word_embeddings", "position_embedding", "normalization"),
+    *("final_norm", "norm_type", "query_key_bias", "value_bias", "output_bias", "qkv_bias"),
+    *("image_size", "patch_size", "num_channels", "pooling", "pooler_act"),
+)
+# Modules that a configuration adds to what Marian, ViT, GPT-2, Llama and the plain ReLUFormer have. A gated FFN has a gate of its
+# own, which is not optional.
+_OPTIONAL_MODULES = ("log_gamma", "gate_proj", "q_norm", "k_norm", "output_norm", "ffn_layer_norm")
 
 
 def load_model_and_tokenizer(
@@ -55,13 +77,17 @@ def load_with_tokenizer(
     """As `load_model_and_tokenizer`, for the Auto class of another kind of model."""
     model = load_whole(model_class, name, attn_implementation=attn_implementation)
     tokenizer = load_tokenizer(name)
-    pieces, embeddings = len(tokenizer), model.get_input_embeddings().weight.shape[0]
-    if pieces > embeddings:
+    require_embeddings(name, tokenizer, model.get_input_embeddings().weight.shape[0])
+    return model, tokenizer
+
+
+def require_embeddings(name: str | Path, tokenizer: PreTrainedTokenizerBase, embeddings: int) -> None:
+    """Raises a `UserError` where a model has embeddings for fewer pieces than its tokenizer."""
+    if len(tokenizer) > embeddings:
         raise UserError(
-            f"{name}: its tokenizer has {pieces:,} pieces, its model embeddings for {embeddings:,}; they do not belong "
+            f"{name}: its tokenizer has {len(tokenizer):,} pieces, its model embeddings for {embeddings:,}; they do not belong "
             "together"
         )
-    return model, tokenizer
 
 
 def load_whole(model_class: Any, path_or_hub_id: str | Path, **options: Any) -> Any:
@@ -90,6 +116,96 @@ def load_whole(model_class: Any, path_or_hub_id: str | Path, **options: Any) -> 
 def load_with_report(model_class: Any, path_or_hub_id: str | Path, **options: Any) -> tuple[Any, dict[str, Any]]:
     """A model, and the report of `from_pretrained` on weights that are missing, unexpected or of another shape."""
     return _load(model_class, path_or_hub_id, "model", use_safetensors=True, output_loading_info=True, **options)
+
+
+def changed_config(config: AttentionConfig, changes: Mapping[str, Any]) -> AttentionConfig:
+    """`config` with other values in some fields.
+
+    A `preset` among the changes replaces the attention, regulariser included, but for a gate and a learnable γ; an
+    `attention_activation` alone takes the scaling and the regularisation that are its defaults, unless these are given too.
+
+    Args:
+        config: of an existing model.
+        changes: fields of the configuration, and `preset`.
+
+    Raises:
+        UserError: an unknown field or preset, a bad value, or a size that the existing weights have decided.
+    """
+    changes, kind = dict(changes), type(config)
+    preset = changes.pop("preset", None)
+    for name in _FIXED_BY_THE_WEIGHTS:
+        if name in changes and hasattr(config, name) and changes[name] != getattr(config, name):
+            raise UserError(f"{name}: {changes[name]!r} does not fit the weights, made for {getattr(config, name)!r}")
+    kept = {field.name: getattr(config, field.name) for field in dataclasses.fields(kind)}
+    if preset is not None:
+        fields = set().union(*kind.presets.values())
+        replaced = {name for name in fields if name.startswith("attention_")} | {"regularization_weight"}
+        kept = {name: value for name, value in kept.items() if name not in replaced}
+    elif changes.get("attention_activation", config.attention_activation) != config.attention_activation:
+        kept |= {"attention_scaling": None, "regularization_weight": None}  # the activation's defaults, no preset's
+    try:
+        # without a preset every field of it is kept or changed, so that the name does not matter
+        return kind.from_preset(preset or next(iter(kind.presets)), **{**kept, **changes})
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise UserError(one_line(error)) from error
+
+
+def model_with_weights(
+    config: AttentionConfig, state_dict: Mapping[str, Tensor], *, dtype: torch.dtype
+) -> tuple[Model, list[str]]:
+    """A model in evaluation mode with the weights of another.
+
+    Returns:
+        The model, and the names of its parameters that the weights lack and that were drawn anew: those of norms and
+        gates of attention and FFN that the other model did not have.
+
+    Raises:
+        UserError: weights left over, lacking or of another shape.
+    """
+    model, info = _MODELS[type(config)].from_pretrained(
+        None,
+        config=config,
+        state_dict=dict(state_dict),
+        dtype=dtype,
+        ignore_mismatched_sizes=True,  # reported below
+        output_loading_info=True,
+    )
+    return model, _new_parameters(info)
+
+
+def load_weights(path_or_hub_id: str | Path, config: AttentionConfig, *, dtype: torch.dtype) -> tuple[Model, list[str]]:
+    """The model of a ReLUFormer checkpoint under another configuration; see `model_with_weights`.
+
+    The checkpoint's generation settings come with it.
+    """
+    model, info = load_with_report(
+        _MODELS[type(config)], path_or_hub_id, config=config, dtype=dtype, ignore_mismatched_sizes=True
+    )
+    return model, _new_parameters(info)
+
+
+def _new_parameters(info: Mapping[str, Any]) -> list[str]:
+    """Names of the parameters that the weights may lack; `info` is the report of `from_pretrained`."""
+    shapes = {
+        name: f": it has shape {list(saved)}, not {list(wanted)}" for name, saved, wanted in info["mismatched_keys"]
+    }
+    problems = {
+        "the weights lack": [name for name in info["missing_keys"] if not _is_optional(name)],
+        "the configuration has no place for": info["unexpected_keys"],
+        "the shapes differ of": shapes,
+    }
+    for what, names in problems.items():
+        if names:
+            first = min(names)
+            raise UserError(
+                f"the weights do not fit the configuration: {what} {len(names)} tensors, first {first}{shapes.get(first, '')}"
+            )
+    return sorted(info["missing_keys"])
+
+
+def _is_optional(name: str) -> bool:
+    parts = name.split(".")
+    return "mlp" not in parts and not set(_OPTIONAL_MODULES).isdisjoint(parts)
 
 
 def load_tokenizer(path_or_hub_id: str | Path) -> PreTrainedTokenizerBase:

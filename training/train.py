@@ -25,6 +25,7 @@ from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.interruptions import interrupted_at, process_group, resumes_at
 from reluformer.training.run.model_building import build_config, build_model
 from reluformer.training.run.progress import say
+from reluformer.training.run.records import peak_memory, run_record, write_json
 from reluformer.training.run.run_folder import (
     RECORD_FILE,
     checkpoint_to_resume,
@@ -32,7 +33,6 @@ from reluformer.training.run.run_folder import (
     settings_of,
     write_recipe,
 )
-from reluformer.training.run.training_record import write_training_record
 from reluformer.training.scoring.evaluation import ValidationTranslation, evaluate_split
 from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.translation import Translator
@@ -87,7 +87,7 @@ def train(recipe: Recipe, *, overwrite: bool = False) -> FinishedRun | None:
         trainer.save_state()
         if not is_main:
             return None
-        write_training_record(recipe, trainer, watch, resume_from, averaged)
+        _write_record(recipe, trainer, watch, resume_from, averaged)
         if watch.divergence is not None:
             say(f"training diverged: {watch.divergence['reason']}; recorded in {folder / RECORD_FILE}")
             return None
@@ -198,6 +198,46 @@ def _average(trainer: ReLUFormerTrainer, last_checkpoints: int) -> list[str]:
     return names
 
 
+def _write_record(
+    recipe: Recipe, trainer: ReLUFormerTrainer, watch: DivergenceWatch, resume_from: Path | None, averaged: list[str]
+) -> None:
+    """Writes what was measured in the training, with what makes it traceable.
+
+    `seconds` is the wall time of the training in all its parts, evaluation included; `peak_memory_bytes` is what this process
+    held at most.
+    """
+    path = recipe.run_folder / RECORD_FILE
+    if path.is_file() and not recipe.training.resume_from_checkpoint:
+        return  # all was trained before, and only the evaluation was interrupted: nothing new was measured
+    history = trainer.state.log_history
+    record = {
+        **run_record(None, recipe.name, recipe.training.seed),
+        "updates": trainer.state.global_step,
+        "epochs": trainer.state.epoch,
+        "seconds": trainer.seconds,
+        "target_tokens_per_update": _mean_over_updates(history, "target_tokens_per_update"),
+        "target_tokens_per_second": _mean_over_updates(history, "target_tokens_per_second"),
+        "peak_memory_bytes": peak_memory(trainer.args.device),
+        "training_loss": next((log["train_loss"] for log in reversed(history) if "train_loss" in log), None),
+        "parameters": trainer.model.num_parameters(),
+        "processes": recipe.training.world_size,
+        "averaged_checkpoints": averaged,
+        "diverged": watch.divergence,
+        "dead_modules": watch.dead_modules,
+        "exploded": watch.exploded,
+    }
+    write_json(path, record if resume_from is None else {**record, "resumed_from": str(resume_from)})
+
+
+def _mean_over_updates(history: list[dict[str, float]], name: str) -> float | None:
+    """Over all updates that were logged: a log holds the mean since the one before it."""
+    total, update = 0.0, 0
+    for log in history:
+        if name in log:
+            total, update = total + (log["step"] - update) * log[name], log["step"]
+    return total / update if update else None
+
+
 def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedTokenizerBase) -> FinishedRun:
     """By the main process alone, which loads a model that is sharded: of shards it would wait for the other processes."""
     evaluation = recipe.evaluation
@@ -207,14 +247,8 @@ def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedT
         model = trainer.accelerator.unwrap_model(trainer.model)
     if evaluation.attn_implementation is not None:
         model.set_attn_implementation(evaluation.attn_implementation)
-    translator = Translator(
-        model,
-        tokenizer,
-        num_beams=evaluation.num_beams,
-        length_penalty=evaluation.length_penalty,
-        batch_tokens=evaluation.batch_tokens,
-        long_sources=evaluation.long_sources,
-    )
+    names = ("num_beams", "length_penalty", "batch_tokens", "long_sources")
+    translator = Translator(model, tokenizer, **{name: getattr(evaluation, name) for name in names})
     scores = {split: evaluate_split(recipe, split, translator) for split in evaluation.splits}
     return FinishedRun(recipe, model, tokenizer, trainer.state.log_history, scores)
 

@@ -42,13 +42,15 @@ from reluformer.training.run.token_means import TokenMeans
 TranslationScorer = Callable[[torch.nn.Module, int, int], dict[str, float]]
 
 
+_LOADER_OPTIONS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")
+
+
 class ReLUFormerTrainer(Seq2SeqTrainer):
     """Trains any encoder-decoder of Transformers on batches filled by tokens; an interrupted run resumes exactly.
 
-    Logs, beside the Trainer's: `cross_entropy`, `regularization`, `attention_sum`, `attention_entropy`,
-    `dead_row_fraction` (means over target tokens since the last log, over all processes; those the model reports),
-    `target_tokens_per_update`, `target_tokens_per_second` and `cpu_seconds`, this process' on all its threads since the last
-    log (evaluation not counted). Evaluation: the same with `eval_`, and `eval_loss` as an exact mean over target tokens.
+    Logs, beside the Trainer's: what the model reports (see `token_means`) as means over target tokens since the last log, over
+    all processes; `target_tokens_per_update`, `target_tokens_per_second` and this process' `cpu_seconds`, evaluation not
+    counted. Evaluation: the same means with `eval_`, `eval_loss` among them.
 
     Args:
         tokens_per_batch: budget of a batch in tokens with padding.
@@ -71,15 +73,13 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
                 f"one process sees {self.args.n_gpu} GPUs; start one process for each with `torchrun --nproc_per_node "
                 f"{self.args.n_gpu} -m reluformer train …`, or choose one with CUDA_VISIBLE_DEVICES=0"
             )
-        if self.args.device.type == "cpu":  # torch would warn at each evaluation that pinning does nothing
-            self.args.dataloader_pin_memory = False
+        self.args.dataloader_pin_memory &= self.args.device.type != "cpu"  # torch would warn at each evaluation
         self.translation_scorer, self.settings = translation_scorer, settings
         self._began = time.perf_counter()
         self._training_means, self._evaluation_means = TokenMeans(), TokenMeans()
         self._start_the_clock()
         self._partial: Path | None = None  # while a checkpoint is being written
-        # A notebook's own table stays.
-        if any(self.pop_callback(kind) for kind in (ProgressCallback, PrinterCallback)):
+        if any(self.pop_callback(kind) for kind in (ProgressCallback, PrinterCallback)):  # a notebook's table stays
             self.add_callback(ProgressLines())
             if bars_are_seen() and not self.args.disable_tqdm:
                 self.add_callback(ProgressBars())
@@ -91,8 +91,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         self.add_callback(_StartOfTraining(self))
 
     def _plan_batches(self, tokens_per_batch: int) -> None:
-        """Sets `batches`, the plan of all training batches, and `fingerprint`, which tells the training set from another one:
-        the number of pairs, and the checksums of the lengths of both sides. They are the same on every process."""
+        """Sets `batches`, and `fingerprint`: the number of pairs and the checksums of the lengths of both sides."""
         lengths = [token_lengths(self.train_dataset, name) for name in ("input_ids", "labels")]
         self.fingerprint = [len(self.train_dataset), *(zlib.crc32(np.ascontiguousarray(side)) for side in lengths)]
         self.batches = TokenBatchSampler(
@@ -109,24 +108,13 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of the plan; accelerate deals them out to the processes."""
-        if self.train_dataset is None:
-            raise ValueError(f"{type(self).__name__}: training requires a train_dataset.")
         rows = self.train_dataset
         if isinstance(rows, datasets.Dataset):
             rows = self._remove_unused_columns(rows, description="training")
-        workers = self.args.dataloader_num_workers
-        loader = DataLoader(
-            rows,
-            batch_sampler=self.batches,
-            collate_fn=self.data_collator,
-            num_workers=workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-            multiprocessing_context=self.args.dataloader_multiprocessing_context,
-            worker_init_fn=partial(seed_worker, num_workers=workers, rank=self.args.process_index),
-        )
-        return self.accelerator.prepare(loader)
+        options = {name: getattr(self.args, f"dataloader_{name}") for name in _LOADER_OPTIONS}
+        workers = partial(seed_worker, num_workers=options["num_workers"], rank=self.args.process_index)
+        batches = {"batch_sampler": self.batches, "collate_fn": self.data_collator}
+        return self.accelerator.prepare(DataLoader(rows, worker_init_fn=workers, **batches, **options))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """The Trainer's; it refuses to resume with another training set."""
@@ -158,9 +146,9 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
             if self.args.should_save:
                 shutil.rmtree(self._partial, ignore_errors=True)
             self.accelerator.wait_for_everyone()
-            best = self._best_checkpoint(run_folder)
             super()._save_checkpoint(model, trial)
-            self.state.best_model_checkpoint = best
+            if self.state.best_global_step == self.state.global_step:  # super() says where it is being written
+                self.state.best_model_checkpoint = str(run_folder / name)
             self.accelerator.wait_for_everyone()  # every process writes its random state
             if self.args.should_save:
                 self._publish(self._partial / name, run_folder / name)
@@ -168,12 +156,6 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
             if self.args.should_save:
                 shutil.rmtree(self._partial, ignore_errors=True)
             self._partial = None
-
-    def _best_checkpoint(self, run_folder: Path) -> str | None:
-        """Under the name that it has, or gets; the Trainer takes the folder that is being written for its name."""
-        if self.state.best_global_step == self.state.global_step:
-            return str(run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-        return self.state.best_model_checkpoint
 
     def _publish(self, partial: Path, checkpoint: Path) -> None:
         self.state.save_to_json(str(partial / "trainer_state.json"))
@@ -186,10 +168,9 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
             rotate_checkpoints(str(checkpoint.parent), save_total_limit=limit, best_model_checkpoint=best)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """The Trainer's, where as many processes resume as wrote the checkpoint.
+        """The Trainer's, where as many processes resume as wrote the checkpoint; else there is not one state for each.
 
-        Otherwise some would have no state to resume with, and would draw the dropout masks of the first updates again; all begin
-        anew, with a seed that depends on the update.
+        All begin anew then, with a seed that depends on the update, or they would draw the first updates' masks again.
         """
         if checkpoint is None or saved_processes(Path(checkpoint)) == self.args.world_size:
             super()._load_rng_state(checkpoint)
@@ -230,7 +211,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         ignore_keys: list[str] | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        """As in `Trainer`; rows that stand in the last batch a second time do not count."""
+        """The Trainer's; rows that stand in the last batch a second time do not count."""
         if prediction_loss_only and "labels" in inputs:
             inputs = self.inputs_of_the_loss(inputs)
         labels = inputs.get("labels")
@@ -239,10 +220,9 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
 
     def _rows_that_count(self, rows: int, device: torch.device) -> torch.Tensor | None:
-        """Which rows of the last batch of an evaluation are not repetitions, (rows,); None where all count.
+        """Which rows of the last batch of an evaluation count, (rows,); None where all do.
 
-        The rows of all processes side by side are those that are left and then the first ones of the set again, which accelerate
-        has added to fill the batches of all processes.
+        Across the processes, accelerate fills it with the first rows of the set again, behind those that are left.
         """
         state = self.accelerator.gradient_state
         if self.args.world_size == 1 or not state.end_of_dataloader or state.remainder <= 0:
@@ -250,7 +230,6 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         return torch.arange(rows, device=device) + self.args.process_index * rows < state.remainder
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the model's figures and the speed to each training log."""
         if "loss" in logs:
             logs.update(self._means_since_last_log())
         super().log(logs, start_time)
@@ -262,15 +241,14 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
     def _means_since_last_log(self) -> dict[str, float]:
         means, tokens = self._training_means.pop(self._sum_over_processes)
         means.pop("loss", None)  # the Trainer's own `loss` is the mean over updates
-        seconds, cpu_seconds = time.perf_counter() - self._clock_start, time.process_time() - self._cpu_start
         updates = self.state.global_step - self._last_logged_update
-        self._start_the_clock()
-        return {
-            **means,
+        speed = {
             "target_tokens_per_update": tokens / max(updates, 1),
-            "target_tokens_per_second": tokens / seconds,
-            "cpu_seconds": cpu_seconds,
+            "target_tokens_per_second": tokens / (time.perf_counter() - self._clock_start),
+            "cpu_seconds": time.process_time() - self._cpu_start,
         }
+        self._start_the_clock()
+        return {**means, **speed}
 
     def _sum_over_processes(self, values: torch.Tensor) -> torch.Tensor:
         return self.accelerator.reduce(values, reduction="sum")
@@ -293,7 +271,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         return output
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """As in `Trainer`, but a tied weight, which a checkpoint holds once under its other name, is not called missing."""
+        """The Trainer's; a tied weight, which a checkpoint holds under its other name, is not missing."""
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
         missing = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
@@ -305,11 +283,10 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
 
 
 class _StartOfTraining(TrainerCallback):
-    """Starts the clock where training starts, and tells the plan of batches which epoch begins.
+    """Starts the clock where training starts, and tells the plan of batches which epoch begins, by the Trainer's formula.
 
-    The Trainer hands the epoch to the loader's batch sampler and to the one inside it. When several processes resume in
-    the middle of an epoch ours lies one deeper (skip of shard of ours), and the order of epoch 0 would return. What a
-    checkpoint keeps is the number of the update, so the epoch is derived from it, by the Trainer's own formula.
+    The Trainer tells the loader's batch sampler and the one inside it. Where several processes resume amid an epoch ours lies one
+    deeper (skip of shard of ours), and the order of epoch 0 would return.
     """
 
     def __init__(self, trainer: ReLUFormerTrainer) -> None:

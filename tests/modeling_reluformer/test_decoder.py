@@ -15,7 +15,7 @@ from transformers import (
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM, use_relu_attention
 from reluformer.modeling_reluformer.loss_reluformer import row_penalty
 from reluformer.training.foreign_models import FOREIGN_MODELS, convert_model, gpt2_config, gpt2_weights
-from reluformer.training.run.initialization import model_with_weights
+from reluformer.training.loading import model_with_weights
 
 from .cases import (
     VOCABULARY,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
 from reluformer.modeling_reluformer.configuration_reluformer import require_attention_implementation
-from reluformer.training.loading import load_model_config, load_tokenizer
-from reluformer.training.run.initialization import changed_config, load_weights
+from reluformer.training.loading import (
+    changed_config,
+    load_model_config,
+    load_tokenizer,
+    load_weights,
+    require_embeddings,
+)
 from reluformer.training.run.progress import say
 
 logger = logging.getLogger(__name__)
@@ -26,15 +32,13 @@ _TOKEN_FIELDS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
 _FROM_THE_TOKENIZER = (*_TOKEN_FIELDS, "decoder_vocab_size", "decoder_start_token_id")
 
 
-def _load_config(path_or_hub_id: str | Path) -> ReLUFormerConfig:
-    """The configuration of a ReLUFormer for translation; a `UserError` where it is another kind of model."""
-    config: Any = load_model_config(path_or_hub_id)
-    if config.model_type == "marian":
-        advice = f"run `reluformer convert --from {path_or_hub_id} --to FOLDER` first"
-        raise UserError(f"{path_or_hub_id}: is a Marian checkpoint; {advice}")
-    if not isinstance(config, ReLUFormerConfig):
-        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model; a ReLUFormer checkpoint is needed")
-    return config
+@contextlib.contextmanager
+def _key(name: str) -> Iterator[None]:
+    """Puts the key of a recipe before the message of an error."""
+    try:
+        yield
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise UserError(f"{name}: {one_line(error)}") from error
 
 
 def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = None) -> ReLUFormerConfig:
@@ -47,35 +51,41 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
     for name in _FROM_THE_TOKENIZER:
         if name in recipe.model:
             raise UserError(f"model.{name}: follows from the tokenizer; leave it out (see tokenizer.vocab_size)")
-    fields, start = dict(recipe.model), recipe.initialize_from
+    fields = dict(recipe.model)
     attn_implementation = fields.pop("attn_implementation", None)
-    checkpoint = None if start is None else _named("initialize_from", _load_config, start)
-    if checkpoint is not None and tokenizer is not None and len(tokenizer) > checkpoint.vocab_size:
-        raise UserError(
-            f"initialize_from: {start}: its tokenizer has {len(tokenizer)} pieces, its model embeddings for "
-            f"{checkpoint.vocab_size}; they do not belong together"
-        )
-    try:
-        if checkpoint is not None:
+    if recipe.initialize_from is not None:
+        with _key("initialize_from"):
+            checkpoint = _checkpoint_config(recipe.initialize_from, tokenizer)
+        with _key("model"):
             config = changed_config(checkpoint, fields)
-        else:
-            derived = _token_fields(tokenizer) if tokenizer else {"vocab_size": recipe.tokenizer.vocab_size}
+    else:
+        derived = _token_fields(tokenizer) if tokenizer else {"vocab_size": recipe.tokenizer.vocab_size}
+        with _key("model"):
             config = ReLUFormerConfig.from_preset(fields.pop("preset", "reluformer"), **fields, **derived)
-    except (ValueError, TypeError, StrictDataclassError) as error:
-        raise UserError(f"model: {one_line(error)}") from error
     # The model is never built with a pair that does not exist, so that is asked for here.
     for key, named in (("model", attn_implementation), ("evaluation", recipe.evaluation.attn_implementation)):
-        try:
-            if named is not None:
+        if named is not None:
+            with _key(f"{key}.attn_implementation"):
                 require_attention_implementation(config.attention_activation, named)
-        except ValueError as error:
-            raise UserError(f"{key}.attn_implementation: {one_line(error)}") from error
     if recipe.data.max_length > config.max_position_embeddings:
         raise UserError(
             f"data.max_length: {recipe.data.max_length} is more than model.max_position_embeddings "
             f"{config.max_position_embeddings}; lower the first or raise the second"
         )
     config._attn_implementation = attn_implementation
+    return config
+
+
+def _checkpoint_config(path_or_hub_id: str, tokenizer: PreTrainedTokenizerBase | None) -> ReLUFormerConfig:
+    """That of a ReLUFormer for translation with such a tokenizer; a `UserError` where it is another kind of model."""
+    config: Any = load_model_config(path_or_hub_id)
+    if config.model_type == "marian":
+        advice = f"run `reluformer convert --from {path_or_hub_id} --to FOLDER` first"
+        raise UserError(f"{path_or_hub_id}: is a Marian checkpoint; {advice}")
+    if not isinstance(config, ReLUFormerConfig):
+        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model; a ReLUFormer checkpoint is needed")
+    if tokenizer is not None:
+        require_embeddings(path_or_hub_id, tokenizer, config.vocab_size)
     return config
 
 
@@ -94,10 +104,12 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> ReLUForme
         if new:
             logger.warning("%d parameters are new and untrained, the first is %s", len(new), new[0])
     # What `generate` does by default with the saved model is what the recipe evaluates.
-    model.generation_config.num_beams = recipe.evaluation.num_beams
-    model.generation_config.length_penalty = recipe.evaluation.length_penalty
-    model.generation_config.max_new_tokens = recipe.data.max_length
-    model.generation_config.max_length = None  # a checkpoint's; there is one limit, not two
+    settings = model.generation_config
+    settings.num_beams, settings.length_penalty = recipe.evaluation.num_beams, recipe.evaluation.length_penalty
+    settings.max_new_tokens, settings.max_length = (
+        recipe.data.max_length,
+        None,
+    )  # a checkpoint's may have the other limit
     return model
 
 
@@ -119,7 +131,8 @@ def run_tokenizer(
             return load_tokenizer(resume_from)
         for key, path in (("initialize_from", recipe.initialize_from), ("tokenizer.path", recipe.tokenizer.path)):
             if path is not None:
-                return _named(key, load_tokenizer, path)
+                with _key(key):
+                    return load_tokenizer(path)
         if not recipe.training.should_save:  # the main process has trained it
             return load_tokenizer(recipe.run_folder)
         tokenizer = train()
@@ -128,18 +141,10 @@ def run_tokenizer(
     return tokenizer
 
 
-def _named(key: str, load: Callable[[str], Any], path: str) -> Any:
-    """What is loaded from a path, with the key of the recipe in the error."""
-    try:
-        return load(path)
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from error
-
-
 def _token_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
     if tokenizer.pad_token_id is None:
         raise UserError(
-            "the tokenizer has no pad_token, with which the sentences of a batch become equally long; give it one"
+            "the tokenizer has no pad_token, which makes the sentences of a batch equally long; give it one"
         )
     # as in T5 and Marian, whose tokenizers begin no sentence
     start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id

@@ -37,22 +37,19 @@ class ProgressBars(ProgressCallback):
 
 
 class ProgressLines(TrainerCallback):
-    """One line for each log, on stdout, of the main process alone.
+    """One line for each log, on stdout, of the main process alone; a log and an evaluation after the same update share it.
 
-    `650/700 · loss 1.02 · validation loss 1.1 · BLEU 99.5 · dead rows 3.0% · 17,035 tokens/s · 0:12 left`; a log and an
-    evaluation after the same update share a line.
+    `650/700 · loss 1.02 · validation loss 1.1 · BLEU 99.5 · dead rows 3.0% · 17,035 tokens/s · 00:12 left`
     """
 
     def __init__(self) -> None:
         self._logged: dict[str, float] = {}
-        self._began, self._first_update = time.perf_counter(), 0
+        self._began = self._first_update = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._began, self._first_update = time.perf_counter(), state.global_step
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self._logged |= logs or {}
         if state.is_world_process_zero and ("eval_loss" in self._logged or not control.should_evaluate):
             if "loss" in self._logged or "eval_loss" in self._logged:
@@ -61,7 +58,8 @@ class ProgressLines(TrainerCallback):
 
     def _time_left(self, state: Any) -> str:
         done, left = state.global_step - self._first_update, state.max_steps - state.global_step
-        return f"{clock_time((time.perf_counter() - self._began) / done * left)} left" if done and left else ""
+        seconds = (time.perf_counter() - self._began) / max(done, 1) * left
+        return f"{tqdm.format_interval(seconds)} left" if done and left else ""
 
 
 _TOLD = {
@@ -79,10 +77,3 @@ def progress_line(logged: Mapping[str, float], update: int, updates: int, left: 
     """One line for a person of what the trainer has logged; values that are not there are left out."""
     values = [text.format(float(logged[name])) for name, text in _TOLD.items() if logged.get(name) is not None]
     return " · ".join(part for part in (f"{update:,}/{updates:,}", *values, left) if part)
-
-
-def clock_time(seconds: float) -> str:
-    """`0:12`, `12:05`, `26:03:04`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

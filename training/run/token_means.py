@@ -30,14 +30,12 @@ class TokenMeans:
             divisor: what the model divided its sums over target tokens by; None: by `target_tokens`.
         """
         tokens = target_tokens.detach().float()
-        self._add("target_tokens", tokens)
-        for names, factor in ((SUMS_PER_TARGET, tokens if divisor is None else divisor), (BATCH_MEANS, tokens)):
-            for name in names:
-                if outputs.get(name) is not None:
-                    self._add(name, outputs[name].detach().float() * factor)
-
-    def _add(self, name: str, value: torch.Tensor) -> None:
-        self._sums[name] = self._sums[name] + value if name in self._sums else value
+        factors = dict.fromkeys(SUMS_PER_TARGET, tokens if divisor is None else divisor)
+        values = {"target_tokens": tokens}
+        for name, factor in {**factors, **dict.fromkeys(BATCH_MEANS, tokens)}.items():
+            if outputs.get(name) is not None:
+                values[name] = outputs[name].detach().float() * factor
+        self._sums |= {name: self._sums.get(name, 0) + value for name, value in values.items()}
 
     def pop(self, reduce: Callable[[torch.Tensor], torch.Tensor]) -> tuple[dict[str, float], int]:
         """Means since the last call, and the number of target tokens; empty and 0 if nothing was added.
