@@ -51,7 +51,7 @@ def add_decoding_options(parser: argparse.ArgumentParser, default: str | None = 
     add(
         "--long_sources",
         choices=LONG_SOURCES,
-        help="sources with more tokens than the model has positions: refuse the whole text, truncate them, or split them at "
+        help="sources with more tokens than the model has positions: refuse the whole text, or split them at "
         f"the ends of sentences; default: {defaults['long_sources']}",
     )
     add(

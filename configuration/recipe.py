@@ -175,7 +175,7 @@ class EvaluationConfig:
         length_penalty: exponent of the length by which a hypothesis' log-probability is divided.
         batch_tokens: source tokens with padding decoded at once.
         long_sources: sources of an evaluated split with more tokens than the model has positions: `error` refuses the run
-            before the first update, `truncate` leaves out their ends, `split` translates them in pieces of whole sentences.
+            before the first update, `split` translates them in pieces of whole sentences.
         samples: translations that are printed beside their references.
         splits: splits that are evaluated when training is over: `validation`, `test`, both or none.
         headline: the score that stands alone in the last line; `document_bleu` needs `data.packing`.
@@ -186,7 +186,7 @@ class EvaluationConfig:
     num_beams: PositiveInt = 5
     length_penalty: float = 1.0
     batch_tokens: PositiveInt = 4_096
-    long_sources: Literal["error", "truncate", "split"] = "error"
+    long_sources: Literal["error", "split"] = "error"
     samples: NonNegativeInt = 5
     splits: list[str] = field(default_factory=lambda: ["test"])
     headline: Headline = "bleu"

@@ -37,15 +37,10 @@ _SERVED: dict[str, tuple[Any, ...]] = {
     "activation_sparsity_pattern": (None, 0.0),
 }
 # Of `GenerationConfig`: what `Search` has, and what only names tokens or writes nothing here.
-_OPTIONS = ("num_beams", "length_penalty", "max_new_tokens", "min_new_tokens", "early_stopping", "max_length")
-_OPTIONS += (
-    "eos_token_id",
-    "pad_token_id",
-    "bos_token_id",
-    "decoder_start_token_id",
-    "transformers_version",
-    "use_cache",
-)
+_OPTIONS = {
+    *("num_beams", "length_penalty", "max_new_tokens", "min_new_tokens", "early_stopping", "max_length"),
+    *("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version", "use_cache"),
+}
 _NEVER = -1.0e9  # the score of a hypothesis that must not be chosen, as in Transformers
 
 
@@ -75,8 +70,9 @@ def reason_against(model: PreTrainedModel | SavedModel, options: Mapping[str, An
     for name, values in _SERVED.items():
         if getattr(config, name) not in values:
             return f"{name}={getattr(config, name)!r}"
-    if other := [name for name, value in options.items() if name not in _OPTIONS and value not in (None, False)]:
-        return f"{', '.join(other)} of GenerationConfig"
+    given = {name for name, value in options.items() if value not in (None, False) and not name.startswith("_")}
+    if given - _OPTIONS:
+        return f"{', '.join(sorted(given - _OPTIONS))} of GenerationConfig"
     ends = model.generation_config.eos_token_id, model.generation_config.decoder_start_token_id
     if not all(isinstance(token, int) for token in ends):
         return f"eos_token_id={ends[0]!r} and decoder_start_token_id={ends[1]!r}, of which each must be one token"
@@ -86,10 +82,9 @@ def reason_against(model: PreTrainedModel | SavedModel, options: Mapping[str, An
 def _reason_against_modules(model: PreTrainedModel) -> str | None:
     from reluformer import ReLUFormerForConditionalGeneration
 
-    if type(model) is not ReLUFormerForConditionalGeneration or model.device.type != "cpu":
-        return (
-            f"it serves ReLUFormerForConditionalGeneration on a CPU, not {type(model).__name__} on {model.device.type}"
-        )
+    kind, device = type(model), model.device.type
+    if kind is not ReLUFormerForConditionalGeneration or device != "cpu":
+        return f"it serves ReLUFormerForConditionalGeneration on a CPU, not {kind.__name__} on {device}"
     if model.config._attn_implementation not in ("fused", "sdpa"):
         return f"attn_implementation={model.config._attn_implementation!r}"
     linear = (module for name, module in model.named_modules() if name.endswith(("_proj", ".fc1", ".fc2")))

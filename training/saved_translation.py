@@ -23,8 +23,6 @@ from reluformer.training.fast_translation import SavedModel, reason_against
 from reluformer.training.shipped import located
 from reluformer.training.translation import Translator
 
-_CONFIG, _GENERATION, _WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
-_TOKENIZER, _TOKENIZER_SETTINGS = "tokenizer.json", "tokenizer_config.json"
 # Settings of a tokenizer that change no ids and no text here, and those that are computed.
 _TOKENIZER_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _DESCRIBING = ("backend", "model_input_names", "model_max_length", "source_language", "target_language")
@@ -40,21 +38,16 @@ class SavedTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, settings: dict[str, Any]) -> None:
         tokenizer.encode_special_tokens = settings.get("split_special_tokens", False)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         self._tokenizer, self.init_kwargs = tokenizer, settings
-        self.eos_token_id, self.pad_token_id = (
-            tokenizer.token_to_id(settings[name]) for name in ("eos_token", "pad_token")
-        )
+        self.eos_token_id = tokenizer.token_to_id(settings["eos_token"])
+        self.pad_token_id = tokenizer.token_to_id(settings["pad_token"])
 
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def __call__(
-        self, texts: Sequence[str], verbose: bool = True, truncation: bool = False, max_length: int | None = None
-    ) -> dict[str, list[list[int]]]:
-        if truncation:
-            self._tokenizer.enable_truncation(max_length)
-        else:
-            self._tokenizer.no_truncation()
+    def __call__(self, texts: Sequence[str], verbose: bool) -> dict[str, list[list[int]]]:
         return {"input_ids": [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]}
 
     def batch_decode(self, ids: Tensor, skip_special_tokens: bool) -> list[str]:
@@ -72,7 +65,7 @@ def quick_translator(
     try:
         model, tokenizer = _saved_model(folder), _saved_tokenizer(folder)
     # no such file, a damaged one, or one without something that is needed
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError):
         return None
     if model is None or tokenizer is None or len(tokenizer) > model.config.vocab_size:
         return None
@@ -84,24 +77,20 @@ class _Settings(SimpleNamespace):
 
     @classmethod
     def of(cls, path: Path) -> _Settings:
-        return cls(**{name: value for name, value in _json(path).items() if not name.startswith("_")})
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
 
     def to_diff_dict(self) -> dict[str, Any]:
         return vars(self)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def _saved_model(folder: Path) -> SavedModel | None:
-    config, generation = _Settings.of(folder / _CONFIG), _Settings.of(folder / _GENERATION)
+    config, generation = _Settings.of(folder / "config.json"), _Settings.of(folder / "generation_config.json")
     if config.model_type != "reluformer" or not vars(config).keys() >= {*_READ}:
         return None
     # before the weights, which Transformers would read again
     if reason_against(SavedModel(config, generation, {}), generation.to_diff_dict()) is not None:
         return None
-    weights = load_file(folder / _WEIGHTS)
+    weights = load_file(folder / "model.safetensors")
     if (shared := weights.pop("model.shared.weight", None)) is not None:
         weights |= {f"model.{side}.embed_tokens.weight": shared for side in ("encoder", "decoder")}
     if config.tie_word_embeddings:
@@ -140,11 +129,11 @@ def expected_shapes(config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _saved_tokenizer(folder: Path) -> SavedTokenizer | None:
-    settings = _json(folder / _TOKENIZER_SETTINGS)
+    settings = vars(_Settings.of(folder / "tokenizer_config.json"))
     if settings["tokenizer_class"] not in _TOKENIZER_CLASSES or settings.get("clean_up_tokenization_spaces"):
         return None
     if settings.keys() - {*_DESCRIBING, *_COMPUTED} or (folder / "added_tokens.json").exists():
         return None
-    tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     marks = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     return SavedTokenizer(tokenizer, settings) if {settings[name] for name in _MARKS} <= marks else None

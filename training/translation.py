@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import logging
-import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -34,12 +32,9 @@ LIMIT_OFFSET = 16
 _WORTH_BUILDING = 8  # sentences
 # `stream` sorts by length within so many batches, to give what is done before all is.
 _BATCHES_AT_ONCE = 8
-_ONE_TEXT = "a call returns one translation for each text; use the model's own generate"
-_NOT_HERE = {
-    "max_length": "give max_new_tokens, which does not count the start token",
-    **dict.fromkeys(("num_return_sequences", "return_dict_in_generate"), _ONE_TEXT),
-}
-_Key = TypeVar("_Key", bound=Hashable)
+# Options of `GenerationConfig` that would return something else than one translation of a text, or limit it twice.
+_NOT_HERE = {"max_length", "num_return_sequences", "return_dict_in_generate"}
+_Key = tuple[int, int]  # the number of a text, and of a piece in it
 
 
 class Translator:
@@ -60,8 +55,8 @@ class Translator:
         batch_tokens: source tokens with padding (sentences · longest) in a batch; a longer sentence is a batch of
             its own.
         long_sources: for sources with more tokens than `max_position_embeddings`: "error" refuses all texts before the first
-            is translated; "truncate" leaves out the end; "split" cuts at the ends of sentences, or between tokens where a
-            sentence alone is too long, and joins the translations with a space. Both warn.
+            is translated; "split" cuts at the ends of sentences, or between tokens where a sentence alone is too long, joins the
+            translations with a space, and warns.
         device: where to compute; None leaves the model where it is.
         compute: on a CPU, the type in which matrices are held and multiplied: "float32", "bfloat16", "int8", or "auto", the
             fastest. In float32 the translations are those of `generate`.
@@ -70,7 +65,7 @@ class Translator:
     Raises:
         UserError: an option that is unknown or out of range.
 
-    `shortened` are the numbers (from 1) of the texts of the last call that were truncated or split.
+    `shortened` are the numbers (from 1) of the texts of the last call that were split.
 
     Example:
 
@@ -146,12 +141,11 @@ class Translator:
     @property
     def decoding(self) -> dict[str, Any]:
         """The settings that decide what is translated, to stand beside scores; of `compute`, the type that the last call used."""
-        settings = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
         default = f"2 * source tokens rounded up to a multiple of {LIMIT_STEP}, + {LIMIT_OFFSET}"
-        settings |= {"max_new_tokens": self.max_new_tokens or default, "batch_tokens": self.batch_tokens}
-        compute = self._computed or self.compute
-        settings |= self.generation if compute == "float32" else {**self.generation, "compute": compute}
-        return settings if self.long_sources == "error" else {**settings, "long_sources": self.long_sources}
+        settings = self._options | {"max_new_tokens": self.max_new_tokens or default}
+        settings["compute"] = self._computed or self.compute
+        usual = {"long_sources": "error", "compute": "float32"}
+        return {name: value for name, value in settings.items() if usual.get(name) != value}
 
     @overload
     def __call__(self, texts: str, progress: bool = False, **options: Any) -> str: ...
@@ -228,16 +222,13 @@ class Translator:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name}: {value} must be at least 1")
-        if not math.isfinite(self.length_penalty):
-            raise UserError(f"length_penalty: {self.length_penalty} must be a finite number")
         if self._positions is not None and (self.max_new_tokens or 0) > self._positions:
             raise UserError(
                 f"max_new_tokens: {self.max_new_tokens} is more than the {self._positions} positions the model has"
             )
-        if self.compute not in (*COMPUTE, "auto"):
-            raise UserError(f"compute: {self.compute!r} is unknown; choose one of {', '.join(COMPUTE)}, auto")
-        if self.long_sources not in LONG_SOURCES:
-            raise UserError(f"long_sources: {self.long_sources!r} is unknown; choose one of {', '.join(LONG_SOURCES)}")
+        for name, choices in (("compute", (*COMPUTE, "auto")), ("long_sources", LONG_SOURCES)):
+            if getattr(self, name) not in choices:
+                raise UserError(f"{name}: {getattr(self, name)!r} is unknown; choose one of {', '.join(choices)}")
 
     def _encode(self, texts: Iterable[str]) -> list[Pieces]:
         """The token ids of each text, in pieces; sets `shortened`."""
@@ -262,25 +253,21 @@ class Translator:
     def _finished(self, sources: list[Pieces], parts: Iterable[range], progress: bool) -> Iterator[tuple[int, str]]:
         """Each text of one part after the other. Inference mode never reaches the caller, who goes on between two texts."""
         total, cut = sum(map(len, sources)), 0
-        left = list(map(len, sources))
         with tqdm(total=total, desc="translating", unit="sentence", disable=None if progress else True) as bar:
             for part in parts:
                 yield from ((index, "") for index in part if not sources[index])
                 pieces = {(index, place): ids for index in part for place, ids in enumerate(sources[index])}
-                translated: dict[tuple[int, int], str] = {}
+                translated: dict[_Key, str] = {}
                 for keys in self._batches(pieces):
                     with self._evaluation_mode():
                         ids, unfinished = self._generate([pieces[key] for key in keys])
                     cut += unfinished
                     bar.update(len(keys))
                     translated |= zip(keys, self._decode(ids), strict=True)
-                    for index, _ in keys:
-                        left[index] -= 1
-                        if not left[index]:
-                            yield (
-                                index,
-                                " ".join(translated.pop((index, place)) for place in range(len(sources[index]))),
-                            )
+                    for index in {index for index, _ in keys}:
+                        of_text = [(index, place) for place in range(len(sources[index]))]
+                        if translated.keys() >= {*of_text}:
+                            yield index, " ".join(map(translated.get, of_text))
         if cut:
             logger.warning("%d of %d translations were cut: they reached the limit of max_new_tokens.", cut, total)
 
@@ -288,22 +275,22 @@ class Translator:
         """Keys of one batch after the other, the longest sources first: if memory runs out, then at once."""
         batch: list[_Key] = []
         longest = 0
-        for index in sorted(encoded, key=lambda index: len(encoded[index]), reverse=True):
-            length = len(encoded[index])
+        for key in sorted(encoded, key=lambda key: len(encoded[key]), reverse=True):
+            length = len(encoded[key])
             full = (len(batch) + 1) * longest > self.batch_tokens
             if batch and (full or self.limit(length) != self.limit(longest)):
                 yield batch
                 batch = []
             if not batch:
                 longest = length
-            batch.append(index)
+            batch.append(key)
         if batch:
             yield batch
 
     def _generate(self, sources: list[list[int]]) -> tuple[Tensor, int]:
         """Target ids (sentences, longest translation) and how many of the translations were cut at the limit."""
         limit = self.limit(max(map(len, sources)))
-        settings = self._settings()
+        settings = {**self.model.generation_config.to_diff_dict(), **self.generation}
         if (fast := self._fast_model(len(sources), settings)) is not None:
             more = {name: settings[name] for name in ("min_new_tokens", "early_stopping") if settings.get(name)}
             found = fast.translate(sources, Search(self.num_beams, limit, self.length_penalty, **more))
@@ -329,11 +316,6 @@ class Translator:
         finished = torch.isin(before, torch.as_tensor(ends, device=ids.device)).any(dim=1)
         return ids, int((~finished).sum())
 
-    def _settings(self) -> dict[str, Any]:
-        """What the model's generation config and the caller say beside the options of this class."""
-        said = self.model.generation_config.to_diff_dict()
-        return {name: value for name, value in {**said, **self.generation}.items() if not name.startswith("_")}
-
     def _fast_model(self, sources: int, settings: dict[str, Any]) -> FastTranslationModel | None:
         """Made anew when the weights have changed. The library is built for it if there are enough sentences to gain from it."""
         reason = reason_against(self.model, settings)
@@ -342,26 +324,19 @@ class Translator:
         if reason is not None:
             self._computed = "float32"
             if self._said != reason:
-                # of other kinds of models, and on a GPU, nobody expects it
-                expected = self.model.config.model_type == "reluformer" and self.model.device.type == "cpu"
-                level = logging.WARNING if expected or self.compute != "float32" else logging.INFO
+                level = logging.INFO if self.compute == "float32" else logging.WARNING
                 logger.log(level, "compute: %s is left out, and `generate` translates: %s.", self.compute, reason)
                 self._said = reason
             return None
-        compute = self.compute
-        if compute == "auto":
-            compute = "int8" if multiplies_bytes() else "float32"
-        elif compute == "int8" and not multiplies_bytes() and self._said is None:
-            self._said = (
-                "compute: this processor has no VNNI, so that int8 is computed by wider integers, which is slower."
-            )
-            logger.warning(self._said)
-        self._computed = compute
+        self._computed = self.compute
+        if self.compute == "auto":
+            self._computed = "int8" if multiplies_bytes() else "float32"
         weights = itertools.chain(self.model.parameters(), self.model.buffers())
         # a tensor of inference mode counts no changes
-        key = compute, *((weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights)
+        versions = ((weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights)
+        key = self._computed, *versions
         if self._fast is None or self._fast[0] != key:
-            self._fast = key, FastTranslationModel(self.model, compute)
+            self._fast = key, FastTranslationModel(self.model, self._computed)
         return self._fast[1]
 
     def _decode(self, ids: Tensor) -> list[str]:
@@ -382,14 +357,13 @@ class Translator:
 def _check_generation_options(names: Iterable[str]) -> None:
     from transformers import GenerationConfig
 
-    known = GenerationConfig().to_dict().keys()
+    known = GenerationConfig().to_dict().keys() - _NOT_HERE
     for name in names:
-        if name in _NOT_HERE:
-            raise UserError(f"{name}: {_NOT_HERE[name]}")
         if name not in known:
-            near = difflib.get_close_matches(name, known - _NOT_HERE.keys(), n=1)
-            hint = f"did you mean {near[0]}?" if near else "give options of GenerationConfig"
-            raise UserError(f"{name}: not an option of translating; {hint}")
+            raise UserError(
+                f"{name}: not an option of translating; give options of GenerationConfig (max_new_tokens in place of max_length) "
+                "that leave one translation for each text"
+            )
 
 
 def _device_of(name: str | torch.device | None) -> torch.device:

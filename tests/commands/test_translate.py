@@ -62,10 +62,9 @@ def test_long_lines_are_refused_before_anything_is_written_or_done_as_chosen(mod
     assert out.read_text(encoding="utf-8") == "kept\n"
     error = capsys.readouterr().err
     assert "2 of 4 sources have more tokens than the 64 positions of the model: number 2 (" in error
-    assert "choose long_sources: truncate or split" in error
-    for choice, done in (("truncate", "truncated"), ("split", "split")):
-        assert cli.main([*command, "--long_sources", choice]) == 0
-        assert len(out.read_text(encoding="utf-8").splitlines()) == 4
-        assert "of the model: number 2 (" in caplog.text and f"; they are {done}" in caplog.text
+    assert "choose long_sources: split" in error
+    assert cli.main([*command, "--long_sources", "split"]) == 0
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 4
+    assert "of the model: number 2 (" in caplog.text and "; they are split" in caplog.text
     assert cli.main([*command, "--long_sources", "cut"]) == 2
     assert "choose from" in capsys.readouterr().err

@@ -71,7 +71,7 @@ def evaluate(
 
     Returns:
         What is written: the record, all scores, the `packing` of documents, the decoding, the `shortened_sources` (numbers, from
-        1, of those that were truncated or split), the device, and the `seconds` of translating alone.
+        1, of those that were split), the device, and the `seconds` of translating alone.
     """
     packed, pairs = (pairs, pairs.pairs) if isinstance(pairs, PackedDocuments) else (None, pairs)
     sources, references = list(pairs["source"]), list(pairs["target"])

@@ -1,4 +1,4 @@
-"""Sources with more tokens than the model has positions: all of them are named, then refused, truncated or split."""
+"""Sources with more tokens than the model has positions: all of them are named, then refused or split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LongSources = Literal["error", "truncate", "split"]
+LongSources = Literal["error", "split"]
 LONG_SOURCES: tuple[str, ...] = get_args(LongSources)
 _NAMED = 5
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’»)\]]*\s+|[。！？][”’」』）]*\s*")
@@ -33,8 +33,8 @@ class SourceEncoder:
     Args:
         tokenizer: of the model; its source ids end in `</s>`.
         positions: how many tokens a source may have; None where the model does not limit it.
-        long_sources: what becomes of a longer one: "error" refuses all texts, "truncate" leaves out its end, "split" cuts
-            it at the ends of sentences, and between tokens where a sentence alone is too long.
+        long_sources: what becomes of a longer one: "error" refuses all texts, "split" cuts it at the ends of sentences, and
+            between tokens where a sentence alone is too long.
         moses: the step of the tokenizer.
     """
 
@@ -43,49 +43,43 @@ class SourceEncoder:
     long_sources: LongSources = "error"
     moses: MosesStep | None = None
 
-    def encode(self, texts: Sequence[str], name: str = "") -> tuple[list[Pieces], list[int]]:
-        """The pieces of each text, and the numbers (from 1) of the texts that were truncated or split, with a warning.
+    def encode(self, texts: Sequence[str], name: str = "the text") -> tuple[list[Pieces], list[int]]:
+        """The pieces of each text, and the numbers (from 1) of the texts that were split, with a warning.
 
         Args:
             texts: plain text.
-            name: what the texts are, to begin the message with.
+            name: what the texts are, for the message.
 
         Raises:
             UserError: texts that are too long, with "error".
         """
-        given = [index for index, text in enumerate(texts) if text.strip()]
-        sources: list[Pieces] = [[] for _ in texts]
-        for index, ids in zip(given, self._ids([texts[index] for index in given]), strict=True):
-            sources[index] = [ids]
-        too_long = [index for index in given if not self._fits(sources[index][0])]
+        whole = zip(texts, self._ids(texts), strict=True)
+        sources: list[Pieces] = [[ids] if text.strip() else [] for text, ids in whole]
+        too_long = [index for index, pieces in enumerate(sources) if pieces and not self._fits(pieces[0])]
         if not too_long:
             return sources, []
         named = ", ".join(f"{index + 1:,} ({len(sources[index][0]):,} tokens)" for index in too_long[:_NAMED])
         more = f" and {len(too_long) - _NAMED:,} more" if len(too_long) > _NAMED else ""
         found = (
-            f"{name}: " * bool(name) + f"{len(too_long):,} of {len(texts):,} sources have more tokens than the "
-            f"{self.positions:,} positions of the model: number {named}{more}, counted from 1"
+            f"{name}: {len(too_long):,} of {len(texts):,} sources have more tokens than the {self.positions:,} positions of the "
+            f"model: number {named}{more}, counted from 1"
         )
         if self.long_sources == "error":
-            raise UserError(f"{found}; shorten them, or choose long_sources: truncate or split")
-        is_split = self.long_sources == "split"
-        logger.warning("%s; they are %s", found, "split" if is_split else "truncated")
+            raise UserError(f"{found}; shorten them, or choose long_sources: split")
+        logger.warning("%s; they are split", found)
         for index in too_long:
-            sources[index] = self._split(texts[index]) if is_split else self._truncated(texts[index])
+            sources[index] = self._split(texts[index])
         return sources, [index + 1 for index in too_long]
 
     def _fits(self, ids: list[int]) -> bool:
         return self.positions is None or len(ids) <= self.positions
 
-    def _ids(self, texts: list[str], **options: object) -> list[list[int]]:
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             return []
         if self.moses is not None:
             texts = self.moses.apply(texts, side="source")
-        return self.tokenizer(texts, verbose=False, **options)["input_ids"]
-
-    def _truncated(self, text: str) -> Pieces:
-        return self._ids([text], truncation=True, max_length=self.positions)
+        return self.tokenizer(texts, verbose=False)["input_ids"]
 
     def _split(self, text: str) -> Pieces:
         """As many sentences as fit in each piece; a sentence that alone is too long is cut between tokens."""
