@@ -6,17 +6,19 @@ import argparse
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.studies.parser import load_rows, load_study, study_names
+from benchmarks.studies.report import write_reproduction
 from benchmarks.studies.running import Runner, tasks_by_study
-from benchmarks.studies.study import SIZES
-from benchmarks.studies.tasks import RESULTS, RUNS, Places, is_stale, state_of
+from benchmarks.studies.study import SIZES, Study
+from benchmarks.studies.tasks import RESULTS, RUNS, Places, Task, state_of
 from reluformer.commands.main import exit_status
 from reluformer.commands.parsing import Parser
-from reluformer.configuration.errors import UserError
+from reluformer.configuration.errors import TrainingStopped, UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,23 +31,15 @@ def _run(arguments: Sequence[str]) -> int:
     if options.report is not None:
         return _report(options)
     size = options.size or "cpu"
-    studies = sorted(((load_study(name), name) for name in options.study or study_names()), key=lambda s: s[0].position)
-    studies = {name: study for study, name in studies}
+    studies = {name: load_study(name) for name in options.study or study_names()}
+    studies = dict(sorted(studies.items(), key=lambda named: named[1].position))
     places = Places.of(size, options.runs, options.results)
     found = tasks_by_study(studies, load_rows(size), places, only=options.only, seeds=options.seed)
     if options.list:
-        for name, tasks in found.items():
-            finished = sum(state_of(task) == "finished" for task in tasks)
-            title = textwrap.shorten(studies[name].title, 66, placeholder=" …")
-            print(f"{name:<17} {finished:>2} of {len(tasks):>2} rows   {title}")
-            for task in tasks if options.study or options.only else ():
-                stale = " (a result of another recipe is there)" if is_stale(task) else ""
-                print(f"  {task.name}: {state_of(task)}{stale}")
-        return 0
+        return _list(studies, found, with_rows=bool(options.study or options.only))
     tasks = {(task.row.key, task.seed): task for of_study in found.values() for task in of_study}
     in_order = sorted(tasks.values(), key=lambda task: task.seed)  # one seed of everything before a second of anything
-    # as Ctrl-C does, so that the rows that are being trained are told to save and stop
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
         failures = Runner(size, options.jobs, partial(print, flush=True)).run(in_order)
     finally:
@@ -55,9 +49,21 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _report(options: argparse.Namespace) -> int:
-    from benchmarks.studies.report import write_reproduction
+def _stop(number: int, frame: Any) -> None:
+    raise TrainingStopped("the rows that were being trained save and stop; the same command goes on with them")
 
+
+def _list(studies: Mapping[str, Study], found: Mapping[str, Sequence[Task]], *, with_rows: bool) -> int:
+    for name, tasks in found.items():
+        finished = sum(state_of(task) == "finished" for task in tasks)
+        title = textwrap.shorten(studies[name].title, 66, placeholder=" …")
+        print(f"{name:<17} {finished:>2} of {len(tasks):>2} rows   {title}")
+        for task in tasks if with_rows else ():
+            print(f"  {task.name}: {state_of(task)}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
     if options.study or options.only or options.seed or options.list:
         raise UserError("--report: is of all studies, and runs none; leave --study, --only, --seed and --list out")
     sizes = [options.size] if options.size else ["cpu", "paper"]

@@ -11,11 +11,11 @@ from string import Formatter
 from typing import Any
 
 from benchmarks.markdown import mean_and_each
-from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, has_diverged, value
-from benchmarks.studies.parser import row_of_line
+from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, value
+from benchmarks.studies.parser import filled, row_of_line
 from benchmarks.studies.scores import FEWEST_ITEMS, STATISTICS, Comparison, bootstrap_of_means, comparable, in_words
 from benchmarks.studies.study import Claim, Figure, Study
-from benchmarks.studies.tasks import spent
+from benchmarks.studies.tasks import has_diverged, spent
 from reluformer.configuration.errors import UserError
 
 AGREES, DISAGREES, PENDING = "agrees", "disagrees", "pending"
@@ -65,20 +65,15 @@ def _expanded(claim: Claim, outcomes: Mapping[str, Outcome]) -> list[Claim]:
     template = next((name for name in names if "{" in name), None)
     if template is None:
         return [claim]
-    rows = [(name, outcome.entry.row) for name, outcome in outcomes.items() if outcome.entry.row is not None]
-    found = [row.values for name, row in rows if row_of_line(template, row.values) == name]
+    rows = [(name, outcome.entry.row.values) for name, outcome in outcomes.items() if outcome.entry.row is not None]
+    found = [values for name, values in rows if row_of_line(template, values) == name]
     return [_filled(claim, template, values) for values in found] or [claim]
 
 
 def _filled(claim: Claim, template: str, values: Mapping[str, Any]) -> Claim:
-    filled: dict[str, Any] = {}
-    for name in _NAMES:
-        given = getattr(claim, name)
-        if given is not None:
-            lists = isinstance(given, list)
-            filled[name] = [each.format(**values) for each in given] if lists else given.format(**values)
+    changes = {name: filled(getattr(claim, name), values) for name in _NAMES}
     of = ", ".join(f"{name} {values[name]}" for _, name, _, _ in Formatter().parse(template) if name)
-    return dataclasses.replace(claim, text=f"{claim.text} ({of})", **filled)
+    return dataclasses.replace(claim, text=f"{claim.text} ({of})", **changes)
 
 
 def _figure(claim: Claim, study: Study) -> Figure:
@@ -123,9 +118,9 @@ def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Word:
 
 @dataclass(frozen=True)
 class _Case:
-    """A claim with the rows that decide it, all of which have results.
+    """A claim with the rows that decide it, all of which have results, and what a relative figure compares them with.
 
-    figure: None where a row is said not to converge. others: what the rows are compared with by a relative figure.
+    figure: None where a row is said not to converge.
     """
 
     claim: Claim

@@ -11,10 +11,9 @@ from typing import Any
 import yaml
 
 from benchmarks.markdown import mean_and_each, table
-from benchmarks.studies.outcomes import has_diverged
 from benchmarks.studies.parser import Row, load_rows
 from benchmarks.studies.scores import STATISTICS, bootstrap_of_means, comparable
-from benchmarks.studies.tasks import Places, Task, read_result, spent
+from benchmarks.studies.tasks import Places, Task, has_diverged, read_result, spent
 
 SEEDS = (1, 2, 3)
 SIZE = "cpu"

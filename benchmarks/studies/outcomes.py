@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from benchmarks.studies.collection import last_figure, read_json
 from benchmarks.studies.parser import Catalogue, TableRow, table_of
 from benchmarks.studies.study import Budget, Figure, Study
-from benchmarks.studies.tasks import Places, Task, is_stale, read_result, spent
+from benchmarks.studies.tasks import Places, Task, has_diverged, is_stale, read_json, read_result, spent
 from reluformer.configuration.errors import UserError
 
 RUN, PENDING, NOT_HERE = "run", "pending", "not trained"
@@ -24,14 +24,8 @@ _STEP = re.compile(r"([\w-]+)(?:\[([^\]]*)\])?(?:\.|$)")
 class Outcome:
     """A row of a study's table with its results.
 
-    Args:
-        entry: the row.
-        status: `RUN`, `PENDING` or `NOT_HERE`.
-        why: in words, where it is not `RUN`, or where a seed is missing.
-        results: by seed, those that count as evidence.
-        below: by seed, those that are below the budget.
-        tasks: by seed.
-        beside: all rows of the table, by name, itself among them.
+    status: `RUN`, `PENDING` or `NOT_HERE`. why: in words, where it is not `RUN`, or where a seed is missing. results, below: by
+    seed, those that count as evidence, and those below the budget. beside: all rows of the table, by name.
     """
 
     entry: TableRow
@@ -68,8 +62,7 @@ def outcomes_of(study: Study, catalogue: Catalogue, places: Places) -> dict[str,
 
 def _outcome(entry: TableRow, budget: Budget | None, places: Places) -> Outcome:
     if entry.row is None:
-        reason = entry.not_here or "no row at this size"
-        return Outcome(entry, NOT_HERE, reason)
+        return Outcome(entry, NOT_HERE, entry.not_here or "no row at this size")
     outcome = Outcome(entry, PENDING, "")
     missing = []
     for seed in entry.seeds:
@@ -88,10 +81,7 @@ def _outcome(entry: TableRow, budget: Budget | None, places: Places) -> Outcome:
 
 
 def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:
-    """Why a result is no evidence yet; None if it is. A run that diverged has shown what it would show.
-
-    What it started from counts as its training.
-    """
+    """Why a result is no evidence yet; None if it is. A run that diverged has shown what it would show."""
     if budget is None:
         return "this size is no evidence"
     if has_diverged(result):
@@ -104,18 +94,8 @@ def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:
     return None
 
 
-def has_diverged(result: Mapping[str, Any]) -> bool:
-    """Whether the training of a result did not converge."""
-    return bool(result["training"].get("diverged"))
-
-
 def value(figure: Figure, outcome: Outcome, seed: int | None = None) -> float | None:
-    """A figure of a row's result, or of the file that holds it instead of results; None where there is none.
-
-    Args:
-        figure: of the study.
-        outcome: of the row.
-        seed: of the result; a file has one figure for all of them.
+    """A figure of a row's result of a seed, or of the file that holds it for all seeds; None where there is none.
 
     Raises:
         UserError: a path that is none.
@@ -127,7 +107,8 @@ def value(figure: Figure, outcome: Outcome, seed: int | None = None) -> float | 
         file = Path(figure.file)
         content = read_json(file) if file.is_file() else {}
     name = outcome.entry.name
-    return _figure(figure, content or {}, figure.path.replace("{row}", figure.names.get(name, name)))
+    found = select(content or {}, figure.path.replace("{row}", figure.names.get(name, name)))
+    return found * figure.factor if isinstance(found, (int, float)) else None
 
 
 def compared_with(figure: Figure, outcome: Outcome) -> Outcome | None:
@@ -144,11 +125,6 @@ def _relative(figure: Figure, outcome: Outcome, seed: int | None) -> float | Non
     return None if None in values or not values[1] else 100 * (values[0] / values[1] - 1)
 
 
-def _figure(figure: Figure, content: Mapping[str, Any], path: str) -> float | None:
-    found = select(content, path)
-    return found * figure.factor if isinstance(found, (int, float)) else None
-
-
 def select(content: Any, path: str) -> Any:
     """What a path leads to: `a.b[layer=all,p=0.2].c`; None where it ends early, the list of rows where it ends with one.
     `log.name` and `log10.name` are of what was logged, see `study.Figure`.
@@ -157,7 +133,9 @@ def select(content: Any, path: str) -> Any:
         UserError: text that is no path.
     """
     if (logged := _LOGGED.fullmatch(path)) is not None:
-        return last_figure(content.get("log_history", []), logged[2], int(logged[1] or 1))
+        count, entries = int(logged[1] or 1), content.get("log_history", [])
+        values = [entry[logged[2]] for entry in entries if entry.get(logged[2]) is not None]
+        return fmean(values[-count:]) if len(values) >= count else None
     position = 0
     while position < len(path):
         step = _STEP.match(path, position)
@@ -176,15 +154,12 @@ def select(content: Any, path: str) -> Any:
 def _fits(row: Mapping[str, Any], conditions: str) -> bool:
     """Whether a row of a table has all the values, `layer=all,p_percent=0.2`; numbers are compared as numbers."""
     for condition in conditions.split(","):
-        name, _, wanted = condition.partition("=")
+        name, _, text = condition.partition("=")
         found = row.get(name)
-        if found is None or not _same(str(found), wanted):
+        if found is None or (str(found) != text and found != _number(text)):
             return False
     return True
 
 
-def _same(first: str, second: str) -> bool:
-    try:
-        return float(first) == float(second)
-    except ValueError:
-        return first == second
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"[\d.]+", text) else None

@@ -120,7 +120,7 @@ def _started(row: Row, start: str | None, above: Mapping[str, Row]) -> Row:
     """A row that starts from another's model, and so is another one as soon as that model would be."""
     if start is None:
         return row
-    name = _filled(start, row.values)
+    name = filled(start, row.values)
     if name not in above:
         raise UserError(f"{ROWS_FILE}: {row.name} starts from {name}, which no row further up is called")
     return dataclasses.replace(row, start=above[name], key=_key({**row.recipe, "initialize_from": above[name].key}))
@@ -154,7 +154,7 @@ def table_of(study: Study, catalogue: Catalogue) -> list[TableRow]:
 
 def _table_row(entry: StudyRow, name: str, row: Row, seeds: tuple[int, ...]) -> TableRow:
     paper = {column: says.get(name) if isinstance(says, Mapping) else says for column, says in entry.paper.items()}
-    return TableRow(name, _filled(entry.label, row.values), row, paper, entry.not_here, seeds)
+    return TableRow(name, filled(entry.label, row.values), row, paper, entry.not_here, seeds)
 
 
 def _elsewhere(entry: StudyRow) -> TableRow:
@@ -226,17 +226,17 @@ def _row(
 ) -> Row:
     here = family.at.get(size, AtSize())
     layers = family.layers if here.layers is None else here.layers
-    files = [read_layer(_filled(each, {**values, "size": size})) for each in layers]
-    recipe = merged(*files, *(_filled(fragment, values) for fragment in (family.recipe, here.recipe)))
-    return Row(_filled(name, values), _key(recipe), recipe, values, tuple(family.analyses), name)
+    files = [read_layer(filled(each, {**values, "size": size})) for each in layers]
+    recipe = merged(*files, *(filled(fragment, values) for fragment in (family.recipe, here.recipe)))
+    return Row(filled(name, values), _key(recipe), recipe, values, tuple(family.analyses), name)
 
 
-def _filled(template: Any, values: Mapping[str, Any]) -> Any:
+def filled(template: Any, values: Mapping[str, Any]) -> Any:
     """`template` with `{name}` replaced; a text that is nothing but `{name}` becomes the value itself, with its type."""
     if isinstance(template, Mapping):
-        return {key: _filled(value, values) for key, value in template.items()}
+        return {key: filled(value, values) for key, value in template.items()}
     if isinstance(template, list):
-        return [_filled(value, values) for value in template]
+        return [filled(value, values) for value in template]
     if not isinstance(template, str):
         return template
     if template[1:-1] in values and template == f"{{{template[1:-1]}}}":

@@ -11,12 +11,12 @@ from typing import Any
 
 from benchmarks.markdown import table
 from benchmarks.studies.claims import AGREES, DISAGREES, KINDS, NOT_MEASURED, PENDING, UNDECIDED, Verdict, judge
-from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, at_size, has_diverged, outcomes_of, value
+from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, at_size, outcomes_of, value
 from benchmarks.studies.parser import STUDIES_FOLDER, load_rows, load_study, study_names
 from benchmarks.studies.plots import draw_plot
 from benchmarks.studies.scores import FEWEST_ITEMS, SAMPLES, STATISTICS
 from benchmarks.studies.study import RELUFORMER_PAPER, Study
-from benchmarks.studies.tasks import RESULTS, RUNS, Places, pictures_folder
+from benchmarks.studies.tasks import RESULTS, RUNS, Places, has_diverged
 
 SIZE_TITLES = {
     "smoke": "Size `smoke`",
@@ -242,7 +242,7 @@ def _status(outcome: Outcome) -> str:
 
 def _pictures(label: str, outcome: Outcome | None, path: Path) -> list[str]:
     for seed in outcome.results if outcome else ():
-        if files := sorted(pictures_folder(outcome.tasks[seed]).glob("*.png")):
+        if files := sorted(outcome.tasks[seed].pictures_folder.glob("*.png")):
             return [f"![{label}]({_relative(file, path)})" for file in files]
     return [f"{label}: {PENDING}."]
 

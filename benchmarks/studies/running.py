@@ -19,18 +19,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import yaml
-
-from benchmarks.studies.analysis_commands import analysis_commands
-from benchmarks.studies.collection import read_json, unevaluated_splits
+from benchmarks.studies.commands import commands_of
 from benchmarks.studies.parser import Catalogue, Row, table_of
 from benchmarks.studies.scores import STATISTICS
 from benchmarks.studies.study import Study
-from benchmarks.studies.tasks import Places, Task, is_stale, missing_analyses, read_result, state_of, write_result
+from benchmarks.studies.tasks import Places, Task, has_diverged, read_json, state_of, write_result
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.training.run.run_folder import RECORD_FILE
 
-RELUFORMER, TRAIN_ROW = "reluformer", "benchmarks.studies.training"
 # A job is one core's: more threads than cores make a small model slower, and two jobs would share them. The two of glibc
 # keep the memory of the logits, which it would otherwise give back to the system after every update.
 ENVIRONMENT = {
@@ -142,16 +137,14 @@ class Runner:
             wait([before])
         seen: list[str] = []
         try:
-            while (state := state_of(task)) not in seen:
-                commands = _commands(task, state)
+            while (state := state_of(task)) not in seen and not self.stopped:
+                commands = commands_of(task, state)
                 if not seen:
                     self.say(f"{head}: {_beginning(task, state, commands)}")
                 seen.append(state)
                 for command in commands:
                     self._execute(command, task, head)
-                if self.stopped:
-                    return
-                if commands or state == "trained":
+                if (commands or state == "trained") and not self.stopped:
                     self._collect(task, head)
         except (UserError, OSError) as error:
             self.failures.append(f"{task.name}: {one_line(error)}")
@@ -180,11 +173,8 @@ def _beginning(task: Task, state: str, commands: Sequence[list[str]]) -> str:
         again = "to train it again, give folders of their own: --runs runs/again --results runs/again/results"
         return f"finished already ({task.result_file}); {again}"
     doing = {"finished": "analyses", "trained": "evaluation", "begun": "goes on", "missing": "starts"}[state]
-    if is_stale(task):
-        doing += f", {task.result_file} is of another recipe and will be replaced"
-    elif task.model_needed and state == "missing" and read_result(task) is not None:
-        doing += f", since its model is not on this machine; {task.result_file} will be replaced"
-    return f"{doing}; log: {task.log_file}"
+    replaced = f", {task.result_file} will be replaced" if task.result_file.is_file() and state != "finished" else ""
+    return f"{doing}{replaced}; log: {task.log_file}"
 
 
 def _with_starts(tasks: Sequence[Task]) -> list[Task]:
@@ -196,38 +186,6 @@ def _with_starts(tasks: Sequence[Task]) -> list[Task]:
                 found[before.run_folder] = before  # instead of the same without `model_needed`
         found.setdefault(task.run_folder, task)
     return list(found.values())
-
-
-def _commands(task: Task, state: str) -> list[list[str]]:
-    """What is left to do in a state, in order."""
-    # Translation is trained by `reluformer train`; a task of another name, by a program of the studies.
-    train = [TRAIN_ROW, str(task.recipe_file)]
-    if "task" not in task.row.recipe:
-        train = [RELUFORMER, "train", "--config", str(task.recipe_file)]
-    if state in ("missing", "begun"):
-        if task.start is not None:
-            _require_model(task.start)
-        task.recipe_file.parent.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(task.recipe(), sort_keys=False, allow_unicode=True, width=120)
-        task.recipe_file.write_text(text, encoding="utf-8")
-        return [train]
-    if state == "trained":
-        splits = unevaluated_splits(task.run_folder)
-        if "task" in task.row.recipe:
-            return [train] if splits else []
-        return [[RELUFORMER, "evaluate", "--run", str(task.run_folder), "--split", split] for split in splits]
-    # A result of another machine has no model here to analyse.
-    has_model = (task.run_folder / RECORD_FILE).is_file()
-    commands = analysis_commands(task, missing_analyses(task)) if has_model else []
-    return [[RELUFORMER, *command] for command in commands]
-
-
-def _require_model(before: Task) -> None:
-    record = before.run_folder / RECORD_FILE
-    if not record.is_file():
-        raise UserError(f"{before.name}, which it starts from, is not trained ({before.log_file})")
-    if read_json(record).get("diverged"):
-        raise UserError(f"{before.name}, which it starts from, did not converge ({before.result_file})")
 
 
 def start(command: Sequence[str], log: Path) -> BaseProcess:
@@ -272,7 +230,7 @@ def last_line(log: Path) -> str:
 def _summary(result: Mapping[str, Any]) -> str:
     training = result["training"]
     minutes = f"{training['updates']:,} updates, {result['training_seconds'] / 60:.1f} min"
-    if training.get("diverged"):
+    if has_diverged(result):
         return f"does not converge: {training['diverged']['reason']} ({minutes})"
     scores = [f"{kind.label} {result[name]['score']:.2f}" for name, kind in STATISTICS.items() if result.get(name)]
     return f"{', '.join(scores)} ({minutes})" if scores else minutes

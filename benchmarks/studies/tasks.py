@@ -1,26 +1,31 @@
-"""Where the rows of studies are run and where their results are kept; what is finished, begun, or missing."""
+"""Where the rows of studies are run, what is finished, begun or missing, and the result file of a finished run."""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.studies.collection import collect, cpu_seconds, read_json, training_seconds
+import yaml
+
 from benchmarks.studies.parser import Row, recipe_of
 from benchmarks.studies.scores import accuracy_statistics, bleu_statistics, perplexity_statistics
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import SPLITS
 from reluformer.training.run.checkpoints import checkpoint_folders
 from reluformer.training.run.records import write_json
-from reluformer.training.run.run_folder import RECORD_FILE
+from reluformer.training.run.redaction import public_values, without_secrets
+from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 
 RUNS = Path("runs/studies")
 RESULTS = Path("benchmarks/results/studies")
+_PER_UPDATE = "_per_update"
 
 State = Literal["finished", "trained", "begun", "missing"]
+Log = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,7 @@ class Places:
 class Task:
     """One row with one seed.
 
-    Args:
-        row: what is trained.
-        seed: of the training.
-        places: of its run and its result.
-        model_needed: by another task that starts from it: a result alone, of another machine, does not do then.
+    model_needed: by another task that starts from it: a result alone, of another machine, does not do then.
     """
 
     row: Row
@@ -77,9 +78,21 @@ class Task:
     def result_file(self) -> Path:
         return self.places.results / f"{self.name}.json"
 
+    @property
+    def analysis_folder(self) -> Path:
+        return self.run_folder / "analysis"
+
+    @property
+    def pictures_folder(self) -> Path:
+        return self.places.results / f"{self.name}-pictures"
+
     def recipe(self) -> dict[str, Any]:
         """As in a recipe file."""
         return recipe_of(self.row, self.seed, self.run_folder, self.start and self.start.run_folder)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def state_of(task: Task) -> State:
@@ -104,31 +117,46 @@ def is_stale(task: Task) -> bool:
     return task.result_file.is_file() and read_result(task) is None
 
 
-def analysis_folder(task: Task) -> Path:
-    return task.run_folder / "analysis"
+def has_diverged(result: Mapping[str, Any]) -> bool:
+    """Whether the training of a result did not converge."""
+    return bool(result["training"].get("diverged"))
+
+
+def spent(result: Mapping[str, Any]) -> tuple[int, float]:
+    """Updates and seconds of training behind a result, with those of what it started from."""
+    start = result.get("start") or {"updates": 0, "training_seconds": 0.0}
+    return result["training"]["updates"] + start["updates"], result["training_seconds"] + start["training_seconds"]
 
 
 def missing_analyses(task: Task) -> list[str]:
     """Analyses of the row that its result does not hold; all of them without a result. A diverged run has no model."""
     result = read_result(task) or {"training": {}}
-    wanted = () if result["training"].get("diverged") else task.row.analyses
+    wanted = () if has_diverged(result) else task.row.analyses
     return [analysis.what for analysis in wanted if analysis.what not in result.get("analyses", {})]
 
 
-def write_result(task: Task, command: str) -> Path:
-    """Collects a finished run into the result file.
+def unevaluated_splits(folder: Path) -> list[str]:
+    """What a run whose training is over has left to evaluate: nothing if it diverged, for want of a model."""
+    if read_json(folder / RECORD_FILE).get("diverged"):
+        return []
+    wanted = _recipe(folder)["evaluation"]["splits"]
+    return [split for split in wanted if not (folder / f"evaluation.{split}.json").is_file()]
 
-    Args:
-        task: of the result.
-        command: that repeats it.
+
+def evaluated_split(folder: Path, name: str) -> str | None:
+    """The last split of which a run folder holds `<name>.<split>.tsv`: `test` before `validation`; None if there is none."""
+    return next((split for split in reversed(SPLITS[1:]) if (folder / f"{name}.{split}.tsv").is_file()), None)
+
+
+def write_result(task: Task, command: str) -> Path:
+    """Collects a finished run into the result file, with the command that repeats it.
 
     Raises:
-        UserError: the run is not finished, or there is no result of what it started from.
+        UserError: there is no result of what it started from.
     """
-    head = {"row": task.row.name, "key": task.row.key, "seed": task.seed, "command": command}
     run = collect(task.run_folder)
     result = {
-        **head,
+        **{"row": task.row.name, "key": task.row.key, "seed": task.seed, "command": command},
         **run,
         "training_seconds": training_seconds(run["log_history"]),
         "cpu_seconds": cpu_seconds(run["log_history"]),
@@ -137,6 +165,67 @@ def write_result(task: Task, command: str) -> Path:
         **_scores(task.run_folder, run["recipe"]),
     }
     return write_json(task.result_file, result)
+
+
+def collect(folder: Path) -> dict[str, Any]:
+    """What was measured in a finished run: `recipe` without secrets, `training` (its record), `evaluations` by split, and
+    `log_history`."""
+    return {
+        "recipe": public_values(_recipe(folder), without_secrets),
+        "training": read_json(folder / RECORD_FILE),
+        "evaluations": {path.name.split(".")[1]: read_json(path) for path in sorted(folder.glob("evaluation.*.json"))},
+        "log_history": read_json(folder / "trainer_state.json")["log_history"],
+    }
+
+
+def _recipe(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
+
+
+def training_seconds(log_history: Log) -> float:
+    """Seconds of all logged updates and of the validations between them; of every part of a run that was interrupted."""
+    seconds, update = 0.0, 0
+    for entry in log_history:
+        seconds += entry.get("eval_runtime", 0.0)
+        unit = next((name.removesuffix(_PER_UPDATE) for name in entry if name.endswith(_PER_UPDATE)), None)
+        if unit is not None:  # target tokens, or images
+            seconds += (entry["step"] - update) * entry[f"{unit}_per_update"] / entry[f"{unit}_per_second"]
+            update = entry["step"]
+    return seconds
+
+
+def cpu_seconds(log_history: Log) -> float | None:
+    """CPU seconds of all logged updates, on all threads of the process; None where the log is older than this figure."""
+    found = [entry["cpu_seconds"] for entry in log_history if "cpu_seconds" in entry]
+    return sum(found) if found else None
+
+
+def _start(start: Task) -> dict[str, Any]:
+    """What a result says of the training that its own started from; updates and seconds are of all that went before."""
+    result = read_result(start)
+    if result is None:
+        raise UserError(f"{start.result_file}: expected the result of what it starts from; run {start.name} again")
+    updates, seconds = spent(result)
+    return {name: result[name] for name in ("row", "key", "seed")} | {"updates": updates, "training_seconds": seconds}
+
+
+def _analyses(task: Task) -> dict[str, Any]:
+    """What `reluformer analyze` wrote, by what it measured, without definitions and single heads; wanted pictures are copied
+    beside the result."""
+    found = {}
+    for analysis in task.row.analyses:
+        for picture in (
+            each for name in analysis.pictures for each in task.analysis_folder.glob(f"{analysis.what}/{name}")
+        ):
+            task.pictures_folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(picture, task.pictures_folder / picture.name)
+        path = task.analysis_folder / f"{analysis.what}.json"
+        if path.is_file():
+            content = found[analysis.what] = read_json(path)
+            content.pop("definitions", None)
+            if isinstance(content.get("table"), list):
+                content["table"] = [row for row in content["table"] if row.get("head", "all") in ("all", None)]
+    return dict(sorted(found.items()))
 
 
 def _scores(folder: Path, recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,50 +239,3 @@ def _scores(folder: Path, recipe: Mapping[str, Any]) -> dict[str, Any]:
         return {"perplexity": split and perplexity_statistics(folder / f"documents.{split}.tsv", split, context)}
     translations = folder / "translations.test.tsv"
     return {"bleu": bleu_statistics(translations, recipe) if translations.is_file() else None}
-
-
-def evaluated_split(folder: Path, name: str) -> str | None:
-    """The last split of which a run folder holds `<name>.<split>.tsv`: `test` before `validation`; None if there is none."""
-    return next((split for split in reversed(SPLITS[1:]) if (folder / f"{name}.{split}.tsv").is_file()), None)
-
-
-def _start(start: Task) -> dict[str, Any]:
-    """What a result says of the training that its own started from; updates and seconds are of all that went before."""
-    result = read_result(start)
-    if result is None:
-        raise UserError(f"{start.result_file}: expected the result of what it starts from; run {start.name} again")
-    updates, seconds = spent(result)
-    return {name: result[name] for name in ("row", "key", "seed")} | {"updates": updates, "training_seconds": seconds}
-
-
-def spent(result: Mapping[str, Any]) -> tuple[int, float]:
-    """Updates and seconds of training behind a result, with those of what it started from."""
-    start = result.get("start") or {"updates": 0, "training_seconds": 0.0}
-    return result["training"]["updates"] + start["updates"], result["training_seconds"] + start["training_seconds"]
-
-
-def _analyses(task: Task) -> dict[str, Any]:
-    """What `reluformer analyze` wrote, by what it measured; wanted pictures are copied beside the result."""
-    folder = analysis_folder(task)
-    wanted = {analysis.what for analysis in task.row.analyses}
-    for analysis in task.row.analyses:
-        for picture in (path for pattern in analysis.pictures for path in folder.glob(f"{analysis.what}/{pattern}")):
-            pictures_folder(task).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(picture, pictures_folder(task) / picture.name)
-    return {name: figures for name, figures in _figures(folder).items() if name in wanted}
-
-
-def pictures_folder(task: Task) -> Path:
-    return task.places.results / f"{task.name}-pictures"
-
-
-def _figures(folder: Path) -> dict[str, Any]:
-    """The JSON files of a folder by name, without what a reader of results can do without: definitions, single heads."""
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        content = read_json(path)
-        content.pop("definitions", None)
-        if isinstance(content.get("table"), list):
-            content["table"] = [row for row in content["table"] if row.get("head", "all") in ("all", None)]
-        found[path.stem] = content
-    return found

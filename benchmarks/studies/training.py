@@ -21,7 +21,7 @@ from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
 from benchmarks.studies import pictures, texts
-from benchmarks.studies.collection import unevaluated_splits
+from benchmarks.studies.tasks import unevaluated_splits
 from reluformer.analysis.ppl_sparsity import perplexity
 from reluformer.commands.main import exit_status
 from reluformer.training.run.checkpoints import checkpoint_folders

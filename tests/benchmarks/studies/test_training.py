@@ -14,7 +14,7 @@ import yaml
 from torch.nn.functional import cross_entropy
 
 from benchmarks.studies import pictures, texts, training
-from benchmarks.studies.analysis_commands import analysis_commands
+from benchmarks.studies.commands import analysis_commands
 from benchmarks.studies.parser import STUDIES_FOLDER, load_rows
 from benchmarks.studies.running import Runner
 from benchmarks.studies.tasks import Places, Task, read_result

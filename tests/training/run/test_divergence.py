@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import TrainerState
 
-from benchmarks.studies.collection import collect
+from benchmarks.studies.tasks import collect
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import parse_recipe
