@@ -13,11 +13,10 @@ def run(arguments: list[str]) -> int:
         "with its Triton kernels, without Transformers.",
     )
     add, where = parser.add_argument, f"where it will be on the Hub; default: {DEFAULT_REPO_ID}, to be changed"
-    add("--output", required=True, metavar="FOLDER", help="folder to write")
+    add("--output", required=True, metavar="FOLDER", help="new folder to write")
     add("--repo_id", default=DEFAULT_REPO_ID, metavar="OWNER/NAME", help=where)
-    add("--overwrite", action="store_true", help="replace a kernel that is in FOLDER already")
     options = parser.parse_args(arguments)
-    folder = write_kernel(options.output, repo_id=options.repo_id, overwrite=options.overwrite)
+    folder = write_kernel(options.output, repo_id=options.repo_id)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{folder}: {options.repo_id}, version {VERSION}, {size / 1000:,.0f} kB")
     return 0

@@ -8,12 +8,10 @@ other's operators away.
 
 from __future__ import annotations
 
-import ast
 import base64
 import hashlib
 import json
 import re
-import shutil
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from reluformer import modeling_reluformer
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.modeling_reluformer.fused.triton_launch import MAX_HEAD_DIM
+from reluformer.training.run.records import new_folder
 
 DEFAULT_REPO_ID = "your-name/relu-attention"
 # The major version, which the branch on the Hub is named after. 0 means, by the convention of `kernels`: not for production yet.
@@ -31,86 +30,62 @@ VERSION = 0
 CAPABILITY, COMPILED_FOR = "8.0", ("8.0", "9.0")
 # Backend → architectures in the notation of `kernels`, where +PTX includes all later ones.
 BACKENDS = {"cpu": None, "cuda": [f"{CAPABILITY}+PTX"]}
-ENTRY, FUNCTION = "fused.attention", "relu_attention"
+# What `relu_attention` imports, itself included.
+MODULES = (
+    *(
+        "attention_reluformer.py",
+        "fused/activations.py",
+        "fused/attention.py",
+        "fused/blockwise.py",
+        "fused/operator.py",
+    ),
+    *("fused/specification.py", "fused/triton_kernels.py", "fused/triton_launch.py", "fused/triton_pointwise.py"),
+)
 TEMPLATE = Path(__file__).with_name("kernel_template.md")
 
 _INIT = '''"""Point-wise attention, ReLU instead of softmax, made from the package reluformer {version}."""
 
-from .{module} import {function}
+from .fused.attention import relu_attention
 
 __version__ = "{version}"
 
-__all__ = ["{function}"]
+__all__ = ["relu_attention"]
 '''
 
 
-def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID, overwrite: bool = False) -> Path:
+def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID) -> Path:
     """Writes the kernel, its metadata, card and licence, and returns the folder. The same package always writes the same bytes.
 
     Args:
-        folder: to write.
+        folder: new folder to write.
         repo_id: where the kernel will be on the Hub, owner/name. The name becomes the kernel's: lower-case letters, digits
             and dashes.
-        overwrite: replace a kernel that is in `folder` already; other files in it stay.
 
     Raises:
         UserError: a repo id that is none, or a folder that holds something.
     """
-    folder, name = Path(folder), _kernel_name(repo_id)
-    if folder.exists() and any(folder.iterdir()) and not (overwrite and (folder / "build").is_dir()):
-        raise UserError(f"{folder}: is not empty; give another folder, or --overwrite to replace the kernel in it")
-    package = distribution("reluformer")
-    modules = kernel_sources()
-    modules["__init__.py"] = _INIT.format(version=package.version, module=ENTRY, function=FUNCTION)
-    # Tells one content of the modules from another.
-    build = hashlib.sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()[:10]
-    licence = next(file for file in package.files if file.name == "LICENSE")
-    files = {"LICENSE": licence.read_text(encoding="utf-8"), "README.md": _card(name, repo_id, build)}
-    for backend in BACKENDS:
-        held = {**modules, "metadata.json": _metadata(name, backend, build, modules)}
-        files |= {f"build/torch-{backend}/{path}": text for path, text in held.items()}
-    shutil.rmtree(folder / "build", ignore_errors=True)
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
-    return folder
-
-
-def kernel_sources() -> dict[str, str]:
-    """Path of each file that `relu_attention` needs, below `modeling_reluformer/` → its source, character by character."""
-    sources: dict[str, str] = {}
-    unread = {ENTRY}
-    while unread:
-        name = unread.pop()
-        path = name.replace(".", "/")
-        source = (Path(modeling_reluformer.__file__).parent / f"{path}.py").read_text(encoding="utf-8")
-        sources[f"{path}.py"] = source
-        # `fused/__init__.py` of the package adds the compiled loop, which a kernel does not carry
-        sources |= {f"{path.rpartition('/')[0]}/__init__.py": ""} if "." in name else {}
-        unread |= {
-            module for module in _relative_imports(name, source) if f"{module.replace('.', '/')}.py" not in sources
-        }
-    return dict(sorted(sources.items()))
-
-
-def _relative_imports(name: str, source: str) -> set[str]:
-    """The module of every `from .module import names`, the form in which this package imports itself, as a dotted name."""
-    places = name.split(".")
-    return {
-        ".".join([*places[: -node.level], node.module])
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom) and node.level and node.module
-    }
-
-
-def _kernel_name(repo_id: str) -> str:
     match = re.fullmatch(r"[\w.-]+/([a-z][-a-z0-9]*[a-z0-9])", repo_id)
     if match is None:
         raise UserError(
             f"{repo_id!r}: cannot be the repo id of a kernel; give owner/name, the name in lower-case letters, digits and "
             f"dashes, such as {DEFAULT_REPO_ID}"
         )
-    return match[1]
+    package, place = distribution("reluformer"), Path(modeling_reluformer.__file__).parent
+    modules = {name: (place / name).read_text(encoding="utf-8") for name in MODULES}
+    # `fused/__init__.py` of the package adds the compiled loop, which a kernel does not carry
+    modules |= {"__init__.py": _INIT.format(version=package.version), "fused/__init__.py": ""}
+    # Tells one content of the modules from another.
+    build = hashlib.sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()[:10]
+    licence = next(file for file in package.files if file.name == "LICENSE")
+    files = {"LICENSE": licence.read_text(encoding="utf-8"), "README.md": _card(match[1], repo_id, build)}
+    for backend in BACKENDS:
+        held = {**modules, "metadata.json": _metadata(match[1], backend, build, modules)}
+        files |= {f"build/torch-{backend}/{path}": text for path, text in held.items()}
+    with new_folder(folder) as target:
+        for path, text in files.items():
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_text(text, encoding="utf-8")
+    return Path(folder)
 
 
 def _metadata(name: str, backend: str, build: str, modules: dict[str, str]) -> str:
@@ -133,9 +108,10 @@ def _metadata(name: str, backend: str, build: str, modules: dict[str, str]) -> s
 
 def _card(name: str, repo_id: str, build: str) -> str:
     package = distribution("reluformer")
-    tags = ["kernels", "attention", "arxiv:2302.06461"]
     card = ModelCard.from_template(
-        ModelCardData(library_name="kernels", license=_license().lower(), tags=tags),
+        ModelCardData(
+            library_name="kernels", license=_license().lower(), tags=["kernels", "attention", "arxiv:2302.06461"]
+        ),
         template_path=str(TEMPLATE),
         name=name,
         repo_id=repo_id,

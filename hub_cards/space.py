@@ -6,28 +6,25 @@ fetched once and kept in the cache; the page that is written asks nobody for any
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import hashlib
-import io
 import json
 import os
 import shutil
 import tarfile
-import tempfile
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.error import URLError
+from typing import Any
+
+from torch.hub import download_url_to_file
+from transformers import PreTrainedConfig
 
 from reluformer.analysis.drawing import color_of_model
 from reluformer.configuration.errors import UserError
 from reluformer.export.exporting import export
 from reluformer.export.running import DECODER_FILE, ENCODER_FILE, load_translator
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
+from reluformer.training.run.records import new_folder
 from reluformer.training.scoring.evaluation import read_translations
-from reluformer.training.translation import LIMIT_OFFSET, LIMIT_STEP, Translator
+from reluformer.training.translation import LIMIT_OFFSET, LIMIT_STEP
 
 STATIC = Path(__file__).parent / "static"
 EXAMPLES = 5
@@ -46,33 +43,17 @@ Written by `reluformer space`.
 """
 
 
-class Library(NamedTuple):
-    """A package of the npm registry: the hash of its archive, and the files that the page needs of it."""
-
-    name: str
-    version: str
-    sha512: str
-    files: tuple[str, ...]
-
-    @property
-    def address(self) -> str:
-        return f"https://registry.npmjs.org/{self.name}/-/{self.name.rpartition('/')[2]}-{self.version}.tgz"
-
-
-LIBRARIES = (
-    Library(
-        "onnxruntime-web",
-        "1.30.0",
-        "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ==",
+# Archive in the npm registry → its SHA-256, and the files that the page needs of it.
+LIBRARIES = {
+    "onnxruntime-web/-/onnxruntime-web-1.30.0.tgz": (
+        "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71",
         ("dist/ort.wasm.min.mjs", "dist/ort-wasm-simd-threaded.mjs", "dist/ort-wasm-simd-threaded.wasm"),
     ),
-    Library(
-        "@huggingface/tokenizers",
-        "0.2.0",
-        "LidMHe1FpcSYH4vcSjXooda34pC0M8m1gmDOv7SQi6Iv+ib1zX7J3sHBCC9/3FPCkn2k1b55FneVqMRxrr99pg==",
+    "@huggingface/tokenizers/-/tokenizers-0.2.0.tgz": (
+        "2800014c83b8186b2e4210c20672f1fb65a12cef85d7e95e0f2003e022611b4a",
         ("dist/tokenizers.min.mjs",),
     ),
-)
+}
 
 
 def write_page(models: Sequence[str | Path], folder: str | Path, examples: Sequence[str] = ()) -> Path:
@@ -80,39 +61,24 @@ def write_page(models: Sequence[str | Path], folder: str | Path, examples: Seque
 
     Args:
         models: folders or Hub ids of ReLUFormers.
-        folder: it must be new or empty; it appears whole or not at all. Any web server serves it, a static Space of the Hub, too.
-        examples: texts to begin with; the page opens on the first. None: sources that the first model's run has translated.
+        folder: new; it appears whole or not at all. Any web server serves it, a static Space of the Hub, too.
+        examples: texts to begin with; the page opens on the first. None given: sources that the first model's run has translated.
 
     Raises:
-        UserError: a folder in use; a model that does not export, or whose text goes through Moses; libraries that are neither in
-            the cache nor can be fetched.
+        UserError: a folder in use; a model that does not export, or whose text goes through Moses; no libraries.
     """
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--output: {folder} is in use; give a new folder")
     examples = list(examples) or examples_of(models[0])
     libraries = cached_libraries()
-    with _whole(folder) as target:
-        shutil.copytree(STATIC, target, dirs_exist_ok=True)
-        shutil.copytree(libraries, target / "libraries")
+    with new_folder(folder) as page:
+        shutil.copytree(STATIC, page, dirs_exist_ok=True)
+        shutil.copytree(libraries, page / "libraries")
         names = _names(models)
-        described = [_write_model(model, name, target, examples) for model, name in zip(models, names, strict=True)]
+        described = [_write_model(model, name, page, examples) for model, name in zip(models, names, strict=True)]
         settings = {"examples": examples, "models": described}
-        (target / "page.json").write_text(json.dumps(settings, ensure_ascii=False, indent=1), encoding="utf-8")
+        (page / "page.json").write_text(json.dumps(settings, ensure_ascii=False, indent=1), encoding="utf-8")
         readme = _README.format(title=" and ".join(names), names="`, `".join(names))
-        (target / "README.md").write_text(readme, encoding="utf-8")
-    return folder
-
-
-@contextlib.contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which gets its name at the end of the block, and is removed if the block raises."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as partial:
-        filled = Path(partial) / folder.name
-        filled.mkdir()
-        yield filled
-        os.replace(filled, folder)
+        (page / "README.md").write_text(readme, encoding="utf-8")
+    return Path(folder)
 
 
 def examples_of(model: str | Path) -> list[str]:
@@ -148,60 +114,50 @@ def _write_model(model: str | Path, name: str, page: Path, examples: Sequence[st
         "limit": {"step": LIMIT_STEP, "offset": LIMIT_OFFSET},
     }
     (target / "page.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    size = sum(path.stat().st_size for path in target.glob("*.onnx"))
     return {
         "folder": name,
         "name": name,
-        "about": _about(translator, sum(path.stat().st_size for path in target.glob("*.onnx"))),
+        "about": f"{_about(config)} · {size / 1e6:.1f} MB",
         "color": color_of_model(config),
         "first": translator(examples[:1])[0] if examples else "",
     }
 
 
-def _about(translator: Translator, size: int) -> str:
-    """Attention, depth and size on one line."""
-    config = translator.model.config
+def _about(config: PreTrainedConfig) -> str:
+    """Attention and depth on one line."""
     scaling = f", γ = {config.attention_gamma:g}" if config.attention_scaling == "variance" else ""
     layers = f"{config.encoder_layers} + {config.decoder_layers} layers of {config.encoder_attention_heads} heads"
-    return f"{ACTIVATIONS[config.attention_activation].title} attention{scaling} · {layers} · {size / 1e6:.1f} MB"
+    return f"{ACTIVATIONS[config.attention_activation].title} attention{scaling} · {layers}"
 
 
 def cached_libraries() -> Path:
     """The folder with the JavaScript libraries, which are fetched the first time.
 
     Raises:
-        UserError: the registry cannot be reached, or gives another archive than the one whose hash is known.
+        UserError: the registry cannot be reached. RuntimeError: it gives another archive than the one whose hash is known.
     """
     folder = library_folder()
-    if not folder.is_dir():
-        with _whole(folder) as partial:
-            for library in LIBRARIES:
-                _unpack(library, _fetch(library), partial)
+    if folder.is_dir():
+        return folder
+    with new_folder(folder) as partial:
+        for name, (sha256, files) in LIBRARIES.items():
+            address, archive = f"https://registry.npmjs.org/{name}", partial / "archive.tgz"
+            print(f"fetching {address}", flush=True)
+            try:
+                download_url_to_file(address, str(archive), hash_prefix=sha256)
+            except OSError as error:
+                raise UserError(
+                    f"{address}: cannot be fetched ({error}); the page needs it once, then it is in the cache"
+                ) from error
+            with tarfile.open(archive) as held:
+                for file in files:
+                    (partial / Path(file).name).write_bytes(held.extractfile(f"package/{file}").read())
+            archive.unlink()
     return folder
 
 
 def library_folder() -> Path:
     """Where the cache has, or will have, the libraries in these versions."""
-    versions = "-".join(f"{library.name.rpartition('/')[2]}-{library.version}" for library in LIBRARIES)
+    versions = "-".join(Path(name).stem for name in LIBRARIES)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "reluformer" / versions
-
-
-def _fetch(library: Library) -> bytes:
-    print(f"fetching {library.address}", flush=True)
-    try:
-        with urllib.request.urlopen(library.address, timeout=60) as answer:
-            archive = answer.read()
-    except URLError as error:
-        raise UserError(
-            f"{library.address}: cannot be fetched ({error.reason}); the page needs it once, then it is in the cache"
-        ) from error
-    if hashlib.sha512(archive).digest() != base64.b64decode(library.sha512):
-        raise UserError(
-            f"{library.address}: is another archive than the one whose hash this version knows; nothing of it is used"
-        )
-    return archive
-
-
-def _unpack(library: Library, archive: bytes, folder: Path) -> None:
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        for name in library.files:
-            (folder / Path(name).name).write_bytes(files.extractfile(f"package/{name}").read())

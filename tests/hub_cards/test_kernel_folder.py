@@ -15,7 +15,7 @@ import reluformer
 from reluformer import modeling_reluformer, relu_attention
 from reluformer.commands import kernel
 from reluformer.configuration.errors import UserError
-from reluformer.hub_cards.kernel import BACKENDS, VERSION, write_kernel
+from reluformer.hub_cards.kernel import BACKENDS, MODULES, VERSION, write_kernel
 from reluformer.modeling_reluformer.fused.compiled.library import python_loop
 
 from ..modeling_reluformer.cases import run_without_package
@@ -23,7 +23,6 @@ from ..modeling_reluformer.fused.cases import random_inputs
 from ..modeling_reluformer.fused.test_triton import SHARED_MEMORY
 
 REPO_ID = "somebody/relu-attention"
-GENERATED = {"__init__.py", "fused/__init__.py"}
 OPTIONS = {"causal": True, "statistics": "sum+entropy"}
 COMPUTE = """
     import pathlib, torch
@@ -82,21 +81,17 @@ def test_its_operator_stands_beside_that_of_this_package(folder):
 def test_every_module_is_this_package_s_own(folder):
     package = Path(modeling_reluformer.__file__).parent
     for variant in variants(folder):
-        names = {path.relative_to(variant).as_posix() for path in variant.rglob("*.py")}
-        names = {
-            name for name in names if not name.startswith("relu_attention/")
-        }  # where `kernels` looked for it earlier
-        assert {"fused/attention.py", "fused/triton_kernels.py", "attention_reluformer.py"} <= names
-        copied = sorted(names - GENERATED)
-        assert filecmp.cmpfiles(package, variant, copied, shallow=False)[0] == copied
-        assert not names & {"modeling_reluformer.py", "configuration_reluformer.py", "layers_reluformer.py"}
+        assert filecmp.cmpfiles(package, variant, MODULES, shallow=False)[0] == [*MODULES]
 
 
-def test_imports_are_relative_or_of_torch_triton_and_the_standard_library(folder):
+def test_imports_are_modules_of_the_folder_or_of_torch_triton_and_the_standard_library(folder):
     for path in (folder / "build").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 10))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert path.parents[node.level - 1].joinpath(f"{node.module.replace('.', '/')}.py").is_file(), path
+            elif isinstance(node, ast.ImportFrom):
+                names.append(node.module)
             assert {name.partition(".")[0] for name in names} <= {"torch", "triton"} | sys.stdlib_module_names, path
 
 
@@ -143,16 +138,9 @@ def test_what_cannot_be_a_kernel_s_repo_id_is_refused(tmp_path, repo_id):
     assert not (tmp_path / "kernel").exists()
 
 
-def test_the_command_replaces_a_kernel_when_told_and_leaves_other_files(tmp_path, capsys):
-    output = ["--output", str(tmp_path / "kernel")]
-    assert kernel.run([*output, "--repo-id", "somebody/pointwise"]) == 0
+def test_the_command_writes_a_new_folder(tmp_path, capsys):
+    arguments = ["--output", str(tmp_path / "kernel"), "--repo_id", "somebody/pointwise"]
+    assert kernel.run(arguments) == 0
     assert "somebody/pointwise, version 0" in capsys.readouterr().out
-    stale, notes = tmp_path / "kernel/build/torch-cpu/stale.py", tmp_path / "kernel/notes.txt"
-    stale.touch()
-    notes.touch()
-    with pytest.raises(UserError, match="is not empty; give another folder, or --overwrite"):
-        kernel.run(output)
-    assert kernel.run([*output, "--overwrite"]) == 0
-    assert not stale.exists() and notes.exists()
-    with pytest.raises(UserError, match="is not empty"):
-        write_kernel(tmp_path, overwrite=True)
+    with pytest.raises(UserError, match="is in use; give a new folder"):
+        kernel.run(arguments)
