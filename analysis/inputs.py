@@ -36,7 +36,7 @@ from reluformer.modeling_reluformer.configuration_vision import pair
 from reluformer.training.data.corpus import load_split, read_parallel_files
 from reluformer.training.data.documents import PackedDocuments, pack_documents
 from reluformer.training.data.encoding import encode_pairs
-from reluformer.training.data.readers import is_unicode, text_lines
+from reluformer.training.data.readers import is_unicode, text_file, text_lines
 from reluformer.training.loading import (
     device_of,
     load_model_and_tokenizer,
@@ -254,7 +254,7 @@ def _read_text(name: str, options: AnalysisOptions) -> Subject:
     length = min(positions, MOST_CONTEXT) if options.context is None else options.context
     if length > positions or length < 2:
         raise UserError(f"--context: {length} tokens; give 2 to {positions}, the positions of the model")
-    text = "".join(text_lines(Path(options.text).expanduser()))
+    text = "".join(f"{line}\n" for line in text_lines(text_file(options.text)))
     if not is_unicode(text):
         raise UserError(f"--text: {options.text!r} is not UTF-8; give a text")
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]

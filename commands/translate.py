@@ -6,14 +6,14 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm.auto import tqdm
 
 from reluformer.commands.parsing import Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.readers import is_unicode, refuse_table, text_lines, without_line_end
+from reluformer.training.data.readers import is_unicode, text_file, text_lines
 from reluformer.training.shipped import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def read_lines(path: str) -> list[str]:
     Raises:
         UserError: no such file, a damaged one, a table, or bytes that are not UTF-8, with the line.
     """
-    refuse_table(PurePath(path), "write the column to translate into a text file, or give plain text as standard input")
+    instead = "write the column to translate into a text file, or give plain text as standard input"
     try:
-        lines = [without_line_end(line) for line in text_lines(sys.stdin.buffer if path == "-" else Path(path))]
+        lines = list(text_lines(sys.stdin.buffer if path == "-" else text_file(path, instead)))
     except UserError as error:
         raise UserError(f"--input: {error}") from error
     for number, line in enumerate(lines, start=1):

@@ -93,7 +93,7 @@ csv train: no column…there are: de;en; set data.dataset.source_column, or opti
 """) + expressions("""
 a line of a corpus that is not UTF-8
 read_parallel_files("latin1.txt", "good.en", name="train")[1].summary()
-result: train: 2 of 3 pairs kept; skipped 1 × source is not UTF-8 (first: line 2)
+result: train: 2 of 3 pairs kept; skipped 1 × source is not UTF-8 (first: pair 2)
 
 line ends and byte order mark of Windows
 list(read_parallel_files("windows.txt", "good.en", name="train")[0]["source"])

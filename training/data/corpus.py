@@ -1,4 +1,4 @@
-"""The sentence pairs of a recipe's splits: every pair is kept, or counted with the reason and the place of the first.
+"""The sentence pairs of a recipe's splits: every pair is kept, or counted with the reason and the number of the first.
 
 Files are read once into the cache of `datasets` and mapped into memory from there, so that a corpus may be larger than memory.
 Raw text stays raw here; normalisation is the tokenizer's.
@@ -20,51 +20,44 @@ import numpy as np
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import SPLITS, DataConfig, DatasetConfig, ParallelFiles
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.data.readers import is_unicode, refuse_table, text_lines, without_line_end
+from reluformer.training.data.readers import is_unicode, text_file, text_lines
 from reluformer.training.run.redaction import without_secrets
 
 # Part of every key of the cache: raise it where the same files are read in another way than before.
-READING_VERSION = 2
-# A cell is text as it stands ("null" is a word), and only "\n" ends a row.
-_CSV = {"keep_default_na": False, "lineterminator": "\n"}
-_MOST_NAMED = 20
-# Where a row stands, and its values by side, or the reason for which it is skipped.
-Row = tuple[str, dict[str, Any] | str]
-_FEATURES = datasets.Features(
-    {name: datasets.Value("string") for name in ("source", "target", "document", "problem", "place")}
-)
+READING_VERSION = 3
+Row = dict[str, Any] | str  # the values of a pair by side, or the reason for which it is skipped
+_FEATURES = datasets.Features({name: datasets.Value("string") for name in ("source", "target", "document", "problem")})
 
 
 @dataclass
 class CorpusReport:
     """What became of the pairs of one corpus: `read == kept + sum(skipped.values())`.
 
-    `skipped` counts pairs by reason; `first` is the place of the first one of each reason.
+    `skipped` counts pairs by reason; `first` is the number, from 1, of the first one of each reason.
     """
 
     name: str
     read: int = 0
     kept: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
-    first: dict[str, str] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
 
-    def count(self, rows: datasets.Dataset, place: Callable[[int], str]) -> np.ndarray:
-        """Counts rows, and returns which are good: those whose column "problem" is null (rows,).
-
-        `place` says what to call a row, by its number from 0.
-        """
+    def count(self, rows: datasets.Dataset) -> np.ndarray:
+        """Counts rows, and returns which are good: those whose column "problem" is null (rows,)."""
         problems = rows.data.column("problem")
         good = np.asarray(problems.is_null())
         self.read, self.kept = len(rows), int(good.sum())
         for row in np.flatnonzero(~good).tolist():
             reason = problems[row].as_py()
             self.skipped[reason] = self.skipped.get(reason, 0) + 1
-            self.first.setdefault(reason, place(row))
+            self.first.setdefault(reason, row + 1)
         return good
 
     def skips(self) -> str:
         """What was skipped, as the end of a line; "" for nothing."""
-        reasons = [f"{count:,} × {reason} (first: {self.first[reason]})" for reason, count in self.skipped.items()]
+        reasons = [
+            f"{count:,} × {reason} (first: pair {self.first[reason]:,})" for reason, count in self.skipped.items()
+        ]
         return f"; skipped {'; '.join(reasons)}" if reasons else ""
 
     def summary(self) -> str:
@@ -72,10 +65,10 @@ class CorpusReport:
         return f"{self.name}: {self.kept:,} of {self.read:,} pairs kept{self.skips()}"
 
 
-def keep_good(rows: datasets.Dataset, name: str, place: Callable[[int], str]) -> tuple[datasets.Dataset, CorpusReport]:
+def keep_good(rows: datasets.Dataset, name: str) -> tuple[datasets.Dataset, CorpusReport]:
     """The rows without a problem, and what was counted, see `CorpusReport.count`; `UserError` where none is left."""
     report = CorpusReport(name)
-    good = report.count(rows, place)
+    good = report.count(rows)
     if not report.kept:
         raise UserError(f"empty corpus: {report.summary()}; expected at least one usable pair")
     rows = rows.remove_columns("problem")
@@ -103,8 +96,6 @@ def load_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusRe
     Raises:
         UserError: the recipe has no such split, or its files cannot be used.
     """
-    if split not in SPLITS:
-        raise UserError(f"no split {split!r}; choose one of {', '.join(SPLITS)}")
     if not has_split(data, split):
         splits = ", ".join(name for name in SPLITS if has_split(data, name))
         raise UserError(f"data: the recipe has no {split} split (splits it has: {splits}); give its files")
@@ -153,24 +144,23 @@ def read_parallel_files(
             a document that begins twice, or that `only` names and does not exist.
     """
     given = {"source": source, "target": target, "document": documents}
-    paths = {side: _existing_file(path, name) for side, path in given.items() if path is not None}
-    for path in paths.values():
-        refuse_table(path, "give a table as data.dataset, or rename the file if it is plain text")
+    instead = "give a table as data.dataset, or rename the file if it is plain text"
+    paths = {side: text_file(path, instead) for side, path in given.items() if path is not None}
     return _read(partial(_parallel_rows, paths, name, only), name, paths.values())
 
 
 def _parallel_rows(paths: dict[str, Path], name: str, only: Sequence[str] | None) -> Iterator[Row]:
     counts, missing = [0] * len(paths), set(only or ())
-    for number, lines in enumerate(zip_longest(*map(text_lines, paths.values())), 1):
+    for lines in zip_longest(*map(text_lines, paths.values())):
         counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
         if None in lines:
             continue  # the error below names the true counts
-        record = dict(zip(paths, map(without_line_end, lines), strict=True))
+        record = dict(zip(paths, lines, strict=True))
         if "document" in record:
             record["document"] = record["document"].strip()
             missing.discard(record["document"])
         left_out = only is not None and record["document"] not in only
-        yield f"line {number:,}", "of a document that `only` does not name" if left_out else record
+        yield "of a document that `only` does not name" if left_out else record
     if len(set(counts)) > 1:
         found = " and ".join(f"{count:,} in {path}" for count, path in zip(counts, paths.values(), strict=True))
         raise UserError(
@@ -183,19 +173,16 @@ def _parallel_rows(paths: dict[str, Path], name: str, only: Sequence[str] | None
 def _read_dataset(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusReport]:
     given, loaded = data.dataset, _load_set(data.dataset, split).flatten()
     name = without_secrets(" ".join(part for part in (given.path, given.name, split) if part))
-    # A line of CSV ends in "\n" alone here, which leaves the "\r" of Windows with its last column.
-    known = {column.removesuffix("\r"): column for column in loaded.column_names}
-    chosen = {side: known[column] for side, column in _choose_columns(list(known), data, name).items()}
+    chosen = _choose_columns(loaded.column_names, data, name)
     return _read(partial(_set_rows, loaded.select_columns(list(chosen.values())), chosen), name, ())
 
 
 def _set_rows(loaded: datasets.Dataset, chosen: dict[str, str]) -> Iterator[Row]:
-    for number, row in enumerate(loaded):
-        values = {side: row[column] for side, column in chosen.items()}
-        if "document" in values:  # may be a number
-            values["document"] = "" if values["document"] is None else str(values["document"]).strip()
-        texts = {side: value.removesuffix("\r") for side, value in values.items() if isinstance(value, str)}
-        yield f"row {number}", values | texts
+    for row in loaded:
+        record = {side: row[column] for side, column in chosen.items()}
+        if "document" in record:  # may be a number
+            record["document"] = "" if record["document"] is None else str(record["document"]).strip()
+        yield record
 
 
 def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
@@ -206,7 +193,8 @@ def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
             f"data.dataset.path: {given.path!r} is a file; give its kind (csv, json or parquet) as path, and the file as "
             "data.dataset.files"
         )
-    options = {**(_CSV if given.path == "csv" else {}), **given.options}
+    # a cell is text as it stands: "null" is a word
+    options = {**({"keep_default_na": False} if given.path == "csv" else {}), **given.options}
     try:
         if (local / "dataset_dict.json").exists():
             return datasets.load_from_disk(str(local / split))
@@ -220,30 +208,22 @@ def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
 
 
 def _choose_columns(known: Sequence[str], data: DataConfig, name: str) -> dict[str, str]:
-    """By side, its column: that which the recipe names, or that which is named as the language.
-
-    Raises:
-        UserError: it does not exist, with those that do, or it is that of both sides.
-    """
+    """By side, its column: that which the recipe names, or that which is named as the language."""
     chosen = {}
-    languages = {"source": data.source_language, "target": data.target_language}
-    for side in ("source", "target", "document"):
+    for side, language in (("source", data.source_language), ("target", data.target_language), ("document", None)):
         named = getattr(data.dataset, f"{side}_column")
-        if named is None and side == "document":
+        if named is None and language is None:
             continue
-        wanted = [f"translation.{languages[side]}", languages[side]] if named is None else [named]
+        wanted = [f"translation.{language}", language] if named is None else [named]
         found = [column for column in wanted if column in known]
         if not found:
-            more = f" and {len(known) - _MOST_NAMED:,} more" if len(known) > _MOST_NAMED else ""
             raise UserError(
-                f"{name}: no column {' or '.join(map(repr, wanted))}; there are: {', '.join(known[:_MOST_NAMED])}{more}; set "
+                f"{name}: no column {' or '.join(map(repr, wanted))}; there are: {', '.join(known)}; set "
                 f"data.dataset.{side}_column{', or options: {sep: …}' if len(known) == 1 else ''}"
             )
         chosen[side] = found[0]
     if chosen["source"] == chosen["target"]:
-        raise UserError(
-            f"{name}: column {chosen['source']!r} is both source and target; name the two columns in data.dataset"
-        )
+        raise UserError(f"{name}: column {chosen['source']!r} is both source and target; name two in data.dataset")
     return chosen
 
 
@@ -257,22 +237,25 @@ def _read(rows: Callable[[], Iterator[Row]], name: str, files: Iterable[Path]) -
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise
-    places = read.data.column("place")
-    pairs, report = keep_good(read, name, lambda row: places[row].as_py())
-    pairs = pairs.remove_columns("place")
+    pairs, report = keep_good(read, name)
     if pairs[0]["document"] is None:
         return pairs.remove_columns("document"), report
-    _check_order(pairs, name)
+    runs = Counter(document for document, _ in groupby(pairs["document"]))
+    if scattered := [document for document, count in runs.items() if count > 1]:
+        raise UserError(
+            f"{name}: the sentences of document {scattered[0]!r} do not stand together; sort the corpus by document, or give "
+            "each document a name of its own"
+        )
     return pairs, report
 
 
 def _judged_rows(rows: Callable[[], Iterator[Row]], name: str, key: object) -> Iterator[dict[str, str | None]]:
-    """Every row; one that cannot be used has no text, but a problem and its place. `key` is part of the cache's key alone."""
-    place = None
-    for place, record in rows():
+    """Every row; one that cannot be used has no text, but a problem. `key` is part of the cache's key alone."""
+    record = None
+    for record in rows():
         problem = record if isinstance(record, str) else _problem(record)
-        yield record if problem is None else {"problem": problem, "place": place}
-    if place is None:  # `datasets` cannot hold a set without rows
+        yield record if problem is None else {"problem": problem}
+    if record is None:  # `datasets` cannot hold a set without rows
         raise UserError(f"empty corpus: {CorpusReport(name).summary()}; expected at least one usable pair")
 
 
@@ -289,20 +272,3 @@ def _problem(record: dict[str, Any]) -> str | None:
     if record.get("document", "any") == "" or not is_unicode(record.get("document", "")):
         return "no name of a document"
     return None
-
-
-def _check_order(pairs: datasets.Dataset, name: str) -> None:
-    """Raises `UserError` where the pairs of one document do not stand together."""
-    runs = Counter(document for document, _ in groupby(pairs["document"]))
-    if scattered := [document for document, count in runs.items() if count > 1]:
-        raise UserError(
-            f"{name}: the sentences of document {scattered[0]!r} do not stand together; sort the corpus by document, or give "
-            "each document a name of its own"
-        )
-
-
-def _existing_file(path: str | Path, name: str) -> Path:
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise UserError(f"{name}: {'expected a file, found' if path.exists() else 'file not found'}: {path}")
-    return path

@@ -139,7 +139,7 @@ def pack_documents(
     rows = encode_rows(sentences, tokenizer, max_length=most, name=name, workers=workers)
     documents = sentences["document"][:]
     report = PackingReport(name, max_tokens=max_tokens, documents=len(set(documents)))
-    good = report.count(rows, lambda row: f"pair {row} of document {documents[row]}")
+    good = report.count(rows)
     lengths = [token_lengths(rows, column) for column in ("input_ids", "labels")]
     report.kept_too_long = int((np.maximum(*lengths) > max_tokens).sum())
     counts = ((side - 1).tolist() for side in lengths)

@@ -8,8 +8,6 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow.compute as pc
-import tokenizers
-import transformers
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
@@ -23,17 +21,12 @@ ENCODED_FEATURES = datasets.Features({name: datasets.List(datasets.Value("int32"
 
 
 def encode_pairs(
-    pairs: datasets.Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
-    name: str,
-    workers: int = 1,
+    pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, *, max_length: int, name: str, workers: int = 1
 ) -> tuple[datasets.Dataset, CorpusReport]:
     """Token ids of raw pairs, columns "input_ids" and "labels"; both end in `</s>`.
 
     The tokenizer's Moses step, if it has one, is applied here. A pair is skipped and counted (with its number in
-    `pairs`, from 0) if either side has more than `max_length` tokens, `</s>` included, or none but `</s>`; nothing is
+    `pairs`, from 1) if either side has more than `max_length` tokens, `</s>` included, or none but `</s>`; nothing is
     truncated.
 
     Args:
@@ -46,8 +39,7 @@ def encode_pairs(
     Raises:
         UserError: a tokenizer that does not end a sentence with its `eos_token`; no pair left.
     """
-    rows = encode_rows(pairs, tokenizer, max_length=max_length, name=name, workers=workers)
-    return keep_good(rows, name, "pair {:,}".format)
+    return keep_good(encode_rows(pairs, tokenizer, max_length=max_length, name=name, workers=workers), name)
 
 
 def first_encoded_pairs(
@@ -59,15 +51,19 @@ def first_encoded_pairs(
 
 
 def encode_rows(
-    pairs: datasets.Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
-    name: str,
-    workers: int = 1,
+    pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, *, max_length: int, name: str, workers: int = 1
 ) -> datasets.Dataset:
     """As `encode_pairs`, but a pair to skip is a row without tokens, whose column "problem" says why."""
-    check_end_of_sentence(tokenizer)
+    ids = tokenizer("a")["input_ids"]
+    if tokenizer.eos_token_id is None or ids[-1:] != [tokenizer.eos_token_id]:
+        raise UserError(
+            f"the tokenizer must end every sentence with its eos_token ({tokenizer.eos_token!r}), got ids {ids} "
+            "for 'a'; give its tokenizer.json a post-processor that appends it"
+        )
+    # What decides the ids. The rules hold the padding of the last call, which is the one above; a hash of the whole
+    # tokenizer would change with more.
+    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer
+    facts = [rules, getattr(tokenizer, "split_special_tokens", None), tokenizer.init_kwargs.get("moses"), max_length]
     return pairs.map(
         _encode,
         fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
@@ -75,19 +71,9 @@ def encode_rows(
         num_proc=workers if 1 < workers <= len(pairs) else None,
         remove_columns=pairs.column_names,
         features=datasets.Features({**ENCODED_FEATURES, "problem": datasets.Value("string")}),
-        new_fingerprint=Hasher.hash([ENCODING_VERSION, pairs._fingerprint, *_facts(tokenizer), max_length]),
+        new_fingerprint=Hasher.hash([ENCODING_VERSION, pairs._fingerprint, *facts]),
         desc=f"encoding {name}",
     )
-
-
-def _facts(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """What decides the ids that a tokenizer gives. Its rules hold the padding of its last call, which here is always that of
-    `check_end_of_sentence`; a hash of the whole object would change with more."""
-    if not tokenizer.is_fast:
-        return [tokenizer]
-    rules = tokenizer.backend_tokenizer.to_str()
-    versions = [tokenizers.__version__, transformers.__version__]
-    return [rules, tokenizer.split_special_tokens, tokenizer.init_kwargs.get("moses"), *versions]
 
 
 def _encode(
@@ -119,21 +105,6 @@ def token_ids(
 
 
 def token_lengths(encoded: datasets.Dataset, column: str) -> np.ndarray:
-    """Tokens of each row (rows,) int32.
-
-    Args:
-        encoded: as of `encode_pairs`, or any set with a column of lists.
-        column: its name.
-    """
+    """Tokens of each row (rows,) int32, of a set with such a column of lists."""
     batches = encoded.select_columns(column).with_format("arrow").iter(batch_size=100_000)
     return np.concatenate([pc.list_value_length(batch[column]).to_numpy() for batch in batches])
-
-
-def check_end_of_sentence(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises `UserError` for a tokenizer that does not end a text with its `eos_token`."""
-    ids = tokenizer("a")["input_ids"]
-    if tokenizer.eos_token_id is None or ids[-1:] != [tokenizer.eos_token_id]:
-        raise UserError(
-            f"the tokenizer must end every sentence with its eos_token ({tokenizer.eos_token!r}), got ids {ids} "
-            "for 'a'; give its tokenizer.json a post-processor that appends it"
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import BinaryIO
 
 from reluformer.configuration.errors import UserError, one_line
@@ -15,8 +15,24 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx")
 _HEAD_BYTES = 4_096
 
 
+def text_file(path: str | Path, instead: str | None = None) -> Path:
+    """The path of a text file; raises `UserError` where there is none.
+
+    Args:
+        path: may begin with `~`.
+        instead: what to do with a table; None takes a file that is named as one, too.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir() or not path.exists():
+        raise UserError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a text file")
+    suffix = without_compression(path).suffix.lower()
+    if instead is not None and suffix in TABLE_SUFFIXES:
+        raise UserError(f"{path}: is a table by its name ({suffix}); expected text, one sentence a line: {instead}")
+    return path
+
+
 def text_lines(path: Path | BinaryIO) -> Iterator[str]:
-    """The lines of a text file, each with its "\\n", without a byte order mark.
+    """The lines of a text file, without "\\n" or "\\r\\n" at their ends and without a byte order mark.
 
     Only "\\n" ends a line, so that no other separator within a sentence puts two files out of step. Files that end in .gz, .bz2
     or .zst are decompressed. Bytes that are not UTF-8 become lone surrogates, see `is_unicode`.
@@ -24,9 +40,6 @@ def text_lines(path: Path | BinaryIO) -> Iterator[str]:
     Raises:
         UserError: a file that cannot be read or decompressed, or that is no text in UTF-8.
     """
-    if isinstance(path, Path) and (path.is_dir() or not path.exists()):
-        raise UserError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a text file")
-
     import pyarrow as pa  # here, since it takes a third of a second, which `--help` need not wait for
 
     try:
@@ -39,14 +52,9 @@ def text_lines(path: Path | BinaryIO) -> Iterator[str]:
                 )
             for number, line in enumerate(stream):
                 line = line if number else line.removeprefix(codecs.BOM_UTF8)
-                yield line.decode("utf-8", "surrogateescape")
+                yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "surrogateescape")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)}); fetch or compress the file again") from error
-
-
-def without_line_end(line: str) -> str:
-    """The line without "\\n" or "\\r\\n" at its end."""
-    return line.removesuffix("\n").removesuffix("\r")
 
 
 def is_unicode(text: str) -> bool:
@@ -58,13 +66,6 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def without_compression(path: PurePath) -> PurePath:
+def without_compression(path: Path) -> Path:
     """The path without .gz, .bz2 or .zst at its end."""
     return path.with_suffix("") if path.suffix in COMPRESSED_SUFFIXES else path
-
-
-def refuse_table(path: PurePath, instead: str) -> None:
-    """Raises `UserError` for a file that is named as a table; `instead` says what to do with it."""
-    suffix = without_compression(path).suffix.lower()
-    if suffix in TABLE_SUFFIXES:
-        raise UserError(f"{path}: is a table by its name ({suffix}); expected text, one sentence a line: {instead}")

@@ -37,7 +37,7 @@ def arguments(recipe_file, tmp_path):
     ("change", "message"),
     [
         ([], r"test split: 1 of 5 sources have more tokens than the 160 positions of the model: number 1 \("),
-        (["--data.test.source", "nowhere.de"], r"test: file not found: nowhere\.de"),
+        (["--data.test.source", "nowhere.de"], r"nowhere\.de: no such file; give a text file"),
         (["--evaluation.splits", "[validation]"], r"validation split: 1 of 6 sources have more tokens"),
     ],
     ids=["too long", "missing", "validation is evaluated too"],

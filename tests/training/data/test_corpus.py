@@ -76,8 +76,8 @@ def test_bad_pairs_are_counted_and_the_good_ones_kept_in_step(tmp_path):
     assert report.skipped == {
         "source is not UTF-8": 1, "source empty": 2, "both sides empty": 1, "target is not UTF-8": 1,
     }  # fmt: skip
-    assert list(report.first.values()) == ["line 2", "line 4", "line 5", "line 8"]
-    assert report.summary().startswith("train: 3 of 8 pairs kept; skipped 1 × source is not UTF-8 (first: line 2); 2 ×")
+    assert list(report.first.values()) == [2, 4, 5, 8]
+    assert report.summary().startswith("train: 3 of 8 pairs kept; skipped 1 × source is not UTF-8 (first: pair 2); 2 ×")
 
 
 def test_files_of_different_lengths_are_refused_with_both_true_counts(tmp_path):
@@ -100,7 +100,7 @@ def test_nothing_left_is_an_error(tmp_path):
         ("a.de.gz", gzip.compress(b"eins\n" * 9_999, mtime=0)[:-12], "a.de.gz: cannot be read ("),
         ("a.csv.de", b"", "empty corpus"),
         ("a.TSV.gz", b"", "is a table by its name (.tsv); expected text, one sentence a line: give a table as data.dataset"),
-        ("a.de", None, "train: file not found: "),
+        ("a.de", None, "a.de: no such file; give a text file"),
     ],
 )  # fmt: skip
 def test_what_is_no_text_is_refused_in_one_line(tmp_path, name, content, says):
@@ -113,7 +113,9 @@ def test_what_is_no_text_is_refused_in_one_line(tmp_path, name, content, says):
 def test_a_split_names_where_the_corpus_is_and_one_file_for_both_sides(tmp_path):
     given = ParallelFiles(source=str(tmp_path / "a"), target=str(tmp_path / "b"))
     data = DataConfig(**LANGUAGES, train=given, homepage="https://example.org")
-    with pytest.raises(UserError, match=r"file not found: \S+/a; the corpus is available at https://example\.org$"):
+    with pytest.raises(
+        UserError, match=r"/a: no such file; give a text file; the corpus is available at https://example\.org$"
+    ):
         load_split(data, "train")
     with pytest.raises(UserError, match=r"no test split \(splits it has: train\); give its files"):
         load_split(data, "test")
@@ -132,9 +134,9 @@ def test_a_corpus_is_read_once_until_a_file_changes(tmp_path, monkeypatch):
     assert texts(*read_parallel_files(*files, name="train"))[0] == [("2", "one")]
 
 
-PAIRS = [("eins", "one"), ('zwei "2"', "two, or 2"), ("null", "NA"), ("42", "42"), ("dr\rei", "three")]
-CSV = 'id,de,en\n1,eins,one\n2,"zwei ""2""","two, or 2"\n3,null,NA\n4,42,42\n5,dr\rei,three\n'
-TSV = 'id\tde\ten\n1\teins\tone\n2\tzwei "2"\ttwo, or 2\n3\tnull\tNA\n4\t42\t42\n5\tdr\rei\tthree\n'
+PAIRS = [("eins", "one"), ('zwei "2"', "two, or 2"), ("null", "NA"), ("42", "42"), ("drei", "three")]
+CSV = 'id,de,en\n1,eins,one\n2,"zwei ""2""","two, or 2"\n3,null,NA\n4,42,42\n5,drei,three\n'
+TSV = 'id\tde\ten\n1\teins\tone\n2\tzwei "2"\ttwo, or 2\n3\tnull\tNA\n4\t42\t42\n5\tdrei\tthree\n'
 OBJECTS = [{"id": 1, "de": source, "en": target} for source, target in PAIRS]
 JSONL = "".join(json.dumps(row) + "\n" for row in OBJECTS)
 
@@ -151,7 +153,7 @@ JSONL = "".join(json.dumps(row) + "\n" for row in OBJECTS)
     ],
 )
 def test_a_cell_of_a_table_is_text_as_it_stands(tmp_path, kind, content, options):
-    """The words "null" and "NA" are words, numbers are texts, and only a line feed ends a row."""
+    """The words "null" and "NA" are words, and numbers are texts."""
     pairs, report = table(written(tmp_path, "a", content), kind, options=options)
     assert pairs == PAIRS and report.skipped == {}
 
@@ -168,7 +170,7 @@ def test_texts_of_a_table_may_have_line_breaks_and_rows_may_lack_a_side(tmp_path
     long = "wort\n" * 40_000
     pairs, report = table(written(tmp_path, "a.csv", f'de,en\n"{long}",one\nzwei\n,two\ndrei,three\n'))
     assert pairs == [(long, "one"), ("drei", "three")]
-    assert report.skipped == {"target empty": 1, "source empty": 1} and report.first["source empty"] == "row 2"
+    assert report.skipped == {"target empty": 1, "source empty": 1} and report.first["source empty"] == 3
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_a_data_set_of_a_folder_of_files_or_saved(tmp_path):
         pairs, report = texts(*data_set(folder))
         assert pairs == [("eins", "one"), ("fünf", "five")]
         assert report.skipped == {"source is not text": 2, "target empty": 1}
-        assert report.first == {"source is not text": "row 1", "target empty": "row 3"}
+        assert report.first == {"source is not text": 2, "target empty": 4}
     assert data_set(tmp_path / "folder", "train[:20%]")[1].read == 1
 
 
@@ -253,7 +255,7 @@ def test_documents_are_named_by_a_file_or_a_column_and_stand_together(tmp_path):
         written(tmp_path, "de", "a\nb\nc\nd\n"), written(tmp_path, "en", "a\n\nc\nd\n"), name="train", documents=names
     )
     assert list(pairs["document"]) == ["d0", "d1"]
-    assert report.first == {"target empty": "line 2", "no name of a document": "line 3"}
+    assert report.first == {"target empty": 2, "no name of a document": 3}
     rows = [{"de": "a", "en": "b", "session": session} for session in (0, 0, 1)]
     pairs, _ = data_set(saved(tmp_path, rows), document_column="session")
     assert list(pairs["document"]) == ["0", "0", "1"]

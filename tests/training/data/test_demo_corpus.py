@@ -67,8 +67,6 @@ def test_words(item, german, english):
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(UserError, match=r"no split 'dev'; there are: train, validation, test"):
-        demo_pairs(5, split="dev", seed=0)
     for count in (0, 20_001):
         with pytest.raises(UserError, match="expected 1 to 20000"):
             demo_pairs(count, split="test", seed=0)

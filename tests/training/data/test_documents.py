@@ -96,7 +96,7 @@ def test_a_sentence_that_alone_is_too_long_is_left_out_or_kept(tokenizer):
     assert list(skipped.pairs["source"]) == ["uno . due .", "sei . uno . due ."]
     assert list(kept.pairs["source"]) == ["uno . due .", "tre .", "sei . uno . due ."]
     assert skipped.report.skipped == {"longer than 8 tokens": 1} and skipped.report.kept == 5
-    assert skipped.report.first["longer than 8 tokens"] == "pair 2 of document a"
+    assert skipped.report.first["longer than 8 tokens"] == 3
     assert (kept.report.kept_too_long, kept.report.kept) == (1, 6)
     assert "kept alone: 1" in kept.report.summary() and "skipped 1" in skipped.report.summary()
     assert skipped.references == kept.references == {"a": " ".join(target)}
