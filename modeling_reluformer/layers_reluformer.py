@@ -49,8 +49,7 @@ from .loss_reluformer import (
 )
 
 try:  # a copy of these files on the Hub takes the fused paths from the installed package
-    from reluformer.modeling_reluformer.fused.generation import SharedSources
-    from reluformer.modeling_reluformer.fused.model_attention import fused_attention_forward
+    from reluformer.modeling_reluformer.fused.model_attention import SharedSources, fused_attention_forward
     from reluformer.modeling_reluformer.fused.vocabulary_loss import vocabulary_loss
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("reluformer"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 class ZerosCallback(TrainerCallback):
-    """Sets, before each update, what follows from its number; so a resumed run goes on as one that was not interrupted.
+    """Sets, before each update of a model of this package, what follows from its number; so a resumed run equals a whole one.
 
-    The model must be one of this package. What is drawn comes from torch's random numbers, which checkpoints of the Trainer
-    hold. The threshold stands in the model's configuration and is saved with it; the L1 weight and the probability are those of
-    training alone.
+    The threshold is saved with the model's configuration; the L1 weight and the probability are those of training alone.
 
     Args:
         l1_weights: weights of the L1 term of the loss (`ffn_l1_weight`), one for each stage of ProSparse (arXiv 2402.13516): the
@@ -35,14 +34,7 @@ class ZerosCallback(TrainerCallback):
 
     Raises:
         UserError: values that make no schedule; when training begins, a model that they do not fit.
-
-    Example:
-
-    ```python
-    >>> from reluformer.training.zeros import ZerosCallback
-
-    >>> schedule = ZerosCallback(l1_weights=[0.001, 0.01], l1_steps=[100, 1000], threshold=0.01)
-    ```"""
+    """
 
     def __init__(
         self,
@@ -73,20 +65,19 @@ class ZerosCallback(TrainerCallback):
     def l1_weight(self, step: int) -> float | None:
         """The weight of the update after `step` updates; None without a schedule.
 
-        In stage i, which ends at update T_i with the weight w_i, w_{i-1} + (w_i - w_{i-1}) (1 - cos(pi (t - T_{i-1}) / (T_i -
-        T_{i-1}))) / 2, which is ProSparse's sine; in the first stage w_1.
+        w_1 in the first stage; in stage i, which ends at update T_i with w_i, ProSparse's sine:
+        w_{i-1} + (w_i - w_{i-1}) (1 - cos(pi (t - T_{i-1}) / (T_i - T_{i-1}))) / 2.
         """
         if not self.l1_weights:
             return None
-        stages = zip(self.l1_weights, self.l1_weights[1:], self.l1_steps, self.l1_steps[1:], strict=False)
-        for before, weight, start, end in stages:
-            if start <= step < end:
-                return before + (weight - before) * (1 - math.cos(math.pi * (step - start) / (end - start))) / 2
-        return self.l1_weights[0] if step < self.l1_steps[0] else self.l1_weights[-1]
+        stage = bisect(self.l1_steps, step)
+        if stage in (0, len(self.l1_steps)):
+            return self.l1_weights[0 if stage == 0 else -1]
+        (start, end), (before, weight) = (stages[stage - 1 : stage + 1] for stages in (self.l1_steps, self.l1_weights))
+        return before + (weight - before) * (1 - math.cos(math.pi * (step - start) / (end - start))) / 2
 
     def negative_probability(self, step: int, steps: int) -> float:
-        """The probability of the update after `step` of `steps` updates."""
-        # One at least, also of few updates: what is saved must have been trained as it is used.
+        """The probability of the update after `step` of `steps` updates. The last one is a ReLU's, as the model that is saved."""
         relu_steps = max(round(steps * self.relu_share), 1)
         return self.stochastic_probability if step < steps - relu_steps else 0.0
 
@@ -106,20 +97,30 @@ class ZerosCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """What holds for the next update, all of its steps of accumulation alike."""
-        model, step = _ours(kwargs["model"]), state.global_step
-        model.scheduled_ffn_l1_weight = self.l1_weight(step)
-        probability = self.negative_probability(step, state.max_steps)
+        step = state.global_step
         reached = self.threshold_step is not None and step >= self.threshold_step
-        _set_zeros(model, probability, self.threshold if reached else None)
+        self._set(kwargs["model"], self.l1_weight(step), self.negative_probability(step, state.max_steps), reached)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """The model as it is used from now on: no L1 term but its own, ReLUs, and the threshold."""
-        model = _ours(kwargs["model"])
-        model.scheduled_ffn_l1_weight = None
         reached = state.global_step >= (state.max_steps if self.threshold_step is None else self.threshold_step)
-        _set_zeros(model, 0.0, self.threshold if reached else None)
+        self._set(kwargs["model"], None, 0.0, reached)
         if self.threshold and not reached:
             logger.warning("ZerosCallback: no threshold is set: training ended at update %d", state.global_step)
+
+    def _set(self, model: nn.Module, l1_weight: float | None, negative_probability: float, reached: bool) -> None:
+        model, threshold = _ours(model), self.threshold if reached else 0.0
+        model.scheduled_ffn_l1_weight = l1_weight
+        model.config.ffn_threshold = threshold or model.config.ffn_threshold
+        for part in model.modules():
+            activation = part._modules.get("activation_fn")
+            if activation is None or isinstance(part, SparseActivation):
+                continue
+            if not isinstance(activation, SparseActivation) and (threshold or negative_probability):
+                part.activation_fn = activation = SparseActivation(activation).train(part.training)
+            if isinstance(activation, SparseActivation):
+                activation.negative_probability = negative_probability
+                activation.threshold = threshold or activation.threshold
 
 
 def _ours(model: nn.Module) -> AttentionPreTrainedModel:
@@ -128,18 +129,3 @@ def _ours(model: nn.Module) -> AttentionPreTrainedModel:
     if found is None:
         raise UserError(f"ZerosCallback: {type(model).__name__} is no model of this package")
     return found
-
-
-def _set_zeros(model: AttentionPreTrainedModel, negative_probability: float, threshold: float | None) -> None:
-    """Sets these of every feed-forward network, see `SparseActivation`; a threshold, unless None or 0, becomes the config's."""
-    if threshold:
-        model.config.ffn_threshold = threshold
-    for part in model.modules():
-        activation = part._modules.get("activation_fn")
-        if activation is None or isinstance(part, SparseActivation):
-            continue
-        if not isinstance(activation, SparseActivation) and (threshold or negative_probability):
-            part.activation_fn = activation = SparseActivation(activation).train(part.training)
-        if isinstance(activation, SparseActivation):
-            activation.negative_probability = negative_probability
-            activation.threshold = threshold or activation.threshold

@@ -16,8 +16,8 @@ taken by the caller.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -30,23 +30,18 @@ from .specification import Specification
 # Of the scores of a block, all heads together, unless 16 queries need more.
 BYTES_PER_BLOCK = 2**23
 SMALLEST_BLOCK = 16
-# Of the hashes that draw dropout, the same in C++.
-_GOLDEN_64, _FIRST_64, _SECOND_64 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_GOLDEN_32, _FIRST_32, _SECOND_32 = 0x9E3779B9, 0x21F0AAAD, 0x735A2D97
 
 
 class _Block(NamedTuple):
     """Some queries of one sequence, and the keys that they see together.
 
-    first: how many queries of the sequence come before. sequence: its number among packed ones, else 0. last_key: of the first
-    query, from the start of the sequence; None if not causal. hidden: padding among the keys, boolean (batch, 1, 1, keys).
-    scale: r, (batch, 1 or heads, rows, 1).
+    number: of the block. last_key: of the first query, from the start of the sequence; None if not causal. hidden: padding among
+    the keys, boolean (batch, 1, 1, keys). scale: r, (batch, 1 or heads, rows, 1).
     """
 
     rows: slice
     keys: slice
-    first: int
-    sequence: int
+    number: int
     last_key: int | None
     hidden: Tensor | None
     scale: Tensor | None
@@ -81,9 +76,9 @@ def blockwise_forward(
         for statistic, found in zip(statistics, _statistics(weights, block.scale), strict=False):
             statistic[:, :, block.rows] = found
         if specification.dropout_p > 0:
-            weights = weights.mul_(_dropout(weights, key.shape[1], block, specification))
+            weights = weights.mul_(_dropout(weights, block, specification))
         scale = block.scale
-        if scale is not None and scales_first(weights.dtype):
+        if scale is not None and weights.dtype == torch.float16:  # which cannot hold a sum above 65,504
             weights, scale = weights.mul_(scale.to(weights.dtype)), None
         attended = weights @ values
         output[:, :, block.rows] = attended if scale is None else attended * scale.to(attended.dtype)
@@ -111,22 +106,14 @@ def blockwise_backward(
         weights, scores = _weights(scaled_query, keys, block, specification)
         gradient, dropped = incoming @ values.mT, weights
         if specification.dropout_p > 0:
-            mask = _dropout(weights, key.shape[1], block, specification)
+            mask = _dropout(weights, block, specification)
             gradient, dropped = gradient.mul_(mask), weights * mask
         _add_gains(gradient, weights, grad_sum, grad_sum_log, block)
-        gradient = block.hide(_differentiate(specification.activation, gradient, weights, scores))
+        gradient = block.hide(ACTIVATIONS[specification.activation].backward(gradient, scores, weights))
         grad_query[:, :, block.rows] = (gradient @ keys).mul_(specification.scale)
         for total, part in ((key_sum, gradient.mT @ scaled_query), (value_sum, dropped.mT @ incoming)):
             total[:, :, block.keys] += part.unflatten(1, (-1, group)).sum(2, dtype=total.dtype)
     return grad_query, empty_like_heads(key).copy_(key_sum), empty_like_heads(value).copy_(value_sum)
-
-
-def scales_first(dtype: torch.dtype) -> bool:
-    """Whether the row scale comes before the sum over the keys: float16 cannot hold a sum above 65,504.
-
-    Elsewhere the row scale comes after the sum, once a row instead of once a weight.
-    """
-    return dtype == torch.float16
 
 
 def empty_like_heads(tensor: Tensor, features: int | None = None) -> Tensor:
@@ -140,7 +127,8 @@ def empty_like_heads(tensor: Tensor, features: int | None = None) -> Tensor:
 
 def _blocks(query: Tensor, key: Tensor, specification: Specification) -> Iterator[_Block]:
     offset, mask, scale = int(specification.keys_before), specification.key_padding_mask, specification.row_scale
-    for sequence, (start, stop, first_key, end_key) in enumerate(_sequences(query, key, specification)):
+    number = itertools.count()
+    for start, stop, first_key, end_key in _sequences(query, key, specification):
         keys = end_key - first_key
         bytes_per_query = query.shape[0] * query.shape[1] * max(1, keys) * query.dtype.itemsize
         size = max(SMALLEST_BLOCK, BYTES_PER_BLOCK // bytes_per_query)
@@ -152,7 +140,7 @@ def _blocks(query: Tensor, key: Tensor, specification: Specification) -> Iterato
             columns = slice(first_key, first_key + seen)
             hidden = None if mask is None else ~mask[:, None, None, columns]
             row_scale = None if scale is None else scale[:, :, begin:end].unsqueeze(-1)
-            yield _Block(slice(begin, end), columns, begin - start, sequence, last_key, hidden, row_scale)
+            yield _Block(slice(begin, end), columns, next(number), last_key, hidden, row_scale)
 
 
 def _sequences(query: Tensor, key: Tensor, specification: Specification) -> list[tuple[int, int, int, int]]:
@@ -160,7 +148,7 @@ def _sequences(query: Tensor, key: Tensor, specification: Specification) -> list
     if specification.cu_seqlens_q is None:
         return [(0, query.shape[2], 0, key.shape[2])]
     edges = list(zip(specification.cu_seqlens_q.tolist(), specification.cu_seqlens_k.tolist(), strict=True))
-    sequences = [(q0, q1, k0, k1) for (q0, k0), (q1, k1) in pairwise(edges)]
+    sequences = [(q0, q1, k0, k1) for (q0, k0), (q1, k1) in itertools.pairwise(edges)]
     ends = query.shape[2], key.shape[2]
     # a compiled graph has not looked at them
     if edges[0] != (0, 0) or edges[-1] != ends or any(q0 > q1 or k0 > k1 for q0, q1, k0, k1 in sequences):
@@ -206,49 +194,8 @@ def _add_gains(
     gradient.add_((gain if scale is None else gain * scale).to(gradient.dtype))
 
 
-def _differentiate(activation: str, gradient: Tensor, weights: Tensor, scores: Tensor) -> Tensor:
-    """gradient · h'(scores). A closed gate of ReLU lets nothing through, not even infinity."""
-    if activation == "relu":
-        return torch.ops.aten.threshold_backward(gradient, weights, 0)
-    return gradient.mul_(ACTIVATIONS[activation].derivative(scores))
-
-
-def _dropout(weights: Tensor, key_heads: int, block: _Block, specification: Specification) -> Tensor:
-    """D of a block, 0 or 1/(1-p), like `weights` (batch, heads, rows, keys).
-
-    A hash of the seed and of a weight's place, so that no mask is stored: it is the same however a problem is cut into blocks,
-    in both passes, and in the compiled loop.
-    """
-    batch, heads, rows, keys = weights.shape
-    numbers = [torch.arange(size, device=weights.device) for size in (batch, heads, rows)]
-    span, head = numbers[0].view(-1, 1, 1) + block.sequence, numbers[1].view(1, -1, 1)
-    state = _mix(torch.full((), _signed(int(specification.seed) + _GOLDEN_64, 64), device=weights.device))
-    for part in (span * key_heads + head // (heads // key_heads), head, numbers[2] + block.first):
-        state = _mix(state ^ (part + _signed(_GOLDEN_64, 64)))
-    hashed = (state >> 32).to(torch.int32).unsqueeze(-1)
-    columns = torch.arange(1, keys + 1, dtype=torch.int32, device=weights.device) * _signed(_GOLDEN_32, 32)
-    hashed = columns ^ hashed
-    for shift, factor in ((16, _FIRST_32), (15, _SECOND_32)):
-        hashed = hashed.bitwise_xor_(_shifted(hashed, shift)).mul_(_signed(factor, 32))
-    hashed.bitwise_xor_(_shifted(hashed, 15))
-    threshold = min(int(specification.dropout_p * 2**32), 2**32 - 1)
-    # unsigned comparison of signed numbers
-    kept = (hashed ^ -(2**31)) >= _signed(threshold ^ 2**31, 32)
-    return kept.to(weights.dtype).div_(1.0 - specification.dropout_p)
-
-
-def _mix(state: Tensor) -> Tensor:
-    for shift, factor in ((30, _FIRST_64), (27, _SECOND_64)):
-        state = (state ^ ((state >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor, 64)
-    return state ^ ((state >> 31) & (2**33 - 1))
-
-
-def _shifted(values: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right of int32."""
-    return (values >> bits).bitwise_and_(2 ** (32 - bits) - 1)
-
-
-def _signed(value: int, bits: int) -> int:
-    """The number of two's complement with the same bits."""
-    value %= 2**bits
-    return value - 2**bits if value >= 2 ** (bits - 1) else value
+def _dropout(weights: Tensor, block: _Block, specification: Specification) -> Tensor:
+    """D of a block, 0 or 1/(1-p), like `weights`. Both passes draw it from the same seed, so that no mask is stored."""
+    generator = torch.Generator(weights.device).manual_seed(int(specification.seed) + block.number)
+    share = 1 - specification.dropout_p
+    return torch.empty_like(weights).bernoulli_(share, generator=generator).div_(share)

@@ -1,4 +1,4 @@
-"""`attn_implementation="fused"` of the models: `relu_attention` by what a forward pass knows of its masks."""
+"""What a model takes from the package: `attn_implementation="fused"`, and generation whose beams share their source."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
 from ..attention_reluformer import Visibility
 from .attention import attend
@@ -102,3 +103,29 @@ def _sequence_ends(query_segments: Tensor, key_segments: Tensor) -> tuple[Tensor
         lengths = torch.stack([torch.bincount(row, minlength=count) for row in order]).flatten()
         ends.append(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int())
     return tuple(ends)
+
+
+class SharedSources:
+    """A mixin before `GenerationMixin`: the source's keys and values are held once for all its beams, and read once a step."""
+
+    def _expand_inputs_for_generation(
+        self,
+        expand_size: int = 1,
+        is_encoder_decoder: bool = False,
+        input_ids: Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """As in Transformers, but the source is not repeated for its beams or samples: see `targets_per_source`.
+
+        It is repeated where the caller gave a cache, which may hold its keys for each of them.
+        """
+        if expand_size == 1 or any(model_kwargs.get(name) is not None for name in ("cache", "past_key_values")):
+            return super()._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
+        source = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)
+        return input_ids, {**model_kwargs, **source, "targets_per_source": expand_size}
+
+    def _reorder_cache(self, cache: Cache, beam_idx: Tensor) -> Cache:
+        """The beams of a sentence share its source, so only what they have written themselves changes places."""
+        cache.self_attention_cache.reorder_cache(beam_idx)
+        return cache

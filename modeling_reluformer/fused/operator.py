@@ -8,7 +8,6 @@ gradients of S and T:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -27,21 +26,19 @@ _SCHEMA = f"Tensor query, Tensor key, Tensor value, {SCHEMA}) -> (Tensor, Tensor
 _TENSORS = 3 + TENSOR_COUNT
 _STATISTICS = [field.name for field in fields(Specification)].index("statistics") - TENSOR_COUNT
 
-# Finds the compiled operator for a call. The package sets it (`__init__`); a Hub kernel, which has the Python files alone, does
-# without.
-find_compiled: Callable[[Tensor, Tensor, Specification], Any | None] | None = None
-
 
 def compiled_operator(query: Tensor, key: Tensor, specification: Specification) -> Any | None:
-    """What computes a call on a CPU faster than the blockwise loop, with the same arguments; None: nothing does."""
-    return None if find_compiled is None else find_compiled(query, key, specification)
+    """What computes a call on a CPU faster than the blockwise loop, with the same arguments; None: nothing does.
+
+    The package puts the compiled library in its place (`__init__`), which a Hub kernel does not have.
+    """
 
 
 def operator_for(query: Tensor) -> Any:
     """What computes a call that no compiled attention takes."""
     if query.device.type != "cuda" or torch.compiler.is_compiling():
         return pointwise_attention
-    return _LaunchedAttention.apply if torch.is_grad_enabled() else _forward_cuda
+    return _LaunchedAttention.apply if torch.is_grad_enabled() else _forward
 
 
 def refuse_dual(*tensors: Tensor | None) -> None:
@@ -53,15 +50,19 @@ def refuse_dual(*tensors: Tensor | None) -> None:
         )
 
 
+def on_cuda(query: Tensor) -> bool:
+    """Whether the Triton kernels compute a call, not the blockwise loop."""
+    return query.device.type == "cuda"
+
+
 def _forward(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    specification = Specification(*arguments)
+    if on_cuda(query):
+        from .triton_launch import triton_forward  # imports Triton, which a CPU has no use for
+
+        return _three(*triton_forward(query, key, value, specification))
     with torch.autocast(query.device.type, enabled=False):
-        return _three(*blockwise_forward(query, key, value, Specification(*arguments)))
-
-
-def _forward_cuda(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    from .triton_launch import triton_forward  # imports Triton, which a CPU has no use for
-
-    return _three(*triton_forward(query, key, value, Specification(*arguments)))
+        return _three(*blockwise_forward(query, key, value, specification))
 
 
 def forward_fake(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,17 +83,13 @@ def _backward(
     grad_output: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, query: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     key, value, *rest = arguments
+    given = grad_output, grad_sum, grad_sum_log, query, key, value, Specification(*rest)
+    if on_cuda(query):
+        from .triton_launch import triton_backward
+
+        return triton_backward(*given)
     with torch.autocast(query.device.type, enabled=False):
-        return blockwise_backward(grad_output, grad_sum, grad_sum_log, query, key, value, Specification(*rest))
-
-
-def _backward_cuda(
-    grad_output: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, query: Tensor, *arguments: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    from .triton_launch import triton_backward
-
-    key, value, *rest = arguments
-    return triton_backward(grad_output, grad_sum, grad_sum_log, query, key, value, Specification(*rest))
+        return blockwise_backward(*given)
 
 
 def backward_fake(
@@ -149,21 +146,17 @@ def _gradient_of_scale(
     return grad_scale.sum(1, keepdim=True) if row_scale.shape[1] == 1 else grad_scale
 
 
-def _define(name: str, schema: str, implementation: Any, on_cuda: Any, fake: Any) -> Any:
-    operator = torch.library.custom_op(f"{NAMESPACE}::{name}", implementation, mutates_args=(), schema=schema)
-    operator.register_kernel("cuda")(on_cuda)
-    operator.register_fake(fake)
-    return operator
-
-
-_BACKWARD = _define(
-    "pointwise_attention_backward",
-    f"(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, {_SCHEMA}",
-    _backward,
-    _backward_cuda,
-    backward_fake,
+pointwise_attention = torch.library.custom_op(
+    f"{NAMESPACE}::pointwise_attention", _forward, mutates_args=(), schema=f"({_SCHEMA}"
 )
-pointwise_attention = _define("pointwise_attention", f"({_SCHEMA}", _forward, _forward_cuda, forward_fake)
+_BACKWARD = torch.library.custom_op(
+    f"{NAMESPACE}::pointwise_attention_backward",
+    _backward,
+    mutates_args=(),
+    schema=f"(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, {_SCHEMA}",
+)
+pointwise_attention.register_fake(forward_fake)
+_BACKWARD.register_fake(backward_fake)
 pointwise_attention.register_autograd(_differentiate, setup_context=_save)
 
 
@@ -172,7 +165,7 @@ class _LaunchedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _forward_cuda(*inputs)
+        return _forward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -182,4 +175,4 @@ class _LaunchedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
-        return _differentiate(ctx, *gradients, backward=_backward_cuda)
+        return _differentiate(ctx, *gradients, backward=_backward)

@@ -1,7 +1,7 @@
 """What one call of `relu_attention` computes, in one piece, and the check of it.
 
 To add an option: a field here, its check, the reference, and the loops that can compute it (blockwise.py, the Triton kernels,
-compiled/); a loop that cannot refuses it by name, or leaves the call to one that can (compiled/loop.py).
+compiled/); a loop that cannot refuses it by name, or leaves the call to one that can (`compiled.library`).
 """
 
 from __future__ import annotations
@@ -24,18 +24,11 @@ class Specification:
     The fields stand in the order of the arguments of the operators, here and in C++ (compiled/differentiation.h).
 
     row_scale: r_i > 0, (batch, 1 or heads, queries), float32, or float64 where the query is; None: 1.
-    key_padding_mask: boolean (batch, keys), True for real tokens; padding may stand anywhere, and hold anything.
     cu_seqlens_q, cu_seqlens_k: int32 or int64 (sequences + 1,), where packed sequences start and end. batch is 1, the sequences
         follow each other along `queries` and `keys`, a query sees its own sequence, and i and j count from its start.
         key_padding_mask, (1, keys), may hide keys within them. None: one sequence a row of the batch.
     offset: in place of `query_offset`, an integer tensor of no dimension on the device of the query.
     seed: of the dropout mask, int64 of no dimension on the CPU; `attend` draws it.
-    activation: h, the name of a point-wise activation, see `attention_reluformer.POINTWISE`.
-    scale: c of the scores.
-    causal: key j is visible to query i only if j <= i + query_offset.
-    query_offset: keys before the first query.
-    dropout_p: dropout of the weights, after the statistics; in [0, 1).
-    statistics: "none", "sum" (S) or "sum+entropy" (S and T), of activations whose weights are never negative.
     """
 
     row_scale: Tensor | None = None
@@ -117,10 +110,8 @@ class Specification:
             raise ValueError(
                 f"Packed sequences (cu_seqlens) follow each other in one row: batch must be 1, it is {batch}."
             )
-        for name, ends, length in (
-            ("cu_seqlens_q", self.cu_seqlens_q, queries),
-            ("cu_seqlens_k", self.cu_seqlens_k, keys),
-        ):
+        for name, length in (("cu_seqlens_q", queries), ("cu_seqlens_k", keys)):
+            ends = getattr(self, name)
             if ends.ndim != 1 or ends.dtype not in (torch.int32, torch.int64):
                 raise ValueError(
                     f"{name} must be an int32 or int64 tensor (sequences + 1,); got {ends.dtype} {tuple(ends.shape)}."
@@ -139,12 +130,11 @@ TENSOR_COUNT = sum(field.type == "Tensor | None" for field in fields(Specificati
 
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
     shapes = query.shape, key.shape, value.shape
-    fits = all(len(shape) == 4 for shape in shapes)
-    if fits:
-        (batch, heads, _, head_dim), of_keys, of_values = shapes
-        fits = of_keys[0] == batch and of_keys[3] == head_dim and of_values[:3] == of_keys[:3]
-        fits = fits and 0 not in (heads, of_keys[1], head_dim, of_values[3]) and heads % of_keys[1] == 0
-    if not fits:
+    fits = all(len(shape) == 4 for shape in shapes) and value.shape[:3] == key.shape[:3]
+    fits = (
+        fits and query.shape[::3] == key.shape[::3] and 0 not in (*query.shape[1::2], *key.shape[1::2], value.shape[3])
+    )
+    if not fits or query.shape[1] % key.shape[1]:
         raise ValueError(
             f"query, key and value {', '.join(str(tuple(shape)) for shape in shapes)} do not fit: expected (batch, heads, "
             "queries, head_dim) and twice (batch, key_heads, keys, head_dim), heads a multiple of key_heads, at least one head, "

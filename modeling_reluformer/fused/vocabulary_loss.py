@@ -1,9 +1,8 @@
 """A cross-entropy over the vocabulary that never holds the logits of a batch.
 
-It computes the logits of some hundred positions, turns them into their own gradient where they lie, multiplies them into
-the gradients of the hidden states and of the matrix, and forgets them. So the gradients are made in the forward pass, as in
-Liger's fused linear cross-entropy (arXiv 2410.10989); the backward pass multiplies them by the incoming one. Positions without
-a label are left out.
+It computes the logits of some hundred positions, turns them into their own gradient where they lie, and multiplies them into
+the gradients of the hidden states and of the matrix: in the forward pass, as Liger's fused linear cross-entropy (arXiv
+2410.10989). The backward pass multiplies by the incoming gradient. Positions without a label are left out.
 """
 
 from __future__ import annotations
@@ -59,14 +58,12 @@ class _VocabularyLoss(torch.autograd.Function):
         wanted = [needed and grad_enabled for needed in ctx.needs_input_grad[:3]]
         device = hidden.device.type
         operands = (hidden, weight, bias)
+        ctx.dtypes = [None if operand is None else operand.dtype for operand in operands]
         if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
             operands = tuple(None if operand is None else operand.to(dtype) for operand in operands)
         with torch.autocast(device, enabled=False):
-            loss, gradients = _loss_and_gradients(*operands, labels, label_smoothing, wanted)
-        inputs = (hidden, weight, bias)
-        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs]
-        ctx.gradients = gradients
+            loss, ctx.gradients = _loss_and_gradients(*operands, labels, label_smoothing, wanted)
         return loss
 
     @staticmethod
@@ -90,11 +87,10 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The loss, and the gradients of hidden, weight and bias that are wanted, chunk by chunk. The sums are wide."""
     product, sums = _product(hidden, weight), wide(hidden.dtype)
-    if bias is not None:
-        bias = bias.to(hidden.dtype)
+    bias = None if bias is None else bias.to(hidden.dtype)
     loss = torch.zeros((), dtype=sums, device=hidden.device)
     of_hidden = torch.empty_like(hidden, dtype=sums) if wanted[0] else None
-    of_weight = torch.zeros_like(weight, dtype=sums) if wanted[1] and not len(labels) else None
+    of_weight = torch.zeros_like(weight, dtype=sums) if wanted[1] else None
     of_bias = torch.zeros(len(weight), dtype=sums, device=hidden.device) if wanted[2] else None
     size = _chunk_size(len(labels), weight)
     for start in range(0, len(labels), size):
@@ -104,7 +100,10 @@ def _loss_and_gradients(
         if wanted[0]:
             of_hidden[chunk] = product(logits, weight.t(), None)
         if wanted[1]:
-            of_weight = _add_product(of_weight, logits.t(), hidden[chunk], sums)
+            if logits.dtype == sums:
+                of_weight.addmm_(logits.t(), hidden[chunk])
+            else:
+                of_weight += torch.mm(logits.t(), hidden[chunk])
         if wanted[2]:
             of_bias += logits.sum(0, dtype=sums)
     return loss, [of_hidden, of_weight, of_bias]
@@ -137,13 +136,6 @@ def _into_gradient(logits: Tensor, labels: Tensor, label_smoothing: float, wante
             probabilities.scatter_add_(1, targets, probabilities.new_full(targets.shape, label_smoothing - 1))
             rows.copy_(probabilities)
     return loss
-
-
-def _add_product(total: Tensor | None, first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
-    """total + first @ second, in `dtype`; total is overwritten. None stands for zeros."""
-    if total is None:
-        return torch.mm(first, second).to(dtype)
-    return total.addmm_(first, second) if first.dtype == dtype else total.add_(torch.mm(first, second))
 
 
 def _product(hidden: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:

@@ -24,12 +24,11 @@ ACTIVATIONS = tuple(_EXACT.values())
 
 
 class Block(NamedTuple):
-    """One feed-forward network: second(f(first(x)) · g(up(x))).
+    """One feed-forward network of `module`: second(f(first(x)) · g(up(x))).
 
-    name: of `module` in its model. first, up, second: names of the projections in `module`; up is None without a gate.
-    function: name of f in `module`. activation: f, one of `ACTIVATIONS`, or None for one that torch computes. up_activation: g,
-    one of them or identity. alone: `module` holds nothing else with weights, so that its forward is the network; False: the
-    network is written out in the forward of a layer.
+    first, up, second, function: names in `module` of the projections and of f; up is None without a gate. activation: f, one of
+    `ACTIVATIONS`, or None for one that torch computes. up_activation: g, one of them or identity. alone: `module` holds nothing
+    else with weights, so that its forward is the network; False: the network is written out in the forward of a layer.
     """
 
     name: str

@@ -27,10 +27,7 @@ class PreparedWeights:
     A change is seen by the version counter of the tensors, their place in memory and their dtype. What is written through
     `weight.data` is not counted by torch, and is not seen.
 
-    Args:
-        linear: the projection, which stays as it is.
-        transposed: neurons are its inputs, so that the second projection becomes a copy that is transposed.
-        int8: round to 127 steps either way, with one scale for each neuron.
+    transposed: neurons are the inputs of `linear`. int8: with one scale for each neuron.
     """
 
     def __init__(self, linear: nn.Linear, *, transposed: bool, int8: bool) -> None:
@@ -82,18 +79,14 @@ class _Sparse:
         """Whether nothing has come between the parts of the module since."""
         return True
 
-    def compute(self, rows: Tensor) -> Tensor:
-        """(rows, features) → (rows, outputs), by the compiled loop or by torch."""
-        raise NotImplementedError
-
 
 class SparseFeedForward(_Sparse):
     """The forward of a module that is a feed-forward network and nothing else."""
 
     def __init__(self, block: Block, *, int8: bool) -> None:
+        linears = block.projections.items()
         weights = {
-            name: PreparedWeights(linear, transposed=name == block.second, int8=int8)
-            for name, linear in block.projections.items()
+            name: PreparedWeights(linear, transposed=name == block.second, int8=int8) for name, linear in linears
         }
         super().__init__(block.module, weights)
         self.block = block

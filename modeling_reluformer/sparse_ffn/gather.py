@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..attention_reluformer import POINTWISE
+
 
 class Neurons(NamedTuple):
     """The weights of a projection by neuron.
@@ -33,25 +35,19 @@ def feed_forward(
     hidden: Tensor | None = None,
     all_active: bool = False,
 ) -> Tensor:
-    """The network of few rows.
+    """The network of few rows, (rows, outputs) in the dtype of x.
 
-    Args:
-        x: (rows, features). first, up, second: weights by neuron; up is None without a gate.
-        activation, up_activation: f and g, of `blocks.ACTIVATIONS` or identity.
-        hidden: f(w_i·x + b_i) itself, (rows, neurons); then `first` and `activation` are not read.
-        all_active: zeros are multiplied as other numbers are.
-
-    Returns:
-        (rows, outputs) in the dtype of x.
+    x: (rows, features). up: None without a gate. activation, up_activation: f and g, of `blocks.ACTIVATIONS` or identity.
+    hidden: f(w_i·x + b_i) itself, (rows, neurons), in place of `first` and `activation`. all_active: zeros are multiplied too.
     """
     if hidden is None:
-        hidden = activated(project(x, first), activation)
+        hidden = POINTWISE[activation](project(x, first))
     if not all_active and x.isfinite().all():  # zero times infinity is NaN
         active = (hidden != 0).any(0).nonzero().squeeze(1)
         hidden, second = hidden[:, active], second._replace(weight=second.weight[active])
         up = None if up is None else Neurons(*(part if part is None else part[active] for part in up))
     if up is not None:
-        hidden = hidden * activated(project(x, up), up_activation)
+        hidden = hidden * POINTWISE[up_activation](project(x, up))
     return sparse_projection(hidden, second, all_active=True)
 
 
@@ -68,16 +64,6 @@ def sparse_projection(hidden: Tensor, second: Neurons, all_active: bool = False)
 def project(x: Tensor, neurons: Neurons) -> Tensor:
     """`w_i·x + b_i`, (rows, neurons)."""
     return nn.functional.linear(x, neurons.weight, None if neurons.bias is None else neurons.bias.to(x.dtype))
-
-
-def activated(scores: Tensor, activation: str) -> Tensor:
-    """An activation of scores of any shape."""
-    if activation == "identity":
-        return scores
-    if activation == "relu6":
-        return nn.functional.relu6(scores)
-    positive = scores.relu()
-    return positive.square() if activation == "relu2" else positive
 
 
 def quantized_neurons(weight: Tensor) -> tuple[Tensor, Tensor]:

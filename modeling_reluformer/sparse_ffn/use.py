@@ -20,26 +20,21 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
     """Makes decoding on a CPU skip what zeros of the feed-forward networks multiply: y = Σ_i f(w_i·x) g(u_i·x) v_i, f ≠ 0.
 
     Calls of up to 8 rows (batch × positions) without gradients are computed so, by a compiled loop or, where there is none, by a
-    gather in torch. All others are computed as before: longer prompts, training, calls under `torch.compile`, autocast or with
-    hooks on the projections. Rows share what they read: of B rows, a neuron is skipped where it is zero in all, a share of
-    (1 - ρ)^B for ρ that are not zero. In float32 the results are those of the dense network to rounding, NaN and infinities in
-    the input included; but where finite inputs overflow in u_i·x behind a zero, or a weight behind it is not finite, the dense
-    network has a NaN and this one has not.
+    gather in torch; a neuron is skipped where it is zero in all rows. All others are computed as before: longer prompts,
+    training, calls under `torch.compile`, autocast or with hooks on the projections. In float32 the results are those of the
+    dense network to rounding, but a weight that is not finite behind a zero is not seen.
 
-    Nothing of it is saved. `state_dict`, configuration and `save_pretrained` stay as they were; a copy or a pickle of the model
-    skips zeros too. The second projection is held a second time, transposed: its memory is half of what an FFN has, a third of
-    one with a gate. It follows changes of the weights, except those through `weight.data`, by which PEFT merges adapters: after
-    them, call this again.
+    Nothing of it is saved; a copy or a pickle of the model skips zeros too. The second projection is held a second time,
+    transposed. It follows changes of the weights, except those through `weight.data`, by which PEFT merges adapters: after them,
+    call this again.
 
     Args:
         model: a Transformers model on a CPU whose networks are (fc1, fc2), (wi, wo), (gate_proj, up_proj, down_proj) or (wi_0,
             wi_1, wo) with the activation relu, relu2 or relu6: OPT, T5, Llama, Marian, ours. Of one with an encoder, the networks
             of the decoder.
         enabled: False undoes it.
-        int8: weights of these networks in int8, with one scale for each neuron in every projection, and their inputs in int8 with
-            one scale a row, found at each call; sums are exact integers, and the second product is in float32. This changes
-            results by rounding. It adds a quarter of the memory of the networks (half in bfloat16); prompts of more than 8
-            tokens are read with the model's own weights.
+        int8: weights of these networks in int8, with one scale for each neuron, and their inputs in int8 with one scale a row.
+            This changes results by rounding. Prompts of more than 8 tokens are read with the model's own weights.
 
     Returns:
         The model itself.
@@ -74,10 +69,8 @@ def _forwards(block: Block, int8: bool) -> list[tuple[nn.Module, SparseFeedForwa
         forward = SparseFeedForward(block, int8=False)
         _refuse_other_forward(block, forward)
         return [(block.module, SparseFeedForward(block, int8=True) if int8 else forward)]
-    return [
-        (linear, SparseProjection(linear, second=name == block.second, int8=int8))
-        for name, linear in block.projections.items()
-    ]
+    linears = block.projections.items()
+    return [(linear, SparseProjection(linear, second=name == block.second, int8=int8)) for name, linear in linears]
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache
 
 from reluformer import ReLUFormerForConditionalGeneration as Model
-from reluformer.modeling_reluformer.fused.generation import SharedSources
+from reluformer.modeling_reluformer.fused.model_attention import SharedSources
 from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention
 
 from ..conftest import random_tokens, tiny_model

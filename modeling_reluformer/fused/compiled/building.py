@@ -32,10 +32,7 @@ _FLAGS = (
     f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
 )
 _AVX2 = ("-mavx2", "-mfma")
-_AVX512 = (
-    *(*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
-    "-mprefer-vector-width=512",
-)
+_AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")), "-mprefer-vector-width=512")
 _EXACT = "-ffp-contract=off"  # the same bits with every instruction set
 
 
@@ -80,7 +77,7 @@ def library_name(folder: Path, units: Sequence[Unit]) -> str:
 
 def is_served() -> bool:
     """Whether there is a compiled attention for this kind of processor and system: oneDNN's products decide that."""
-    return sys.platform != "win32" and platform.machine() in ("x86_64", "AMD64")
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
 
 
 def find_compiler() -> list[str]:
@@ -91,7 +88,7 @@ def find_compiler() -> list[str]:
     """
     if not is_served():
         raise CompiledAttentionError(
-            f"it serves x86-64 processors under Linux and macOS, not {platform.machine()} {sys.platform}"
+            f"it serves x86-64 processors under Linux, not {platform.machine()} {sys.platform}"
         )
     if chosen := shlex.split(os.environ.get("CXX", "")):
         return chosen
@@ -109,12 +106,13 @@ def build_library(folder: Path, units: Sequence[Unit], target: Path, compiler: l
         OSError: the folder of the target cannot be written to.
         CompiledAttentionError: the sources cannot be compiled.
     """
-    compile_threads, link_threads = _openmp(compiler)
     headers = [f"-I{_TORCH / 'include'}", f"-I{_TORCH / 'include/torch/csrc/api/include'}"]
+    # torch's threads: others would not follow `set_num_threads`. What g++ calls is in the file that torch has loaded.
+    link_threads = ["-fopenmp"] if "clang" in _run([*compiler, "--version"]) else []
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as room:
         objects = [f"{room}/{number}.o" for number in range(len(units))]
         commands = [
-            [*compiler, *_FLAGS, *unit.flags, *compile_threads, *headers, "-c", str(folder / unit.source), "-o", to]
+            [*compiler, *_FLAGS, *unit.flags, "-fopenmp", *headers, "-c", str(folder / unit.source), "-o", to]
             for unit, to in zip(units, objects, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -124,27 +122,16 @@ def build_library(folder: Path, units: Sequence[Unit], target: Path, compiler: l
         os.replace(f"{room}/library.so", target)
 
 
-def _openmp(compiler: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Flags to compile and to link with, for the threads of torch: a second set of them would not follow `set_num_threads`.
-
-    What g++ calls is in the file that torch has loaded, whatever its name, so that nothing is linked.
-    """
-    if sys.platform == "darwin":  # torch brings the header and the library; that Clang does not know the usual flag
-        return ("-Xpreprocessor", "-fopenmp"), ("-lomp", f"-Wl,-rpath,{_TORCH / 'lib'}")
-    clang = "clang" in _run([*compiler, "--version"])
-    return ("-fopenmp",), ("-fopenmp",) if clang else ()
-
-
 def _run(command: list[str]) -> str:
     environment = {**os.environ, "LC_ALL": "C"}  # "error:" is looked for
     try:
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=True)
     except OSError as error:
         raise CompiledAttentionError(
             f"{command[0]} cannot be run ({error.strerror}); name a compiler in CXX"
         ) from error
-    if result.returncode:
-        lines = [line for line in result.stderr.splitlines() if line.strip()] or [f"exit status {result.returncode}"]
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if line.strip()] or [str(error)]
         line = next((line for line in lines if "error" in line), lines[0])
-        raise CompiledAttentionError(f"{command[0]} failed: {line.strip()}; try another compiler by CXX=…")
+        raise CompiledAttentionError(f"{command[0]} failed: {line.strip()}; try another compiler by CXX=…") from error
     return result.stdout

@@ -1,4 +1,4 @@
-"""Whether this process computes attention on a CPU with the compiled library, and where that comes from.
+"""The compiled library of this process: where it comes from, and which calls of `relu_attention` it computes.
 
 The library is looked for at the first need: in the package, where a wheel may bring one along, and then in a folder of the
 user. If there is none, the first call that is large enough to gain from it builds one. RELUFORMER_COMPILED=0 does without.
@@ -7,6 +7,7 @@ user. If there is none, the first call that is large enough to gain from it buil
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -16,12 +17,23 @@ from typing import Any, Literal
 
 import torch
 from filelock import FileLock
+from torch import Tensor
 
+from ..operator import backward_fake, forward_fake
+from ..specification import Specification
 from .building import UNITS, CompiledAttentionError, build_library, find_compiler, is_served, library_name
 
 VARIABLE = "RELUFORMER_COMPILED"
 SOURCES = Path(__file__).parent
 logger = logging.getLogger(__name__)
+
+# Those of attention.cpp.
+ACTIVATIONS = ("relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity")
+_DTYPES = (torch.float32, torch.bfloat16)
+# From so many scores on, in a call whose gradient is wanted, the library is built if there is none; without gradients, in
+# generation for one, only a call that takes seconds is worth waiting for it.
+SCORES_WORTH_BUILDING = 2**20
+SCORES_WORTH_BUILDING_WITHOUT_GRADIENTS = 2**29
 
 # How far this process is: nothing was looked for, none was found and none was worth building, or nothing changes any more.
 _BEGINNING, _NONE_FOUND, _SETTLED = range(3)
@@ -39,6 +51,42 @@ def library(large: bool) -> Any | None:
     large: whether the call is large enough to gain by them, so that they are built if they do not exist.
     """
     return _operators if _stage > large else _settle(large)
+
+
+def compiled_attention(query: Tensor, key: Tensor, specification: Specification) -> Any | None:
+    """The operator that computes a call, with the arguments of `pointwise_attention`; None if the Python loop is to."""
+    if specification.activation not in ACTIVATIONS or query.dtype not in _DTYPES or query.device.type != "cpu":
+        return None
+    # A derivative in C++ does not take part in the transforms of torch.func, of which an error would tell nobody what to do.
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return None
+    return torch.ops.reluformer_cpu.attention.default if _serves(query.dtype, _is_worth_building(query, key)) else None
+
+
+def _serves(dtype: torch.dtype, large: bool) -> bool:
+    operators = library(large)
+    return operators is not None and dtype in _served_dtypes(operators)
+
+
+# What `torch.compiler.assume_constant_result` sets; that one imports the whole compiler.
+_serves._dynamo_marked_constant = True
+
+
+def _is_worth_building(query: Tensor, key: Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return False
+    scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
+        return scores >= SCORES_WORTH_BUILDING
+    return scores >= SCORES_WORTH_BUILDING_WITHOUT_GRADIENTS
+
+
+@functools.cache
+def _served_dtypes(operators: Any) -> frozenset[torch.dtype]:
+    """Those that this processor and its torch compute. Tells torch.compile what the operators return, at the first call."""
+    torch.library.register_fake("reluformer_cpu::attention", forward_fake)
+    torch.library.register_fake("reluformer_cpu::attention_backward", backward_fake)
+    return frozenset(dtype for dtype in _DTYPES if operators.supports(dtype))
 
 
 def loop_name() -> Literal["compiled", "python"]:
@@ -79,7 +127,6 @@ def _settle(large: bool) -> Any | None:
 
 
 def _cache_folder() -> Path:
-    """$TORCH_EXTENSIONS_DIR, or below $XDG_CACHE_HOME or ~/.cache."""
     if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "reluformer"

@@ -83,6 +83,7 @@ def forced_path(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(fused, "compiled_operator", lambda *call: None)
         monkeypatch.setattr(fused, "_is_small", lambda *call: False)
         monkeypatch.setattr(fused, "operator_for", lambda query: operator._LaunchedAttention.apply)
+        monkeypatch.setattr(operator, "on_cuda", lambda query: True)
         with torch.device("cpu" if INTERPRETED else "cuda"):
             yield Path(name, torch.float32)
         return

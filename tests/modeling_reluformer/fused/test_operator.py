@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from reluformer import relu_attention
-from reluformer.modeling_reluformer.fused.compiled import library, loop
+from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.modeling_reluformer.fused.operator import pointwise_attention
 from reluformer.modeling_reluformer.fused.specification import SCHEMA, Specification
 
@@ -153,10 +153,10 @@ def test_what_the_compiled_loop_serves(monkeypatch):
             (False, torch.float32, "softmax"),
         ):
             tensor = torch.zeros(1, 1, 1, 1, dtype=dtype)
-            found = loop.compiled_attention(tensor, tensor, Specification(activation=activation))
+            found = library.compiled_attention(tensor, tensor, Specification(activation=activation))
             assert (found is not None) is served
         with library.python_loop():
-            assert loop.compiled_attention(*[torch.zeros(1, 1, 1, 1)] * 2, Specification()) is None
+            assert library.compiled_attention(*[torch.zeros(1, 1, 1, 1)] * 2, Specification()) is None
 
 
 def test_only_a_large_call_builds(monkeypatch):
@@ -165,7 +165,7 @@ def test_only_a_large_call_builds(monkeypatch):
     monkeypatch.setattr(library, "library", lambda large: asked.append(large))
     short, long = (torch.empty(1, 8, length, 1).requires_grad_() for length in (100, 1024))
     for tensor in (short, long):
-        loop.compiled_attention(tensor, tensor, Specification())
+        library.compiled_attention(tensor, tensor, Specification())
     with torch.no_grad():
-        loop.compiled_attention(long, long, Specification())
+        library.compiled_attention(long, long, Specification())
     assert asked == [False, True, False]

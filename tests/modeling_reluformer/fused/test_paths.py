@@ -8,7 +8,6 @@ import torch
 
 from reluformer import relu_attention
 from reluformer.modeling_reluformer.attention_reluformer import NON_NEGATIVE, POINTWISE
-from reluformer.modeling_reluformer.fused.compiled.library import library
 
 from .cases import (
     INTERPRETED,
@@ -331,29 +330,39 @@ def test_dropout_is_one_mask_in_both_passes_after_the_statistics(path):
         assert kept.mean(axis).abs().max() < 5 * (p * (1 - p) / length) ** 0.5
 
 
-@pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("queries", [4, 96, 300])
-def test_dropout_is_the_mask_of_the_python_loop(name, dtype, queries, monkeypatch):
-    inputs = random_inputs(heads=4, key_heads=2, queries=queries, keys=300, dtype=dtype)
-    keys = torch.tensor([0, 100, 300]).int()
-    packed = {"cu_seqlens_q": keys * queries // 300, "cu_seqlens_k": keys}
+@pytest.mark.parametrize("packed", [False, True])
+def test_dropout_keeps_the_statistics_and_scales_what_it_keeps(path, queries, packed):
+    """The mask is drawn twice: seen through keys that all weigh 1 and values that tell them apart, then applied."""
+    keys = 300 if path.name != "triton" else 96
+    queries = min(queries, keys)
+    batch = 1 if packed else 2
+    inputs = random_inputs(batch, 4, queries, keys, head_dim=keys, key_heads=2, dtype=path.dtype)
+    inputs = inputs._replace(query=inputs.query / 8)
+    ends = torch.tensor([0, keys // 3, keys]).int()
+    options = {"cu_seqlens_q": ends * queries // keys, "cu_seqlens_k": ends} if packed else {}
 
-    def both():
-        for options in ({}, packed):
-            torch.manual_seed(3)
-            part = Inputs(*(tensor[: 1 if options else 2] for tensor in inputs))
-            yield from by_relu_attention(part, options, statistics=ALL, dropout_p=0.3)
+    def attention(*tensors, **more):
+        torch.manual_seed(3)
+        return relu_attention(*tensors, scale=SCALE, dropout_p=0.3, **options, **more)
 
-    for _ in forced_path(name, monkeypatch):
-        if not library(large=False).supports(dtype):
-            pytest.skip(f"this processor has no products of {dtype}")
-        ours = list(both())
-    monkeypatch.undo()
-    for _ in forced_path("blocks", monkeypatch):
-        python = list(both())
-    for one, other in zip(ours, python, strict=True):
-        assert relative_error(one, other) < (1e-5 if dtype == torch.float32 else 2e-2)
+    apart = torch.eye(keys, dtype=path.dtype).expand(batch, 2, -1, -1)
+    alike = torch.zeros_like(inputs.query), torch.zeros_like(inputs.key)
+    mask = 2 * attention(*alike, apart, scaling="none", activation="sigmoid").double()
+    seen = visible_pairs((batch, queries, keys), **options)
+
+    def expected(query, key, value, row_scale):
+        key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+        weights = torch.relu(query @ key.mT * SCALE) * seen * row_scale.unsqueeze(-1)
+        sums = weights.sum(-1), (weights * weights.clamp_min(1e-30).log()).sum(-1)
+        return (mask * weights) @ value, *sums
+
+    def found(query, key, value, row_scale):
+        return attention(query, key, value, row_scale=row_scale, statistics=ALL)
+
+    wanted = results(expected, inputs.leaves(torch.float64))
+    for one, other in zip(results(found, inputs.leaves()), wanted, strict=True):
+        assert relative_error(one, other) < TOLERANCE[path.dtype]
 
 
 @pytest.mark.parametrize("path", COMPILED, indirect=True)

@@ -173,7 +173,7 @@ def test_what_lies_behind_a_zero_is_not_read(loops):
     """A NaN there would be seen; with `all_active` it is."""
     first, up, second = network(30, 70, 20, torch.float32, torch.float32)
     x = torch.randn(1, 30)
-    hidden = gather.activated(gather.project(x, first), "relu")
+    hidden = gather.project(x, first).relu()
     asleep = (hidden[0] == 0).nonzero()[0]
     for part in (up, second):
         kept = part.weight.clone()
