@@ -27,12 +27,13 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"--run: {options.run!r} is not a run folder (no {RECIPE_FILE} in it)")
     recipe = load_recipe(folder / RECIPE_FILE)
     recipe.training.output_dir = str(folder)  # the folder may have been moved since
-    decoding = (*DECODING, "long_sources", "attn_implementation")
+    decoding = (*DECODING, "long_sources")
     for name in (*decoding, "samples"):
         if (given := getattr(options, name)) is not None:
             setattr(recipe.evaluation, name, given)
     how = {name: getattr(recipe.evaluation, name) for name in decoding}
-    how |= {"device": options.device, "compute": options.compute or "float32"}
+    how |= {name: getattr(options, name) for name in ("attn_implementation", "device")}
+    how["compute"] = options.compute or "float32"
     scores = evaluate_split(recipe, options.split, Translator.from_pretrained(folder, **how))
     if (folder / RECORD_FILE).is_file():  # the card of a finished run shows its figures
         write_card(folder)

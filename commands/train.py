@@ -15,30 +15,34 @@ if TYPE_CHECKING:
     from reluformer.training.train import FinishedRun
 
 
+FLAGS = {
+    "--overwrite": "empty the folder of an earlier run of this name, and train anew",
+    "--print_config": "print the recipe once it is checked, and end",
+}
+
+
 def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
-    recipes = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
-    arguments = [*(word for recipe in recipes for word in ("--config", recipe)), *arguments[len(recipes) :]]
-    from reluformer.configuration.recipe_parser import build_recipe, parse_namespace, recipe_parser
+    from reluformer.configuration.recipe_parser import build_recipe, recipe_parser, recipe_text, recipe_values
 
-    parser = recipe_parser("reluformer train")
-    anew = "empty the folder of an earlier run of this name, and train anew"
-    parser.add_argument("--overwrite", action="store_true", help=anew)
-    complete = "print the recipe with all its keys, once it is checked, and end"
-    parser.add_argument("--print_config", action="store_true", help=complete)
     if not arguments:
         raise UserError("train: give a recipe, such as `reluformer train mine.yaml`; see `reluformer train --help`")
-    options = parse_namespace(parser, arguments)
-    if options.pop("print_config"):
+    if {"-h", "--help"} & {*arguments}:
+        parser = recipe_parser()
+        for flag, what in FLAGS.items():
+            parser.add_argument(flag, action="store_true", help=what)
+        parser.print_help()
+        return 0
+    recipes = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    options = [word for word in arguments[len(recipes) :] if word not in FLAGS]
+    recipe = build_recipe(recipe_values([*(word for path in recipes for word in ("--config", path)), *options]))
+    if "--print_config" in arguments:
         from reluformer.training.train import check
 
-        del options["config"], options["overwrite"]
-        text = parser.dump(options)
-        check(build_recipe(parser, options))
-        print(text, end="")
-        return 0
-
-    train_and_document(build_recipe(parser, options), overwrite=options.overwrite)
+        check(recipe)
+        print(recipe_text(recipe), end="")
+    else:
+        train_and_document(recipe, overwrite="--overwrite" in arguments)
     return 0
 
 

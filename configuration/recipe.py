@@ -92,8 +92,7 @@ class PackingConfig:
 
     Args:
         too_long: what becomes of such a sentence of the training split.
-        too_long_evaluated: of the validation and test splits. What is left out of them counts as not translated in the
-            scores over original documents.
+        too_long_evaluated: of the other splits; what they leave out counts as not translated in scores over original documents.
     """
 
     too_long: Literal["skip", "keep"] = "skip"
@@ -117,8 +116,7 @@ class DataConfig:
         dataset: a set of the `datasets` library that gives all splits, or tables such as CSV.
         demo: the generated corpus.
         packing: train, translate and score packed documents; null: sentence by sentence.
-        workers: processes that tokenise a split, in the one process that does it for all; each has threads of its own. Changes
-            no result.
+        workers: processes that tokenise a split, each with threads of its own; changes no result.
         homepage: where the corpus is available, for the error if it is missing.
     """
 
@@ -158,9 +156,8 @@ class BatchingConfig:
     """How pairs are put together into batches.
 
     Args:
-        tokens_per_batch: budget of a batch in tokens with padding: its pairs times the length of its longest sentence,
-            of either side, never exceed it. The target tokens that are learned from are fewer. An update holds
-            `gradient_accumulation_steps` times the number of processes such batches.
+        tokens_per_batch: what a batch's pairs times the length of its longest sentence, of either side, never exceed. An update
+            holds `gradient_accumulation_steps` times the number of processes such batches.
     """
 
     tokens_per_batch: PositiveInt = 8_192
@@ -180,7 +177,6 @@ class EvaluationConfig:
         splits: splits that are evaluated when training is over: `validation`, `test`, both or none.
         headline: the score that stands alone in the last line; `document_bleu` needs `data.packing`.
         at_most: validation pairs that are translated at each evaluation during training; 0 computes the loss alone.
-        attn_implementation: how attention is computed (`eager`, `fused`, `sdpa`, …); null takes the model's default.
     """
 
     num_beams: PositiveInt = 5
@@ -188,10 +184,9 @@ class EvaluationConfig:
     batch_tokens: PositiveInt = 4_096
     long_sources: Literal["error", "split"] = "error"
     samples: NonNegativeInt = 5
-    splits: list[str] = field(default_factory=lambda: ["test"])
+    splits: list[Literal["validation", "test"]] = field(default_factory=lambda: ["test"])
     headline: Headline = "bleu"
     at_most: NonNegativeInt = 0
-    attn_implementation: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -220,10 +215,9 @@ class Recipe:
         batching: how pairs are put together into batches.
         evaluation: how translations are decoded and scored.
         averaging: of weights over the last checkpoints.
-        on_divergence: what happens when the loss becomes NaN or infinite, the cross-entropy more than twice that of guessing, or
-            all rows of an attention module are dead: `stop` ends the run with an error that says what to change; `record` ends
-            a run whose loss is not finite and records that it did not converge; in the other cases it goes on and records what
-            happened.
+        on_divergence: when the loss becomes NaN or infinite, the cross-entropy more than twice that of guessing, or all rows of
+            an attention module are dead: `stop` ends the run with an error that says what to change; `record` records it, and
+            ends the run in the first case alone.
         training: `transformers.Seq2SeqTrainingArguments`.
     """
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
-from transformers import TrainingArguments
-
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import SPLITS, DataConfig, Recipe
+from reluformer.configuration.recipe import SPLITS, Recipe
 from reluformer.configuration.scores import SCORES
 
 _NO_PREDICTIONS = "an evaluation of texts sums the loss, and keeps no predictions"
@@ -31,35 +32,34 @@ REPLACED_ARGUMENTS = {
     "batch_eval_metrics": _NO_PREDICTIONS,
     "eval_accumulation_steps": _NO_PREDICTIONS,
 }
+# What torch or the trainer would refuse with a traceback, after the corpus and the model are made.
+_LEAST = {"learning_rate": 0, "seed": 0, "data_seed": 0, "gradient_accumulation_steps": 1, "dataloader_num_workers": 0}
 # What Transformers writes for a token, and so stands in the recipe of a run.
 _HIDDEN_TOKEN = "<HUB_TOKEN>"
 
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises `UserError` for values that cannot be trained."""
-    data, evaluation = recipe.data, recipe.evaluation
+    parts = (_in_general, _of_data, _of_text, _of_documents, _of_training, _of_averaging)
+    for problem in itertools.chain.from_iterable(part(recipe) for part in parts):
+        raise UserError(problem)
+
+
+def _in_general(recipe: Recipe) -> Iterator[str]:
+    tokens, length = recipe.batching.tokens_per_batch, recipe.data.max_length
     if not recipe.name or Path(recipe.name).name != recipe.name or recipe.name == "..":
-        raise UserError(f"name: {recipe.name!r} cannot name a folder; give a word such as 'multi30k_en_de'")
-    if recipe.batching.tokens_per_batch < data.max_length:
-        raise UserError(
-            f"batching.tokens_per_batch: {recipe.batching.tokens_per_batch} cannot hold one pair of data.max_length "
-            f"{data.max_length}; raise the first or lower the second"
+        yield f"name: {recipe.name!r} cannot name a folder; give a word such as 'multi30k_en_de'"
+    if tokens < length:
+        yield (
+            f"batching.tokens_per_batch: {tokens} cannot hold one pair of data.max_length {length}; raise the first or lower the "
+            "second"
         )
-    _check_data(data)
-    _check_documents(recipe)
-    _check_text(recipe)
     if recipe.initialize_from is not None and recipe.tokenizer != type(recipe.tokenizer)():
-        raise UserError(
-            "tokenizer: comes with the model of initialize_from, whose embeddings were made for it; leave the section out"
-        )
-    for split in evaluation.splits:
-        if split not in SPLITS[1:]:
-            raise UserError(f"evaluation.splits: {split!r} is none of {', '.join(SPLITS[1:])}; choose of them")
-    _check_training(recipe.training)
-    _check_averaging(recipe.averaging.last_checkpoints, recipe.training)
+        yield "tokenizer: comes with the model of initialize_from, whose embeddings were made for it; leave the section out"
 
 
-def _check_data(data: DataConfig) -> None:
+def _of_data(recipe: Recipe) -> Iterator[str]:
+    data = recipe.data
     origins = {
         "train/validation/test": any((data.train, data.validation, data.test)),
         "dataset": data.dataset is not None,
@@ -67,101 +67,90 @@ def _check_data(data: DataConfig) -> None:
     }
     given = [name for name, is_given in origins.items() if is_given]
     if len(given) != 1:
-        raise UserError(
-            f"data: give exactly one of {', '.join(origins)}; given: {' and '.join(given) or 'none of them'}"
-        )
+        yield f"data: give exactly one of {', '.join(origins)}; given: {' and '.join(given) or 'none of them'}"
     if given == ["train/validation/test"] and data.train is None:
-        raise UserError("data: the files of `train` are missing; give data.train.source and data.train.target")
+        yield "data: the files of `train` are missing; give data.train.source and data.train.target"
 
 
-def _check_documents(recipe: Recipe) -> None:
+def _of_documents(recipe: Recipe) -> Iterator[str]:
     data, headline = recipe.data, recipe.evaluation.headline
     files = {split: given for split in SPLITS if (given := getattr(data, split)) is not None}
     for split, given in files.items():
         if given.only is not None and given.documents is None:
-            raise UserError(f"data.{split}.only: chooses documents, but data.{split}.documents names no file of them")
+            yield f"data.{split}.only: chooses documents, but data.{split}.documents names no file of them"
     if data.packing is None:
         if SCORES[headline].of_documents:
-            raise UserError(f"evaluation.headline: {headline} is a score of packed documents; set data.packing")
+            yield f"evaluation.headline: {headline} is a score of packed documents; set data.packing"
         return
     lacking = [f"{split}.documents" for split, given in files.items() if given.documents is None]
     if data.dataset is not None and data.dataset.document_column is None:
         lacking.append("dataset.document_column")
     if lacking or data.demo is not None:
         what = f"give data.{lacking[0]}" if lacking else "the generated corpus has none"
-        raise UserError(f"data.packing: needs the name of each pair's document; {what}")
+        yield f"data.packing: needs the name of each pair's document; {what}"
     if recipe.tokenizer.moses:
-        raise UserError(
+        yield (
             "tokenizer.moses: does not go with data.packing, since Moses splits the full stop at the end of a text alone; "
             "tokenise the corpus beforehand and say data.text: moses, or set it to false"
         )
 
 
-def _check_text(recipe: Recipe) -> None:
-    """Refuses scores that the kind of text does not have: 13a or Moses over tokens that Moses has made."""
+def _of_text(recipe: Recipe) -> Iterator[str]:
+    """Scores that the kind of text does not have: 13a or Moses over tokens that Moses has made."""
     text, score = recipe.data.text, SCORES[recipe.evaluation.headline]
     if text == "moses" and recipe.tokenizer.moses:
-        raise UserError(
-            "tokenizer.moses: would tokenise what data.text says Moses has tokenised already; set it to false"
-        )
+        yield "tokenizer.moses: would tokenise what data.text says Moses has tokenised already; set it to false"
     if score.text not in (None, text):
         others = [name for name, other in SCORES.items() if other.text == text and other.is_told]
-        raise UserError(
+        yield (
             f"evaluation.headline: {score.name} is a score of data.text {score.text}, and data.text is {text}; choose "
             f"{' or '.join([*others, 'bleu'])}, or say data.text: {score.text} if that is what the corpus holds"
         )
 
 
-# What torch or the trainer would refuse with a traceback, after the corpus and the model are made.
-_LEAST = {"learning_rate": 0, "seed": 0, "data_seed": 0, "gradient_accumulation_steps": 1, "dataloader_num_workers": 0}
-
-
-def _check_training(training: TrainingArguments) -> None:
-    defaults = {name: field.default for name, field in type(training).__dataclass_fields__.items()}
+def _of_training(recipe: Recipe) -> Iterator[str]:
+    training = recipe.training
+    defaults = {field.name: field.default for field in dataclasses.fields(training)}
     for name, instead in REPLACED_ARGUMENTS.items():
         value = getattr(training, name, defaults.get(name))
         if value != defaults.get(name):
-            raise UserError(f"training.{name}: {value!r} would have no effect here; {instead}")
-    accelerator = training.accelerator_config
-    unequal = accelerator.split_batches or accelerator.dispatch_batches or not accelerator.even_batches
-    refused = {
-        "max_steps: 0 updates train nothing; give a number, or -1 and training.num_train_epochs": (
-            training.max_steps == 0 or (training.max_steps < 0 and training.num_train_epochs <= 0)
-        ),
-        "save_only_model: true leaves checkpoints that a run cannot resume at; leave it out: the folder of the run holds the "
-        "model alone beside them": training.save_only_model,
-        "fp16: true has no effect on a CPU, which is the device; leave it out, or set training.bf16": (
-            training.fp16 and training.device.type == "cpu"
-        ),
-        "hub_token: would stand in the files of the run; leave it out, and set HF_TOKEN or run `hf auth login`": (
-            training.hub_token not in (None, _HIDDEN_TOKEN)
-        ),
-        "accelerator_config: split_batches, dispatch_batches and even_batches=False cannot be used with batches of unequal "
-        "numbers of pairs; leave them out": unequal,
-    }
+            yield f"training.{name}: {value!r} would have no effect here; {instead}"
     for name, least in _LEAST.items():
         if (value := getattr(training, name)) is not None and value < least:
-            raise UserError(f"training.{name}: {value} must be at least {least}")
-    for message, is_so in refused.items():
-        if is_so:
-            raise UserError(f"training.{message}")
+            yield f"training.{name}: {value} must be at least {least}"
+    if training.max_steps == 0 or (training.max_steps < 0 and training.num_train_epochs <= 0):
+        yield "training.max_steps: 0 updates train nothing; give a number, or -1 and training.num_train_epochs"
+    if training.save_only_model:
+        yield "training.save_only_model: a run cannot resume at such checkpoints; leave it out"
+    if training.fp16 and training.device.type == "cpu":
+        yield "training.fp16: true has no effect on a CPU, which is the device; leave it out, or set training.bf16"
+    if training.hub_token not in (None, _HIDDEN_TOKEN):
+        yield (
+            "training.hub_token: would stand in the files of the run; leave it out, and set HF_TOKEN or run `hf auth login`"
+        )
+    batches = training.accelerator_config
+    if batches.split_batches or batches.dispatch_batches or not batches.even_batches:
+        yield (
+            "training.accelerator_config: split_batches, dispatch_batches and even_batches=False cannot be used with batches of "
+            "unequal numbers of pairs; leave them out"
+        )
 
 
-def _check_averaging(wanted: int, training: TrainingArguments) -> None:
-    """Finds out that the checkpoints to average will not be there."""
+def _of_averaging(recipe: Recipe) -> Iterator[str]:
+    """Checkpoints to average that will not be there."""
+    wanted, training = recipe.averaging.last_checkpoints, recipe.training
     if wanted < 2:
         return
     if training.save_strategy == "no" or 0 < training.max_steps < training.save_steps:
-        raise UserError(
+        yield (
             f"averaging.last_checkpoints: {wanted}, but the run writes no checkpoint before the last update "
             f"(training.save_steps {training.save_steps}); save more often, or leave it out"
         )
-    if training.save_total_limit is not None and training.save_total_limit < wanted:
-        raise UserError(
-            f"averaging.last_checkpoints: {wanted}, but training.save_total_limit keeps {training.save_total_limit}; raise it"
-        )
+    limit = training.save_total_limit
+    if limit is not None and limit < wanted:
+        yield f"averaging.last_checkpoints: {wanted}, but training.save_total_limit keeps {limit}; raise it"
     if training.load_best_model_at_end:
-        raise UserError(
+        yield (
             "averaging.last_checkpoints and training.load_best_model_at_end exclude each other; set the first to 0 to keep the "
             "best checkpoint"
         )

@@ -1,7 +1,7 @@
-"""YAML files and command-line options → `Recipe`, through jsonargparse.
+"""YAML files and command-line options → `Recipe`, with types by jsonargparse.
 
-jsonargparse takes `Seq2SeqTrainingArguments` as it is: all its fields are options with types, and the object is built
-only when parsing has succeeded, so that `--help` and `--print_config` touch no device.
+jsonargparse takes `Seq2SeqTrainingArguments` as it is: all its fields are keys with types, and the object is built only when
+parsing has succeeded, so that `--help` touches no device.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import json
 import logging
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser
 from transformers import Seq2SeqTrainingArguments
 
 from reluformer.configuration.errors import UserError, one_line
@@ -52,7 +52,7 @@ def recipe_names() -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain values, each key once: the second section of a name would replace the first."""
+    """YAML's plain values, each key once: the second section of a name would replace the first. 1e-3 is a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
@@ -63,6 +63,19 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[\d.]+[eE][-+]?\d+$"), [*"-+.0123456789"])
+
+
+def _plain_values(text: str | bytes, where: str) -> Any:
+    """What a text in YAML says; the error begins with `where`."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise UserError(f"{where}{line}: is no YAML: {one_line(getattr(error, 'problem', None) or error)}") from error
 
 
 def recipe_layers(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
@@ -78,83 +91,25 @@ def recipe_layers(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
     while at is not None:
         if any(Path(above).resolve() == at.resolve() for above, _ in layers):
             raise UserError(f"{path}: base: {at} stands on itself")
-        says = _read(at)
+        says = _plain_values(at.read_bytes(), str(at))
+        if not isinstance(says, dict):
+            raise UserError(f"{at}: holds no keys; a recipe says at least name and data (`reluformer train --help`)")
         base = says.pop("base", None)
         layers.append((str(at), says))
-        at = None if base is None else _base_of(at, base)
+        at = None if base is None else _find_recipe(base, f"{at}: base", at.parent)
     return layers[::-1]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        says = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f", line {mark.line + 1}"
-        raise UserError(f"{path}{line}: is no YAML: {one_line(getattr(error, 'problem', None) or error)}") from error
-    if not isinstance(says, dict):
-        raise UserError(f"{path}: holds no keys; a recipe says at least name and data (`reluformer train --help`)")
-    return says
-
-
-def _base_of(path: Path, base: Any) -> Path:
-    if isinstance(base, str):
-        for candidate in (path.parent / base, path.parent / f"{base}.yaml", RECIPES_FOLDER / f"{base}.yaml"):
-            if candidate.is_file():
-                return candidate
+def _find_recipe(path_or_name: Any, where: str, folder: Path = Path()) -> Path:
+    """A file at this path from a folder, or of this name there or in the package."""
+    name = str(path_or_name)
+    for found in (folder / name, folder / f"{name}.yaml", RECIPES_FOLDER / f"{name}.yaml"):
+        if found.is_file():
+            return found
     raise UserError(
-        f"{path}: base: no recipe {base!r}; give a path from the file's folder, or the name of one there or of the "
-        f"package's: {', '.join(recipe_names())}"
-    )
-
-
-def _find_recipe(path_or_name: str) -> str:
-    if Path(path_or_name).is_file():
-        return path_or_name
-    if path_or_name in recipe_names():
-        return str(RECIPES_FOLDER / f"{path_or_name}.yaml")
-    raise UserError(
-        f"--config: no file {path_or_name!r}; give the path of a recipe, or the name of one of the package's: "
+        f"{where}: no file {name!r}; give the path of a recipe, or the name of one of the package's: "
         f"{', '.join(recipe_names())}"
     )
-
-
-class _RecipeFile(ActionConfigFile):
-    """`--config`: a path, or the bare name of a recipe of the package; a later one is laid over the earlier ones.
-
-    jsonargparse merges sections key by key, but replaces a dictionary: `model` is merged here, so that a layer that
-    says `model: {preset: vanilla}` keeps the width and depth of the recipe below. The `description` of a base is not
-    inherited: it is of another model.
-    """
-
-    def __call__(self, parser: ArgumentParser, cfg: Any, values: str, option_string: str | None = None) -> None:
-        for number, (path, says) in enumerate(recipe_layers(_find_recipe(values))):
-            _check_keys(says, path)
-            below = dict(cfg.get("model") or {})
-            if number:
-                cfg["description"] = ""
-            try:
-                super().__call__(parser, cfg, yaml.safe_dump(says, sort_keys=False), option_string)
-            except (TypeError, ArgumentError) as error:
-                raise UserError(f"{path}: {readable(error)}") from error
-            cfg["model"] = _laid_over(below, cfg.get("model") or {}, f"{path}: ")
-
-
-def _check_keys(says: dict[str, Any], path: str, prefix: str = "") -> None:
-    """Refuses unknown keys and values in the place of sections, in which jsonargparse would look for classes to import."""
-    for key, value in says.items():
-        name = f"{prefix}{key}"
-        is_section = f"{name}." in _sections()
-        if name not in _known_keys() or "." in str(key):
-            raise UserError(f"{path}: there is no key {name!r}{_suggested(name)}")
-        if is_section and isinstance(value, dict):
-            _check_keys(value, path, f"{name}.")
-        elif is_section and value is not None:
-            raise UserError(f"{path}: {name} is a section: expected keys, found {value!r}")
-        elif "class_path" in str(value):
-            raise UserError(f"{path}: {name}: a recipe names no classes; leave class_path out")
 
 
 @functools.cache
@@ -178,15 +133,42 @@ def _known_keys() -> list[str]:
     ]
 
 
-def _suggested(key: str, dashes: str = "") -> str:
+def _suggested(key: str) -> str:
     """The end of a message about an unknown key: the keys of this name in other sections, or similar ones."""
     name, known = key.rpartition(".")[2], _known_keys()
     found = [full for full in known if full.rpartition(".")[2] == name] or difflib.get_close_matches(key, known)
-    told = " or ".join(f"{dashes}{full}" for full in found)
-    return f"; did you mean {told}?" if told else "; `reluformer train --help` lists all keys"
+    return f"; did you mean {' or '.join(found)}?" if found else "; `reluformer train --help` lists all keys"
 
 
-def _laid_over(below: dict[str, Any], layer: dict[str, Any], where: str) -> dict[str, Any]:
+def _check_keys(says: dict[str, Any], where: str, prefix: str = "") -> None:
+    """Refuses unknown keys and values in the place of sections, in which jsonargparse would look for classes to import."""
+    for key, value in says.items():
+        name = f"{prefix}{key}"
+        is_section = f"{name}." in _sections()
+        if name not in _known_keys() or "." in str(key):
+            raise UserError(f"{where}: there is no key {name!r}{_suggested(name)}")
+        if is_section and isinstance(value, dict):
+            _check_keys(value, where, f"{name}.")
+        elif is_section and value is not None:
+            raise UserError(f"{where}: {name} is a section: expected keys, found {value!r}")
+        elif "class_path" in str(value):
+            raise UserError(f"{where}: {name}: a recipe names no classes; leave class_path out")
+
+
+def _lay_over(below: dict[str, Any], says: dict[str, Any], where: str, prefix: str = "") -> None:
+    """Lays what a recipe says over those below it: sections and `model` key by key, all other values whole."""
+    for key, value in says.items():
+        name = f"{prefix}{key}"
+        if name == "model":
+            below[key] = _model_laid_over(below.get(key) or {}, value or {}, where)
+        elif f"{name}." in _sections() and isinstance(value, dict):
+            below[key] = below.get(key) or {}
+            _lay_over(below[key], value, where, f"{name}.")
+        elif value is not None or prefix or f"{name}." not in _sections():  # a section without keys says nothing
+            below[key] = value
+
+
+def _model_laid_over(below: dict[str, Any], layer: dict[str, Any], where: str) -> dict[str, Any]:
     """A section `model` laid over another. A preset whose rows sum to one leaves out what the one below says of ReLU's."""
     if layer.get("preset") == "softmax":
         layer = {**layer, "preset": "vanilla"}
@@ -197,63 +179,78 @@ def _laid_over(below: dict[str, Any], layer: dict[str, Any], where: str) -> dict
             left_out += [] if "attn_implementation" in layer else ["attn_implementation"]
         if left_out:
             said = ", ".join(f"{name}={below[name]}" for name in left_out)
-            logger.warning("%smodel.preset %s leaves out what belongs to ReLU: %s", where, layer["preset"], said)
+            logger.warning("%s: model.preset %s leaves out what belongs to ReLU: %s", where, layer["preset"], said)
         below = {name: value for name, value in below.items() if name not in left_out}
     return {**below, **layer}
 
 
-def recipe_parser(prog: str = "reluformer train") -> ArgumentParser:
-    """The parser of a recipe: `--config` files and one option for every key."""
+@functools.cache  # some 400 keys, which take a quarter of a second
+def recipe_parser() -> ArgumentParser:
+    """All keys of a recipe with their types and what they mean, for `--help`, and to check values."""
     parser = ArgumentParser(
-        prog=prog,
-        description="Trains a model after a recipe.",
+        prog="reluformer train",
+        description="Trains a model after recipes: YAML files, or names of the package's. Each overrides the one before it, and "
+        "options override all.",
         exit_on_error=False,
-        allow_abbrev=False,
-        print_config=None,
-        default_env=False,
-    )
-    parser.add_argument(
-        "--config",
-        action=_RecipeFile,
-        help="recipe: a YAML file; several are laid over each other; the first words of the command need no --config",
     )
     parser.add_class_arguments(Recipe)
     parser.set_defaults(TRAINING_DEFAULTS)
     return parser
 
 
-def parse_namespace(parser: ArgumentParser, arguments: Sequence[str]) -> Any:
-    """The namespace of command-line arguments; see [`parse_recipe`] for errors.
+def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The name and the value of each option: `--name value` or `--name=value`."""
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.startswith("--"):
+            raise UserError(f"unrecognized argument {word!r}; recipes stand before all options, or behind --config")
+        value = value if equals else next(words, None)
+        if value is None:
+            raise UserError(f"{name}: expected a value")
+        yield name[2:], value
 
-    A recipe that is given another name by `--name` is another model, and loses its description too.
+
+def recipe_values(arguments: Sequence[str]) -> dict[str, Any]:
+    """What `--config` files and options say, the options laid over the files; see [`parse_recipe`] for errors.
+
+    What is given another name is another model, and loses the description of the one below.
     """
-    options = [word[2:].partition("=")[0] for word in arguments if word.startswith("--")]
-    known = {*_known_keys(), *(string[2:] for action in parser._actions for string in action.option_strings)}
-    for name in options:
-        if name not in known and not name.startswith("model."):
-            raise UserError(f"there is no option --{name}{_suggested(name, '--')}")
-    try:
-        namespace = parser.parse_args(list(arguments))
-    except ArgumentError as error:
-        raise UserError(readable(error)) from error
-    given = {name.removeprefix("model.") for name in options if name.startswith("model.")}
-    below, layer = ({k: v for k, v in namespace.model.items() if (k in given) is over} for over in (False, True))
-    namespace.model = _laid_over(below, layer, "--")
-    if "name" in options and "description" not in options:
-        namespace.description = ""
-    return namespace
+    layers, options = [], {}
+    for name, value in _options(arguments):
+        if name == "config":
+            layers += recipe_layers(_find_recipe(value, "--config"))
+            continue
+        section, (*parents, key) = options, name.split(".")
+        for parent in parents:
+            section[parent] = section.get(parent) or {}
+            section = section[parent]
+        holds_keys = f"{name}." in _sections() or f"{name}.".startswith("model.")  # else jsonargparse reads it
+        section[key] = _plain_values(value, f"--{name}") if holds_keys else value
+    values: dict[str, Any] = {}
+    for where, says in [*layers, ("command line", options)]:
+        _check_keys(says, where)
+        if "name" in says:
+            values.pop("description", None)
+        _lay_over(values, says, where)
+    return values
 
 
-def build_recipe(parser: ArgumentParser, namespace: Any) -> Recipe:
-    """The recipe of a parsed namespace, with the run folder filled in.
+def build_recipe(values: dict[str, Any]) -> Recipe:
+    """The recipe of [`recipe_values`], with the run folder filled in.
 
     Raises:
-        UserError: values that are well typed yet cannot be trained.
+        UserError: values of a wrong type, or that cannot be trained.
     """
+    parser = recipe_parser()
+    try:
+        namespace = parser.parse_object(values)
+    except (TypeError, ArgumentError) as error:
+        raise UserError(_readable(error)) from error
     if namespace.training.output_dir is None:
         namespace.training.output_dir = str(Path("runs") / namespace.name)
     try:
-        values = parser.instantiate(namespace)
+        built = parser.instantiate(namespace)
     except (ValueError, ImportError) as error:  # what Seq2SeqTrainingArguments raises for an impossible combination
         if "bf16/gpu" in str(error):
             raise UserError(
@@ -261,9 +258,22 @@ def build_recipe(parser: ArgumentParser, namespace: Any) -> Recipe:
                 "the CPU, or leave it out"
             ) from error
         raise UserError(f"training: {one_line(error)}") from error
-    recipe = Recipe(**{field.name: values[field.name] for field in dataclasses.fields(Recipe)})
+    recipe = Recipe(**{field.name: built[field.name] for field in dataclasses.fields(Recipe)})
     check_recipe(recipe)
     return recipe
+
+
+# What jsonargparse says of a section that may be missing, such as `data.demo`: every type it tried, with class paths.
+_SECTION_ERROR = re.compile(
+    r'Parser key "([^"]+)": Does not validate .*?Problem with given class_path \S+: (.*?) - Expected a '
+)
+
+
+def _readable(error: BaseException) -> str:
+    """jsonargparse's message in one line."""
+    message = one_line(error)
+    section = _SECTION_ERROR.search(message)
+    return f"{section[1]}: {section[2]}" if section else message
 
 
 def parse_recipe(arguments: Sequence[str]) -> Recipe:
@@ -272,11 +282,7 @@ def parse_recipe(arguments: Sequence[str]) -> Recipe:
     Raises:
         UserError: an unknown key, a value of a wrong type, a missing file, a missing key; one line.
     """
-    parser = _parser_of_recipes()
-    return build_recipe(parser, parse_namespace(parser, arguments))
-
-
-_parser_of_recipes = functools.cache(recipe_parser)  # some 400 options, which take a quarter of a second
+    return build_recipe(recipe_values(arguments))
 
 
 def load_recipe(*paths: str | Path) -> Recipe:
@@ -304,17 +310,6 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     return json.loads(json.dumps(values, default=str))  # in JSON's own types: YAML knows no PositiveInt
 
 
-# What jsonargparse says of a section that may be missing, such as `data.demo`: every type it tried, with class paths.
-_SECTION_ERROR = re.compile(
-    r'Parser key "([^"]+)": Does not validate .*?Problem with given class_path \S+: (.*?) - Expected a '
-)
-
-
-def readable(error: BaseException) -> str:
-    """jsonargparse's message in one line."""
-    message = one_line(error)
-    if section := _SECTION_ERROR.search(message):
-        return f"{section[1]}: {section[2]}"
-    if message.startswith("unrecognized arguments"):
-        message += "; recipes stand before all options, or behind --config"
-    return message
+def recipe_text(recipe: Recipe) -> str:
+    """YAML that [`load_recipe`] reads back."""
+    return yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)

@@ -245,8 +245,6 @@ def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedT
         model = load_whole(ReLUFormerForConditionalGeneration, recipe.run_folder).to(trainer.args.device)
     else:
         model = trainer.accelerator.unwrap_model(trainer.model)
-    if evaluation.attn_implementation is not None:
-        model.set_attn_implementation(evaluation.attn_implementation)
     names = ("num_beams", "length_penalty", "batch_tokens", "long_sources")
     translator = Translator(model, tokenizer, **{name: getattr(evaluation, name) for name in names})
     scores = {split: evaluate_split(recipe, split, translator) for split in evaluation.splits}

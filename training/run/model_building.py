@@ -63,10 +63,9 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
         with _key("model"):
             config = ReLUFormerConfig.from_preset(fields.pop("preset", "reluformer"), **fields, **derived)
     # The model is never built with a pair that does not exist, so that is asked for here.
-    for key, named in (("model", attn_implementation), ("evaluation", recipe.evaluation.attn_implementation)):
-        if named is not None:
-            with _key(f"{key}.attn_implementation"):
-                require_attention_implementation(config.attention_activation, named)
+    if attn_implementation is not None:
+        with _key("model.attn_implementation"):
+            require_attention_implementation(config.attention_activation, attn_implementation)
     if recipe.data.max_length > config.max_position_embeddings:
         raise UserError(
             f"data.max_length: {recipe.data.max_length} is more than model.max_position_embeddings "

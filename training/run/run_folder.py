@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
 from transformers.trainer_utils import get_last_checkpoint
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
-from reluformer.configuration.recipe_parser import recipe_to_dict
+from reluformer.configuration.recipe_parser import recipe_text, recipe_to_dict
 from reluformer.training.run.checkpoints import read_run_state, update_of
 from reluformer.training.run.records import write_whole
 
@@ -107,8 +106,7 @@ def is_finished(folder: Path) -> bool:
 
 def write_recipe(recipe: Recipe) -> None:
     """Writes the resolved recipe into the run folder, which marks the folder as a run's."""
-    text = yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
-    write_whole(recipe.run_folder / RECIPE_FILE, WRITTEN_BY_A_RUN + text)
+    write_whole(recipe.run_folder / RECIPE_FILE, WRITTEN_BY_A_RUN + recipe_text(recipe))
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
