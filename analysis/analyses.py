@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# What can be given, each with all before it: pictures belong to a classifier, text to any model of language.
-NOTHING, MODEL, INPUT, TEXT, PAIRS, DOCUMENTS = NEEDS = ("nothing", "model", "input", "text", "pairs", "documents")
+# Each has all before it: pictures belong to a classifier, text to any model of language.
+MODEL, INPUT, TEXT, PAIRS, DOCUMENTS = NEEDS = (
+    "a model",
+    "a text, or pictures for a classifier",
+    "a model of language and a text",
+    "a translation model and source lines",
+    "a translation model, source lines and a file that names the document of each (--documents)",
+)
 
 
 class Analysis(NamedTuple):
@@ -25,11 +31,10 @@ ANALYSES = {
     "top-p": Analysis("top_p.top_p", INPUT),
     "attention-maps": Analysis("attention_maps.attention_maps", PAIRS),
     "ffn-sparsity": Analysis("memories.ffn_sparsity", INPUT),
-    "ppl-sparsity": Analysis("ppl_sparsity.ppl_sparsity", INPUT),
+    "ppl-sparsity": Analysis("ppl_sparsity.ppl_sparsity", TEXT),
     "variance-ratio": Analysis("memories.variance_ratio", PAIRS),
     "anisotropy": Analysis("memories.anisotropy", MODEL),
     "likelihood": Analysis("likelihood.likelihood", TEXT),
     "context": Analysis("context.context", DOCUMENTS),
     "random-context": Analysis("context.random_context", DOCUMENTS),
-    "variance-simulation": Analysis("simulation.variance_simulation", NOTHING),
 }

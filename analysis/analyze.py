@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
-
-from reluformer.analysis.analyses import ANALYSES, DOCUMENTS, INPUT, MODEL, NOTHING, PAIRS, TEXT
+from reluformer.analysis.analyses import ANALYSES
 from reluformer.analysis.collection import ALL
 from reluformer.analysis.inputs import AnalysisOptions, read_subject
 from reluformer.configuration.errors import UserError
 from reluformer.training.run.records import run_record, write_json
 
 Rows = list[dict[str, Any]]
-_MISSING = {
-    MODEL: "--model: missing; {} needs a model, or --run",
-    INPUT: "--text: missing; {} needs a text, or --images for a classifier of pictures",
-    TEXT: "--text: missing; {} needs a model of language and a text",
-    PAIRS: "--text: missing; {} needs a translation model and source lines",
-    DOCUMENTS: "--documents: missing; {} needs a translation model, and a file that names the document of each line",
-}
-# What of a configuration decides the figures.
-_CONFIG_FIELDS = re.compile(
-    "(model_type|d_model|hidden_.*|intermediate_size|.*_(layers|heads|ffn_dim)|activation_.*|attention_.*|ffn_.*"
-    "|regularization_weight|entropy_margin)"
-)
 
 
 @dataclass(frozen=True)
@@ -76,68 +61,37 @@ def analyze(options: AnalysisOptions) -> Analysed:
         UserError: options that do not fit together, files or a model that cannot be read, a model of which an analysis cannot
             be taken.
     """
-    takes_all = list(options.what) == ["all"]
-    _check(options, takes_all)
-    folder = _folder(options)
-    subject = read_subject(options)
-    names = [name for name in ANALYSES if name in options.what]
-    if takes_all:
-        names = [name for name, each in ANALYSES.items() if each.needs != NOTHING and subject.allows(each.needs)]
-    for name in names:
-        if not subject.allows(needs := ANALYSES[name].needs):
-            raise UserError(_MISSING[MODEL if subject.model is None else needs].format(name))
-    facts = dict(subject.facts)
-    if subject.model is not None:
-        model = options.model or options.run
-        facts |= {"model": _model_facts(model, subject.model.config), "device": str(subject.model.device)}
+    if options.output is None and not Path(options.model).is_dir():
+        raise UserError("--output: missing; without a model's folder, say where to write the results")
+    folder = Path(options.output or Path(options.model) / "analysis")
+    subject, takes_all = read_subject(options), "all" in options.what
+    names = [name for name in ANALYSES if takes_all or name in options.what]
+    lacking = [name for name in names if not subject.allows(ANALYSES[name].needs)]
+    if lacking and not takes_all:
+        raise UserError(f"--what: {lacking[0]} needs {ANALYSES[lacking[0]].needs}")
+    config = {name: value for name, value in subject.model.config.to_dict().items() if name.startswith("attention_")}
+    model = {"name": options.model, "config": config}
+    facts = {"model": model, "device": str(subject.model.device), **subject.facts}
     done = Analysed(notes=list(subject.notes))
-    for name in names:
+    for name in (name for name in names if name not in lacking):
+        module, function = ANALYSES[name].function.split(".")
         try:
-            module, function = ANALYSES[name].function.split(".")
             measured = getattr(import_module(f"reluformer.analysis.{module}"), function)(subject)
         except UserError as error:
             if not takes_all:
                 raise
             done.notes.append(f"{name} is left out: {error}")
             continue
-        title = f"{name}: {Path(options.model or options.run or '').name}"
-        done.files += _write(measured, folder / name, title, facts)
+        done.files += _write(measured, folder / name, f"{name}: {Path(options.model).name}", facts)
         done.summaries.append(f"{name}: {measured.summary}")
         done.notes += measured.notes
     return done
 
 
-def _check(options: AnalysisOptions, takes_all: bool) -> None:
-    unknown = [name for name in options.what if name not in ANALYSES and not takes_all]
-    if unknown or not options.what:
-        raise UserError(
-            f"--what: {', '.join(unknown) or 'nothing'} is unknown; choose of {', '.join(ANALYSES)}, or all"
-        )
-    if options.model is not None and options.run is not None:
-        raise UserError("--model: --run says it already; leave one of the two out")
-    if takes_all and options.model is None and options.run is None:
-        raise UserError(_MISSING[MODEL].format("--what all"))
-    if not all(0 < percentage <= 100 for percentage in options.top_p):
-        raise UserError(f"--top_p: {list(options.top_p)} must be percentages above 0 and up to 100")
-
-
-def _folder(options: AnalysisOptions) -> Path:
-    """Where the files go."""
-    model = options.model or options.run
-    if options.output is None and (model is None or not Path(model).is_dir()):
-        raise UserError("--output: missing; without a model's folder, say where to write the results")
-    return Path(options.output or Path(model) / "analysis")
-
-
-def _model_facts(name: str, config: PreTrainedConfig) -> dict[str, Any]:
-    fields = {field: value for field, value in config.to_dict().items() if _CONFIG_FIELDS.fullmatch(field)}
-    return {"name": name, "config": fields}
-
-
 def _write(measured: Measured, path: Path, title: str, facts: Mapping[str, Any]) -> list[Path]:
     """Writes `<path>.json`, `<path>.csv` and the pictures. facts: of the model and its input, for the JSON file."""
     pictures = list(measured.draw(path.with_suffix(".png"), title))
-    content = run_record(None, None, measured.facts.get("seed")) | {"what": path.name, **facts, **measured.facts}
+    content = run_record(None, None, None) | {"what": path.name, **facts, **measured.facts}
     result, table = write_json(path.with_suffix(".json"), content | {"table": measured.table}), path.with_suffix(".csv")
     with table.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, list(measured.table[0]), lineterminator="\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -13,29 +14,22 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.analysis.analyze import Measured, Rows
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, attention_rows, pair_batch
-from reluformer.analysis.drawing import color_of_model, draw_heat_maps, save
+from reluformer.analysis.drawing import NAMES, color_of_model, draw_heat_maps, save
 from reluformer.analysis.inputs import Subject
 from reluformer.training.data.encoding import token_ids
 
-NAMES = {
-    ENCODER_SELF: "Encoder self-attention",
-    DECODER_SELF: "Decoder self-attention",
-    CROSS: "Cross-attention",
-}
 MOST_TOKENS = 40  # of each side on a map: more cannot be read
 
 
 @dataclass(frozen=True)
 class PairMaps:
-    """The beginning of one pair's maps.
+    """The maps of one pair. weights: by module and layer, (heads, queries, keys). color: of the model's attention.
 
-    weights: by module and layer, (heads, queries, keys). tokens: "source", "read" and "predicted" by the decoder.
-    lengths: tokens of source and target, of which no more than the maps' are here. color: of the model's attention.
+    tokens: of the "source", those "read" and those "predicted" by the decoder.
     """
 
     weights: dict[str, list[Tensor]]
     tokens: dict[str, list[str]]
-    lengths: tuple[int, int]
     color: str
 
     def axes(self, module: str) -> tuple[list[str], list[str]]:
@@ -43,26 +37,15 @@ class PairMaps:
         queries = self.tokens["source" if module == ENCODER_SELF else "predicted"]
         return queries, self.tokens["read" if module == DECODER_SELF else "source"]
 
-    def hidden(self, module: str) -> Tensor | None:
-        """Boolean (queries, keys), True for later tokens, which the decoder does not see; None: every key is seen."""
-        if module != DECODER_SELF:
-            return None
-        return torch.ones(self.weights[module][0].shape[1:], dtype=torch.bool).triu(1)
-
     def draw(self, module: str, maps: list[Tensor], titles: list[str], **style: float) -> Figure:
         """A grid of maps (queries, keys) of a module. style: `cell` and `font_size` of `draw_heat_maps`."""
         queries, keys = self.axes(module)
-        return draw_heat_maps(
-            maps,
-            titles,
-            keys,
-            queries,
-            key_label="tokens read by the decoder" if module == DECODER_SELF else "source tokens",
-            query_label="source tokens" if module == ENCODER_SELF else "predicted target tokens",
-            hidden=self.hidden(module),
-            color=self.color,
-            **style,
+        labels = (
+            "tokens read by the decoder" if module == DECODER_SELF else "source tokens",
+            "source tokens" if module == ENCODER_SELF else "predicted target tokens",
         )
+        later = torch.ones_like(maps[0], dtype=torch.bool).triu(1) if module == DECODER_SELF else None
+        return draw_heat_maps(maps, titles, keys, queries, axis_labels=labels, color=self.color, hidden=later, **style)
 
 
 def pair_maps(
@@ -84,7 +67,7 @@ def pair_maps(
     read = batch.inputs["decoder_input_ids"][0].tolist()
     ids = {"source": source_ids, "read": read, "predicted": labels}
     tokens = {side: tokenizer.convert_ids_to_tokens(list(some[cut])) for side, some in ids.items()}
-    return PairMaps(kept, tokens, (len(source_ids), len(labels)), color_of_model(model.config))
+    return PairMaps(kept, tokens, color_of_model(model.config))
 
 
 def plot_attention_map(
@@ -110,21 +93,18 @@ def attention_maps(subject: Subject) -> Measured:
         for module, layers in maps.weights.items()
         for layer in range(1, len(layers) + 1)
     ]
-    sizes = {"map_tokens": MOST_TOKENS, "source_tokens": maps.lengths[0], "target_tokens": maps.lengths[1]}
-    facts = {**sizes, "tokens": maps.tokens}
+    facts: dict[str, Any] = {"most_tokens": MOST_TOKENS, "tokens": maps.tokens}
     return Measured(table, f"{len(table)} pictures", partial(_draw_layers, maps, table), facts)
 
 
 def _draw_layers(maps: PairMaps, table: Rows, path: Path, _: str) -> list[Path]:
     """One picture for each module and layer, a map for each head, in the folder of the name."""
-    shown, note, paths = (len(maps.tokens["source"]), len(maps.tokens["predicted"])), "", []
-    if shown != maps.lengths:
-        note = f", first {shown[0]} of {maps.lengths[0]} source and {shown[1]} of {maps.lengths[1]} target tokens"
+    paths = []
     for row in table:
         layers = maps.weights[row["module"]]
         weights = layers[row["layer"] - 1]
         heads = [f"head {head}" for head in range(1, len(weights) + 1)]
         figure = maps.draw(row["module"], list(weights), heads, cell=0.2, font_size=8)
-        title = f"{NAMES[row['module']]}, layer {row['layer']} of {len(layers)}{note}"
+        title = f"{NAMES[row['module']]}, layer {row['layer']} of {len(layers)}, up to {MOST_TOKENS} tokens a side"
         paths += save(figure, path.with_suffix("") / row["picture"], title)
     return paths

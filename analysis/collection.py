@@ -30,13 +30,13 @@ _OUTPUTS = {ENCODER_SELF: "encoder_attentions", DECODER_SELF: "decoder_attention
 class Batch:
     """What a model is run on.
 
-    inputs: the arguments of its call. labels: what each row of logits is to predict, (batch, length), -100 for nothing; of
-    pictures (batch,). real: by stack, "encoder" and "decoder", boolean (batch, length), True for tokens that are no padding;
-    a stack that is missing has none.
+    inputs: the arguments of its call. labels: what each row of logits is to predict, (batch, length), -100 for nothing; None of
+    pictures. real: by stack, "encoder" and "decoder", boolean (batch, length), True for tokens that are no padding; a stack that
+    is missing has none.
     """
 
     inputs: dict[str, Any]
-    labels: Tensor
+    labels: Tensor | None = None
     real: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -97,11 +97,6 @@ def visible_keys(module: str, batch: Batch, weights: Tensor) -> tuple[Tensor, Te
     sides = ("encoder" if module == ENCODER_SELF else "decoder", "decoder" if module == DECODER_SELF else "encoder")
     all_real = [torch.ones(size, length, dtype=torch.bool, device=weights.device) for length in (queries, keys)]
     rows, columns = (batch.real.get(side, real) for side, real in zip(sides, all_real, strict=True))
-    if (rows.shape[1], columns.shape[1]) != (queries, keys):
-        raise UserError(
-            f"{module} attention has weights of {queries} queries and {keys} keys, expected {rows.shape[1]} and "
-            f"{columns.shape[1]}; only attention over all keys can be read"
-        )
     visible = columns.unsqueeze(1).expand(size, queries, keys)
     return rows, (visible.tril() if module == DECODER_SELF else visible)[rows]
 
@@ -205,14 +200,17 @@ def text_batch(ids: Tensor) -> Batch:
 
 
 class HeadSums:
-    """Sums over rows, in float64, of named figures of each module, layer and head."""
+    """Sums over rows, in float64, of named figures of each module, layer and head.
+
+    layers: by module and layer, from 0, the figures (heads,) by name.
+    """
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, int], dict[Any, Tensor]] = {}
+        self.layers: dict[tuple[str, int], dict[Any, Tensor]] = {}
 
     def add(self, module: str, layer: int, figures: dict[Any, Tensor]) -> None:
         """Adds figures (rows, heads), by name, of one layer, counted from 0."""
-        sums = self._sums.setdefault((module, layer), {})
+        sums = self.layers.setdefault((module, layer), {})
         for name, values in figures.items():
             sums[name] = sums.get(name, 0) + values.double().sum(dim=0).cpu()
 
@@ -221,9 +219,9 @@ class HeadSums:
 
         First of each: `module`, `layer` and `head`, of which `ALL` stands for a sum over them.
         """
-        yield {"module": ALL, "layer": ALL, "head": ALL}, _total(self._sums.values())
-        for module in sorted({module for module, _ in self._sums}, key=MODULES.index):
-            layers = {layer: sums for (name, layer), sums in sorted(self._sums.items()) if name == module}
+        yield {"module": ALL, "layer": ALL, "head": ALL}, _total(self.layers.values())
+        for module in sorted({module for module, _ in self.layers}, key=MODULES.index):
+            layers = {layer: sums for (name, layer), sums in sorted(self.layers.items()) if name == module}
             yield {"module": module, "layer": ALL, "head": ALL}, _total(layers.values())
             for layer, sums in layers.items():
                 place = {"module": module, "layer": layer + 1}

@@ -9,9 +9,9 @@ own position, so that a model which does not fit short texts is not taken for on
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from reluformer.analysis.analyze import Measured, Rows, in_words
 from reluformer.analysis.collection import IGNORED_LABEL, forward
-from reluformer.analysis.drawing import color_of_model, finish, new_figure, save
+from reluformer.analysis.drawing import color_of_model, draw_positions
 from reluformer.analysis.inputs import Pair, Subject, pair_batches
 from reluformer.analysis.likelihood import groups_of_positions
 from reluformer.configuration.errors import UserError
@@ -33,24 +33,21 @@ Sentences = list[Pair]  # each encoded by itself, with its end token
 def context(subject: Subject) -> Measured:
     """Likelihood of the tokens of a document, in it and with their sentence alone."""
     parts = _parts(subject)
-    within = [nll[:-1] for nll in token_nll(subject.model, subject.pairs)]
-    alone = [nll[:-1] for nll in token_nll(subject.model, list(chain.from_iterable(parts)))]
+    within = token_nll(subject.model, subject.pairs)
+    alone = token_nll(subject.model, list(chain.from_iterable(parts)))
     of_documents = [torch.cat(alone[first:after]) for first, after in pairwise([0, *accumulate(map(len, parts))])]
-    table = gain_table(within, of_documents, "nll_alone")
     labels = {"nll": "in its document", "nll_alone": "its sentence alone"}
-    where = "position of the predicted token in its document"
-    summary = in_words(table, "nll", "nll_alone", "tokens")
-    return Measured(table, summary, partial(_draw, table, labels, where, subject.model))
+    return _measured(subject, within, of_documents, labels, "position of the predicted token in its document")
 
 
 def token_nll(model: PreTrainedModel, pairs: list[Pair]) -> list[Tensor]:
-    """−log p of each label of each pair, (labels,), the end token with them."""
+    """−log p of each label of each pair but its end token, (labels - 1,)."""
     found: dict[int, Tensor] = {}
     for places, batch in pair_batches(model, pairs):
         logits, labels = forward(model, batch).logits.float(), batch.labels
         nll = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED_LABEL)
         rows = zip(places, nll.view_as(labels).double().cpu(), batch.real["decoder"].cpu(), strict=True)
-        found.update((place, row[real]) for place, row, real in rows)
+        found.update((place, row[real][:-1]) for place, row, real in rows)
     return [found[place] for place in range(len(pairs))]
 
 
@@ -61,6 +58,17 @@ def _parts(subject: Subject) -> list[Sentences]:
         encoded = token_ids(subject.tokenizer, packed.sentences[first : first + number])
         parts.append(list(zip(*encoded, strict=True)))
     return parts
+
+
+def _measured(
+    subject: Subject, within: list[Tensor], otherwise: list[Tensor], labels: dict[str, str], where: str
+) -> Measured:
+    """labels: of the two columns, by name. where: name of the axis of positions."""
+    _, column = labels
+    table = gain_table(within, otherwise, column)
+    panels = {"−log p, nats a token": labels, "gain, nats a token": {"gain": "± standard error"}}
+    draw = partial(draw_positions, table, panels, color_of_model(subject.model.config), where)
+    return Measured(table, in_words(table, *labels, "tokens"), draw)
 
 
 def gain_table(within: list[Tensor], otherwise: list[Tensor], column: str) -> Rows:
@@ -92,40 +100,19 @@ def _means(figures: Tensor, document: Tensor, column: str) -> dict[str, int | fl
     return {"tokens": len(document), "nll": nll, column: otherwise, "gain": gain, "gain_error": error}
 
 
-def _draw(rows: Rows, labels: dict[str, str], where: str, model: PreTrainedModel, path: Path, title: str) -> list[Path]:
-    """Two columns of `gain_table` above, as `labels` names them, and their difference below. where: name of the axis."""
-    figure, color = new_figure(6.4, 4.8), color_of_model(model.config)
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    names = [row["positions"] for row in rows[1:]]
-    for (column, label), style in zip(labels.items(), ("-", "--"), strict=True):
-        upper.plot(names, [row[column] for row in rows[1:]], style, color=color, marker="o", markersize=4, label=label)
-    gains, errors = ([row[column] or 0.0 for row in rows[1:]] for column in ("gain", "gain_error"))
-    lower.errorbar(names, gains, errors, color=color, marker="o", markersize=4, capsize=2)
-    lower.axhline(0, color="0.6", linewidth=0.8)
-    upper.set_ylabel("−log p, nats a token", fontsize=9)
-    lower.set_ylabel("gain, nats a token", fontsize=9)
-    lower.set_xlabel(where, fontsize=9)
-    upper.legend(frameon=False, fontsize=8)
-    for axes in (upper, lower):
-        finish(axes)
-    return save(figure, path, title)
-
-
 # random-context
 
 
 class Crossing(NamedTuple):
-    """The first `cut` sentences of the packed document `at` give way to the last tokens of the first `reach` sentences of the
-    packed document `other`."""
+    """The first `cut` sentences of the packed document `at` give way to the last tokens of the packed document `other`."""
 
     at: int
     cut: int
     other: int
-    reach: int
 
 
 def random_context(subject: Subject) -> Measured:
-    """Likelihood of the second half of a document behind its own first half and behind that of another one."""
+    """Likelihood of the second half of a document behind its own first half and behind the end of another one."""
     parts = _parts(subject)
     chosen = list(crossings(parts, subject.documents.pairs["document"][:]))
     if not chosen:
@@ -134,61 +121,50 @@ def random_context(subject: Subject) -> Measured:
             "long as its first half; give more documents, or a larger --max_length"
         )
     own = [_joined(parts[each.at]) for each in chosen]
-    crossed = [_crossed(parts[each.at], parts[each.other], each) for each in chosen]
-    # of each document, the tokens behind the cut without the end token
+    crossed = [_crossed(parts[each.at], parts[each.other], each.cut) for each in chosen]
     behind = [sum(len(labels) - 1 for _, labels in parts[each.at][each.cut :]) for each in chosen]
     within, random = (
-        [nll[-1 - number : -1] for nll, number in zip(token_nll(subject.model, pairs), behind, strict=True)]
+        [nll[-number:] for nll, number in zip(token_nll(subject.model, pairs), behind, strict=True)]
         for pairs in (own, crossed)
     )
-    table = gain_table(within, random, "nll_random")
-    labels = {"nll": "behind its own beginning", "nll_random": "behind that of another document"}
-    draw = partial(_draw, table, labels, "position of the predicted token behind the cut", subject.model)
-    others, left_out = len({each.other for each in chosen}), len(parts) - len(chosen)
-    facts = {"crossed_documents": len(chosen), "crossed_with": others, "left_out": left_out}
-    notes = [f"random-context: {left_out} of {len(parts)} packed documents were left out"] if left_out else []
-    return Measured(table, in_words(table, "nll", "nll_random", "tokens"), draw, facts, notes)
+    labels = {"nll": "behind its own beginning", "nll_random": "behind another document"}
+    measured = _measured(subject, within, random, labels, "position of the predicted token behind the cut")
+    return replace(measured, facts={"crossed_documents": len(chosen), "left_out": len(parts) - len(chosen)})
 
 
 def crossings(parts: list[Sentences], names: list[str]) -> Iterator[Crossing]:
     """For each packed document, where there is one, another of another name that takes the place of its beginning.
 
     The cut is the last that leaves at most half of the target tokens before it, or that behind the first sentence. The other
-    document has on both sides at least as many tokens as stand before the cut; its fewest sentences are read that have them. The
-    others take turns: each is looked for behind the one that was found last, and behind the last from the first again, so that
-    a few long documents, packed in many pieces, do not lend all the others one and the same beginning.
+    document has on both sides at least as many tokens as stand before the cut. The others take turns: each is looked for behind
+    the one that was found last, and behind the last from the first again, so that a few long documents, packed in many pieces, do
+    not lend all the others one and the same beginning.
     """
     turn = 0
-    lengths = [[[len(sentence[side]) - 1 for sentence in of] for side in (0, 1)] for of in parts]
+    lengths = [[[len(ids) - 1 for ids in side] for side in zip(*sentences, strict=True)] for sentences in parts]
     for at, (source, target) in enumerate(lengths):
         if len(target) < 2:
             continue
-        cut = max(1, _fitting(target, sum(target) // 2))
+        cut = max(1, sum(tokens <= sum(target) // 2 for tokens in accumulate(target)))
         needed = sum(source[:cut]), sum(target[:cut])
         for other in chain(range(turn, len(parts)), range(turn)):
-            sides = list(zip(lengths[other], needed, strict=True))
-            if names[other] != names[at] and all(sum(of) >= least for of, least in sides):
+            fits = all(sum(side) >= least for side, least in zip(lengths[other], needed, strict=True))
+            if names[other] != names[at] and fits:
                 turn = other + 1
-                yield Crossing(at, cut, other, reach=max(_fitting(of, least - 1) + 1 for of, least in sides))
+                yield Crossing(at, cut, other)
                 break
 
 
-def _fitting(lengths: list[int], most: int) -> int:
-    """How many sentences, from the first, have no more than `most` tokens together."""
-    return sum(tokens <= most for tokens in accumulate(lengths))
-
-
-def _crossed(own: Sentences, other: Sentences, crossing: Crossing) -> Pair:
-    """The sentences behind the cut, and before them, as if it were one, the tokens of the other document."""
-    before, foreign = _joined(own[: crossing.cut]), _joined(other[: crossing.reach])
+def _crossed(own: Sentences, other: Sentences, cut: int) -> Pair:
+    """The sentences behind the cut, and before them, as if it were one, the last tokens of the other document."""
+    before, foreign = _joined(own[:cut]), _joined(other)
     beginning = tuple(theirs[-len(ours) :] for theirs, ours in zip(foreign, before, strict=True))
-    return _joined([beginning, *own[crossing.cut :]])
+    return _joined([beginning, *own[cut:]])
 
 
 def _joined(sentences: Sentences) -> Pair:
     """Their tokens in a row, and one end token."""
     source, target = (
-        [*chain.from_iterable(sentence[side][:-1] for sentence in sentences), sentences[-1][side][-1]]
-        for side in (0, 1)
+        [*chain.from_iterable(ids[:-1] for ids in side), side[-1][-1]] for side in zip(*sentences, strict=True)
     )
     return source, target

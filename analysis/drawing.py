@@ -1,9 +1,9 @@
-"""What the pictures have in common: colours, axes over layers, heat maps.
+"""What the pictures have in common: colours, axes over layers and positions, heat maps.
 
 ReLU and softmax have one colour each, wherever they are shown, on the page too. They can be told apart with every common kind of
 colour blindness (after Okabe and Ito's palette), and nothing else is drawn in them. Of a heat map, three kinds of cells never
 look alike: a weight of exactly 0 is white, the smallest weight above it is clearly coloured, and a key that a query does not see
-is hatched in grey.
+is grey.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import ListedColormap
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgba
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
@@ -41,10 +40,20 @@ _ACTIVATIONS = {
     "relu2": TEAL,
     "gelu": OLIVE,
     "softplus": ENTMAX,  # in no picture with it
-    "identity": GREY,
     "relu6": WINE,
     "sigmoid": BLACK,
 }
+Rows = Sequence[Mapping[str, Any]]
+NAMES = {
+    "encoder_self": "encoder self-attention",
+    "decoder_self": "decoder self-attention",
+    "cross": "cross-attention",
+    "encoder_ffn": "encoder FFN memory",
+    "decoder_ffn": "decoder FFN memory",
+    "encoder": "encoder",
+    "decoder": "decoder",
+}
+_TITLE_CHARACTERS = 10  # of an inch, at most, in the size of a title
 
 
 def color_of(activation: str) -> str:
@@ -64,33 +73,14 @@ def shade(color: str, amount: float) -> str:
     return "#" + "".join(f"{round(part + abs(amount) * (toward - part)):02x}" for part in parts)
 
 
-Rows = Sequence[Mapping[str, Any]]
-
-NAMES = {
-    "encoder_self": "encoder self-attention",
-    "decoder_self": "decoder self-attention",
-    "cross": "cross-attention",
-    "encoder_ffn": "encoder FFN memory",
-    "decoder_ffn": "decoder FFN memory",
-    "encoder": "encoder",
-    "decoder": "decoder",
-}
-_TITLE_CHARACTERS = 10  # of an inch, at most, in the size of a title
-_LEVEL_LABELS = 5  # on so many bars of a panel the figures fit beside each other
-
-
 def new_figure(width: float, height: float) -> Figure:
     """A figure of so many inches, apart from matplotlib's global state."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def module_panels(
-    modules: Sequence[str], lines: int, width: float, height: float, **shared: Any
-) -> tuple[Figure, np.ndarray]:
-    """A figure and its axes (lines, modules) over layers. width, height: of one panel, in inches; shared: as of `subplots`."""
-    figure = new_figure(width * len(modules) + 0.8, height * lines + 0.6)
+def module_panels(modules: Sequence[str], lines: int, height: float, **shared: Any) -> tuple[Figure, np.ndarray]:
+    """A figure and its axes (lines, modules) over layers. height: of one panel, in inches; shared: as of `subplots`."""
+    figure = new_figure(3.2 * len(modules) + 0.8, height * lines + 0.6)
     grid = figure.subplots(lines, len(modules), squeeze=False, **shared)
     for module, axes in zip(modules, grid[0], strict=True):
         axes.set_title(NAMES[module], fontsize=10)
@@ -98,6 +88,7 @@ def module_panels(
         axes.set_xlabel("layer", fontsize=9)
     for axes in grid.flat:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        finish(axes)
     return figure, grid
 
 
@@ -123,10 +114,13 @@ def save(figure: Figure, path: Path, title: str = "") -> list[Path]:
 
 def draw_bars(rows: Rows, columns: dict[str, tuple[str, str]], label: str, path: Path, title: str) -> list[Path]:
     """Bars over layers, a panel for each module. columns: of the table, with the name and the colour of the series."""
-    modules = modules_of(rows)
-    figure, grid = module_panels(modules, 1, 3.4, 2.8, sharey=True)
+    modules, width = modules_of(rows), 0.8 / len(columns)
+    figure, grid = module_panels(modules, 1, 2.8, sharey=True)
     for module, axes in zip(modules, grid[0], strict=True):
-        _draw_panel(axes, [row for row in rows if row["module"] == module and row["layer"] != ALL], columns)
+        layers = [row for row in rows if row["module"] == module and row["layer"] != ALL]
+        for place, (name, (_, color)) in enumerate(columns.items()):
+            left = [row["layer"] + (place - (len(columns) - 1) / 2) * width for row in layers]
+            axes.bar(left, [row[name] for row in layers], width * 0.95, color=color)
     grid[0, 0].set_ylabel(label, fontsize=9)
     if len(columns) > 1:
         handles = [Patch(color=color, label=series) for series, color in columns.values()]
@@ -134,23 +128,30 @@ def draw_bars(rows: Rows, columns: dict[str, tuple[str, str]], label: str, path:
     return save(figure, path, title)
 
 
-def _draw_panel(axes: Axes, rows: Rows, columns: dict[str, tuple[str, str]]) -> None:
-    width = 0.8 / len(columns)
-    rotation = 90 if len(rows) * len(columns) > _LEVEL_LABELS else 0
-    for place, (name, (_, color)) in enumerate(columns.items()):
-        offset = (place - (len(columns) - 1) / 2) * width
-        known = [row for row in rows if row[name] is not None]
-        layers = [row["layer"] + offset for row in known]
-        bars = axes.bar(layers, [row[name] for row in known], width * 0.95, color=color)
-        axes.bar_label(bars, fmt="%.2g", fontsize=7, padding=2, rotation=rotation)
-    axes.axhline(0, color=GREY, linewidth=0.8)
-    axes.margins(y=0.25 if rotation else 0.12)
-    axes.spines[["top", "right"]].set_visible(False)
+def draw_positions(
+    rows: Rows, panels: dict[str, dict[str, str]], color: str, where: str, path: Path, title: str
+) -> list[Path]:
+    """Lines over the groups of positions of a table, whose first row is of all tokens.
+
+    panels: one below the other: the name of the vertical axis, and in it the columns with their labels. where: name of the
+    horizontal axis. A column `<name>_error` is drawn as the error bars of `<name>`.
+    """
+    figure = new_figure(6.4, 4.8)
+    names = [row["positions"] for row in rows[1:]]
+    for axes, (unit, columns) in zip(figure.subplots(len(panels), 1, sharex=True), panels.items(), strict=True):
+        for (column, label), style in zip(columns.items(), ("-", "--"), strict=False):
+            errors = [row.get(f"{column}_error") or 0.0 for row in rows[1:]]
+            look = {"color": color, "linestyle": style, "marker": "o", "markersize": 4, "capsize": 2}
+            axes.errorbar(names, [row[column] for row in rows[1:]], errors, label=label, **look)
+        axes.set_ylabel(unit, fontsize=9)
+        axes.legend(frameon=False, fontsize=8)
+        finish(axes)
+    axes.set_xlabel(where, fontsize=9)
+    return save(figure, path, title)
 
 
 # Heat maps
 
-_HATCH = "/////"
 _LINE = "#dddddd"  # between cells: white ones have an edge
 # A letter's width in inches for a font of one point.
 _LETTER = 0.0083
@@ -162,20 +163,19 @@ def draw_heat_maps(
     keys: Sequence[str],
     queries: Sequence[str],
     *,
-    key_label: str,
-    query_label: str,
+    axis_labels: tuple[str, str],
+    color: str,
     hidden: Tensor | None = None,
-    color: str = RELU,
     cell: float = 0.34,
     font_size: float = 9,
 ) -> Figure:
-    """A square grid of maps (queries, keys) over the same tokens, with one colour scale.
+    """A grid of attention maps (queries, keys) with the same axes and one colour bar.
 
     Args:
         maps: one or more; `titles`: one for each.
-        keys, queries: tokens of the horizontal and of the vertical axis; `key_label`, `query_label`: what they are.
-        hidden: boolean (queries, keys), True where the query does not see the key; None: it sees all.
+        keys, queries: tokens of the horizontal and of the vertical axis; `axis_labels`: what they are.
         color: of the model's attention.
+        hidden: boolean (queries, keys), True where the query does not see the key; None: it sees all.
         cell: inches of a token, more where a map would be too small. font_size: of the tokens, in points.
     """
     columns = math.ceil(math.sqrt(len(maps)))
@@ -184,56 +184,44 @@ def draw_heat_maps(
     longest = max(map(len, [*keys, *queries])) * _LETTER * font_size
     figure = new_figure(columns * width + longest + 1.7, rows * (height + 0.3) + longest + 0.9)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    hidden_cells = np.zeros(tuple(maps[0].shape), dtype=bool) if hidden is None else hidden.numpy()
-    scale = scale_of(min(float(m.min()) for m in maps), max(float(m.max()) for m in maps), color)
-    upright = longest > width / len(keys)
+    scale, upright = weight_scale(maps, color), longest > width / len(keys)
     for axes, weights, name in zip(grid.flat, maps, titles, strict=False):
-        image = draw_cells(axes, weights.numpy(), hidden_cells, scale)
+        draw_cells(axes, weights, scale, hidden)
         axes.set_title(name, fontsize=10)
         label_tokens(axes, keys, queries, font_size, 90 if upright else 0)
     for axes in grid.flat[len(maps) :]:
         axes.set_visible(False)
-    figure.colorbar(image, ax=grid, label="attention weight, other than 0", shrink=0.8, pad=0.02)
-    name_cells(figure, is_hidden=bool(hidden_cells.any()))
-    for axes in grid[-1]:
-        axes.set_xlabel(key_label, fontsize=font_size + 1)
-    for axes in grid[:, 0]:
-        axes.set_ylabel(query_label, fontsize=font_size + 1)
+    figure.colorbar(scale, ax=grid, label="attention weight, other than 0", shrink=0.8, pad=0.02)
+    name_cells(figure, is_hidden=hidden is not None)
+    figure.supxlabel(axis_labels[0], fontsize=font_size + 1)
+    figure.supylabel(axis_labels[1], fontsize=font_size + 1)
     return figure
 
 
-def scale_of(lowest: float, highest: float, color: str) -> dict[str, Any]:
-    """The colours of weights from `lowest` to `highest`, as `imshow` takes them; of all maps that are to be compared.
-
-    Exact zeros have a colour of their own, which no other weight has; negative weights, as those of gelu, are grey, or red
-    beside grey ones.
-    """
-    ramp = [shade(color, amount) for amount in np.concatenate([np.linspace(0.72, 0, 80), np.linspace(0, -0.6, 48)])]
-    if lowest >= 0:
-        return {"cmap": ListedColormap(ramp).with_extremes(bad=ZERO), "vmin": 0.0, "vmax": highest or 1.0}
-    other = WINE if color == GREY else GREY
-    below = [shade(other, amount) for amount in np.linspace(-0.4, 0.6, 128)]
-    largest = max(-lowest, highest)
-    return {"cmap": ListedColormap(below + ramp).with_extremes(bad=ZERO), "vmin": -largest, "vmax": largest}
+def weight_scale(maps: Sequence[Tensor], color: str) -> ScalarMappable:
+    """The colours of the weights of maps that are to be compared; negative ones, as those of gelu, are shades of grey."""
+    highest = max(float(each.abs().max()) for each in maps) or 1.0
+    ramp = [(0.0, shade(color, 0.72)), (0.5, color), (1.0, shade(color, -0.6))]
+    if min(float(each.min()) for each in maps) >= 0:
+        return ScalarMappable(Normalize(0.0, highest), LinearSegmentedColormap.from_list("weights", ramp))
+    below = [(0.0, shade(GREY, -0.4)), (0.25, GREY), (0.5, shade(GREY, 0.6))]
+    both = [*below, *((0.5 + place / 2, shaded) for place, shaded in ramp)]
+    return ScalarMappable(Normalize(-highest, highest), LinearSegmentedColormap.from_list("weights", both))
 
 
-def draw_cells(axes: Axes, weights: np.ndarray, hidden: np.ndarray, scale: dict[str, Any]) -> AxesImage:
-    """Draws weights (queries, keys); exact zeros are masked in the image's array, and hidden cells hatched."""
-    image = axes.imshow(np.ma.masked_equal(weights, 0.0), aspect="auto", interpolation="nearest", **scale)
-    if hidden.any():
-        edges = [np.arange(size + 1) - 0.5 for size in reversed(weights.shape)]
-        cells = np.ma.masked_where(~hidden, np.zeros_like(weights))
-        above_lines = 2.5
-        color = ListedColormap([HIDDEN])
-        axes.pcolor(*edges, cells, cmap=color, hatch=_HATCH, edgecolor="white", linewidth=0, zorder=above_lines)
-    return image
+def draw_cells(axes: Axes, weights: Tensor, scale: ScalarMappable, hidden: Tensor | None = None) -> None:
+    """Draws weights (queries, keys) in the colours of `scale`, exact zeros white and hidden cells grey."""
+    cells = scale.to_rgba(weights.numpy())
+    cells[weights.numpy() == 0] = to_rgba(ZERO)
+    if hidden is not None:
+        cells[hidden.numpy()] = to_rgba(HIDDEN)
+    axes.imshow(cells, aspect="auto", interpolation="nearest")
 
 
 def name_cells(figure: Figure, *, is_hidden: bool) -> None:
     """A legend at the foot of the figure for the cells that the colour bar does not name."""
     marks = [Patch(facecolor=ZERO, edgecolor=GREY, linewidth=0.6, label="exactly 0")]
-    hidden = Patch(facecolor=HIDDEN, edgecolor="white", hatch=_HATCH, linewidth=0, label="hidden from the query")
-    marks += [hidden] * is_hidden
+    marks += [Patch(facecolor=HIDDEN, label="hidden from the query")] * is_hidden
     figure.legend(handles=marks, loc="outside lower right", ncols=len(marks), frameon=False, fontsize=9)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import logging
-import math
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +26,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from reluformer.analysis.analyses import DOCUMENTS, INPUT, MODEL, NEEDS, NOTHING, PAIRS, TEXT
+from reluformer.analysis.analyses import DOCUMENTS, INPUT, MODEL, NEEDS, PAIRS, TEXT
 from reluformer.analysis.collection import Batch, pair_batch, text_batch
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.modeling_reluformer.configuration_vision import pair
-from reluformer.training.data.corpus import load_split, read_parallel_files
+from reluformer.training.data.corpus import CorpusReport, has_split, load_split, read_parallel_files
 from reluformer.training.data.documents import PackedDocuments, pack_documents
 from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.readers import is_unicode, text_file, text_lines
@@ -47,10 +44,8 @@ from reluformer.training.loading import (
 from reluformer.training.run.run_folder import RECIPE_FILE
 from reluformer.training.translation import Translator
 
-logger = logging.getLogger(__name__)
-
-# Tokens of a batch, padding included; and weights of one head and layer, such as those of a single pair of 1,024 tokens.
-BATCH_TOKENS, BATCH_WEIGHTS = 2_048, 2**20
+# Tokens of a batch, padding included; weights of one head and layer, such as those of a single pair of 1,024 tokens; pictures.
+BATCH_TOKENS, BATCH_WEIGHTS, BATCH_PICTURES = 2_048, 2**20, 32
 # Of a context, where neither the user nor the model says less.
 MOST_CONTEXT = 1_024
 
@@ -62,17 +57,15 @@ class AnalysisOptions:
     """What `analyze` is asked for.
 
     what: names out of `ANALYSES`, or `all`: those that can be taken of the model and its input. model: folder or Hub id.
-    run: folder of a finished run, whose model and test split are taken. output: folder; None: `analysis` in the model's folder.
-    text: file of source lines, or any text for a decoder-only model. target_text: file of their translations; None: the model's
-    own. documents: file that names the document of each line; the lines of one are then packed to texts of at most max_length
-    tokens, by default the model's positions. context: tokens of a context of a decoder-only model; None: its positions, at most
-    1,024. images: for a classifier, a folder of class folders, or a file of the form of MNIST with `image_labels`.
-    top_p: percentages. seed: of variance-simulation. device: None: a GPU if there is one.
+    output: folder; None: `analysis` in the model's folder. text: file of source lines, or any text for a decoder-only model;
+    None: for the folder of a run, its test split. target_text: file of their translations; None: the model's own. documents:
+    file that names the document of each line; the lines of one are then packed to texts of at most max_length tokens, by default
+    the model's positions. context: tokens of a context of a decoder-only model; None: its positions, at most 1,024. images: for a
+    classifier, a folder of pictures, or a file of the form of MNIST. device: None: a GPU if there is one.
     """
 
     what: Sequence[str]
-    model: str | None = None
-    run: str | None = None
+    model: str
     output: str | None = None
     text: str | None = None
     target_text: str | None = None
@@ -80,9 +73,6 @@ class AnalysisOptions:
     max_length: int | None = None
     context: int | None = None
     images: str | None = None
-    image_labels: str | None = None
-    top_p: Sequence[float] = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-    seed: int = 0
     device: str | None = None
 
 
@@ -95,15 +85,14 @@ class Subject:
     know, one sentence each.
     """
 
-    options: AnalysisOptions
-    has: str = NOTHING
-    model: PreTrainedModel | None = None
+    model: PreTrainedModel
+    has: str = MODEL
     tokenizer: PreTrainedTokenizerBase | None = None
     pairs: list[Pair] = field(default_factory=list)
     documents: PackedDocuments | None = None
     batches: Callable[[], Iterator[Batch]] = list
     facts: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     def allows(self, needs: str) -> bool:
         """Whether an analysis that needs this can be taken."""
@@ -116,155 +105,126 @@ def read_subject(options: AnalysisOptions) -> Subject:
     Raises:
         UserError: a model or file that cannot be read; options that do not belong to this kind of model, or not together.
     """
-    name = options.model if options.run is None else options.run
-    if name is None:
-        return Subject(options)
     kind, allowed, read = "a translation model", ("text", "target_text", "documents", "max_length"), _read_pairs
-    config = load_model_config(name)
+    config = load_model_config(options.model)
     if type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        kind, allowed, read = "a classifier of pictures", ("images", "image_labels"), _read_pictures
+        kind, allowed, read = "a classifier of pictures", ("images",), _read_pictures
     elif type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not config.is_encoder_decoder:
         kind, allowed, read = "a decoder-only language model", ("text", "context"), _read_text
-    inputs = ("text", "target_text", "documents", "max_length", "context", "images", "image_labels")
-    for option in inputs:
+    for option in ("text", "target_text", "documents", "max_length", "context", "images"):
         if getattr(options, option) is not None and option not in allowed:
-            raise UserError(f"--{option}: {name} is {kind}; leave it out, and give {' or '.join(allowed[:2])}")
-        if getattr(options, option) is not None and options.run is not None:
-            raise UserError(f"--{option}: --run says it already; leave one of the two out")
-    for option, needed in _GO_WITH.items():
+            raise UserError(f"--{option}: {options.model} is {kind}; leave it out, and give {' or '.join(allowed[:2])}")
+    for option, needed in {"target_text": "text", "documents": "text", "max_length": "documents"}.items():
         if getattr(options, option) is not None and getattr(options, needed) is None:
             raise UserError(f"--{option}: given without --{needed}; give --{needed} too, or leave it out")
-    return read(name, options)
-
-
-_GO_WITH = {"image_labels": "images", "target_text": "text", "documents": "target_text", "max_length": "documents"}
+    return read(options)
 
 
 # Pairs and documents, of an encoder-decoder
 
 
-def _read_pairs(name: str, options: AnalysisOptions) -> Subject:
-    model, tokenizer = load_model_and_tokenizer(name)
+def _read_pairs(options: AnalysisOptions) -> Subject:
+    model, tokenizer = load_model_and_tokenizer(options.model)
     model.to(device_of(options.device)).eval()
-    if options.text is None and options.run is None:
-        return Subject(options, MODEL, model, tokenizer)
-    lines, max_length, skipped = _read_lines(options)
-    if list(options.what) == ["attention-maps"]:  # no need to translate what is not drawn
-        lines = lines.select([0])
-    target: dict[str, Any] = {"target": "given, teacher-forced"}
-    if is_own := "target" not in lines.column_names:
+    found = _read_lines(options)
+    if found is None:
+        return Subject(model, tokenizer=tokenizer)
+    lines, max_length, report = found
+    positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
+    facts: dict[str, Any] = {"source_file": options.text, "target": "given, teacher-forced"}
+    notes = []
+    if "target" not in lines.column_names:
         translator = Translator(model, tokenizer)
         lines = lines.add_column("target", translator(lines["source"], progress=True))
-        target = {"target": "the model's own translation, teacher-forced", "decoding": translator.decoding}
-    positions, documents = getattr(model.config, "max_position_embeddings", None) or sys.maxsize, None
+        facts |= {"target": "the model's own translation, teacher-forced", "decoding": translator.decoding}
+        notes.append("no --target_text: the decoder reads the model's own translation")
+    documents = None
     if "document" in lines.column_names:
-        documents = _pack(lines, tokenizer, max_length, positions)
-    pairs_of_text = lines if documents is None else documents.pairs
-    encoded, report = encode_pairs(pairs_of_text, tokenizer, max_length=positions, name="text")
-    report = report if documents is None else documents.report
-    _tell_skips(report)
+        most = max_length or positions
+        if most > positions:
+            raise UserError(f"--max_length: {most} tokens; give at most {positions}, the positions of the model")
+        documents = pack_documents(lines, tokenizer, max_tokens=most, too_long="skip", name="text")
+        facts |= {"documents": documents.report.documents, "packed_documents": len(documents.pairs), "max_length": most}
+    of_text = lines if documents is None else documents.pairs
+    encoded, packed = encode_pairs(of_text, tokenizer, max_length=positions, name="text")
+    packed = packed if documents is None else documents.report
+    notes += [each.summary() for each in (report, packed) if each.skipped]
     pairs: list[Pair] = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
-    counts = {"sentences": report.kept} | {
-        name: sum(len(pair[side]) for pair in pairs) for side, name in enumerate(("source_tokens", "target_tokens"))
+    facts |= {
+        "sentences": packed.kept,
+        "source_tokens": sum(len(source) for source, _ in pairs),
+        "target_tokens": sum(len(labels) for _, labels in pairs),
+        "skipped": report.skipped | packed.skipped,
     }
-    if documents is not None:
-        counts |= {"documents": report.documents, "packed_documents": len(pairs), "max_length": report.max_tokens}
     return Subject(
-        options,
-        PAIRS if documents is None else DOCUMENTS,
         model,
+        PAIRS if documents is None else DOCUMENTS,
         tokenizer,
         pairs,
         documents,
         lambda: (batch for _, batch in pair_batches(model, pairs)),
-        {"text": _files(options) | target | counts | {"skipped": skipped | report.skipped}},
-        ("no --target_text: the decoder reads the model's own translation",) * is_own,
+        {"text": facts},
+        notes,
     )
 
 
-def _files(options: AnalysisOptions) -> dict[str, str | None]:
-    if options.run is not None:
-        return {"split": "test"}
-    return {"source_file": options.text, "target_file": options.target_text, "documents_file": options.documents}
-
-
-def _read_lines(options: AnalysisOptions) -> tuple[datasets.Dataset, int | None, dict[str, int]]:
+def _read_lines(options: AnalysisOptions) -> tuple[datasets.Dataset, int | None, CorpusReport] | None:
     """Columns "source", perhaps "target", and "document" where they are to be packed; the limit of packing; what was skipped."""
-    if options.run is not None:
-        recipe = Path(options.run) / RECIPE_FILE
-        if not recipe.is_file():
-            raise UserError(f"--run: {options.run!r} holds no {RECIPE_FILE}; give the folder of a run")
-        data = load_recipe(recipe).data
-        lines, report = load_split(data, "test")
-        if data.packing is None:
-            lines = lines.remove_columns([name for name in lines.column_names if name == "document"])
-        return lines, data.max_length, report.skipped
-    # One rule for one file and for two: a file beside itself is never misaligned.
-    target = options.target_text or options.text
-    lines, report = read_parallel_files(options.text, target, name="text", documents=options.documents)
-    _tell_skips(report)
-    return lines if options.target_text else lines.remove_columns("target"), options.max_length, report.skipped
-
-
-def _tell_skips(report: Any) -> None:
-    if report.skipped:
-        logger.warning(report.summary())
-
-
-def _pack(
-    lines: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None, positions: int
-) -> PackedDocuments:
-    """The documents that the lines make, packed as in training; a line that alone is longer is left out and counted."""
-    most = max_length or positions
-    if most > positions:
-        raise UserError(
-            f"--max_length: {most} tokens of a packed document; give at most {positions}, the positions of the model"
-        )
-    return pack_documents(lines, tokenizer, max_tokens=most, too_long="skip", name="text")
+    if options.text is not None:
+        # One rule for one file and for two: a file beside itself is never misaligned.
+        target = options.target_text or options.text
+        lines, report = read_parallel_files(options.text, target, name="text", documents=options.documents)
+        return lines if options.target_text else lines.remove_columns("target"), options.max_length, report
+    recipe = Path(options.model) / RECIPE_FILE
+    if not recipe.is_file():
+        return None
+    data = load_recipe(recipe).data
+    if not has_split(data, "test"):
+        return None
+    lines, report = load_split(data, "test")
+    if data.packing is None:
+        lines = lines.select_columns(["source", "target"])
+    return lines, data.max_length, report
 
 
 def pair_batches(model: PreTrainedModel, pairs: Sequence[Pair]) -> Iterator[tuple[list[int], Batch]]:
     """All pairs once, the longest first, with the places of a batch's rows in `pairs`; a long pair is a batch of its own."""
-    lengths = [(len(source), len(labels)) for source, labels in pairs]
-    order = sorted(range(len(lengths)), key=lambda place: (max(lengths[place]), lengths[place]), reverse=True)
+    lengths = [max(len(source), len(labels)) for source, labels in pairs]
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     with tqdm(total=len(order), desc="analysing", unit="sentence", leave=False, disable=None) as bar:
-        start = 0
-        while start < len(order):
-            longest = max(lengths[order[start]])
+        while order:
+            longest = lengths[order[0]]
             size = max(1, min(BATCH_TOKENS // longest, BATCH_WEIGHTS // longest**2))
-            places = order[start : start + size]
+            places, order = order[:size], order[size:]
             yield places, pair_batch(model, [pairs[place] for place in places])
             bar.update(len(places))
-            start += size
 
 
 # Text, of a decoder-only model
 
 
-def _read_text(name: str, options: AnalysisOptions) -> Subject:
+def _read_text(options: AnalysisOptions) -> Subject:
     """The tokens of a file as one stream behind the end token, if there is one, cut into contexts.
 
     A context begins with the last token of the one before it, so that each token but the first is predicted once.
     """
-    model, tokenizer = load_with_tokenizer(AutoModelForCausalLM, name)
+    model, tokenizer = load_with_tokenizer(AutoModelForCausalLM, options.model)
     model.to(device_of(options.device)).eval()
     if options.text is None:
-        return Subject(options, MODEL, model, tokenizer)
+        return Subject(model)
     positions = getattr(model.config, "max_position_embeddings", None) or MOST_CONTEXT
     length = min(positions, MOST_CONTEXT) if options.context is None else options.context
     if length > positions or length < 2:
         raise UserError(f"--context: {length} tokens; give 2 to {positions}, the positions of the model")
     text = "".join(f"{line}\n" for line in text_lines(text_file(options.text)))
-    if not is_unicode(text):
-        raise UserError(f"--text: {options.text!r} is not UTF-8; give a text")
+    if not is_unicode(text) or not text.strip():
+        raise UserError(f"--text: {options.text!r} is empty or not UTF-8; give a text")
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-    if not ids:
-        raise UserError(f"--text: the tokenizer of the model makes no tokens of {options.text!r}; give another text")
     stream = [*([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]), *ids]
     contexts = [stream[start : start + length] for start in range(0, max(len(stream) - 1, 1), length - 1)]
     facts = {"source_file": options.text, "tokens": len(ids), "context": length, "contexts": len(contexts)}
     batches = partial(_text_batches, contexts, model.device)
-    return Subject(options, TEXT, model, tokenizer, batches=batches, facts={"text": facts})
+    return Subject(model, TEXT, tokenizer, batches=batches, facts={"text": facts})
 
 
 def _text_batches(contexts: list[list[int]], device: torch.device) -> Iterator[Batch]:
@@ -278,45 +238,22 @@ def _text_batches(contexts: list[list[int]], device: torch.device) -> Iterator[B
 # Pictures, of a classifier
 
 
-def _read_pictures(name: str, options: AnalysisOptions) -> Subject:
-    model = load_whole(AutoModelForImageClassification, name)
+def _read_pictures(options: AnalysisOptions) -> Subject:
+    model = load_whole(AutoModelForImageClassification, options.model)
     model.to(device_of(options.device)).eval()
     if options.images is None:
-        return Subject(options, MODEL, model)
-    if lacking := [each for each in ("image_size", "patch_size", "num_channels") if not hasattr(model.config, each)]:
-        raise UserError(f"--images: the configuration of {name} has no {lacking[0]}; give a model such as a ViT")
-    is_folder = Path(options.images).expanduser().is_dir()
-    if is_folder == (options.image_labels is not None):
-        raise UserError(
-            f"--images: {options.images!r} is {'a folder' if is_folder else 'no folder'}; give a folder with a folder for each "
-            "class, or an IDX file and --image_labels"
-        )
-    if is_folder:
-        images, labels = _read_class_folders(options.images, model.config.label2id)
+        return Subject(model)
+    path = Path(options.images).expanduser()
+    if path.is_dir():
+        known = Image.registered_extensions()
+        images: Sequence[Any] = sorted(file for file in path.rglob("*") if file.suffix.lower() in known)
     else:
-        images, labels = read_idx(options.images, 3), read_idx(options.image_labels, 1).astype(np.int64)
-    if len(images) != len(labels) or not len(labels) or labels.max() >= model.config.num_labels:
-        raise UserError(
-            f"--image_labels: {len(labels):,} labels, up to class {max(labels, default=0)}, of {len(images):,} pictures; the "
-            f"model has {model.config.num_labels} classes"
-        )
-    facts = {"images": options.images, "image_labels": options.image_labels}
-    facts |= {"pictures": len(labels), "classes": len(np.unique(labels))}
-    batches = partial(_picture_batches, images, labels, name, model)
-    return Subject(options, INPUT, model, batches=batches, facts={"pictures": facts})
-
-
-def _read_class_folders(folder: str, known: dict[str, int]) -> tuple[datasets.Dataset, np.ndarray]:
-    rows = datasets.load_dataset(
-        "imagefolder", data_dir=str(Path(folder).expanduser()), split="train", drop_labels=False
-    )
-    names = rows.features["label"].names
-    if unknown := [name for name in names if name not in known]:
-        told = ", ".join(list(map(str, known))[:5])
-        raise UserError(
-            f"--images: the class {unknown[0]!r} is none of the model's {len(known)}, {told} …; rename its folder"
-        )
-    return rows, np.array([int(known[names[label]]) for label in rows["label"]])
+        images = read_idx(path, 3)
+    if not len(images):
+        raise UserError(f"--images: {options.images!r} holds no pictures; give a folder of pictures, or an IDX file")
+    facts = {"images": options.images, "pictures": len(images)}
+    batches = partial(_picture_batches, images, options.model, model)
+    return Subject(model, INPUT, batches=batches, facts={"pictures": facts})
 
 
 def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
@@ -340,26 +277,14 @@ def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
         ) from error
 
 
-def _picture_batches(
-    images: np.ndarray | datasets.Dataset, labels: np.ndarray, name: str, model: PreTrainedModel
-) -> Iterator[Batch]:
-    """All pictures in order."""
-    config, processor = model.config, AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
-    tokens = math.prod(
-        side // patch for side, patch in zip(pair(config.image_size), pair(config.patch_size), strict=True)
-    )
-    size = max(1, BATCH_TOKENS // tokens)
-    for start in tqdm(range(0, len(labels), size), desc="analysing", unit="batch", leave=False, disable=None):
-        numbers = range(start, min(start + size, len(labels)))
-        pixels = processor(images=[_image(images[number], config) for number in numbers], return_tensors="pt")
-        inputs = {"pixel_values": pixels["pixel_values"].to(model.device, model.dtype)}
-        yield Batch(inputs, torch.from_numpy(labels[start : numbers.stop]).to(model.device))
-
-
-def _image(found: Any, config: Any) -> Image.Image | torch.Tensor:
-    """With as many channels as the model takes; a processor wants the one of a grey picture as a dimension of its own."""
-    image = Image.fromarray(found) if isinstance(found, np.ndarray) else found["image"]
-    if config.num_channels != 1:
-        return image.convert("RGB")
-    grey = image.convert("L").resize(pair(config.image_size)[::-1], Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(grey))[..., None]
+def _picture_batches(images: Sequence[Path] | np.ndarray, name: str, model: PreTrainedModel) -> Iterator[Batch]:
+    """All pictures in order, with as many channels as the model takes; a processor wants that of a grey one as a dimension."""
+    processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+    grey, starts = getattr(model.config, "num_channels", 3) == 1, range(0, len(images), BATCH_PICTURES)
+    for start in tqdm(starts, desc="analysing", unit="batch", leave=False, disable=None):
+        loaded = []
+        for found in images[start : start + BATCH_PICTURES]:
+            image = Image.fromarray(found) if isinstance(found, np.ndarray) else Image.open(found)
+            loaded.append(np.array(image.convert("L"))[..., None] if grey else image.convert("RGB"))
+        pixels = processor(images=loaded, return_tensors="pt")["pixel_values"]
+        yield Batch({"pixel_values": pixels.to(model.device, model.dtype)})

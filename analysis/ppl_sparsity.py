@@ -13,20 +13,20 @@ is run again: what it keeps is the active share, and its perplexity over that of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from reluformer.analysis.analyze import Measured, Rows
-from reluformer.analysis.collection import ALL, IGNORED_LABEL, Batch, BlockRows, forward, recorded
+from reluformer.analysis.collection import ALL, IGNORED_LABEL, Batch, forward, recorded
 from reluformer.analysis.drawing import GREY, TEAL, draw_bars
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.inputs import Subject
@@ -36,32 +36,30 @@ MOST_TOKENS = 2_048
 TOLERANCE = 1e-6  # of the bisected CETT
 # Thresholds, evenly spaced from the smallest product |a_i| ‖w_i‖ to this quantile of a sample of them.
 CANDIDATES, QUANTILE = 65_536, 0.99
-Place = tuple[str, int]
+_COLUMNS = {"nonzero_fraction": ("not zero", GREY), "active_fraction": ("active at PPL-1%", TEAL)}
 
 
-def ppl_sparsity(subject: Subject, p_percent: float = 1.0) -> Measured:
-    """The active share of the activations at PPL-p%, by block."""
+def ppl_sparsity(subject: Subject) -> Measured:
+    """The active share of the activations at PPL-1%, by block."""
     search = SparsitySearch(subject.model, first_batches(subject.batches()))
-    found = search.at_increase(p_percent)
-    table = _table(p_percent, found, search)
-    summary = f"PPL-{p_percent:g}% {1 - table[0]['active_fraction']:.1%} zeros at CETT {found.cett:.4f}"
-    columns = {"nonzero_fraction": ("not zero", GREY), "active_fraction": (f"active at PPL-{p_percent:g}%", TEAL)}
+    found = search.at_increase(1.0)
+    table = sparsity_table(search, found)
+    summary = f"PPL-1% {1 - table[0]['active_fraction']:.1%} zeros at CETT {found.cett:.4f}"
     notes = [f"ppl-sparsity reads the first batches alone, of up to {MOST_TOKENS:,} tokens"]
     if found.cett > 1 - 2 * TOLERANCE:
         notes.append(
-            f"ppl-sparsity: with the largest thresholds that are searched, the perplexity is not {p_percent:g} % higher; "
-            "the figures are those of these thresholds, and more may go"
+            "ppl-sparsity: with the largest thresholds that are searched, the perplexity is not 1 % higher; the figures are "
+            "those of these thresholds, and more may go"
         )
-    draw = partial(draw_bars, table, columns, "share of the activations")
-    return Measured(table, summary, draw, notes=notes)
+    return Measured(table, summary, partial(draw_bars, table, _COLUMNS, "share of the activations"), notes=notes)
 
 
 def first_batches(batches: Iterable[Batch]) -> list[Batch]:
-    """Those of at most `MOST_TOKENS` tokens, padding included, since activations are held in memory; of pictures, the first."""
+    """Those of at most `MOST_TOKENS` tokens, padding included, since activations are held in memory."""
     kept, tokens = [], 0
     for batch in batches:
         tokens += batch.labels.numel()
-        if kept and (tokens > MOST_TOKENS or batch.labels.ndim == 1):
+        if kept and tokens > MOST_TOKENS:
             break
         kept.append(batch)
     return kept
@@ -118,11 +116,11 @@ def below(activations: Tensor, threshold: float, slot_norms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Truncated:
-    """The model at one CETT: by block its threshold and how many activations it keeps; and its cross-entropy, in nats."""
+    """The model at one CETT: of each block its threshold and how many activations it keeps; and its cross-entropy, in nats."""
 
     cett: float
-    thresholds: dict[Place, float]
-    active: dict[Place, int]
+    thresholds: list[float]
+    active: list[int]
     cross_entropy: float
 
 
@@ -134,18 +132,16 @@ class SparsitySearch:
     """
 
     def __init__(self, model: PreTrainedModel, batches: list[Batch]) -> None:
-        self.model, self.batches = model, batches
-        self.blocks = {(block.stack, block.layer): block for block in feed_forward_blocks(model)}
-        self.dense_cross_entropy, rows = self._run()
+        self.model, self.batches, self.blocks = model, batches, feed_forward_blocks(model)
+        self.dense_cross_entropy, activations = self._run()
         if not math.isfinite(self.dense_cross_entropy):
             raise UserError(
                 f"ppl-sparsity: the cross-entropy of the whole model is {self.dense_cross_entropy}; it must be a number. Does "
                 "the text belong to the model, and has it two tokens?"
             )
-        self.truncations = {
-            place: TailTruncation(torch.cat([row.activations for row in rows if row.block is block]), block.value_slots)
-            for place, block in self.blocks.items()
-        }
+        self.truncations = [
+            TailTruncation(found, block.value_slots) for found, block in zip(activations, self.blocks, strict=True)
+        ]
 
     def at_increase(self, p_percent: float) -> Truncated:
         """The model at the CETT, bisected to 1e-6, where the perplexity rises by `p_percent`."""
@@ -161,64 +157,54 @@ class SparsitySearch:
 
     def at_cett(self, cett: float) -> Truncated:
         """The model with the thresholds of one CETT."""
-        thresholds = {place: truncation.threshold(cett) for place, truncation in self.truncations.items()}
-        with self._truncated(thresholds):
-            found, rows = self._run()
-        active = dict.fromkeys(self.blocks, 0)
-        for row in rows:
-            active[row.block.stack, row.block.layer] += int((row.activations != 0).sum())
-        return Truncated(cett, thresholds, active, found)
-
-    @contextmanager
-    def _truncated(self, thresholds: dict[Place, float]) -> Iterator[None]:
-        def drop(norms: Tensor, threshold: float) -> Any:
-            return lambda module, inputs: inputs[0].masked_fill(below(inputs[0], threshold, norms), 0)
-
+        thresholds = [truncation.threshold(cett) for truncation in self.truncations]
         with ExitStack() as hooks:
-            for place, block in self.blocks.items():
-                hook = drop(self.truncations[place].slot_norms, thresholds[place])
-                hooks.callback(block.values.register_forward_pre_hook(hook).remove)
-            yield
+            for block, truncation, threshold in zip(self.blocks, self.truncations, thresholds, strict=True):
+                drop = partial(_drop, threshold, truncation.slot_norms)
+                hooks.callback(block.values.register_forward_pre_hook(drop).remove)
+            found, activations = self._run()
+        return Truncated(cett, thresholds, [int(each.count_nonzero()) for each in activations], found)
 
-    def _run(self) -> tuple[float, list[BlockRows]]:
-        """Mean cross-entropy of the model as it is, and what has passed the hooks that were there before."""
+    def _run(self) -> tuple[float, list[Tensor]]:
+        """Mean cross-entropy of the model as it is, and of each block the activations (tokens, neurons) behind earlier hooks."""
         nats, found = [], []
         for batch in self.batches:
-            with recorded(self.blocks.values(), batch) as rows:
+            with recorded(self.blocks, batch) as rows:
                 logits, labels = forward(self.model, batch).logits.flatten(0, -2).float(), batch.labels.flatten()
             nats.append(cross_entropy(logits, labels, reduction="none")[labels != IGNORED_LABEL])
-            found += rows
-        return float(torch.cat(nats).mean()), found
+            found.append([row.activations for row in rows])
+        return float(torch.cat(nats).mean()), [torch.cat(parts) for parts in zip(*found, strict=True)]
 
 
-def _table(p_percent: float, found: Truncated, search: SparsitySearch) -> Rows:
-    """One row for all blocks, for each stack, and for each block.
+def _drop(threshold: float, slot_norms: Tensor, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    """A pre-hook of the last projection."""
+    return inputs[0].masked_fill(below(inputs[0], threshold, slot_norms), 0)
+
+
+def sparsity_table(search: SparsitySearch, found: Truncated) -> Rows:
+    """One row for all blocks, and for each block.
 
     cett: the one CETT allowed to all blocks that the bisection found; a block stays below it where its threshold is the largest
     searched. active_fraction: share of the activations that are neither zero nor dropped, in the model with all thresholds.
-    nonzero_fraction: of the whole model. perplexity: with all thresholds, dense_perplexity: without; of a classifier, of classes.
+    nonzero_fraction: of the whole model. perplexity: with all thresholds, dense_perplexity: without.
     """
-    groups: list[tuple[str, int | str, list[Place]]] = [(ALL, ALL, list(search.blocks))]
-    for stack in dict.fromkeys(stack for stack, _ in search.blocks):
-        places = [place for place in search.blocks if place[0] == stack]
-        groups += [(f"{stack}_ffn", ALL, places), *((f"{stack}_ffn", place[1] + 1, [place]) for place in places)]
-    rows = []
-    for module, layer, places in groups:
-        dense = [search.truncations[place].activations for place in places]
+
+    def row(module: str, layer: int | str, threshold: float | None, active: int, dense: list[Tensor]) -> dict[str, Any]:
         size = sum(each.numel() for each in dense)
-        rows.append(
-            {
-                "p_percent": p_percent,
-                "module": module,
-                "layer": layer,
-                "tokens": len(dense[0]) if module != ALL else None,
-                "neurons": sum(each.shape[1] for each in dense),
-                "cett": found.cett,
-                "threshold": found.thresholds[places[0]] if layer != ALL else None,
-                "active_fraction": sum(found.active[place] for place in places) / size,
-                "nonzero_fraction": sum(int((each != 0).sum()) for each in dense) / size,
-                "perplexity": perplexity(found.cross_entropy),
-                "dense_perplexity": perplexity(search.dense_cross_entropy),
-            }
-        )
-    return rows
+        return {
+            "module": module,
+            "layer": layer,
+            "cett": found.cett,
+            "threshold": threshold,
+            "active_fraction": active / size,
+            "nonzero_fraction": sum(int(each.count_nonzero()) for each in dense) / size,
+            "perplexity": perplexity(found.cross_entropy),
+            "dense_perplexity": perplexity(search.dense_cross_entropy),
+        }
+
+    dense = [truncation.activations for truncation in search.truncations]
+    blocks = zip(search.blocks, found.thresholds, found.active, dense, strict=True)
+    return [
+        row(ALL, ALL, None, sum(found.active), dense),
+        *(row(f"{at.stack}_ffn", at.layer + 1, threshold, active, [own]) for at, threshold, active, own in blocks),
+    ]

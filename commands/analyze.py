@@ -11,28 +11,24 @@ def run(arguments: list[str]) -> int:
     parser = Parser(
         prog="reluformer analyze",
         description="Measures a model on a text and writes a table (JSON and CSV) and a picture of each analysis. "
-        "variance-simulation needs no model, anisotropy no text.",
+        "anisotropy needs no text.",
     )
     add, names = parser.add_argument, f"{', '.join(ANALYSES)}; one or several; all: what can be taken of the model"
-    add("--what", required=True, nargs="+", metavar="NAME", help=names)
-    add("--run", metavar="FOLDER", help="a finished run, in place of --model and --text: on its test split")
-    add("--model", metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
-    add("--text", metavar="FILE", help="source text, a sentence or document a line; for a decoder-only model, any text")
+    add("--what", required=True, nargs="+", choices=[*ANALYSES, "all"], metavar="NAME", help=names)
+    add("--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
+    add("--text", metavar="FILE", help="source lines, or text for a decoder-only model; default: a run's test split")
     add("--target_text", metavar="FILE", help="its translations; default: the model's own")
     add("--documents", metavar="FILE", help="the document of each line; its lines are packed to texts")
     add("--max_length", type=int, help="with --documents: most tokens of a packed text; default: the model's positions")
     add("--context", type=int, help="tokens of a context of a decoder-only model; default: its positions, at most 1024")
-    add("--images", metavar="PATH", help="for a classifier: a folder of class folders, or an IDX file")
-    add("--image_labels", metavar="FILE", help="the labels of an IDX file of pictures")
+    add("--images", metavar="PATH", help="for a classifier: a folder of pictures, or an IDX file")
     add("--output", metavar="FOLDER", help="default: analysis in the folder of the model")
-    add("--top_p", type=float, nargs="+", metavar="P", help="percentages; default: 0.1 to 100")
-    add("--seed", type=int, help="of variance-simulation; default: 0")
     add("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    options = vars(parser.parse_args(arguments))
 
     from reluformer.analysis.analyze import AnalysisOptions, analyze
 
-    analysed = analyze(AnalysisOptions(**given))
+    analysed = analyze(AnalysisOptions(**options))
     for note in analysed.notes:
         print(f"reluformer: note: {note}", file=sys.stderr)
     for line in (*analysed.summaries, *(f"written: {path}" for path in analysed.files)):

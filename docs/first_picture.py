@@ -15,13 +15,12 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from reluformer.analysis.attention_maps import PairMaps, pair_maps
 from reluformer.analysis.collection import CROSS
-from reluformer.analysis.drawing import draw_cells, label_tokens, name_cells, scale_of, shade
+from reluformer.analysis.drawing import draw_cells, label_tokens, name_cells, shade, weight_scale
 from reluformer.configuration.errors import UserError
 from reluformer.training.translation import Translator
 
@@ -39,11 +38,12 @@ def draw_pair(maps: dict[str, PairMaps], layer: int, head: int, path: Path) -> P
     FigureCanvasAgg(figure)
     grid = figure.subplots(1, len(maps), sharey=True)
     for axes, (name, each) in zip(grid, maps.items(), strict=True):
-        weights = each.weights[CROSS][layer - 1][head - 1].numpy()
-        image = draw_cells(axes, weights, np.zeros(weights.shape, bool), scale_of(0.0, weights.max(), each.color))
-        figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
+        weights = each.weights[CROSS][layer - 1][head - 1]
+        scale = weight_scale([weights], each.color)
+        draw_cells(axes, weights, scale)
+        figure.colorbar(scale, ax=axes, shrink=0.8, pad=0.02)
         label_tokens(axes, keys, queries, 10, 90)
-        title = f"{name}: {np.mean(weights == 0):.0%} of the weights are exactly 0"
+        title = f"{name}: {float((weights == 0).float().mean()):.0%} of the weights are exactly 0"
         axes.set_title(title, fontsize=12, color=shade(each.color, -0.2), fontweight="bold")
     name_cells(figure, is_hidden=False)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ def _require_model(before: Task) -> None:
 
 
 def analysis_commands(task: Task, wanted: Sequence[str]) -> list[list[str]]:
-    """The commands that make the wanted analyses of a row: one for all that read the same text with the same options.
+    """The commands that make the wanted analyses of a row: one for all that read the same text.
 
     The text, the test split or its beginning, is written first; for a language model, its documents one below the other.
 
@@ -60,16 +60,16 @@ def analysis_commands(task: Task, wanted: Sequence[str]) -> list[list[str]]:
         UserError: a language model has evaluated no split.
     """
 
-    def same(analysis: Analysis) -> tuple[bool, int, list[str]]:
-        return (analysis.documents, analysis.lines or 0, analysis.options)
+    def same(analysis: Analysis) -> tuple[bool, int]:
+        return (analysis.documents, analysis.lines or 0)
 
     analyses = sorted((analysis for analysis in task.row.analyses if analysis.what in wanted), key=same)
     commands = []
-    for (documents, lines, options), group in groupby(analyses, key=same):
+    for (documents, lines), group in groupby(analyses, key=same):
         folder = task.analysis_folder / f"{'sentences' if documents else 'text'}-{lines or 'all'}"
         inputs = (_sentences if documents else _inputs)(task, lines or None, folder)
         names = [analysis.what for analysis in group]
-        given = ["--model", str(task.run_folder), *inputs, "--output", str(task.analysis_folder), *options]
+        given = ["--model", str(task.run_folder), *inputs, "--output", str(task.analysis_folder)]
         commands.append([RELUFORMER, "analyze", "--what", *names, *given])
     return commands
 
@@ -81,7 +81,7 @@ def _inputs(task: Task, lines: int | None, folder: Path) -> list[str]:
         return ["--text", _written(folder / "text.txt", _document_lines(task, lines))]
     if kind == "image_classification":
         files = task.recipe()["data"]["test"]
-        return ["--images", files["images"], "--image_labels", files["labels"]]
+        return ["--images", files["images"]]
     rows = read_translations(task.run_folder / "translations.test.tsv")[:lines]
     source = _written(folder / "source.txt", (row[0] for row in rows))
     target = _written(folder / "target.txt", (row[2] for row in rows))

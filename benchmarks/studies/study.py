@@ -19,14 +19,13 @@ class Analysis:
     """What `reluformer analyze --what` measures on a row's model when it is trained: `analyses.<what>.…` of its result.
 
     lines: test pairs, or lines of test documents, that are analysed, from the first; null takes all. documents: sentences are
-    given, each with its document's name, and packed as the recipe says. options: further options of the command. pictures: which
+    given, each with its document's name, and packed as the recipe says. pictures: which
     of those it draws are kept beside the result, as in a file search (`*.layer1.png`).
     """
 
     what: str
     lines: int | None = 200
     documents: bool = False
-    options: list[str] = field(default_factory=list)
     pictures: list[str] = field(default_factory=list)
 
 

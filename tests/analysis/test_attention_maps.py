@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
+from reluformer.analysis import attention_maps
 from reluformer.analysis.attention_maps import pair_maps, plot_attention_map
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
 
@@ -12,18 +12,14 @@ from .small_models import SOURCES, TARGETS, make_model, make_tokenizer
 
 @pytest.fixture
 def images(monkeypatch):
-    """The maps of each figure that was saved, with the labels of both axes."""
-    seen = []
-    save = Figure.savefig
+    """The first map of each figure that was drawn, with the tokens of the keys and of the queries."""
+    seen, draw = [], attention_maps.draw_heat_maps
 
-    def recording(self, *args, **kwargs):
-        for axes in self.axes:
-            if axes.get_images():
-                labels = [[label.get_text() for label in side.get_ticklabels()] for side in (axes.xaxis, axes.yaxis)]
-                seen.append((torch.tensor(axes.get_images()[0].get_array()), *labels))
-        return save(self, *args, **kwargs)
+    def recording(maps, titles, keys, queries, **options):
+        seen.append((maps[0], keys, queries))
+        return draw(maps, titles, keys, queries, **options)
 
-    monkeypatch.setattr(Figure, "savefig", recording)
+    monkeypatch.setattr(attention_maps, "draw_heat_maps", recording)
     return seen
 
 

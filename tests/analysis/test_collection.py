@@ -14,7 +14,7 @@ from reluformer.analysis.collection import (
 )
 from reluformer.analysis.entropy import entropy_table
 from reluformer.analysis.feed_forward import feed_forward_blocks
-from reluformer.analysis.inputs import AnalysisOptions, Subject
+from reluformer.analysis.inputs import Subject
 from reluformer.analysis.top_p import top_p
 from reluformer.configuration.errors import UserError
 
@@ -28,8 +28,7 @@ def in_batches(model, encoded, size):
 
 
 def measured(model, batches):
-    options = AnalysisOptions(["top-p"], top_p=(1.5, 20))
-    taken = top_p(Subject(options, model=model, batches=lambda: iter(batches)))
+    taken = top_p(Subject(model, batches=lambda: iter(batches)))
     return entropy_table(attention_rows(model, batches)) + taken.table
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from reluformer.analysis import inputs
 from reluformer.analysis.context import Crossing, context, crossings, gain_table, random_context
-from reluformer.analysis.inputs import AnalysisOptions, Subject
+from reluformer.analysis.inputs import Subject
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.documents import pack_documents
 from reluformer.training.data.encoding import encode_pairs
@@ -36,7 +36,7 @@ def subject_of(kind, tokenizer, texts):
     sides = tokenizer(lines["source"][:])["input_ids"], tokenizer(text_target=lines["target"][:])["input_ids"]
     encoded = zip(texts, zip(*sides, strict=True), strict=True)
     parts = [[pair for _, pair in group] for _, group in groupby(encoded, key=lambda row: row[0][0])]
-    subject = Subject(AnalysisOptions([]), model=model, tokenizer=tokenizer, pairs=pairs, documents=documents)
+    subject = Subject(model, tokenizer=tokenizer, pairs=pairs, documents=documents)
     return subject, parts
 
 
@@ -114,16 +114,15 @@ def test_what_is_crossed_with_what():
         document((4, 4), (4, 4), (4, 4), (14, 5)),  # cut behind 8 of 17 target tokens
         document((9, 9), (9, 9)),  # packed of the same document
         document((3, 3), (3, 3)),  # is too short for both
-        document((3, 2), (3, 5), (3, 1), (9, 9)),  # three sentences have 9 source tokens, two of them 7 target tokens
+        document((3, 2), (3, 5), (3, 1), (9, 9)),
         document((50, 50)),  # has no second half
     ]
     assert list(crossings(parts, ["a", "a", "b", "c", "d"])) == [
-        Crossing(at=0, cut=2, other=3, reach=3),
-        Crossing(at=1, cut=1, other=4, reach=1),
-        Crossing(at=2, cut=1, other=0, reach=1),  # from the first again
-        Crossing(at=3, cut=3, other=1, reach=1),
+        Crossing(at=0, cut=2, other=3),
+        Crossing(at=1, cut=1, other=4),
+        Crossing(at=2, cut=1, other=0),  # from the first again
+        Crossing(at=3, cut=3, other=1),
     ]
-    assert next(crossings([parts[3], parts[0], parts[0][:1]], ["c", "a", "b"])) == Crossing(0, 3, other=1, reach=3)
     # the pieces of two documents take turns
     found = list(crossings([parts[2]] * 9, ["a"] * 4 + ["b"] * 5))
     assert [each.other for each in found] == [4, 5, 6, 7, 0, 1, 2, 3, 0]
@@ -133,7 +132,7 @@ def test_what_is_crossed_with_what():
 def test_both_sides_have_to_be_long_enough(side):
     short = ((9, 1), (1, 9))[side]
     parts = [document((4, 4), (4, 4)), document(short, short), document((2, 2), (2, 3), (2, 2))]
-    assert next(crossings(parts, list("abc"))) == Crossing(at=0, cut=1, other=2, reach=2)
+    assert next(crossings(parts, list("abc"))) == Crossing(at=0, cut=1, other=2)
 
 
 @pytest.mark.parametrize("kind", ["reluformer", "marian"])
@@ -142,7 +141,7 @@ def test_random_context_is_the_likelihood_behind_both_beginnings(kind, small_tok
     found, end, rows = list(crossings(parts, ["a", "b", "c"])), small_tokenizer.eos_token_id, []
     assert len(found) == 2
     for crossing in found:
-        own, foreign = parts[crossing.at], parts[crossing.other][: crossing.reach]
+        own, foreign = parts[crossing.at], parts[crossing.other]
         before = [tokens_of(own[: crossing.cut], side) for side in (0, 1)]
         other = [tokens_of(foreign, side)[-len(before[side]) :] for side in (0, 1)]
         assert [len(each) for each in other] == [len(each) for each in before] and other != before
@@ -153,7 +152,7 @@ def test_random_context_is_the_likelihood_behind_both_beginnings(kind, small_tok
         behind = [nll[len(before[1]) :] for nll in (within, random)]
         rows += [(place, *both) for place, both in enumerate(zip(*behind, strict=True), 1)]
     taken = random_context(subject)
-    assert taken.facts == {"crossed_documents": 2, "crossed_with": len({each.other for each in found}), "left_out": 1}
+    assert taken.facts == {"crossed_documents": 2, "left_out": 1}
     assert_means(taken.table, "nll_random", rows)
     assert abs(taken.table[0]["gain"]) > 1e-3, "the beginning changes what is predicted"
 

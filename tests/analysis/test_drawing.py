@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from reluformer.analysis import drawing as colors
 from reluformer.analysis.drawing import draw_heat_maps
@@ -9,13 +10,14 @@ from reluformer.analysis.drawing import draw_heat_maps
 WEIGHTS = torch.tensor([[0.0, 1e-6, 0.0], [0.01, 1.0, 0.0], [0.5, 0.0, 0.2]])
 
 
-def draw(weights=WEIGHTS, heads=1, **options):
+def draw(weights=WEIGHTS, **options):
     """The figure and a function from (query, key) to the colours of its cell, away from the edge."""
     keys, queries = [f"k{i}" for i in range(weights.shape[1])], [f"q{i}" for i in range(weights.shape[0])]
-    labels = {"key_label": "keys", "query_label": "queries"}
-    figure = draw_heat_maps([weights] * heads, ["head"] * heads, keys, queries, **labels, **options)
-    figure.canvas.draw()
-    pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
+    style = {"axis_labels": ("keys", "queries"), "color": colors.RELU}
+    figure = draw_heat_maps([weights], ["head"], keys, queries, **style, **options)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3].astype(int)
 
     def cell(query, key):
         x, y = figure.axes[0].transData.transform((key, query))
@@ -31,8 +33,8 @@ def test_zero_small_and_hidden_cells_look_different():
     assert len(cell(2, 1)) == 1 and (cell(2, 1) == 255).all(), "an exact zero is white"
     (small,) = cell(1, 0)
     assert 255 - small.min() > 40, "a weight of 0.01 is clearly not white"
-    assert len(cell(0, 2)) > 2, "a hidden cell is hatched"
-    assert all(abs(pixel.max() - pixel.min()) < 3 for pixel in cell(0, 1)), "in grey, whatever weight stands there"
+    (unseen,) = cell(0, 1)
+    assert unseen.max() - unseen.min() < 3 and unseen.max() < 230, "a hidden cell is grey, whatever weight stands there"
     _, cell = draw()
     assert 255 - cell(0, 1).min() > 40
     (largest,) = cell(1, 1)

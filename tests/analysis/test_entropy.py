@@ -7,7 +7,7 @@ import torch
 
 from reluformer.analysis.collection import CROSS, DECODER_SELF, AttentionRows, HeadSums
 from reluformer.analysis.entropy import entropy_table, share_table
-from reluformer.analysis.top_p import add_rows, negative_modules, top_p_table
+from reluformer.analysis.top_p import PERCENTAGES, add_rows, negative_modules, top_p_table
 from reluformer.configuration.errors import UserError
 
 
@@ -25,7 +25,6 @@ def test_equal_weights_have_the_entropy_log_n():
     weights = torch.full((5, 2, 8), 0.25)  # what stands at hidden keys must not count
     row = statistics_of(weights, visible)["all"]
     assert row["entropy"] == row["uniform_entropy"] == pytest.approx(math.log(6))
-    assert row["above_margin_fraction"] == 1
     assert row["row_sum"] == pytest.approx(1.5)
     assert (row["rows"], row["dead_row_fraction"], row["zero_fraction"]) == (10, 0, 0)
     dead = statistics_of(torch.zeros(2, 1, 8), visible[:2])["all"]
@@ -43,15 +42,14 @@ def random_rows():
 
 def test_batches_sum_to_the_direct_computation():
     weights, visible, rows = random_rows()
-    row = of_layer(entropy_table(rows, entropy_margin=0.4), layer=2)[2]
-    entropies, zeros, sums, above = [], 0, [], 0
+    row = of_layer(entropy_table(rows), layer=2)[2]
+    entropies, zeros, sums = [], 0, []
     for values, seen in zip(weights[:, 1].double(), visible, strict=True):
         values = values[seen]
         zeros += int((values == 0).sum())
         sums.append(float(values.sum()))
         p = values[values > 0] / values.sum()
         entropies.append(float(-(p * p.log()).sum()))
-        above += entropies[-1] > 0.4 * math.log(len(values)) + 1e-9
     dead = sums.count(0)
     assert 0 < dead < 60 == row["rows"]
     assert row["entropy"] == pytest.approx(sum(entropies) / 60, abs=1e-12)
@@ -59,7 +57,6 @@ def test_batches_sum_to_the_direct_computation():
     assert row["dead_row_fraction"] == dead / 60
     assert row["zero_fraction"] == pytest.approx(zeros / int(visible.sum()), abs=1e-12)
     assert row["row_sum"] == pytest.approx(sum(sums) / 60, abs=1e-6)
-    assert row["above_margin_fraction"] == above / 60
 
 
 def test_negative_weights_are_refused():
@@ -97,42 +94,40 @@ def test_entropy_shares_by_hand():
 # top-p
 
 
-def sums_of(scores, percentages, visible=None):
+def sums_of(scores, visible=None):
     sums = HeadSums()
-    add_rows(sums, CROSS, 0, scores, percentages, visible)
-    return {row["p_percent"]: row for row in top_p_table(sums, percentages) if row["layer"] == "all"}
+    add_rows(sums, CROSS, 0, scores, visible)
+    return {row["p_percent"]: row for row in top_p_table(sums) if row["layer"] == "all"}
 
 
 def test_the_largest_of_equal_scores_hold_p():
     visible = torch.ones(3, 7, dtype=torch.bool)
     visible[0, 2:] = False
-    rows = sums_of(torch.full((3, 2, 7), 0.3), (0.1, 20, 33.3, 100), visible)
+    rows = sums_of(torch.full((3, 2, 7), 0.3), visible)
+    assert tuple(rows) == PERCENTAGES
     for p, row in rows.items():
         assert row["score_sum"] == pytest.approx(p / 100, abs=1e-12)
-    assert rows[100]["elements"] == pytest.approx((2 + 7 + 7) / 3)
 
 
-def test_dead_rows_are_left_out_and_counted():
+def test_dead_rows_are_left_out():
     scores = torch.zeros(4, 1, 5)
     scores[0] = 1
-    row = sums_of(scores, (40,))[40]
-    assert (row["rows"], row["dead_rows"]) == (1, 3)
-    assert row["score_sum"] == pytest.approx(0.4)
-    assert sums_of(torch.zeros(4, 1, 5), (40,))[40]["score_sum"] is None
+    row = sums_of(scores)[50]
+    assert row["rows"] == 1 and row["score_sum"] == pytest.approx(0.5)
+    assert sums_of(torch.zeros(4, 1, 5))[50]["score_sum"] is None
 
 
 def test_top_p_of_batches_is_the_direct_computation():
     weights, visible, rows = random_rows()
-    sums, percentages = HeadSums(), (1.5, 30)
+    sums = HeadSums()
     for module, layer, part, seen in rows:
-        add_rows(sums, module, layer, part, percentages, seen)
-    table = top_p_table(sums, percentages)
-    [row] = [row for row in table if (row["layer"], row["head"], row["p_percent"]) == (2, 2, 30)]
+        add_rows(sums, module, layer, part, seen)
+    [row] = [row for row in top_p_table(sums) if (row["layer"], row["head"], row["p_percent"]) == (2, 2, 20)]
     held = []
     for values, seen in zip(weights[:, 1].double(), visible, strict=True):
         values = values[seen].sort(descending=True).values
         if values.sum() > 0:
-            count = 0.3 * len(values)
+            count = 0.2 * len(values)
             rest = (count - int(count)) * values[int(count)]
             held.append(float((values[: int(count)].sum() + rest) / values.sum()))
     assert row["score_sum"] == pytest.approx(sum(held) / len(held), abs=1e-12)
@@ -142,7 +137,7 @@ def test_top_p_of_batches_is_the_direct_computation():
 def test_memories_have_no_heads_and_a_module_with_negative_scores_is_left_out_whole():
     sums = HeadSums()
     for module, layer, sign in (("encoder_ffn", 0, 1), ("decoder_ffn", 0, 1), ("decoder_ffn", 1, -1)):
-        add_rows(sums, module, layer, sign * torch.ones(3, 1, 20), (10,))
+        add_rows(sums, module, layer, sign * torch.ones(3, 1, 20))
     assert negative_modules(sums) == ["decoder_ffn"]
-    places = [(row["module"], row["layer"], row["head"]) for row in top_p_table(sums, (10,))]
+    places = [(row["module"], row["layer"], row["head"]) for row in top_p_table(sums) if row["p_percent"] == 10]
     assert places == [("encoder_ffn", "all", "all"), ("encoder_ffn", 1, "all")]

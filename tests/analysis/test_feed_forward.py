@@ -11,8 +11,6 @@ from transformers import (
     OPTForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     ViTConfig,
@@ -23,7 +21,6 @@ from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
 from reluformer.analysis.collection import Batch, BlockRows, block_rows, pair_batch, text_batch
 from reluformer.analysis.feed_forward import FeedForward, feed_forward_blocks
 from reluformer.analysis.memories import anisotropy_table, mean_cosine, ratio_table, sparsity_table
-from reluformer.analysis.simulation import simulate_variance
 from reluformer.configuration.errors import UserError
 
 from .small_models import FFN, LAYERS, TOKENS, make_model
@@ -128,10 +125,6 @@ EXPERTS = {"vocab_size": 60, "hidden_size": 16, "num_attention_heads": 2, "num_k
             lambda: Qwen2MoeForCausalLM(Qwen2MoeConfig(**EXPERTS, shared_expert_intermediate_size=12)),
             r"qwen2_moe, decoder: layers\.0\.mlp\.experts is a mixture of experts",
         ),
-        (
-            lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**EXPERTS, mlp_only_layers=[1])),
-            r"qwen3_moe, decoder: no feed-forward block in layers\.0, layers\.2, but in other layers",
-        ),
     ],
 )
 def test_a_model_is_not_measured_in_part(make, named):
@@ -166,23 +159,8 @@ def test_the_slots_of_a_model_are_the_rows_of_w2(kind, last):
     assert [(row["module"], row["layer"]) for row in table[3:]] == [
         (stack, layer) for stack in ("encoder", "decoder") for layer in range(1, LAYERS + 1)
     ]
-    assert all(row["slots"] == FFN for row in table[3:])
     assert table[-1]["anisotropy"] == pytest.approx(by_definition(model.get_submodule(last).weight.T), abs=1e-12)
     assert table[0]["anisotropy"] == pytest.approx(sum(row["anisotropy"] for row in table[3:]) / (2 * LAYERS))
-
-
-def test_slots_that_are_zero_are_counted_and_left_out():
-    model = make_model("reluformer", 300)
-    weight = model.model.encoder.layers[0].fc2.weight
-    with torch.no_grad():
-        weight[:, :4] = 0
-    row = anisotropy_table(model)[3]
-    assert (row["slots"], row["zero_slots"]) == (FFN, 4)
-    assert row["anisotropy"] == pytest.approx(by_definition(weight.T[4:]))
-    with torch.no_grad():
-        weight[:] = 0
-    with pytest.raises(UserError, match="encoder layer 1 has 0 value slots that are not 0 of 24"):
-        anisotropy_table(model)
 
 
 # variance
@@ -198,12 +176,9 @@ def test_variances_of_batches_sum_to_the_direct_computation():
     parts = zip(update.split(11), residual.split(11), strict=True)
     row = ratio_table(rows_of("encoder", 0, *part) for part in parts)[-1]
     within = [float(states.double().var(dim=-1, correction=0).mean()) for states in (update, residual)]
-    over = [float(states.double().var(dim=0, correction=0).mean()) for states in (update, residual)]
-    assert (row["module"], row["layer"], row["tokens"]) == ("encoder", 1, 50)
+    assert (row["module"], row["layer"]) == ("encoder", 1)
     assert row["output_variance"] == pytest.approx(within[0])
     assert row["variance_ratio"] == pytest.approx(within[0] / within[1])
-    assert row["output_variance_over_tokens"] == pytest.approx(over[0])
-    assert row["variance_ratio_over_tokens"] == pytest.approx(over[0] / over[1])
 
 
 def test_means_of_variance_ratios_are_over_layers():
@@ -216,17 +191,3 @@ def test_means_of_variance_ratios_are_over_layers():
         ("decoder", "all", pytest.approx(16)),
         ("encoder", 1, pytest.approx(9)),
     ]
-    single = ratio_table([rows_of("decoder", 0, unit[:1], unit[:1])])
-    assert single[0]["variance_ratio"] == 1 and single[0]["variance_ratio_over_tokens"] is None
-
-
-def test_the_simulated_variance_is_half_of_n():
-    for row in simulate_variance((1, 8, 64), samples=20_000, seed=1):
-        assert row["expected_variance"] == row["n"] / 2
-        assert abs(row["variance"] - row["expected_variance"]) < 4 * row["standard_error"] < 0.2 * row["n"]
-        assert abs(row["mean"]) < 4 * (row["variance"] / 20_000) ** 0.5
-        assert row["expected_excess_kurtosis"] == 15 / row["n"]
-    assert row["excess_kurtosis"] == pytest.approx(15 / 64, abs=0.3)
-    # a row depends on its own n and the seed
-    assert simulate_variance((4, 2), samples=100)[1] == simulate_variance((2,), samples=100)[0]
-    assert simulate_variance((4,), samples=100) != simulate_variance((4,), samples=100, seed=1)

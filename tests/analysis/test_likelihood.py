@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from reluformer.analysis.collection import pair_batch, text_batch
-from reluformer.analysis.inputs import AnalysisOptions, Subject
+from reluformer.analysis.inputs import Subject
 from reluformer.analysis.likelihood import likelihood, likelihood_table
 from reluformer.configuration.errors import UserError
 
@@ -22,7 +22,7 @@ def test_it_is_the_cross_entropy_of_each_pair_alone(kind, encoded, small_tokeniz
             logits = model(input_ids=torch.tensor([source]), labels=labels).logits[0].double()
             nll += cross_entropy(logits, labels[0], reduction="none").tolist()
             right += (logits.argmax(dim=-1) == labels[0]).tolist()
-    subject = Subject(AnalysisOptions([]), model=model, batches=lambda: iter([pair_batch(model, encoded)]))
+    subject = Subject(model, batches=lambda: iter([pair_batch(model, encoded)]))
     whole = likelihood(subject).table[0]
     assert whole["positions"] == "all" and whole["tokens"] == len(nll)
     assert whole["nll"] == pytest.approx(sum(nll) / len(nll), rel=1e-5)
@@ -43,18 +43,9 @@ def test_groups_of_positions_by_hand():
             "tokens": wanted.numel(),
             "nll": -p.gather(2, wanted.unsqueeze(2)).log().mean().item(),
             "accuracy": (p.argmax(dim=-1) == wanted).double().mean().item(),
-            "entropy": -(p * p.log()).sum(dim=-1).mean().item(),
-            "vocabulary_nll": -p.log().mean().item(),
         }
         for column, value in expected.items():
             assert table[name][column] == pytest.approx(value, rel=1e-5), (name, column)
-
-
-def test_a_token_that_is_ruled_out_counts_for_no_mean_over_the_vocabulary():
-    logits = torch.tensor([[[0.0, 0.0, -torch.inf], [0.0, 0.0, 0.0]]])
-    (whole, _) = likelihood_table([(torch.tensor([[1, -100]]), logits)])
-    for column in ("nll", "entropy", "vocabulary_nll"):
-        assert whole[column] == pytest.approx(torch.tensor(2.0).log().item())
 
 
 @pytest.mark.parametrize(("label", "value"), [(-100, "nan"), (1, "inf")])
