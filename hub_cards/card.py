@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 
 from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
-from reluformer.hub_cards.model_folder import ModelFolder, is_number, read_model_folder
+from reluformer.hub_cards.model_folder import ModelFolder, is_number
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
 from reluformer.training.run.redaction import last_part, public_text
 from reluformer.training.run.run_folder import CARD_FILE
@@ -50,9 +50,9 @@ def render_card(
     `license`, `language` and `dataset` that are None are those of the recipe or of the card in the folder, if it has any.
 
     Raises:
-        UserError: no ReLUFormer in the folder, or one of its files is damaged.
+        UserError: no ReLUFormer in the folder.
     """
-    model = read_model_folder(folder, license=license, language=language, dataset=dataset)
+    model = ModelFolder(folder, license=license, language=language, dataset=dataset)
     name = public_text(repo_id.split("/")[-1] if repo_id and not model.recipe.get("name") else model.name)
     config = model.config
     card = ModelCard.from_template(
@@ -60,8 +60,6 @@ def render_card(
         template_path=str(TEMPLATE),
         name=name,
         model=model,
-        config=config,
-        kind=model.kind,
         is_reluformer=(config.attention_activation, config.attention_scaling) == ("relu", "variance"),
         location=repo_id or f"path/to/{name}",
         formula=attention_formula(config),
@@ -71,7 +69,6 @@ def render_card(
         evaluated_text=evaluated_text,
         measured_on=_measured_on,
         statistics=_attention_statistics(model),
-        analysis=_analysis(model),
         pictures={picture: f"{pictures}{picture}" for picture in PICTURES if model.has(picture)},
     )
     # Parts that are left out leave empty lines behind.
@@ -100,9 +97,6 @@ def write_card(folder: str | Path, *, output: str | Path | None = None, **option
     return path
 
 
-# The attention as formulas
-
-
 def attention_formula(config: PreTrainedConfig) -> str:
     """The weight of key j for query i, in LaTeX, with the configuration's numbers put in."""
     weight = ACTIVATIONS[config.attention_activation].latex
@@ -122,9 +116,6 @@ def regularization_formula(config: PreTrainedConfig) -> str | None:
         r"\mathcal{L}_{reg} = \mathrm{mean}_i \left( |\log S_i| + "
         rf"\max(H_i - {config.entropy_margin:g} \log n_i, 0) \right), \qquad S_i = \sum_j s_{{ij}}"
     )
-
-
-# Metadata
 
 
 def _metadata(model: ModelFolder, name: str) -> ModelCardData:
@@ -147,7 +138,8 @@ def _metadata(model: ModelFolder, name: str) -> ModelCardData:
 
 def _results(model: ModelFolder) -> Iterator[EvalResult]:
     """Of the evaluations of a run, and those that `ModelCardCallback` has recorded if it is known on what they were measured."""
-    task = {"task_type": model.kind.task, "task_name": _task_name(model)}
+    what = f"{model.kind.task.replace('-', ' ').capitalize()} {'-'.join(model.languages)}".strip()
+    task = {"task_type": model.kind.task, "task_name": what}
     dataset = model.section("data").get("dataset") or {}
     for evaluation in model.evaluations:
         name = evaluated_text(model, evaluation) or model.name
@@ -177,27 +169,19 @@ def _results(model: ModelFolder) -> Iterator[EvalResult]:
         )
 
 
-def _task_name(model: ModelFolder) -> str:
-    return f"{model.kind.task.replace('-', ' ').capitalize()} {'-'.join(model.languages)}".strip()
-
-
 def _slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-").lower()
-
-
-# Data and training
 
 
 def _origin(model: ModelFolder) -> str | None:
     """Where the training text or pictures come from, without the paths of the machine that read them."""
     data = model.section("data")
-    if dataset := data.get("dataset"):
-        details = [str(dataset[key]) for key in ("name", "revision") if dataset.get(key)]
-        return f"data set `{dataset['path']}`" + (f" ({', '.join(details)})" if details else "")
+    dataset = data.get("dataset") or ({"path": model.dataset_id} if model.dataset_id else {})
     if data.get("demo"):
         return "a generated corpus of number words (`reluformer.training.data.demo_corpus`)"
-    if model.dataset_id:
-        return f"data set `{model.dataset_id}`"
+    if dataset:
+        details = ", ".join(str(dataset[key]) for key in ("name", "revision") if dataset.get(key))
+        return f"data set `{dataset['path']}`" + (f" ({details})" if details else "")
     files = _file_names(data.get("train"))
     return f"files {', '.join(f'`{name}`' for name in files)}" if files else None
 
@@ -206,11 +190,8 @@ def _file_names(held: Any) -> list[str]:
     """The last parts of all paths in a section of a recipe."""
     if isinstance(held, str):
         return [last_part(held)]
-    values = held.values() if isinstance(held, Mapping) else held if isinstance(held, list) else ()
+    values = held.values() if isinstance(held, Mapping) else held or ()
     return [name for value in values for name in _file_names(value)]
-
-
-# What was measured
 
 
 def measured_scores(model: ModelFolder, evaluation: Mapping[str, Any]) -> list[Score]:
@@ -242,14 +223,6 @@ def _attention_statistics(model: ModelFolder) -> list[tuple[str, str, str]]:
                 rows.append((name, form.format(entries[-1][logged]), f"{where}, update {entries[-1]['step']:,}"))
                 break
     return rows
-
-
-def _analysis(model: ModelFolder) -> dict[str, Any] | None:
-    """The result of `reluformer analyze --what entropy`; None where the model has another attention now, or none was measured."""
-    result = model.read("analysis/entropy.json")
-    measured = result.get("model", {}).get("config") or {}
-    same = ("attention_activation", "attention_scaling", "attention_gamma")
-    return result if all(measured.get(name) == getattr(model.config, name) for name in same) else None
 
 
 def _measured_on(record: Mapping[str, Any]) -> str:

@@ -74,6 +74,8 @@ class ModelCardCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         arguments = args.to_sanitized_dict()
+        training = {name: arguments[name] for name in ARGUMENTS}
+        training["warmup_steps"] = args.get_warmup_steps(state.max_steps)
         # In a notebook or an interpreter, the command line says nothing.
         is_script = sys.argv[0].endswith(".py") and "ipykernel" not in sys.argv[0]
         self._record = {
@@ -81,12 +83,7 @@ class ModelCardCallback(TrainerCallback):
             "command": public_text(f"python {command_line()}") if is_script else None,
             **_training_facts(args, state),
             "parameters": self._trainer.accelerator.unwrap_model(self._trainer.model).num_parameters(),
-            "settings": {
-                **self._told,
-                **self._base,
-                "training": {name: arguments[name] for name in ARGUMENTS}
-                | {"warmup_steps": args.get_warmup_steps(state.max_steps)},
-            },
+            "settings": {**self._told, **self._base, "training": training},
         }
         write_json(Path(args.output_dir) / RECORD_FILE, self._record)
         state.save_to_json(str(Path(args.output_dir) / TRAINER_STATE_NAME))
@@ -100,34 +97,25 @@ class ModelCardCallback(TrainerCallback):
 
     on_predict = on_evaluate
 
-    def create_model_card(
-        self,
-        language: str | Sequence[str] | None = None,
-        license: str | None = None,
-        dataset: str | None = None,
-        model_name: str | None = None,
-    ) -> None:
+    def create_model_card(self, model_name: str | None = None, **told: Any) -> None:
         """In place of the Trainer's: writes README.md into `output_dir`, in which the model must be saved.
 
         Args:
-            language, license, dataset: as of the callback; None takes the callback's.
             model_name: given by `push_to_hub`; the card's name is that of the repository or folder.
+            told: `language`, `license` and `dataset` in place of the callback's.
         """
-        now = {"license": license, "language": language, "dataset": dataset}
         if self._trainer.is_world_process_zero():
-            told = {name: value or self._told[name] for name, value in now.items()}
-            write_card(self._trainer.args.output_dir, repo_id=self._trainer.hub_model_id, **told)
+            folder, repo_id = self._trainer.args.output_dir, self._trainer.hub_model_id
+            write_card(folder, repo_id=repo_id, **{**self._told, **told})
 
 
 def _training_facts(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
     """Under the names of training_record.json, None for what is not known."""
-    history = state.log_history
-    whole = next((entry for entry in reversed(history) if "train_runtime" in entry), {})  # logged at the end
-    losses = [entry["loss"] for entry in history if is_number(entry.get("loss"))]
+    whole = next((entry for entry in reversed(state.log_history) if "train_runtime" in entry), {})  # logged at the end
     is_best = args.load_best_model_at_end and state.best_model_checkpoint is not None
     weights_of = state.best_global_step if is_best else state.global_step
     evaluations: dict[str, dict[str, float]] = {}
-    for entry in history:
+    for entry in state.log_history:
         evaluations |= evaluation_of(entry) if entry.get("step") == weights_of else {}
     return {
         "updates": state.global_step,
@@ -135,7 +123,6 @@ def _training_facts(args: TrainingArguments, state: TrainerState) -> dict[str, A
         "seconds": whole.get("train_runtime"),
         "examples_per_second": whole.get("train_samples_per_second"),
         "examples_per_update": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
-        "last_loss": losses[-1] if losses else None,
         "best": {"metric": state.best_metric, "update": weights_of} if is_best else None,
         "weights_of_update": weights_of,
         "processes": args.world_size,
@@ -150,9 +137,8 @@ def evaluation_of(logged: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     Args:
         logged: metrics as `Trainer.evaluate` and `Trainer.predict` make and log them.
     """
-    prefix = min(
-        (name.removesuffix("_runtime") for name in logged if name.endswith("_runtime")), key=len, default="train"
-    )
+    times = [name.removesuffix("_runtime") for name in logged if name.endswith("_runtime")]
+    prefix = min(times, key=len, default="train")
     if prefix == "train":
         return {}
     metrics = {name.removeprefix(f"{prefix}_"): held for name, held in logged.items() if name.startswith(f"{prefix}_")}

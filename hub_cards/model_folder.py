@@ -1,51 +1,46 @@
-"""What the folder of a model says about it: of a run, of a `Trainer` with `ModelCardCallback`, or of `save_pretrained`.
-
-What is not there is None or empty: a card tells nothing that was not recorded. Texts hold neither secrets nor paths.
-"""
+"""What the folder of a model says about it: of a run, of a `Trainer` with `ModelCardCallback`, or of `save_pretrained`."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from huggingface_hub import metadata_load
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
-from transformers import PreTrainedConfig
 from transformers.trainer import TRAINER_STATE_NAME
 
 from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig
-from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import TOLD_SCORES
-from reluformer.training.run.redaction import HIDDEN, last_part, public_values
+from reluformer.training.loading import load_model_config
+from reluformer.training.run.redaction import public_values
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
 
 
 class ModelKind(NamedTuple):
     """A type of model. What the card says of each is in `card_template.md`.
 
-    config_class: of its config.json. task: the Hub's name of what it does. auto_class, preprocessor: Transformers' classes that
-        load the model and what makes its inputs.
+    task: the Hub's name of what it does. auto_class, preprocessor: Transformers' classes that load the model and what makes its
+        inputs.
     """
 
-    config_class: type[PreTrainedConfig]
     task: str
     auto_class: str
     preprocessor: str = "AutoTokenizer"
 
 
-_KINDS = (
-    ModelKind(ReLUFormerConfig, "translation", "AutoModelForSeq2SeqLM"),
-    ModelKind(ReLUFormerDecoderConfig, "text-generation", "AutoModelForCausalLM"),
-    ModelKind(ReLUFormerVisionConfig, "image-classification", "AutoModelForImageClassification", "AutoImageProcessor"),
-)
-MODEL_KINDS = {kind.config_class.model_type: kind for kind in _KINDS}
+MODEL_KINDS = {
+    ReLUFormerConfig.model_type: ModelKind("translation", "AutoModelForSeq2SeqLM"),
+    ReLUFormerDecoderConfig.model_type: ModelKind("text-generation", "AutoModelForCausalLM"),
+    ReLUFormerVisionConfig.model_type: ModelKind(
+        "image-classification", "AutoModelForImageClassification", "AutoImageProcessor"
+    ),
+}
 
 
 def kind_of(model_type: Any, where: Any) -> ModelKind:
@@ -57,36 +52,67 @@ def kind_of(model_type: Any, where: Any) -> ModelKind:
     if model_type not in MODEL_KINDS:
         raise UserError(
             f"{where}: holds a model of type {model_type!r}, expected {' or '.join(map(repr, MODEL_KINDS))}; for any other "
-            "model, use `create_model_card` and `push_to_hub` of its Trainer"
+            "model, use `create_model_card` and `push_to_hub` of its Trainer; ONNX graphs belong beside their published model"
         )
     return MODEL_KINDS[model_type]
 
 
-@dataclass(frozen=True)
 class ModelFolder:
-    """The files of a folder that holds a model.
+    """The files of a folder that holds a model, without secrets and paths. What was not recorded is None or empty.
 
     kind, config: those of its config.json.
+    is_run: whether `reluformer train` has written it.
     recipe: recipe.yaml or, in its form, the settings that `ModelCardCallback` has recorded; {} without both.
     record: training_record.json.
     base_model: id on the Hub of the model whose weights it started from; None for new weights and for local models.
     license, languages, dataset_id: what a person says now, or else what recipe or card say.
+
+    Args:
+        see `reluformer.hub_cards.card.render_card`.
+
+    Raises:
+        UserError: no model in it of a kind that cards are made for.
     """
 
-    path: Path
-    kind: ModelKind
-    config: PreTrainedConfig
-    recipe: dict[str, Any]
-    record: dict[str, Any]
-    base_model: str | None
-    license: str | None
-    languages: list[str]
-    dataset_id: str | None
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        license: str | None = None,
+        language: str | Sequence[str] | None = None,
+        dataset: str | None = None,
+    ) -> None:
+        self.path = Path(folder)
+        if not self.has("config.json"):
+            raise UserError(
+                f"{folder}: holds no config.json; give the folder of a finished run, or one that save_pretrained or "
+                "Trainer.save_model has written"
+            )
+        self.config = load_model_config(self.path)
+        self.kind = kind_of(self.config.model_type, folder)
+        self.is_run = self.has(RECIPE_FILE)
+        self.record: dict[str, Any] = self.read(RECORD_FILE)
+        recipe = yaml.safe_load(self._text(RECIPE_FILE)) if self.is_run else self.record.get("settings", {})
+        self.recipe: dict[str, Any] = public_values(recipe)
+        if self.section("training").get("use_cpu"):
+            self.record["device"] = "cpu"  # accelerators stood idle
+        card = (metadata_load(self.path / CARD_FILE) or {}) if self.has(CARD_FILE) else {}
+        data = self.section("data")
+        corpus = (data.get("dataset") or {}).get("path")
+        said = [data[side] for side in ("source_language", "target_language") if data.get(side)]
+        self.base_model = self._base_model() if recipe else _first(card.get("base_model"))
+        self.license = license or card.get("license") or self.recipe.get("license")
+        self.languages = _list(language) or said or _list(card.get("language")) or _list(self.recipe.get("language"))
+        known = corpus if corpus and is_hub_id(corpus) else _first(card.get("datasets")) or self.recipe.get("dataset")
+        self.dataset_id: str | None = dataset or known
 
-    @property
-    def is_run(self) -> bool:
-        """Whether `reluformer train` has written it."""
-        return self.has(RECIPE_FILE)
+    def _base_model(self) -> str | None:
+        if "base_model" in self.recipe:  # recorded while the model was there
+            return self.recipe["base_model"]
+        name = self.recipe.get("initialize_from")
+        # Transformers notes in the tokenizer, which is that of the other model, whether it came from a folder.
+        is_local = self.read("tokenizer_config.json").get("is_local")
+        return name if name and not is_local and is_hub_id(name) else None
 
     @property
     def name(self) -> str:
@@ -127,7 +153,8 @@ class ModelFolder:
     @cached_property
     def lowercases(self) -> bool:
         """Whether the tokenizer lower-cases."""
-        normalizer = _read_json(self.path / "tokenizer.json").get("normalizer") or {}
+        tokenizer = json.loads(self._text("tokenizer.json")) if self.has("tokenizer.json") else {}
+        normalizer = tokenizer.get("normalizer") or {}
         return any(part.get("type") == "Lowercase" for part in [normalizer, *normalizer.get("normalizers", [])])
 
     def has(self, name: str) -> bool:
@@ -135,111 +162,27 @@ class ModelFolder:
 
     def read(self, name: str) -> Any:
         """A JSON file of the folder without secrets and paths, {} without it."""
-        return public_values(_read_json(self.path / name))
+        return public_values(json.loads(self._text(name))) if self.has(name) else {}
+
+    def _text(self, name: str) -> str:
+        return (self.path / name).read_text(encoding="utf-8")
 
 
-def read_model_folder(
-    folder: str | Path,
-    *,
-    license: str | None = None,
-    language: str | Sequence[str] | None = None,
-    dataset: str | None = None,
-) -> ModelFolder:
-    """Reads the files of a model's folder; see `reluformer.hub_cards.card.render_card` for the arguments.
-
-    Raises:
-        UserError: no model in it of a kind that cards are made for, or a damaged file.
-    """
-    path = Path(folder)
-    kind, config = _read_config(path)
-    record = _read_json(path / RECORD_FILE)
-    recipe = _read_recipe(path) or record.get("settings") or {}
-    card = _read_card(path / CARD_FILE)
-    data = recipe.get("data") or {}
-    named = (data.get("dataset") or {}).get("path")
-    if named and not is_hub_id(named):
-        data["dataset"]["path"] = last_part(named)
-    languages = [data[side] for side in ("source_language", "target_language") if data.get(side)]
-    if (recipe.get("training") or {}).get("use_cpu"):
-        record["device"] = "cpu"  # accelerators stood idle
-    return ModelFolder(
-        path=path,
-        kind=kind,
-        config=config,
-        recipe=public_values(recipe),
-        record=public_values(record),
-        base_model=_base_model(path, recipe) if recipe else _first_text(card.get("base_model")),
-        license=license or _first_text(card.get("license")) or recipe.get("license"),
-        languages=_texts(language) or languages or _texts(card.get("language")) or _texts(recipe.get("language")),
-        dataset_id=dataset
-        or (named if named and is_hub_id(named) else _first_text(card.get("datasets")) or recipe.get("dataset")),
-    )
-
-
-def _read_config(path: Path) -> tuple[ModelKind, PreTrainedConfig]:
-    if not (path / "config.json").is_file():
-        raise UserError(
-            f"{path}: holds no config.json; give the folder of a finished run, or one that save_pretrained or "
-            "Trainer.save_model has written"
-        )
-    if any(path.glob("*.onnx")) and not any(path.glob("*.safetensors")):
-        raise UserError(
-            f"{path}: holds ONNX graphs of `reluformer export`, which have no card of their own; publish the model "
-            f"that they are of, then add them to its repository: hf upload OWNER/NAME {path} onnx"
-        )
-    values = _read_json(path / "config.json")
-    kind = kind_of(values.get("model_type"), path)
-    return kind, kind.config_class.from_dict(values)
-
-
-def _read_recipe(folder: Path) -> dict[str, Any]:
-    path = folder / RECIPE_FILE
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _base_model(path: Path, recipe: dict[str, Any]) -> str | None:
-    if "base_model" in recipe:  # recorded while the model was there
-        return recipe["base_model"]
-    name = recipe.get("initialize_from")
-    # Transformers notes in the tokenizer, which is that of the other model, whether it came from a folder.
-    is_local = _read_json(path / "tokenizer_config.json").get("is_local")
-    return name if name and not is_local and is_hub_id(name) else None
-
-
-def _read_card(path: Path) -> dict[str, Any]:
-    try:
-        return (metadata_load(path) or {}) if path.is_file() else {}
-    except (ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: its metadata cannot be read ({one_line(error)}); mend or remove it") from error
-
-
-def _read_json(path: Path) -> Any:
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # no UTF-8, or no JSON
-        raise UserError(f"{path}: is damaged ({one_line(error)}); remove or rewrite it") from error
-
-
-def _texts(value: Any) -> list[str]:
+def _list(value: str | Sequence[str] | None) -> list[str]:
     """The texts of a field of metadata, which holds one or a list."""
-    return [text for text in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(text, str)]
+    return [value] if isinstance(value, str) else list(value or ())
 
 
-def _first_text(value: Any) -> str | None:
-    return next(iter(_texts(value)), None)
+def _first(value: str | Sequence[str] | None) -> str | None:
+    return next(iter(_list(value)), None)
 
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number: records write others as text."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def is_hub_id(name: str) -> bool:
     """Whether a path or id can only be meant as an id on the Hub: it is one in form, and no folder here is called so."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return not name.startswith((".", "/", "~", "runs/", HIDDEN)) and not Path(name).exists()
+    is_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name) and not name.startswith("runs/")
+    return bool(is_id) and not Path(name).exists()

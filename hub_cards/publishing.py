@@ -12,15 +12,15 @@ from pathlib import Path
 import transformers
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
-from huggingface_hub.utils import filter_repo_objects, validate_repo_id
+from huggingface_hub.utils import filter_repo_objects
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.hub_cards.card import PICTURES, render_card, write_card
-from reluformer.hub_cards.model_folder import ModelFolder, read_model_folder
+from reluformer.hub_cards.card import PICTURES, render_card
+from reluformer.hub_cards.model_folder import ModelFolder
 from reluformer.training.loading import load_tokenizer, load_whole
 from reluformer.training.run.redaction import without_secrets
-from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE
+from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE, is_finished
 
 # By name, beside the card and the model's code: whatever else lies in the folder stays there.
 PUBLISHED = (
@@ -58,20 +58,21 @@ def publish(
     Raises:
         UserError: a model that is not to be published as it is, a wrong repository id, no token, or a refusal of the Hub.
     """
-    _check_repo_id(repo_id)
-    folder, told = Path(folder), {"license": license, "language": language, "dataset": dataset}
-    model = read_model_folder(folder, **told)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
+        raise UserError(f"--repo-id: {repo_id!r} is no repository; give owner/name, for example me/my-model")
+    told = {"license": license, "language": language, "dataset": dataset}
+    model = ModelFolder(folder, **told)
     _require_finished(model, without_evaluation)
     names = published_names(model)
-    render_card(folder, repo_id=repo_id, **told)
+    card = render_card(folder, repo_id=repo_id, **told)
     for name in names:
-        print(f"  {name}  {(folder / name).stat().st_size / 1e6:,.2f} MB")
+        print(f"  {name}  {(model.path / name).stat().st_size / 1e6:,.2f} MB")
     if dry_run:
         print(f"{repo_id}: {len(names)} files and the card; dry run: nothing was uploaded")
         return None
     if not get_token():
         raise UserError("no token for the Hub: make one with write access, then run `hf auth login` or set HF_TOKEN")
-    write_card(folder, repo_id=repo_id, **told)
+    (model.path / CARD_FILE).write_text(card, encoding="utf-8")
     url = _upload(model, repo_id, [*names, CARD_FILE], private)
     print(f"published: {url}")
     return url
@@ -92,9 +93,20 @@ def _upload(model: ModelFolder, repo_id: str, names: Sequence[str], private: boo
             commit_message=f"Publish {model.recipe.get('name') or repo_id.split('/')[-1]}",
             commit_description=f"With reluformer {version('reluformer')}.",
         )
-    except (HfHubHTTPError, OfflineModeIsEnabled) as error:
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled) as error:
         raise UserError(f"{repo_id}: {one_line(error)}; then run the same command again") from error
     return str(commit.commit_url)
+
+
+def _require_finished(model: ModelFolder, without_evaluation: bool) -> None:
+    folder = model.path
+    if model.is_run and not is_finished(folder):
+        raise UserError(f"{folder}: the run is not finished; the command that began it resumes it")
+    if model.record.get("diverged"):
+        raise UserError(f"{folder}: the training diverged, there is nothing to publish; see {RECORD_FILE}")
+    if not (model.is_evaluated or without_evaluation):
+        how = f"`reluformer evaluate --run {folder}` makes one" if model.is_run else "ModelCardCallback records them"
+        raise UserError(f"{folder}: no score of it is known, {how}; --without-evaluation publishes without")
 
 
 def published_names(model: ModelFolder) -> list[str]:
@@ -111,36 +123,21 @@ def published_names(model: ModelFolder) -> list[str]:
         load_tokenizer(model.path)
     elif not model.has("preprocessor_config.json"):
         raise UserError(f"{model.path}: holds no preprocessor_config.json; save its image processor there")
-    names = sorted(path.name for path in model.path.iterdir())
-    found = [*filter_repo_objects(names, allow_patterns=list(PUBLISHED))]
-    for name in found:
+    files = sorted(path.name for path in model.path.iterdir())
+    names = [*filter_repo_objects(files, allow_patterns=list(PUBLISHED))]
+    for name in names:
         if name.endswith("config.json"):
             _require_nothing_private(model.path / name)
-    return found + _code_names(model)
-
-
-def _require_finished(model: ModelFolder, without_evaluation: bool) -> None:
-    folder = model.path
-    if model.is_run and not (model.has(RECORD_FILE) and model.has(CARD_FILE)):
-        raise UserError(f"{folder}: the run is not finished; the command that began it resumes it")
-    if model.record.get("diverged"):
-        raise UserError(f"{folder}: the training diverged, there is nothing to publish; see {RECORD_FILE}")
-    if not (model.is_evaluated or without_evaluation):
-        how = f"`reluformer evaluate --run {folder}` makes one" if model.is_run else "ModelCardCallback records them"
-        raise UserError(f"{folder}: no score of it is known, {how}; --without-evaluation publishes without")
-
-
-def _code_names(model: ModelFolder) -> list[str]:
-    """The Python files that `trust_remote_code=True` needs, those they import included."""
-    auto_map = model.read("config.json").get("auto_map") or {}
+    # of the model's code, what `trust_remote_code=True` needs
+    auto_map = getattr(model.config, "auto_map", None) or {}
     modules = {model.path / f"{reference.partition('.')[0]}.py" for reference in auto_map.values()}
     if model.kind.auto_class not in auto_map or not all(module.is_file() for module in modules):
         raise UserError(
             f"{model.path}: lacks the model's code or its auto_map, without which only the package can load it; save the "
             "model again with `import reluformer` and save_pretrained"
         )
-    imported = (Path(name) for module in modules for name in get_relative_import_files(module))
-    return sorted({path.name for path in (*modules, *imported)})
+    imported = [Path(file) for module in modules for file in get_relative_import_files(module)]
+    return names + sorted({path.name for path in (*modules, *imported)})
 
 
 def _require_nothing_private(path: Path) -> None:
@@ -148,13 +145,3 @@ def _require_nothing_private(path: Path) -> None:
         is_path = len(text) > 1 and os.path.isabs(text) and os.path.exists(text)
         if is_path or without_secrets(text) != text:
             raise UserError(f"{path}: holds a path of this machine or a secret, which would be published; remove it")
-
-
-def _check_repo_id(repo_id: str) -> None:
-    """Raises a `UserError` for an id that is not `owner/name` in the form of the Hub."""
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise UserError(f"--repo-id: {one_line(error)}") from error
-    if "/" not in repo_id:
-        raise UserError(f"--repo-id: {repo_id!r} is no repository; give owner/name, for example me/my-model")

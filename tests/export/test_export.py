@@ -9,7 +9,6 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, MarianConf
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.training.translation import Translator
 
 from ..conftest import demo_tokenizer, tiny_model
 from ..docs.pages import blocks_of
@@ -190,12 +189,6 @@ def test_without_a_mask_every_token_is_real(models, batch):
     ids = batch["input_ids"][:1, :4]
     wanted, found = (model(input_ids=ids, decoder_input_ids=ids).logits for model in models)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_the_translator_takes_it(models, trained):
-    tokenizer = AutoTokenizer.from_pretrained(trained)
-    wanted, found = (Translator(model, tokenizer, num_beams=2)([*TEXTS, "", TEXTS[0]]) for model in models)
-    assert wanted == found
 
 
 def test_what_a_graph_does_not_hold_is_refused(models, batch):

@@ -1,14 +1,16 @@
 """What is published and what is refused, with a Hub in memory."""
 
-import json
 import math
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, ViTImageProcessor
@@ -19,10 +21,49 @@ from reluformer.hub_cards.publishing import publish
 from reluformer.training.run.records import write_json
 
 from ..modeling_reluformer.cases import VOCABULARY, decoder_model, vision_model
-from .model_folders import LEFT_BEHIND, OF_A_RUN, write_finished_run
+from .model_folders import LEFT_BEHIND, OF_A_RUN, change, write_finished_run
 
 REPO = "me/little"
 WEIGHTS = "model.safetensors"
+
+
+class FakeHub:
+    """Stands for `HfApi`: keeps the files of each repository as they were after the last commit."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.private: dict[str, bool] = {}
+        self.commits: list[str] = []
+        self.failure: Exception | None = None
+
+    def create_repo(self, repo_id: str, *, private: bool | None = None, exist_ok: bool = False) -> None:
+        assert exist_ok
+        self.repositories.setdefault(repo_id, {})
+        self.private.setdefault(repo_id, bool(private))
+
+    def model_info(self, repo_id: str) -> SimpleNamespace:
+        return SimpleNamespace(private=self.private[repo_id])
+
+    def upload_folder(
+        self, *, repo_id: str, folder_path: Path, allow_patterns: list[str], commit_message: str, **options: Any
+    ) -> SimpleNamespace:
+        if self.failure is not None:
+            raise self.failure
+        paths = (path for path in Path(folder_path).rglob("*") if path.is_file())
+        names = (path.relative_to(folder_path).as_posix() for path in paths)
+        chosen = filter_repo_objects(names, allow_patterns=allow_patterns)
+        self.repositories[repo_id] |= {name: (Path(folder_path) / name).read_bytes() for name in chosen}
+        self.commits.append(commit_message)
+        return SimpleNamespace(commit_url=f"https://hub.example.org/{repo_id}/commit/1")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    """An empty Hub, and a token for it."""
+    hub = FakeHub()
+    monkeypatch.setattr("reluformer.hub_cards.publishing.HfApi", lambda: hub)
+    monkeypatch.setattr("reluformer.hub_cards.publishing.get_token", lambda: "hf_token")
+    return hub
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +77,6 @@ def run(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "little")
 
 
-def change_json(path, **fields):
-    write_json(path, {**json.loads(path.read_text()), **fields})
-
-
 # What is published
 
 
@@ -47,15 +84,8 @@ def test_what_a_user_of_the_model_needs_and_nothing_else(run, hub, capsys):
     assert cli.main(["publish", "--run", str(run), "--repo-id", REPO, "--license", "cc-by-4.0", "--private"]) == 0
     files = hub.repositories[REPO]
     code = {path.name for path in run.glob("*.py")} - {"notes_of_mine.py"}
-    expected = {
-        WEIGHTS,
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "README.md",
-    }
-    assert files.keys() == expected | code | {"training_curve.png", "attention_map.png"}
+    settings = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert files.keys() == {WEIGHTS, "README.md", *settings, *code, "training_curve.png", "attention_map.png"}
     assert "modeling_reluformer.py" in code and not files.keys() & set(LEFT_BEHIND)
     for name in code:
         for module in re.findall(r"^from \.(\w+) import", files[name].decode(), re.MULTILINE):
@@ -125,23 +155,17 @@ def put_nan(run):
     save_file(tensors, run / WEIGHTS, metadata={"format": "pt"})
 
 
-def drop_the_auto_map(run):
-    config = json.loads((run / "config.json").read_text())
-    del config["auto_map"]
-    write_json(run / "config.json", config)
-
-
 REFUSALS = {
     "the run is not finished": lambda run: (run / "README.md").unlink(),
-    "the training diverged": lambda run: change_json(run / "training_record.json", diverged={"reason": "loss is NaN"}),
+    "the training diverged": lambda run: change(run / "training_record.json", diverged={"reason": "loss is NaN"}),
     "no score of it is known": lambda run: write_json(run / "evaluation.test.json", {"bleu": float("nan")}),
     "holds NaN or infinity": put_nan,
     "its weights are pickled": lambda run: (run / WEIGHTS).unlink(),
     "its tokenizer cannot be loaded": lambda run: (run / "tokenizer.json").write_text("{"),
-    "lacks the model's code or its auto_map": drop_the_auto_map,
+    "lacks the model's code or its auto_map": lambda run: change(run / "config.json", auto_map=None),
     "lacks the model's code": lambda run: (run / "modeling_reluformer.py").unlink(),
-    "tokenizer_config.json: holds a path": lambda run: change_json(run / "tokenizer_config.json", origin=str(run)),
-    "generation_config.json: holds a path": lambda run: change_json(
+    "tokenizer_config.json: holds a path": lambda run: change(run / "tokenizer_config.json", origin=str(run)),
+    "generation_config.json: holds a path": lambda run: change(
         run / "generation_config.json", url="https://me:geheim@host/x"
     ),
 }

@@ -68,11 +68,7 @@ def test_examples_are_short_sources_that_a_run_has_translated(tmp_path):
     assert space.examples_of(tmp_path / "none") == []
 
 
-def test_a_folder_in_use_and_a_model_of_moses_text_are_refused(without_export, tmp_path):
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "notes.txt").touch()
-    with pytest.raises(UserError, match="used: is in use; give a new folder"):
-        space.write_page(["me/a"], tmp_path / "used")
+def test_a_model_of_moses_text_is_refused(without_export, tmp_path):
     without_export.moses = object()
     with pytest.raises(UserError, match="me/a: was trained on text that Moses has tokenised"):
         space.write_page(["me/a"], tmp_path / "page")
