@@ -17,9 +17,16 @@ BIN := .venv/bin
 
 .PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-sparse size gpu-bundle studies-smoke studies reproduction error-table docs docs-serve docs-links space example-card wheel lint format clean
 
+EVERYDAY := "Wo ist der Bahnhof?" "Ich habe heute leider keine Zeit." "Kannst du mir bitte helfen?"
 demo: .venv/train
 	$(BIN)/reluformer train --config configuration/recipes/demo.yaml --overwrite
-	@echo 'next: source .venv/bin/activate && reluformer translate --model runs/demo "dreiundzwanzig"'
+	@echo; echo 'dreiundzwanzig'
+	$(BIN)/reluformer translate --model runs/demo "dreiundzwanzig"
+ifneq ($(wildcard models/tatoeba-de-en),)
+	@echo; echo 'and by a model that comes with the package:'; printf '%s\n' $(EVERYDAY)
+	$(BIN)/reluformer translate $(EVERYDAY)
+endif
+	@echo; echo 'next: source .venv/bin/activate && reluformer translate "Guten Morgen!"'
 
 # Every behaviour once: about five minutes on two cores.
 test: .venv/all

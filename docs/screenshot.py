@@ -60,9 +60,9 @@ def resize(browser: webdriver.Chrome, width: int, height: int) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
-def wait_until(browser: webdriver.Chrome, script: str) -> None:
-    """Waits until JavaScript returns something true."""
-    WebDriverWait(browser, _PATIENCE).until(lambda _: browser.execute_script(script))
+def wait_until(browser: webdriver.Chrome, script: str, patience: float = _PATIENCE) -> None:
+    """Waits until JavaScript returns something true, at most so many seconds."""
+    WebDriverWait(browser, patience).until(lambda _: browser.execute_script(script))
 
 
 def main(arguments: list[str] | None = None) -> int:

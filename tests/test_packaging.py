@@ -28,7 +28,7 @@ LINKS = sorted(path for path in (ROOT / "reluformer").iterdir() if path.is_symli
 NEW_ONLY = ("docs", "kernels", "onnx", "space", "trl")
 FILES = (
     *("pyproject.toml", "setup.py", "MANIFEST.in"),
-    *("README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"),
+    *("README.md", "LICENSE", "NOTICE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"),
 )
 DATA = (
     *("py.typed", "recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml", "static/*"),
