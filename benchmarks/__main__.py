@@ -9,12 +9,14 @@ All contenders of a cell are timed in alternating rounds of one process (see tim
 
 from __future__ import annotations
 
+import argparse
 import sys
+from pathlib import Path
 
 from transformers.utils import logging
 
 from benchmarks import attention, decoder, memory, translating, translation, vision, zeros
-from benchmarks.measurement_file import PAGES, benchmark_parser
+from benchmarks.measurement_file import PAGES, RESULTS
 from benchmarks.pages import write_pages
 
 BENCHMARKS = {
@@ -33,8 +35,12 @@ BENCHMARKS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = benchmark_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=[*BENCHMARKS, "pages"])
+    parser.add_argument("--output", type=Path, default=RESULTS, help="default: benchmarks/results/")
+    parser.add_argument("--quick", action="store_true", help="seconds, sizes that mean nothing: does the program work?")
+    parser.add_argument("--threads", type=int, help="threads of torch; default: as many as torch takes by itself")
+    parser.add_argument("--seed", type=int, default=0, help="of inputs and weights (default: 0)")
     options = parser.parse_args(arguments)
     logging.set_verbosity_error()
     for name in options.what:

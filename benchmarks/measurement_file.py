@@ -34,13 +34,13 @@ class Benchmark:
 
     cells: quick → what each cell is, by the names of its facts; `threads` among them are those of torch.
     measure: a cell and the options → what was measured: `Timing.record`, or bytes of memory, and facts beside it.
-    settings: what all cells have in common, or a function that finds it out.
+    settings: what all cells have in common.
     """
 
     file: str
     cells: Callable[[bool], Iterable[Names]]
     measure: Callable[[Names, argparse.Namespace], Names]
-    settings: Mapping[str, Any] | Callable[[], Names]
+    settings: Mapping[str, Any]
 
     def run(self, options: argparse.Namespace) -> Path:
         """Measures every cell and writes the file."""
@@ -51,29 +51,18 @@ class Benchmark:
             torch.set_num_threads(names.get("threads", threads))
             cells.append({**names, **self.measure(names, options)})
         torch.set_num_threads(threads)
-        settings = {"threads": threads, **(self.settings() if callable(self.settings) else self.settings)}
-        result = {**record, "settings": settings, "seconds": time.perf_counter() - start, "cells": cells}
+        result = {
+            **record,
+            "settings": {"threads": threads, **self.settings},
+            "seconds": time.perf_counter() - start,
+            "cells": cells,
+        }
         return write_json(options.output / f"{self.file}-cpu.json", result)
 
 
 def read_result(path: Path) -> Names | None:
     """The content of a result file; None where it was not measured."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def benchmark_parser(description: str, output: str = "") -> argparse.ArgumentParser:
-    """A parser with the options --output, --quick, --threads and --seed.
-
-    Args:
-        description: the docstring of the program.
-        output: what is written by default, in `benchmarks/results/`.
-    """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS / output, help=f"default: benchmarks/results/{output}")
-    parser.add_argument("--quick", action="store_true", help="seconds, sizes that mean nothing: does the program work?")
-    parser.add_argument("--threads", type=int, help="threads of torch; default: as many as torch takes by itself")
-    parser.add_argument("--seed", type=int, default=0, help="of inputs and weights (default: 0)")
-    return parser
 
 
 def begin(options: argparse.Namespace) -> dict[str, Any]:
@@ -86,9 +75,7 @@ def begin(options: argparse.Namespace) -> dict[str, Any]:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    program = Path(sys.argv[0])
-    command = ["python -m benchmarks"] if program.name == "__main__.py" else [program.name]
-    record = run_record(" ".join([*command, shlex.join(sys.argv[1:])]).rstrip(), None, options.seed)
+    record = run_record(f"python -m benchmarks {shlex.join(sys.argv[1:])}", None, options.seed)
     record["machine"]["memory_gb"] = round(psutil.virtual_memory().total / 1e9, 1)
     record["machine"]["load_average"] = round(os.getloadavg()[0], 2)
     record["environment"] = {

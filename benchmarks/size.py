@@ -1,12 +1,10 @@
-"""How large the repository is: `make size` counts the working tree, `python -m benchmarks.size --commit REV` a revision."""
+"""How large the repository is: `make size` counts this checkout, `python -m benchmarks.size FOLDER` another one."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -39,17 +37,9 @@ print(f"{len(sizes)}, {sum(sizes):,}")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--commit", metavar="REV", help="default: the files that git knows, as they are now")
-    commit = parser.parse_args().commit
-    with tempfile.TemporaryDirectory() as folder:
-        root = ROOT if commit is None else Path(folder)
-        listing = ["git", "ls-files"] if commit is None else ["git", "ls-tree", "-r", "--name-only", commit]
-        names = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
-        if commit is not None:
-            archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
-            subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
-        print("\n".join(table(("what", "lines", "at most"), rows(root, [Path(name) for name in names]))))
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
+    listed = subprocess.run(["git", "ls-files"], cwd=root, check=True, capture_output=True, text=True).stdout
+    print("\n".join(table(("what", "lines", "at most"), rows(root, [Path(name) for name in listed.splitlines()]))))
     return 0
 
 
@@ -95,7 +85,7 @@ def function_sizes(path: Path) -> list[tuple[str, int]]:
 
 
 def published(root: Path) -> str:
-    """A dash for a revision that does not import from its own folder."""
+    """A dash for a folder that `reluformer` is not imported from."""
     run = subprocess.run([sys.executable, "-c", PUBLISHED], cwd=root, capture_output=True, text=True, check=False)
     return run.stdout.strip() if run.returncode == 0 else "–"
 

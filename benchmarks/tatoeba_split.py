@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-LANGUAGES = ("de", "en")
+LANGUAGES, TEST_PAIRS = ("de", "en"), 2000
 Pair = tuple[str, str]
 
 
@@ -22,13 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, default=Path("data/tatoeba"), help="default: data/tatoeba")
     parser.add_argument("--output", type=Path, default=Path("runs/tatoeba"), help="default: runs/tatoeba")
-    parser.add_argument("--pairs", type=int, default=2000, help="of the test split (default: 2,000)")
     options = parser.parse_args(arguments)
     sides = [
         gzip.decompress((options.corpus / f"train.{language}.gz").read_bytes()).decode().removesuffix("\n").split("\n")
         for language in LANGUAGES
     ]
-    train, test = split(list(zip(*sides, strict=True)), options.pairs)
+    train, test = split(list(zip(*sides, strict=True)), TEST_PAIRS)
     options.output.mkdir(parents=True, exist_ok=True)
     for name, pairs in (("train", train), ("test", test)):
         for language, lines in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):

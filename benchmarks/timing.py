@@ -50,15 +50,12 @@ class Timing:
         return {"median": median, "p10": low, "p90": high}
 
     def record(self, compared: Compared, amount: float = 0.0, unit: str = "") -> dict[str, Any]:
-        """For the result file.
+        """`times`, `speedups`, `left_out`, and with a unit `unit` and `speeds`, for the result file.
 
         Args:
             compared: contender → those that it is compared with.
-            amount: what a call does, in the unit of which `speeds` are to tell how many are done in a second.
+            amount: what a call does; `speeds` tell how much of it is done in a second.
             unit: for example "sentences a second".
-
-        Returns:
-            `times`, `speedups`, `left_out`, and with a unit `unit` and `speeds`.
         """
         times = {name: self.summary(name) for name in self.seconds}
         speeds = {name: 1e3 * amount / values["median_ms"] for name, values in times.items()}
@@ -90,8 +87,7 @@ def time_contenders(
         contenders: what to call, by name.
         budget: seconds for the cell, without `rounds`, divided equally; more are taken where the least number of rounds needs
             them: 15 of up to 50 ms, 7 of up to a second, 3 of longer ones.
-        slowest: a contender with a call longer than this, in seconds, is left out,
-        always: unless it is one of these.
+        slowest, always: a contender with a call of more seconds is left out, unless it is one of `always`.
         synchronize: waits for the device, for work that goes on after the call has returned.
         rounds: this many for all, instead of what the budget allows.
         round_seconds: how long one contender's calls in one round last, at least about.
@@ -104,10 +100,8 @@ def time_contenders(
     }
     steps = {name: step for name, step in contenders.items() if name not in left_out}
     repetitions = {name: max(1, math.ceil(round_seconds / calls[name])) for name in steps}
-    counts = {
-        name: _round_count(budget / len(steps), repetitions[name] * calls[name]) if rounds is None else rounds
-        for name in steps
-    }
+    share = budget / max(1, len(steps))
+    counts = {name: rounds or _round_count(share, repetitions[name] * calls[name]) for name in steps}
     return Timing(_alternate(steps, repetitions, counts, synchronize), repetitions, left_out)
 
 

@@ -140,23 +140,16 @@ def padded_batch(lengths: Lengths, vocabulary: int, tokens: int, seed: int) -> d
 def batch_facts(batch: dict[str, Tensor]) -> dict[str, int]:
     """For the result file: sizes of a batch and how much of it is padding."""
     source, target = batch["attention_mask"], batch["labels"] != -100
-    return {
-        "sentences": len(source),
-        "source_length": source.shape[1],
-        "target_length": target.shape[1],
-        "source_tokens": int(source.sum()),
-        "target_tokens": int(target.sum()),
-    }
+    sizes = {"sentences": len(source), "source_length": source.shape[1], "target_length": target.shape[1]}
+    return {**sizes, "source_tokens": int(source.sum()), "target_tokens": int(target.sum())}
 
 
 def model_facts(models: Mapping[str, PreTrainedModel]) -> Names:
     """Parameters that are trained, without Marian's table of positions, which is a buffer here; and how attention is computed."""
-    trained = {
-        name: sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        for name, model in models.items()
-    }
+    parameters = {name: [each for each in model.parameters() if each.requires_grad] for name, model in models.items()}
+    sizes = {name: sum(each.numel() for each in trained) for name, trained in parameters.items()}
     implementations = {name: model.config._attn_implementation for name, model in models.items()}
-    return {"parameters": trained, "attn_implementation": implementations}
+    return {"parameters": sizes, "attn_implementation": implementations}
 
 
 def training_step(model: PreTrainedModel, batch: dict[str, Tensor], dtype: str) -> Callable[[], None]:
@@ -185,33 +178,21 @@ def inference_step(model: PreTrainedModel, inputs: Mapping[str, Any], dtype: str
     return step
 
 
-def generation_config(new_tokens: int, beams: int = BEAMS) -> GenerationConfig:
-    """Every hypothesis has exactly `new_tokens` tokens, since random weights decide nothing about the end."""
-    length = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "early_stopping": False}
-    tokens = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
-    return GenerationConfig(num_beams=beams, do_sample=False, use_cache=True, **length, **tokens)
-
-
 def generation_step(
     model: PreTrainedModel, batch: Mapping[str, Any], new_tokens: int, dtype: str, beams: int = BEAMS
 ) -> Callable[[], Tensor]:
     """Beam search over the batch, or with one beam greedy search: the sequences, those of a decoder alone with their prompts.
 
-    Raises:
-        RuntimeError: on the first call, sequences that have not the length which makes the contenders comparable.
+    Every hypothesis has exactly `new_tokens` tokens, since random weights decide nothing about the end.
     """
+    length = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "early_stopping": False}
+    tokens = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
+    config = GenerationConfig(num_beams=beams, do_sample=False, use_cache=True, **length, **tokens)
     model.eval()
-    config = generation_config(new_tokens, beams)
-    given = 1 if model.config.is_encoder_decoder else batch["input_ids"].shape[1]
 
     def step() -> Tensor:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
-            sequences = model.generate(**batch, generation_config=config)
-        if sequences.shape[1] != given + new_tokens:
-            raise RuntimeError(
-                f"{type(model).__name__} generated {sequences.shape[1] - given} tokens, not {new_tokens}."
-            )
-        return sequences
+            return model.generate(**batch, generation_config=config)
 
     return step
 
@@ -223,8 +204,7 @@ def cells(quick: bool) -> Iterator[Names]:
         return dict(zip(("task", "shape", "inputs", "dtype", "attention_dropout"), values, strict=True))
 
     if quick:
-        yield cell("training", "quick", "quick", "float32", 0.1)
-        yield cell("training", "quick", "quick", "bfloat16", 0.0)
+        yield cell("training", "quick", "quick", "bfloat16", 0.1)
         yield cell("generation", "quick", "quick", "float32", 0.0)
         return
     for kind in itertools.product(("tiny", "wide"), ("multi30k-like", "1,024 tokens"), ("float32", "bfloat16")):
@@ -293,16 +273,9 @@ def measure_generation(cell: Names, options: argparse.Namespace) -> Names:
     return {"batch": facts, **timing.record(dict.fromkeys(models, ("vanilla",)))}
 
 
-SETTINGS = {
-    "budget": SECONDS,
-    "slowest": SLOWEST,
-    "shapes": SHAPES,
-    "inputs": {name: asdict(lengths) for name, lengths in INPUTS.items()},
-    "batch_tokens": BATCH_TOKENS,
-    "label_smoothing": LABEL_SMOOTHING,
-    "optimizer": "AdamW, fused",
-    "beams": BEAMS,
-}
+SETTINGS = {"budget": SECONDS, "slowest": SLOWEST, "batch_tokens": BATCH_TOKENS, "label_smoothing": LABEL_SMOOTHING}
+SETTINGS |= {"shapes": SHAPES, "inputs": {name: asdict(lengths) for name, lengths in INPUTS.items()}}
+SETTINGS |= {"optimizer": "AdamW, fused", "beams": BEAMS}
 BENCHMARK = Benchmark("end-to-end", cells, measure, SETTINGS)
 TABLE_4_SETTINGS = {"rounds": ROUNDS, "dtype": "float32", "beams": BEAMS}
 TABLE_4_BENCHMARK = Benchmark("generation", generation_cells, measure_generation, TABLE_4_SETTINGS)

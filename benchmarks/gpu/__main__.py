@@ -20,9 +20,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import torch
-
-from benchmarks.gpu.campaign import RESULTS, run_stage
+from benchmarks.gpu.campaign import CUDA, RESULTS, run_stage
 
 PAGE = RESULTS.parents[1] / "GPU.md"
 STAGES = ("check", "attention", "models", "tune", "science")
@@ -34,17 +32,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("stage", choices=(*STAGES, "page"))
     parser.add_argument("--minutes", type=float, default=8.0, help="the stage ends within them (default: 8)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder (default: benchmarks/results/gpu)")
-    parser.add_argument("--toy", action="store_true", help="tiny sizes on the CPU: does the program work?")
+    parser.add_argument("--toy", action="store_true", help="without a GPU, tiny sizes: does the program work?")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="of science: where its checkpoints are")
     options = parser.parse_args(arguments)
     module = import_module(f"benchmarks.gpu.{options.stage}")
     if options.stage == "page":
         PAGE.write_text(module.render(options.output), encoding="utf-8")
         return print(PAGE) or 0
-    if not (options.toy or torch.cuda.is_available()):
-        print("gpu: no CUDA device, so there is nothing to measure; --toy tries the stage on the CPU", file=sys.stderr)
+    if options.toy == CUDA:
+        hide = "CUDA_VISIBLE_DEVICES= hides the GPU from a toy run" if CUDA else "--toy tries the stage on the CPU"
+        print(f"gpu: CUDA is {'' if CUDA else 'not '}available; {hide}", file=sys.stderr)
         return 2
-    options.device = "cpu" if options.toy else "cuda"
     faulthandler.dump_traceback_later(60 * options.minutes, exit=True)  # ends a cell that hangs
     return run_stage(options.stage, lambda: module.cells(options), options)
 

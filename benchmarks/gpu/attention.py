@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
 from benchmarks import attention
 from benchmarks.attention import EAGER_RELU, OURS, AttentionCase, AttentionInputs, Forward
-from benchmarks.gpu.campaign import Cell, timed
+from benchmarks.gpu.campaign import CUDA, DEVICE, Cell, timed
 
 LENGTHS = (16384, 1024, 4096, 512, 2048, 8192)  # what the goals are about comes first
 TOKENS, FEATURES, HEAD_DIMS = 16384, 2048, (64, 128)
@@ -30,13 +30,13 @@ LONGEST_EAGER = 4096  # which holds all weights
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
-    lengths, head_dims = ((32,), (16,)) if options.toy else (LENGTHS, HEAD_DIMS)
+    lengths, head_dims = (LENGTHS, HEAD_DIMS) if CUDA else ((32,), (16,))
     for dropout_p, length, head_dim, causal in itertools.product((0.0, 0.1), lengths, head_dims, (False, True)):
-        sizes = (1, 2) if options.toy else (TOKENS // length, FEATURES // head_dim)
-        dtype = torch.float32 if options.toy else torch.bfloat16
-        case = AttentionCase(*sizes, length, head_dim, dtype, causal, True, options.device)
+        sizes = (TOKENS // length, FEATURES // head_dim) if CUDA else (1, 2)
+        dtype = torch.bfloat16 if CUDA else torch.float32
+        case = AttentionCase(*sizes, length, head_dim, dtype, causal, True, DEVICE)
         names = {"head_dim": head_dim, "causal": causal, "dropout": dropout_p, "length": length}
-        yield Cell(names, partial(measure, case, dropout_p, options.toy), 25)
+        yield Cell(names, partial(measure, case, dropout_p), 25)
 
 
 def operations(case: AttentionCase, which: str) -> float:
@@ -44,11 +44,11 @@ def operations(case: AttentionCase, which: str) -> float:
     return PASSES[which] * 4 * case.batch * case.heads * case.length**2 * case.head_dim / (2 if case.causal else 1)
 
 
-def measure(case: AttentionCase, dropout_p: float, toy: bool) -> dict[str, Any]:
+def measure(case: AttentionCase, dropout_p: float) -> dict[str, Any]:
     """Milliseconds and TFLOP/s by pass and contender; `left_out`: what this card or version cannot run, with the reason."""
     inputs = attention.random_inputs(case, 0, with_mask=case.length <= LONGEST_EAGER)
     forwards, trainings, left_out = {}, {}, {}
-    for name, forward in rivals(case, inputs, dropout_p, toy).items():
+    for name, forward in rivals(case, inputs, dropout_p).items():
         statistics = attention.statistics_gradients(case, inputs, OURS.get(name, "none"))
         train = attention.training_step(forward, inputs.leaves, (inputs.output_gradient, *statistics))
         try:
@@ -61,13 +61,13 @@ def measure(case: AttentionCase, dropout_p: float, toy: bool) -> dict[str, Any]:
             forwards[name], trainings[name] = attention.inference_step(forward, inputs.leaves), train
     result: dict[str, Any] = {"ms": {}, "tflops": {}, "left_out": left_out}
     for which, steps in zip(PASSES, (forwards, trainings), strict=True):
-        timing = timed(steps, toy, 0.03)
+        timing = timed(steps, 0.03)
         times = result["ms"][which] = {name: timing.summary(name)["median_ms"] for name in steps}
         result["tflops"][which] = {name: operations(case, which) / ms / 1e9 for name, ms in times.items()}
     return result
 
 
-def rivals(case: AttentionCase, inputs: AttentionInputs, dropout_p: float, toy: bool) -> dict[str, Forward]:
+def rivals(case: AttentionCase, inputs: AttentionInputs, dropout_p: float) -> dict[str, Forward]:
     """Ours first; FlexAttention has no dropout, and eager none here."""
     found = {name: attention.fused(case, inputs, statistics, dropout_p) for name, statistics in OURS.items()}
     softmax = attention.sdpa(case, dropout_p)
@@ -75,16 +75,16 @@ def rivals(case: AttentionCase, inputs: AttentionInputs, dropout_p: float, toy: 
     if dropout_p == 0:
         # without a reset the compiler gives up after some shapes, and FlexAttention then holds all its scores in memory
         torch.compiler.reset()
-        found[FLEX] = flex(case, None, toy)
-        found[FLEX_RELU] = flex(case, lambda score, *place: torch.log(torch.relu(score) + 1.0), toy)
+        found[FLEX] = flex(case, None)
+        found[FLEX_RELU] = flex(case, lambda score, *place: torch.log(torch.relu(score) + 1.0))
         if case.length <= LONGEST_EAGER:
             found[EAGER_RELU] = attention.eager(inputs, "relu")
     return found
 
 
-def flex(case: AttentionCase, score: Callable[..., Tensor] | None, toy: bool) -> Forward:
+def flex(case: AttentionCase, score: Callable[..., Tensor] | None) -> Forward:
     compute, mask = flex_attention.flex_attention, None
-    compiled = compute if toy else torch.compile(compute, dynamic=False)
+    compiled = torch.compile(compute, dynamic=False) if CUDA else compute
     if case.causal:
         sizes = (None, None, case.length, case.length)
         mask = flex_attention.create_block_mask(lambda b, h, query, key: query >= key, *sizes, device=case.device)

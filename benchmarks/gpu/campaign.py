@@ -8,9 +8,8 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -24,10 +23,11 @@ from reluformer.training.run.redaction import public_text
 
 RESULTS, ROOT = measurement_file.RESULTS / "gpu", measurement_file.ROOT
 COMMIT_FILE = ROOT / "COMMIT.json"  # of a bundle, which is no checkout
+CUDA = torch.cuda.is_available()  # without, all sizes are those of a toy
+DEVICE = "cuda" if CUDA else "cpu"
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """names: what it is, alone in its stage. measure: returns results. seconds: it is not begun where less time is left."""
 
     names: dict[str, Any]
@@ -40,7 +40,7 @@ def run_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argparse
     end = time.monotonic() + 60 * options.minutes
     transformers.logging.set_verbosity_error()
     path = options.output / f"{stage}.json"
-    result = {**stage_record(), "stage": stage, "toy": options.toy}
+    result = {**stage_record(), "stage": stage, "toy": not CUDA}
     result["cells"] = done = _earlier_cells(path, result)
     options.done, left = [record["cell"] for record in done], 0
     for cell in cells():
@@ -61,38 +61,39 @@ def run_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argparse
 
 
 def stage_record() -> dict[str, Any]:
-    """Command, commit, machine, card and versions; `source`: a digest of the code whose speed is measured."""
+    """Command, commit, machine, card and versions; `source`: a digest of the code whose speed is measured, and of these."""
     # of this package, not of `reluformer`, and without the folders of a machine that was lent
     record = run_record(public_text(f"python -m {command_line(['benchmarks.gpu', *sys.argv[1:]])}"), None, 0)
     record |= read_result(COMMIT_FILE) or {}
     record["versions"] |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     folders = Path(modeling_reluformer.__file__).parent, Path(__file__).parent
     files = sorted((path.name, path.read_bytes()) for folder in folders for path in folder.rglob("*.py"))
-    return {**record, "source": hashlib.sha256(repr(files).encode()).hexdigest()[:16]}
+    measured = repr((files, record["machine"].get("accelerators"), torch.__version__))
+    return {**record, "source": hashlib.sha256(measured.encode()).hexdigest()[:16]}
 
 
-def timed(steps: Mapping[str, Step], toy: bool, round_seconds: float) -> Timing:
+def timed(steps: Mapping[str, Step], round_seconds: float) -> Timing:
     """All steps in the same rounds, between two synchronisations with the GPU."""
-    effort = {"rounds": 2, "round_seconds": 1e-4} if toy else {"rounds": 9, "round_seconds": round_seconds}
-    return time_contenders(steps, synchronize=None if toy else torch.cuda.synchronize, **effort)
+    if not CUDA:
+        return time_contenders(steps, rounds=2, round_seconds=1e-4)
+    return time_contenders(steps, synchronize=torch.cuda.synchronize, rounds=9, round_seconds=round_seconds)
 
 
 def peak_bytes(step: Step) -> int:
     """Of the GPU's memory that a call needs beside what is held already; 0 without a GPU."""
     before = torch.cuda.memory_allocated()
-    if torch.cuda.is_available():
+    if CUDA:
         torch.cuda.reset_peak_memory_stats()
     step()
     return torch.cuda.max_memory_allocated() - before
 
 
 def _earlier_cells(path: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
-    def origin(of: dict[str, Any]) -> tuple[Any, ...]:
-        same = of["source"], of["machine"].get("accelerators"), of["versions"]["torch"]
-        return of["toy"], *(() if of["stage"] == "science" else same)  # a training's result is none of speed
-
-    found = (read_result(path), read_result(RESULTS / path.name))
-    return next((earlier["cells"] for earlier in found if earlier and origin(earlier) == origin(result)), [])
+    names = ("toy",) if result["stage"] == "science" else ("toy", "source")  # a training's result is none of speed
+    for earlier in (read_result(path), read_result(RESULTS / path.name)):
+        if earlier and all(earlier[name] == result[name] for name in names):
+            return earlier["cells"]
+    return []
 
 
 def _measure(cell: Cell) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks import attention
-from benchmarks.gpu.campaign import ROOT, Cell, peak_bytes
+from benchmarks.gpu.campaign import CUDA, DEVICE, ROOT, Cell, peak_bytes
 from benchmarks.translation import INPUTS, SHAPES, padded_batch
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
@@ -29,13 +29,12 @@ TENSORS, LENGTH = 5.5, 16384
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
-    toy = options.toy
-    yield Cell({"what": "kernels against float64"}, partial(kernel_tests, toy), 100)
+    yield Cell({"what": "kernels against float64"}, kernel_tests, 100)
     for what in (torch.float32, torch.bfloat16, "compiled"):
-        yield Cell({"what": "model against eager", "as": str(what)}, partial(model_errors, what, options), 60)
+        yield Cell({"what": "model against eager", "as": str(what)}, partial(model_errors, what), 60)
     for name, statistics in attention.OURS.items():
         names = {"what": f"peak memory, n = {LENGTH:,}", "contender": name}
-        yield Cell(names, partial(peak_memory, statistics, toy), 10)
+        yield Cell(names, partial(peak_memory, statistics), 10)
 
 
 def require(right: bool, what: str) -> None:
@@ -43,29 +42,29 @@ def require(right: bool, what: str) -> None:
         raise RuntimeError(what)
 
 
-def kernel_tests(toy: bool) -> dict[str, Any]:
-    """The tests of the kernels, in a process of their own; one length in Triton's interpreter where it is a toy."""
+def kernel_tests() -> dict[str, Any]:
+    """The tests of the kernels, in a process of their own; without a GPU, one length in Triton's interpreter."""
     command = [sys.executable, "-m", "pytest", NUMERICS, *QUIETLY]
-    command += ["-k", "triton and test_every_length and 15" if toy else "triton"]
-    if not toy and importlib.util.find_spec("xdist"):
+    command += ["-k", "triton" if CUDA else "triton and test_every_length and 15"]
+    if CUDA and importlib.util.find_spec("xdist"):
         command += ["-n", str(min(14, os.cpu_count() or 1))]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"} if toy else os.environ
+    environment = os.environ if CUDA else {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
     require(run.returncode == 0, f"the tests of the kernels: {run.stdout[-2000:]}{run.stderr[-500:]}")
     return {"tests_passed": int(re.search(r"(\d+) passed", run.stdout)[1])}
 
 
-def model_errors(what: torch.dtype | str, options: argparse.Namespace) -> dict[str, Any]:
+def model_errors(what: torch.dtype | str) -> dict[str, Any]:
     """The error of all gradients over their size: against float64, fused may have twice that of eager; compiled against not."""
     torch.manual_seed(0)
     shape = SHAPES["tiny"] | {"encoder_layers": 2, "decoder_layers": 2, "vocab_size": 500}
     config = ReLUFormerConfig.from_preset("reluformer", **shape, dropout=0.0, attention_dropout=0.0)
-    model = ReLUFormerForConditionalGeneration(config).to(options.device)
+    model = ReLUFormerForConditionalGeneration(config).to(DEVICE)
     padded = padded_batch(INPUTS["multi30k-like"], config.vocab_size, 600, 0)
-    batch = {name: tensor.to(options.device) for name, tensor in padded.items()}
+    batch = {name: tensor.to(DEVICE) for name, tensor in padded.items()}
     if what == "compiled":
         expected = gradient(model, batch, torch.float32, "fused")
-        model.compile(fullgraph=True, backend="eager" if options.toy else "inductor")
+        model.compile(fullgraph=True, backend="inductor" if CUDA else "eager")
         found = {"fused": gradient(model, batch, torch.float32, "fused")}
     else:
         expected = gradient(model, batch, torch.float64, "eager")
@@ -85,10 +84,10 @@ def gradient(model: PreTrainedModel, batch: dict[str, Tensor], dtype: torch.dtyp
     return torch.cat([part.flatten().double() for part in gradients])
 
 
-def peak_memory(statistics: str, toy: bool) -> dict[str, Any]:
+def peak_memory(statistics: str) -> dict[str, Any]:
     """Of forward and backward, beyond inputs, over the size of one of them; 0 on a CPU."""
-    sizes = (1, 2, 64, 16, torch.float32) if toy else (1, 32, LENGTH, 64, torch.bfloat16)
-    case = attention.AttentionCase(*sizes, False, True, "cpu" if toy else "cuda")
+    sizes = (1, 32, LENGTH, 64, torch.bfloat16) if CUDA else (1, 2, 64, 16, torch.float32)
+    case = attention.AttentionCase(*sizes, False, True, DEVICE)
     inputs = attention.random_inputs(case, 0)
     gradients = (inputs.output_gradient, *attention.statistics_gradients(case, inputs, statistics))
     extra = peak_bytes(attention.training_step(attention.fused(case, inputs, statistics), inputs.leaves, gradients))

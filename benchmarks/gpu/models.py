@@ -26,7 +26,7 @@ from benchmarks import decoder as language_models
 from benchmarks import translation
 from benchmarks import vision as vit
 from benchmarks.decoder import GPT2, RELU, UNREGULARIZED
-from benchmarks.gpu.campaign import Cell, peak_bytes, timed
+from benchmarks.gpu.campaign import CUDA, DEVICE, Cell, peak_bytes, timed
 from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS, OURS_UNREGULARIZED, SHAPES, Lengths
 from reluformer.modeling_reluformer.configuration_vision import SIZES
 
@@ -45,70 +45,68 @@ Made = tuple[Callable[[], Any], int]  # a step, and how many target tokens, sent
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
-    for names, contenders, make, seconds in groups(options.toy):
-        measured = functools.cache(partial(together, options.toy, contenders, make))
+    for names, contenders, make, seconds in groups():
+        measured = functools.cache(partial(together, contenders, make))
         for name in contenders:  # the first of them measures all
             left = 0 if measured.cache_info().currsize else seconds * len(contenders)
             yield Cell({**names, "model": name}, lambda name=name, measured=measured: measured()[name], left)
 
 
-def groups(toy: bool) -> Iterator[tuple[dict[str, Any], tuple[str, ...], Callable[[str], Made], float]]:
+def groups() -> Iterator[tuple[dict[str, Any], tuple[str, ...], Callable[[str], Made], float]]:
     """What is compared: names of the cell, contenders, how one is made, and seconds for each."""
-    batches = (("quick", "quick", 64),) if toy else BATCHES
-    for sentences in (1,) if toy else (1, 32):
+    batches = BATCHES if CUDA else (("quick", "quick", 64),)
+    for sentences in (1, 32) if CUDA else (1,):
         names = {"task": "generation", "shape": batches[0][0], "sentences": sentences}
-        yield names, (OURS, MARIAN, "vanilla"), partial(generate, toy, *batches[0][:2], sentences), 10
+        yield names, (OURS, MARIAN, "vanilla"), partial(generate, *batches[0][:2], sentences), 10
     for compiled, batch in product((False, True), batches):
         names = {"task": "training", "shape": batch[0], "lengths": batch[1], "compiled": compiled}
         contenders, seconds = (TRAINED[:2], 80) if compiled else (TRAINED, 10)
-        yield names, contenders, partial(train, toy, *batch, compiled), seconds
-    yield {"task": "training", "shape": "GPT-2"}, (RELU, UNREGULARIZED, GPT2), partial(decoder, toy), 20
-    yield {"task": "training", "shape": "ViT S/16"}, (*vit.PRESETS, vit.VIT), partial(vision, toy), 12
+        yield names, contenders, partial(train, *batch, compiled), seconds
+    yield {"task": "training", "shape": "GPT-2"}, (RELU, UNREGULARIZED, GPT2), decoder, 20
+    yield {"task": "training", "shape": "ViT S/16"}, (*vit.PRESETS, vit.VIT), vision, 12
 
 
-def train(toy: bool, shape: str, lengths: str, tokens: int, compiled: bool, name: str) -> Made:
+def train(shape: str, lengths: str, tokens: int, compiled: bool, name: str) -> Made:
     batch = translation.padded_batch(LENGTHS[lengths], SHAPES[shape]["vocab_size"], tokens, 0)
-    model = translation.build(name, SHAPES[shape], 0.0 if toy else 0.1, 0)
+    model = translation.build(name, SHAPES[shape], 0.1 if CUDA else 0.0, 0)
     if compiled:
-        model.compile(backend="eager" if toy else "inductor")
-    return trained_by(toy, model, batch, translation.batch_facts(batch)["target_tokens"])
+        model.compile(backend="inductor" if CUDA else "eager")
+    return trained_by(model, batch, translation.batch_facts(batch)["target_tokens"])
 
 
-def generate(toy: bool, shape: str, lengths: str, sentences: int, name: str) -> Made:
+def generate(shape: str, lengths: str, sentences: int, name: str) -> Made:
     """Sentences with five beams, each hypothesis of NEW_TOKENS."""
-    device = "cpu" if toy else "cuda"
     batch = translation.padded_batch(LENGTHS[lengths], SHAPES[shape]["vocab_size"], 4096, 0)
-    inputs = {key: batch[key][:sentences].to(device) for key in ("input_ids", "attention_mask")}
-    model = translation.build(name, SHAPES[shape], 0.1, 0).to(device, torch.bfloat16)
-    return translation.generation_step(model, inputs, 3 if toy else NEW_TOKENS, "float32"), sentences
+    inputs = {key: batch[key][:sentences].to(DEVICE) for key in ("input_ids", "attention_mask")}
+    model = translation.build(name, SHAPES[shape], 0.1, 0).to(DEVICE, torch.bfloat16)
+    return translation.generation_step(model, inputs, NEW_TOKENS if CUDA else 3, "float32"), sentences
 
 
-def decoder(toy: bool, name: str) -> Made:
+def decoder(name: str) -> Made:
     """16 × 1,024 tokens, without dropout, in GPT-2's own size; ours are converted from the library's."""
-    rows, length = (2, 8) if toy else (16, 1024)
-    sizes = {**(language_models.QUICK_SHAPE if toy else {"vocab_size": 50257}), "max_position_embeddings": length}
+    rows, length = (16, 1024) if CUDA else (2, 8)
+    sizes = {**({"vocab_size": 50257} if CUDA else language_models.QUICK_SHAPE), "max_position_embeddings": length}
     model = language_models.build(GPT2, sizes, True, torch.float32)[name]
     ids = torch.randint(3, model.config.vocab_size, (rows, length))
-    return trained_by(toy, model, {"input_ids": ids, "labels": ids}, rows * length)
+    return trained_by(model, {"input_ids": ids, "labels": ids}, rows * length)
 
 
-def vision(toy: bool, name: str) -> Made:
+def vision(name: str) -> Made:
     """256 pictures of 224 × 224 in 196 patches, 1,000 classes; the library's ViT has one token more."""
-    count = 2 if toy else 256
-    shape = {**vit.QUICK_SHAPE, "patch_size": 14} if toy else {**SIZES["S/16"], "num_labels": 1000}
+    count = 256 if CUDA else 2
+    shape = {**SIZES["S/16"], "num_labels": 1000} if CUDA else {**vit.QUICK_SHAPE, "patch_size": 14}
     pictures = torch.randn(count, 3, shape["image_size"], shape["image_size"])
     batch = {"pixel_values": pictures, "labels": torch.randint(shape["num_labels"], (count,))}
-    return trained_by(toy, vit.build(name, shape, 0), batch, count)
+    return trained_by(vit.build(name, shape, 0), batch, count)
 
 
-def trained_by(toy: bool, model: PreTrainedModel, batch: dict[str, Tensor], amount: int) -> Made:
+def trained_by(model: PreTrainedModel, batch: dict[str, Tensor], amount: int) -> Made:
     """A training step with `amount` target tokens or pictures."""
-    device = "cpu" if toy else "cuda"
-    given = {name: tensor.to(device) for name, tensor in batch.items()}
-    return translation.training_step(model.to(device), given, "bfloat16"), amount
+    given = {name: tensor.to(DEVICE) for name, tensor in batch.items()}
+    return translation.training_step(model.to(DEVICE), given, "bfloat16"), amount
 
 
-def together(toy: bool, contenders: tuple[str, ...], make: Callable[[str], Made]) -> dict[str, dict[str, Any]]:
+def together(contenders: tuple[str, ...], make: Callable[[str], Made]) -> dict[str, dict[str, Any]]:
     """By contender: speed, milliseconds of a call, peak memory, and what one call keeps the GPU busy with."""
     made: dict[str, Made] = {}
 
@@ -118,11 +116,11 @@ def together(toy: bool, contenders: tuple[str, ...], make: Callable[[str], Made]
             made[name][0]()
 
     peaks = {name: {"peak_gib": peak_bytes(partial(begin, name)) / 2**30} for name in contenders}
-    timing = timed({name: step for name, (step, _) in made.items()}, toy, 0.2)
+    timing = timed({name: step for name, (step, _) in made.items()}, 0.2)
     result = {}
     for name, (step, amount) in made.items():
         times = timing.summary(name)
-        busy = {} if toy else kernel_times(step)
+        busy = kernel_times(step) if CUDA else {}
         result[name] = {"a_second": 1e3 * amount / times["median_ms"], **times, **peaks[name], **busy}
     return result
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.campaign import ROOT, Cell
+from benchmarks.gpu.campaign import CUDA, ROOT, Cell
 from benchmarks.studies.parser import load_rows, load_study, merged
 from benchmarks.studies.running import Runner, tasks_by_study
 from benchmarks.studies.tasks import Places, Task, read_result
@@ -28,28 +28,27 @@ STOPPING = 45  # seconds that are left for checkpoints, and for packing them
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
-    size = "smoke" if options.toy else "cpu"
+    size = "cpu" if CUDA else "smoke"
     # not in the output, of which a machine that was lent gives few files back
-    folder = (options.output if options.toy else ROOT) / "runs" / "gpu"
+    folder = (ROOT if CUDA else options.output) / "runs" / "gpu"
     places = Places(folder / "runs", folder / "results")
     for created in (places.runs, places.results, options.output):
         created.mkdir(parents=True, exist_ok=True)
     unpack(options.resume or options.output, places.runs)
     tasks = tasks_by_study({STUDY: load_study(STUDY)}, load_rows(size), places)[STUDY]
-    tasks = [task for task in tasks if {"row": task.name} not in options.done]
-    tasks = tasks[:2] if options.toy else [on_gpu(task) for task in tasks]
+    tasks = [on_gpu(task) if CUDA else task for task in tasks if {"row": task.name} not in options.done]
+    tasks = tasks if CUDA else tasks[:2]
     runner = Runner(size, max(2, (os.cpu_count() or 2) // 2))
     signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, 60 * options.minutes - STOPPING)
     with contextlib.suppress(TimeoutError):  # at which the runner tells its trainings to save and stop
         runner.run(tasks)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    results = [(task, read_result(task)) for task in tasks]
-    unfinished = [task.run_folder.name for task, result in results if result is None]
+    unfinished = [task.run_folder.name for task in tasks if read_result(task) is None]
     packed = pack(places.runs, unfinished, options.output)
     print(f"science: {len(unfinished)} trainings are not over, {packed} of them can go on", *runner.failures, sep="\n")
-    for task, result in results:
-        if result is not None:
+    for task in tasks:
+        if result := read_result(task):
             yield Cell({"row": task.name}, partial(outcome, result), 0)
 
 

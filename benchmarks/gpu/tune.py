@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.attention import FEATURES, HEAD_DIMS, TOKENS
-from benchmarks.gpu.campaign import Cell
+from benchmarks.gpu.campaign import CUDA, DEVICE, Cell
 from benchmarks.gpu.models import kernel_times
 from reluformer.modeling_reluformer.fused import triton_launch
 from reluformer.modeling_reluformer.fused.specification import Specification
@@ -26,27 +26,27 @@ KERNELS = {
 }
 # some two seconds each, most of them to compile
 TILES = [Tiles(*sizes) for sizes in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))]
+TILES, LENGTH = (TILES, TOKENS) if CUDA else ([Tiles(16, 16, 4, 1)], 32)
+OF_KIND = {"dtype": torch.bfloat16 if CUDA else torch.float32, "device": DEVICE}
 REPEAT = 5
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
-    head_dims, device = ((16,), "cpu") if options.toy else (HEAD_DIMS, "cuda")
-    jobs = [(kernel, dim, which) for dim in head_dims for kernel, several in KERNELS.items() for which in several]
-    for job in jobs:
-        yield Cell(dict(zip(("kernel", "head_dim", "statistics"), job, strict=True)), partial(tune, device, *job), 80)
+    for head_dim in HEAD_DIMS if CUDA else (16,):
+        for kernel, several in KERNELS.items():
+            for which in several:
+                names = {"kernel": kernel, "head_dim": head_dim, "statistics": which}
+                yield Cell(names, partial(tune, **names), 80)
 
 
-def tune(device: str, kernel: str, head_dim: int, statistics: str) -> dict[str, Any]:
+def tune(kernel: str, head_dim: int, statistics: str) -> dict[str, Any]:
     """Milliseconds of the kernel with the package's own tiles, and with the five best; what did not run, by its reason."""
-    tokens, tried = (32, [Tiles(16, 16, 4, 1)]) if device == "cpu" else (TOKENS, TILES)
-    own = tile_sizes(
-        kernel, torch.empty(1, 1, tokens, head_dim, dtype=dtype_of(device), device=device), statistics != "none"
-    )
+    own = tile_sizes(kernel, torch.empty(1, 1, LENGTH, head_dim, **OF_KIND), statistics != "none")
     found, failed = {}, {}
-    for tiles in dict.fromkeys((own, *tried)):
+    for tiles in dict.fromkeys((own, *TILES)):
         name = str(tuple(tiles))
         try:
-            found[name] = milliseconds(kernel, runner(kernel, head_dim, statistics, tiles, device, tokens))
+            found[name] = milliseconds(kernel, runner(kernel, head_dim, statistics, tiles))
         except Exception as error:
             if "CUDA error" in str(error):
                 raise
@@ -58,18 +58,14 @@ def tune(device: str, kernel: str, head_dim: int, statistics: str) -> dict[str, 
     return {**named, "next": {name: found[name] for name in best[1:]}, "tried": len(found), "left_out": failed}
 
 
-def dtype_of(device: str) -> torch.dtype:
-    return torch.float32 if device == "cpu" else torch.bfloat16
-
-
-def runner(kernel: str, head_dim: int, statistics: str, tiles: Tiles, device: str, tokens: int) -> Callable[[], None]:
+def runner(kernel: str, head_dim: int, statistics: str, tiles: Tiles) -> Callable[[], None]:
     """A function that launches the kernel with these tiles, and the other of its pass with its own."""
     torch.manual_seed(0)
-    heads, of_kind = FEATURES // head_dim if device == "cuda" else 1, {"dtype": dtype_of(device), "device": device}
-    inputs = [torch.randn(1, tokens, heads, head_dim, **of_kind).transpose(1, 2) for _ in range(4)]
-    gain = torch.randn(1, heads, tokens, device=device)
+    heads = FEATURES // head_dim if CUDA else 1
+    inputs = [torch.randn(1, LENGTH, heads, head_dim, **OF_KIND).transpose(1, 2) for _ in range(4)]
+    gain = torch.randn(1, heads, LENGTH, device=DEVICE)
     gains = (gain if statistics != "none" else None, gain if statistics == "sum+entropy" else None)
-    row_scale = torch.rand(1, 1, tokens, device=device) * 0.01 + 0.01
+    row_scale = torch.rand(1, 1, LENGTH, device=DEVICE) * 0.01 + 0.01
     specification = Specification(row_scale=row_scale, scale=head_dim**-0.5, statistics=statistics)
     call = triton_forward if kernel == "forward" else partial(triton_backward, inputs.pop(), *gains)
 
@@ -82,7 +78,7 @@ def runner(kernel: str, head_dim: int, statistics: str, tiles: Tiles, device: st
 
 def milliseconds(kernel: str, run: Callable[[], None]) -> float:
     run()
-    if not torch.cuda.is_available():
+    if not CUDA:
         return 1e3 * timeit.timeit(run, number=1)
     times = kernel_times(lambda: [run() for _ in range(REPEAT)])["kernels"]
     return sum(ms for name, ms in times.items() if name.startswith(kernel)) / REPEAT

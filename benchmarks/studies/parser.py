@@ -41,13 +41,8 @@ _NOT_IN_THE_KEY = (
 class Row:
     """One row at one size, without its seed.
 
-    Args:
-        name: as results and run folders are called.
-        key: of what it trains.
-        recipe: merged, as in a recipe file.
-        values: of its family's `each`.
-        family: what it was expanded from.
-        start: the row whose trained model it starts from; None for new weights.
+    name: of results and run folders. key: of what it trains. recipe: merged, as in a recipe file. values: of its family's
+    `each`. start: the row whose trained model it starts from; None for new weights.
     """
 
     name: str
@@ -60,7 +55,6 @@ class Row:
 
 
 def study_names(folder: Path = STUDIES_FOLDER) -> list[str]:
-    """Names of the studies in a folder; default those of the package."""
     return sorted(path.stem for path in folder.glob("*.yaml") if path.name != ROWS_FILE)
 
 
@@ -86,8 +80,7 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row in the table of a study: `name` is the one the study uses, `row` None where it does not exist at this size, `seeds`
-    those of its trainings."""
+    """A row in the table of a study. name: the one the study uses. row: None where it does not exist at this size."""
 
     name: str
     label: str
@@ -105,11 +98,11 @@ def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
     """
     path = folder / ROWS_FILE
     rows: dict[str, Row] = {}
-    read_layer = functools.cache(functools.partial(layer, folder=folder))  # many rows stand on the same few files
+    read = functools.cache(functools.partial(_layer, folder=folder))  # many rows stand on the same few files
     for name, says in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         family = _made(RowFamily, says, f"{path}: {name}")
-        for values in all_values(family, size):
-            row = _row(name, family, size, values, read_layer)
+        for values in _all_values(family, size):
+            row = _row(name, family, size, values, read)
             if row.name in rows:
                 raise UserError(f"{path}: {name} names the row {row.name}, which another one does already")
             rows[row.name] = _started(row, family.starts_from.get(size), rows)
@@ -148,19 +141,18 @@ def table_of(study: Study, catalogue: Catalogue) -> list[TableRow]:
     for entry in study.rows:
         found = {name: row for name, row in catalogue.rows.items() if entry.row in (name, row.family)}
         seeds = tuple(entry.seeds.get(catalogue.size) or study.seeds.get(catalogue.size, [1]))
-        table += [_table_row(entry, name, row, seeds) for name, row in found.items()] or [_elsewhere(entry)]
+        for name, row in found.items():
+            paper = {column: says.get(name) if isinstance(says, dict) else says for column, says in entry.paper.items()}
+            table.append(TableRow(name, filled(entry.label, row.values), row, paper, entry.not_here, seeds))
+        if not found:
+            table.append(_elsewhere(entry))
     return table
-
-
-def _table_row(entry: StudyRow, name: str, row: Row, seeds: tuple[int, ...]) -> TableRow:
-    paper = {column: says.get(name) if isinstance(says, Mapping) else says for column, says in entry.paper.items()}
-    return TableRow(name, filled(entry.label, row.values), row, paper, entry.not_here, seeds)
 
 
 def _elsewhere(entry: StudyRow) -> TableRow:
     """A row, or one for a whole family, that does not exist at this size: the paper's figures stand there all the same."""
     paper = {
-        column: " · ".join(map(str, says.values())) if isinstance(says, Mapping) else says
+        column: " · ".join(map(str, says.values())) if isinstance(says, dict) else says
         for column, says in entry.paper.items()
     }
     label = re.sub(r"\{(\w+)(?::\w+)?\}", r"every \1", entry.label)
@@ -168,8 +160,7 @@ def _elsewhere(entry: StudyRow) -> TableRow:
 
 
 def row_of_line(name: str, values: Mapping[str, Any]) -> str | None:
-    """The row's name that the line of a plot, or the name in a claim, stands for, given a row's values; None where they do not
-    fill it."""
+    """The row's name that a name in a plot or a claim stands for, given a row's values; None where they do not fill it."""
     try:
         return name.format(**values)
     except KeyError:
@@ -189,11 +180,7 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def recipe_of(row: Row, seed: int, output_dir: Path, start_dir: Path | None = None) -> dict[str, Any]:
     """The recipe of one training of a row, as in a recipe file; `{studies}/` in a path is the folder of the studies.
 
-    Args:
-        row: what is trained.
-        seed: of the training.
-        output_dir: its run folder.
-        start_dir: the run folder of what the row starts from, if it does; the tokenizer comes from there, too.
+    output_dir: the run folder. start_dir: that of what the row starts from, if it does; the tokenizer comes from there, too.
     """
     own: dict[str, Any] = {"name": row.name, "training": {"seed": seed, "output_dir": str(output_dir)}}
     recipe = _located(row.recipe)
@@ -209,25 +196,23 @@ def _located(value: Any) -> Any:
     return value.replace("{studies}", str(STUDIES_FOLDER)) if isinstance(value, str) else value
 
 
-def all_values(family: RowFamily, size: str) -> Iterator[dict[str, Any]]:
+def _all_values(family: RowFamily, size: str) -> Iterator[dict[str, Any]]:
     """The values of every row of a family at a size."""
     if size not in family.sizes:
         return
-    axes = {axis: says.get(size, ()) if isinstance(says, Mapping) else says for axis, says in family.each.items()}
+    axes = {axis: says.get(size, ()) if isinstance(says, dict) else says for axis, says in family.each.items()}
     for combination in itertools.product(*axes.values()):
         values: dict[str, Any] = {}
         for axis, value in zip(axes, combination, strict=True):
-            values |= value if isinstance(value, Mapping) else {axis: value}
+            values |= value if isinstance(value, dict) else {axis: value}
         yield values
 
 
-def _row(
-    name: str, family: RowFamily, size: str, values: dict[str, Any], read_layer: Callable[[str], dict[str, Any]]
-) -> Row:
+def _row(name: str, family: RowFamily, size: str, values: dict[str, Any], read: Callable[[str], dict[str, Any]]) -> Row:
     here = family.at.get(size, AtSize())
     layers = family.layers if here.layers is None else here.layers
-    files = [read_layer(filled(each, {**values, "size": size})) for each in layers]
-    recipe = merged(*files, *(filled(fragment, values) for fragment in (family.recipe, here.recipe)))
+    files = [read(filled(each, {**values, "size": size})) for each in layers]
+    recipe = merged(*files, filled(family.recipe, values), filled(here.recipe, values))
     return Row(filled(name, values), _key(recipe), recipe, values, tuple(family.analyses), name)
 
 
@@ -247,7 +232,7 @@ def filled(template: Any, values: Mapping[str, Any]) -> Any:
         raise UserError(f"{template!r}: no value for {error}; there are {', '.join(values) or 'none'}") from error
 
 
-def layer(name: str, folder: Path = STUDIES_FOLDER) -> dict[str, Any]:
+def _layer(name: str, folder: Path) -> dict[str, Any]:
     """A file of the studies' bases or a recipe of the package, with what it stands on."""
     candidates = (folder / BASES / f"{name}.yaml", RECIPES_FOLDER / f"{name}.yaml")
     for path in candidates:

@@ -1,7 +1,7 @@
 """What a study says: the rows it needs, the paper's figures beside them, and what the paper claims of them. All of it is data.
 
-A row is a recipe in layers; rows stand in `studies/rows.yaml`, so that every study can use the same one. A study is one file
-`studies/<name>.yaml`.
+A row is a recipe in layers; rows stand in `catalogue/rows.yaml`, so that every study can use the same one. A study is one file
+`catalogue/<name>.yaml`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,11 @@ class AtSize:
 class RowFamily:
     """One row, or, with `each`, one for every combination of values; `{name}` in its name and values stands for them.
 
-    Args:
-        layers: recipes, later ones laid over earlier ones: files of `bases/` or recipes of the package, without `.yaml`; `{size}`
-            stands for the size.
-        recipe: a fragment of a recipe, laid over the layers.
-        at: what a size changes.
-        each: values by name; by size where they differ: `{ffn: [128, 512]}` or `{ffn: {cpu: [128, 512], paper: [32]}}`. A value
-            may itself be several by name, for those that belong together: `{length: [{length: 128, gamma: 16.0}]}`.
-        sizes: where the row exists.
-        starts_from: by size, the name of a row further up whose model, trained with the same seed, this one starts from, with its
-            tokenizer; it is trained first.
-        analyses: run when the model is trained.
+    layers: recipes, later ones laid over earlier ones: files of `bases/` or recipes of the package, without `.yaml`; `{size}`
+    stands for the size. recipe: a fragment, laid over the layers. at: what a size changes. each: values by name; by size where
+    they differ: `{ffn: [128, 512]}` or `{ffn: {cpu: [128, 512], paper: [32]}}`; those that belong together are one value:
+    `{length: [{length: 128, gamma: 16.0}]}`. sizes: where the row exists. starts_from: by size, the name of a row further up
+    whose model, trained with the same seed, this one starts from, with its tokenizer. analyses: of the trained model.
     """
 
     layers: list[str] = field(default_factory=list)
@@ -67,15 +61,12 @@ class RowFamily:
 class Figure:
     """A column of a study's table, headed `label`, of numbers with so many `digits`, multiplied by `factor`.
 
-    Args:
-        path: where the figure stands in a row's result: names joined by points, `log.<name>` for the last logged value and
-            `log10.<name>` for the mean of the last ten; `table[layer=all,p_percent=0.2]` takes the row of a table with these
-            values.
-        file: a JSON file of another benchmark that holds the figure instead, once for all seeds and without any training.
-        names: what that file calls a row, where it is not the row's name; `{row}` stands for it in the path.
-        relative_to: row → row with which it is compared: the figure is then by how many percent it is above that one, with the
-            same seed. Rows that are not named have none.
-        sizes: where the figure, and what is claimed of it, is shown.
+    path: where the figure stands in a row's result: names joined by points, `log.<name>` for the last logged value and
+    `log10.<name>` for the mean of the last ten; `table[layer=all,p_percent=0.2]` takes the row of a table with these values.
+    file: a JSON file of another benchmark that holds the figure instead, once for all seeds and without any training. names:
+    what that file calls a row, where it is not the row's name; `{row}` stands for it in the path. relative_to: row → row with
+    which it is compared: the figure is then by how many percent it is above that one, with the same seed; rows that are not
+    named have none. sizes: where the figure, and what is claimed of it, is shown.
     """
 
     label: str
@@ -110,10 +101,10 @@ class Claim:
 
     Exactly one kind; `report._HOW_TO_READ` says how it is decided:
 
-    - `higher` and `lower`: names of rows; `figure` of the first is above that of the second by more than `margin`. With a
-      negative `margin` the first may be below the second by as much.
+    - `higher` and `lower`: `figure` of the first row is above that of the second by more than `margin`; with a negative
+      `margin` it may be below by as much.
     - `best` and `among`: the same of one row and each of several others.
-    - `equal`: names of two rows or more, whose `figure` differs by at most `margin`, which `text` says.
+    - `equal`: two rows or more, whose `figure` differs by at most `margin`, which `text` says.
     - `diverges`: a row that does not converge (`twin` names its softmax twin).
     - `row` with `above`, `below` or both: `figure` of one row against numbers.
 
@@ -141,18 +132,12 @@ class Claim:
 class Plot:
     """A picture: a column of the study over a value of families, or, with `table`, a table of single rows.
 
-    Args:
-        file: its name, a PNG.
-        title, x_label, y_label: above it and beside its axes; by default the name of `y`.
-        x: name of the value that runs along the axis, or a column of the study; with `table`, of its column.
-        y: a column of the study; with `table`, of the table.
-        lines: families, or rows, by their label in the legend.
-        levels: rows that have no place on the axis, by label: a dashed line across at their figure. Not with `table`.
-        activations: whose colour a line or a level has, by label (`reluformer.analysis.drawing`); one without has its own.
-        table: path of a table in a row's result, as in [`Figure`]; without a last name, all its rows that fit but those
-            whose `x` is no number, such as the layer `all`.
-        point: written beside each point; `{name}` stands for its row's values. Not with `table`.
-        log_x, x_max: a logarithmic axis; where it ends.
+    file: its name, a PNG. x: name of the value that runs along the axis, or a column of the study; with `table`, of its column.
+    y: a column of the study; with `table`, of the table. lines: families, or rows, by their label. levels: rows that have no
+    place on the axis: a dashed line across at their figure. activations: whose colour a line or level has, by label; one
+    without has its own. table: path of a table in a row's result, as in [`Figure`]; without a last name, all its rows that fit
+    but those whose `x` is no number, such as the layer `all`. point: written beside each point, with its row's values. log_x,
+    x_max: a logarithmic axis; where it ends.
     """
 
     file: str
@@ -182,14 +167,9 @@ class Budget:
 class Study:
     """One table or figure of a paper, or, with `ours`, a study of our own, whose claims are not counted among the papers'.
 
-    Args:
-        title, position: what it is, and its place in a report.
-        source: where in the paper, on which corpus, and how our rows differ from it.
-        rows, figures: the rows and columns of its table.
-        claims: what the paper says.
-        seeds, budget: by size; a size without a budget gives no evidence.
-        plots: drawn from the figures.
-        pictures: rows by label whose pictures, drawn by one of their analyses, are shown.
+    title, position: what it is, and its place in a report. source: where in the paper, on which corpus, and how our rows differ
+    from it. rows, figures: the rows and columns of its table. seeds, budget: by size; a size without a budget gives no evidence.
+    pictures: rows by label whose pictures, drawn by one of their analyses, are shown.
     """
 
     title: str

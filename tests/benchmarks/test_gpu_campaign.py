@@ -29,7 +29,7 @@ runpy.run_module("benchmarks.gpu", run_name="__main__")
 
 
 def options(folder, minutes=1.0):
-    return argparse.Namespace(output=folder, minutes=minutes, toy=True)
+    return argparse.Namespace(output=folder, minutes=minutes)
 
 
 @pytest.mark.slow
@@ -40,6 +40,7 @@ def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, tmp_pat
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": ".",
+        "CUDA_VISIBLE_DEVICES": "",
         "TRITON_INTERPRET": str(int(stage == "tune")),
     }
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -120,7 +121,7 @@ def test_operations_are_counted_as_in_the_literature():
 
 
 def test_without_a_cuda_device_nothing_is_written(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(program, "CUDA", False)
     assert program.main(["check", "--output", str(tmp_path / "gpu")]) == 2
     assert "--toy tries the stage on the CPU" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
@@ -220,7 +221,7 @@ def test_a_bundle_runs_by_itself_and_tells_its_commit(tmp_path):
     assert list((bundle / "site").glob("reluformer-*.dist-info/METADATA")), "reluformer train asks for its version"
     command = ["sh", bundle / "run", "tune", "--toy", "--output", str(tmp_path), "--minutes", "9"]
     program_path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PATH": program_path}
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PATH": program_path}
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert "0 of them failed" in run.stdout, run.stderr[-2000:]
     result = json.loads((tmp_path / "tune.json").read_text(encoding="utf-8"))
