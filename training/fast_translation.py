@@ -128,9 +128,11 @@ class FastTranslationModel:
         tensors += [sinusoidal_table(config.max_position_embeddings, config.d_model).float()]
         tensors += [self._table_of_row_scales(), *self._output_layer()]
         for i in range(config.encoder_layers):
-            tensors += self._encoder_layer(f"model.encoder.layers.{i}.")
+            tensors += self._layer(f"model.encoder.layers.{i}.", config.encoder_attention_heads)
         for i in range(config.decoder_layers):
-            tensors += self._decoder_layer(f"model.decoder.layers.{i}.")
+            tensors += self._layer(
+                f"model.decoder.layers.{i}.", config.decoder_attention_heads, has_cross_attention=True
+            )
         heads = config.encoder_attention_heads, config.decoder_attention_heads
         activation = _ACTIVATIONS[config.attention_activation]
         scale = config.d_model**0.5 if config.scale_embedding else 1.0
@@ -220,27 +222,20 @@ class FastTranslationModel:
         bias = self._float("final_logits_bias").flatten()
         return [weight, bias if self.compute == "int8" else bias.to(weight.dtype), scales]
 
-    def _factors(self, prefix: str, heads: int) -> Tensor:
-        log_gamma = self._weights.get(f"{prefix}log_gamma")
-        return torch.ones(heads) if log_gamma is None else torch.exp(-log_gamma.detach().float())
-
-    def _encoder_layer(self, prefix: str) -> list[Tensor]:
-        own = f"{prefix}self_attn."
+    def _layer(self, prefix: str, heads: int, has_cross_attention: bool = False) -> list[Tensor]:
+        own, cross, attentions = f"{prefix}self_attn.", f"{prefix}encoder_attn.", ["self_attn"]
         tensors = self._matrix(own, "q_proj", "k_proj", "v_proj") + self._matrix(own, "out_proj")
+        if has_cross_attention:
+            tensors += self._matrix(cross, "q_proj") + self._matrix(cross, "k_proj", "v_proj")
+            tensors += self._matrix(cross, "out_proj")
+            attentions.append("encoder_attn")
         tensors += self._matrix(prefix, "fc1") + self._matrix(prefix, "fc2")
-        tensors += self._norms(prefix, "self_attn_layer_norm", "final_layer_norm")
-        return [*tensors, self._factors(own, self.config.encoder_attention_heads)]
-
-    def _decoder_layer(self, prefix: str) -> list[Tensor]:
-        heads, own, cross = self.config.decoder_attention_heads, f"{prefix}self_attn.", f"{prefix}encoder_attn."
-        tensors = self._matrix(own, "q_proj", "k_proj", "v_proj") + self._matrix(own, "out_proj")
-        tensors += self._matrix(cross, "q_proj") + self._matrix(cross, "k_proj", "v_proj")
-        tensors += self._matrix(cross, "out_proj") + self._matrix(prefix, "fc1") + self._matrix(prefix, "fc2")
-        tensors += self._norms(prefix, "self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
-        return [*tensors, self._factors(own, heads), self._factors(cross, heads)]
-
-    def _norms(self, prefix: str, *names: str) -> list[Tensor]:
-        return [self._float(f"{prefix}{name}.{part}") for name in names for part in ("weight", "bias")]
+        for name in (*(f"{attention}_layer_norm" for attention in attentions), "final_layer_norm"):
+            tensors += [self._float(f"{prefix}{name}.weight"), self._float(f"{prefix}{name}.bias")]
+        for attention in attentions:
+            log_gamma = self._weights.get(f"{prefix}{attention}.log_gamma")
+            tensors.append(torch.ones(heads) if log_gamma is None else torch.exp(-log_gamma.detach().float()))
+        return tensors
 
     def _table_of_row_scales(self) -> Tensor:
         """r_n by the number of visible keys, (positions + 1,); without γ where it is learnable. Empty for a softmax."""

@@ -45,7 +45,6 @@ _VIT_FIELDS = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps"),
     *("image_size", "patch_size", "num_channels", "qkv_bias", "id2label", "label2id", "problem_type"),
 )
-_POSITION_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 # Names of weights → ours. The first three of ViT as older versions of Transformers have them, too.
 _VIT_NAMES = (
     (r"encoder\.layer\.", "layers."),
@@ -75,19 +74,19 @@ _GPT2_NAMES = (
 
 def marian_config(config: Any) -> ReLUFormerConfig:
     """The softmax ReLUFormer that is this Marian. Label smoothing is 0, as Marian's loss has none."""
-    _require("Marian", config, is_decoder=False, is_encoder_decoder=True)
+    _require(config, is_decoder=False, is_encoder_decoder=True)
     return ReLUFormerConfig.from_preset("vanilla", label_smoothing=0.0, **_fields(config, _MARIAN_FIELDS))
 
 
 def vit_config(config: Any) -> ReLUFormerVisionConfig:
-    """The softmax model that is this ViT: a token of the whole, no norm of queries and keys, ViT's start."""
+    """The softmax model that is this ViT: with a class token, no norm of queries and keys, and ViT's initialisation."""
     start = {"pooling": "cls", "attention_qk_norm": False, "initialization": "normal"}
     return ReLUFormerVisionConfig.from_preset("softmax_vit", **start, **_fields(config, _VIT_FIELDS))
 
 
 def gpt2_config(config: Any) -> ReLUFormerDecoderConfig:
     """The softmax decoder that is this GPT-2."""
-    _require("GPT-2", config, add_cross_attention=False, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+    _require(config, add_cross_attention=False, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     return ReLUFormerDecoderConfig.from_preset(
         "gpt2",
         **_fields(config, _DECODER_FIELDS),
@@ -103,7 +102,7 @@ def gpt2_config(config: Any) -> ReLUFormerDecoderConfig:
 
 def llama_config(config: Any) -> ReLUFormerDecoderConfig:
     """The softmax decoder that is this Llama."""
-    _require("Llama", config, sliding_window=None)  # which the library's caches keep to
+    _require(config, sliding_window=None)  # which the library's caches keep to
     return ReLUFormerDecoderConfig.from_preset(
         "llama_relu",
         **_fields(config, (*_DECODER_FIELDS, "num_key_value_heads", "head_dim", "intermediate_size", "hidden_act")),
@@ -120,7 +119,7 @@ def llama_config(config: Any) -> ReLUFormerDecoderConfig:
 
 def marian_weights(state_dict: Mapping[str, Tensor]) -> Weights:
     """The weights of a `MarianMTModel`, whose names are ours, without the tables of positions."""
-    return {name: tensor for name, tensor in state_dict.items() if name not in _POSITION_TABLES}
+    return {name: tensor for name, tensor in state_dict.items() if not name.endswith("embed_positions.weight")}
 
 
 def vit_weights(state_dict: Mapping[str, Tensor]) -> Weights:
@@ -150,28 +149,18 @@ def llama_weights(state_dict: Mapping[str, Tensor]) -> Weights:
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """A kind of model that can be converted.
-
-    name: for messages. model_class: in Transformers. config, weights: to ours. may_lack, drops: beginnings of the names of
-    weights that a checkpoint may lack, and of those that have no place here; each with the note on it.
-    """
+    """A kind of model that can be converted: its name in messages, its class in Transformers, and both parts of it to ours."""
 
     name: str
     model_class: type[PreTrainedModel]
     config: Callable[[Any], AttentionConfig]
     weights: Callable[[Mapping[str, Tensor]], Weights]
-    may_lack: tuple[str, str] | None = None
-    drops: tuple[str, str] | None = None
 
 
 # By the model type of the checkpoint.
 FOREIGN_MODELS = {
     "marian": ForeignModel("Marian", MarianMTModel, marian_config, marian_weights),
-    "vit": ForeignModel(
-        *("ViT", ViTForImageClassification, vit_config, vit_weights),
-        may_lack=("classifier.", "the checkpoint has no classifier: it is new and untrained"),
-        drops=("vit.pooler.", "the pooler is dropped: ViT's classifier does not use it"),
-    ),
+    "vit": ForeignModel("ViT", ViTForImageClassification, vit_config, vit_weights),
     "gpt2": ForeignModel("GPT-2", GPT2LMHeadModel, gpt2_config, gpt2_weights),
     "llama": ForeignModel("Llama", LlamaForCausalLM, llama_config, llama_weights),
 }
@@ -209,8 +198,6 @@ def converted_config(config: PreTrainedConfig) -> AttentionConfig:
     kind = FOREIGN_MODELS[config.model_type]
     try:
         return kind.config(config)
-    except UserError:
-        raise
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise UserError(f"this {kind.name} cannot become a ReLUFormer: {one_line(error)}") from error
 
@@ -218,30 +205,29 @@ def converted_config(config: PreTrainedConfig) -> AttentionConfig:
 def load_foreign(source: str | Path, config: PreTrainedConfig) -> tuple[PreTrainedModel, list[str]]:
     """A checkpoint in its own class, in the dtype it was saved in, and notes on what does not carry over.
 
+    A ViT may lack its classifier; weights that the class has no use for, such as ViT's pooler, are left out by Transformers.
+
     Raises:
-        UserError: weights that are pickled, damaged, or not those of such a model.
+        UserError: weights that are pickled, damaged or incomplete.
     """
     kind = FOREIGN_MODELS[config.model_type]
     foreign, info = load_with_report(kind.model_class, source, config=config, dtype="auto")
-    notes = []
-    for what, allowed in (("missing_keys", kind.may_lack), ("unexpected_keys", kind.drops)):
-        names = sorted(info[what])
-        if names and allowed is not None and all(name.startswith(allowed[0]) for name in names):
-            notes.append(allowed[1])
-        elif names:
-            title = f"{len(names)} {what.replace('_', ' ')}"
-            raise UserError(f"{source}: {title} in the weights of a {kind.name} model, first {names[0]}")
-    return foreign, notes
+    lacking = sorted(name for name in info["missing_keys"] if not name.startswith("classifier."))
+    if lacking:
+        raise UserError(
+            f"{source}: the weights lack {len(lacking)} tensors of a {kind.name}, the first is {lacking[0]}"
+        )
+    return foreign, ["the checkpoint has no classifier: it is new and untrained"] * bool(info["missing_keys"])
 
 
 def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
-def _require(family: str, config: PreTrainedConfig, **ours: bool | None) -> None:
+def _require(config: PreTrainedConfig, **ours: bool | None) -> None:
     for name, value in ours.items():
         if (given := getattr(config, name, value)) != value:
-            raise UserError(f"this {family} cannot become a ReLUFormer, which has no {name}={given}")
+            raise ValueError(f"a ReLUFormer has no {name}={given}")
 
 
 def _renamed(name: str, renamings: tuple[tuple[str, Any], ...]) -> str:

@@ -30,7 +30,7 @@ DEFAULT_BATCH_TOKENS = 4_096
 LIMIT_STEP = 16
 LIMIT_OFFSET = 16
 _WORTH_BUILDING = 8  # sentences
-# `stream` sorts by length within so many batches, to give what is done before all is.
+# `stream` sorts by length within so many batches.
 _BATCHES_AT_ONCE = 8
 # Options of `GenerationConfig` that would return something else than one translation of a text, or limit it twice.
 _NOT_HERE = {"max_length", "num_return_sequences", "return_dict_in_generate"}
@@ -173,16 +173,15 @@ class Translator:
         if isinstance(texts, str):
             return self([texts], progress)[0]
         sources = self._encode(texts)
-        finished = dict(self._finished(sources, [range(len(sources))], progress))
-        return [finished[index] for index in range(len(sources))]
+        return list(self._translations(sources, [range(len(sources))], progress))
 
     def stream(self, texts: Iterable[str], progress: bool = False) -> Iterator[str]:
-        """The translations in the order of the texts, each as soon as it and those before it are done; otherwise as a call.
+        """As a call, but some batches of texts at a time, whose translations can be used before all are done.
 
         All texts are checked before this returns.
         """
         sources = self._encode(texts)
-        return _in_order(self._finished(sources, self._parts(sources), progress))
+        return self._translations(sources, self._parts(sources), progress)
 
     def target_ids(self, text: str) -> list[int]:
         """The token ids of one text's translation as the model gave them, with `</s>` unless it was cut.
@@ -250,24 +249,22 @@ class Translator:
                 start, tokens = index + 1, 0
         yield range(start, len(sources))
 
-    def _finished(self, sources: list[Pieces], parts: Iterable[range], progress: bool) -> Iterator[tuple[int, str]]:
-        """Each text of one part after the other. Inference mode never reaches the caller, who goes on between two texts."""
+    def _translations(self, sources: list[Pieces], parts: Iterable[range], progress: bool) -> Iterator[str]:
+        """Of one part after the other. Inference mode never reaches the caller, who goes on between two texts."""
         total, cut = sum(map(len, sources)), 0
         with tqdm(total=total, desc="translating", unit="sentence", disable=None if progress else True) as bar:
             for part in parts:
-                yield from ((index, "") for index in part if not sources[index])
                 pieces = {(index, place): ids for index in part for place, ids in enumerate(sources[index])}
                 translated: dict[_Key, str] = {}
                 for keys in self._batches(pieces):
                     with self._evaluation_mode():
                         ids, unfinished = self._generate([pieces[key] for key in keys])
+                    texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+                    translated |= zip(keys, texts if self.moses is None else self.moses.undo(texts), strict=True)
                     cut += unfinished
                     bar.update(len(keys))
-                    translated |= zip(keys, self._decode(ids), strict=True)
-                    for index in {index for index, _ in keys}:
-                        of_text = [(index, place) for place in range(len(sources[index]))]
-                        if translated.keys() >= {*of_text}:
-                            yield index, " ".join(map(translated.get, of_text))
+                for index in part:
+                    yield " ".join(translated[index, place] for place in range(len(sources[index])))
         if cut:
             logger.warning("%d of %d translations were cut: they reached the limit of max_new_tokens.", cut, total)
 
@@ -339,10 +336,6 @@ class Translator:
             self._fast = key, FastTranslationModel(self.model, self._computed)
         return self._fast[1]
 
-    def _decode(self, ids: Tensor) -> list[str]:
-        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return texts if self.moses is None else self.moses.undo(texts)
-
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
         training = self.model.training
@@ -370,13 +363,3 @@ def _device_of(name: str | torch.device | None) -> torch.device:
     from reluformer.training.loading import device_of
 
     return device_of(name)
-
-
-def _in_order(finished: Iterable[tuple[int, str]]) -> Iterator[str]:
-    waiting: dict[int, str] = {}
-    following = 0
-    for index, translation in finished:
-        waiting[index] = translation
-        while following in waiting:
-            yield waiting.pop(following)
-            following += 1
