@@ -26,11 +26,10 @@ class AveragedCheckpoints(NamedTuple):
 
 
 def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | None = None) -> AveragedCheckpoints:
-    """Averages the weights of the last `last_k` checkpoints of a run; the run's files stay as they are.
+    """Averages the weights of the last `last_k` checkpoints of a run, or with a warning of those that there are.
 
-    Sums are kept in float64 and the mean is returned in the checkpoints' own dtype, on the CPU. Tensors that are not
-    floating point are taken from the last checkpoint. With fewer than `last_k` checkpoints those that exist are
-    averaged, and a warning says so.
+    Sums are kept in float64; the mean has the checkpoints' own dtype and is on the CPU. Tensors that are not floating point are
+    those of the last checkpoint.
 
     Args:
         run_dir: folder with `checkpoint-N` folders that hold safetensors weights, in one file or in shards.
@@ -40,22 +39,20 @@ def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | Non
     Raises:
         UserError: no checkpoints; weights that are missing or unreadable, naming the folder.
     """
-    folders = [
-        folder for folder in checkpoint_folders(run_dir) if last_update is None or update_of(folder) <= last_update
-    ][-last_k:]
+    folders = [each for each in checkpoint_folders(run_dir) if last_update is None or update_of(each) <= last_update]
+    folders = folders[-last_k:]
     if not folders:
         raise UserError(f"{run_dir}: holds no checkpoint-N folder to average; train with training.save_strategy=steps")
     if len(folders) < last_k:
         logger.warning("%s: averaging %d checkpoints, not %d: there are no more.", run_dir, len(folders), last_k)
-
     last = _load_weights(folders[-1])
     sums = {name: tensor.double() for name, tensor in last.items() if tensor.is_floating_point()}
     for folder in tqdm(folders[:-1], desc="averaging checkpoints", unit="checkpoint", leave=False, disable=None):
         weights = _load_weights(folder)
         for name, total in sums.items():
             total += weights[name]
-    averaged = {name: (sums[name] / len(folders)).to(t.dtype) if name in sums else t for name, t in last.items()}
-    return AveragedCheckpoints(averaged, folders)
+    means = {name: (total / len(folders)).to(last[name].dtype) for name, total in sums.items()}
+    return AveragedCheckpoints({**last, **means}, folders)
 
 
 def _load_weights(folder: Path) -> dict[str, Tensor]:
@@ -66,7 +63,7 @@ def _load_weights(folder: Path) -> dict[str, Tensor]:
             return load_file(folder / "model.safetensors")
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         return {name: tensor for shard in shards for name, tensor in load_file(folder / shard).items()}
-    except (SafetensorError, OSError, json.JSONDecodeError, KeyError) as error:
+    except (SafetensorError, OSError) as error:
         raise UserError(
             f"{folder}: its weights cannot be read ({error}); remove the folder, or average fewer"
         ) from error

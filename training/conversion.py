@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
@@ -23,12 +22,8 @@ _PREPROCESSOR_FILES = ("*token*.json", "*vocab.json", "*.spm", "*.jinja", "prepr
 _TOKENIZER_CLASSES = {"marian": ("source.spm", "MarianTokenizer"), "gpt2": ("tokenizer.json", "GPT2Tokenizer")}
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """What a conversion wrote, and what one should know about it.
-
-    folder: of the model. model: as it was saved. notes: one line for each thing that did not carry over unchanged.
-    """
+class Conversion(NamedTuple):
+    """The folder and the model as it was saved; `notes`: a line for each thing that did not carry over unchanged."""
 
     folder: Path
     model: Model
@@ -44,8 +39,8 @@ def convert(
         source: folder or Hub id of a MarianMT, ViT, GPT-2 or Llama checkpoint, or of a ReLUFormer whose attention is to be
             exchanged.
         target: folder to write.
-        attention: a preset or an activation. None keeps the attention of the source, which is a softmax in all foreign models:
-            the converted model then computes what the other one does. Another one keeps the weights and needs fine-tuning.
+        attention: a preset or an activation, with the same weights, which needs fine-tuning. None keeps the attention of the
+            source, and the converted model computes what the other one does.
         overwrite: replace a model that is in `target` already; other files there stay.
 
     Raises:
@@ -64,8 +59,7 @@ def convert(
     elif isinstance(config, AttentionConfig):
         changes, notes = _attention_changes(attention, type(config)), []
         if not changes:
-            choices = ", ".join(attentions_of(type(config)))
-            raise UserError(f"{source}: is a ReLUFormer already; name the attention it shall have: {choices}")
+            raise UserError(f"{source}: is a ReLUFormer already; name the attention it shall have, by --attention")
         model, new = load_weights(source, changed_config(config, changes), dtype=config.dtype or torch.float32)
     else:
         names = ", ".join(each.name for each in FOREIGN_MODELS.values())
@@ -77,17 +71,15 @@ def convert(
     return Conversion(target, model, tuple(notes))
 
 
-def attentions_of(kind: type[AttentionConfig]) -> tuple[str, ...]:
-    """What `attention` may name for a model with such a configuration."""
-    return tuple(dict.fromkeys((*kind.presets, *POINTWISE, *NORMALIZED)))
-
-
 def _attention_changes(attention: str | None, kind: type[AttentionConfig]) -> dict[str, Any]:
     if attention is None:
         return {}
-    if attention not in attentions_of(kind):
-        raise UserError(f"attention: {attention!r} is unknown; choose one of {', '.join(attentions_of(kind))}")
-    return {"preset": attention} if attention in kind.presets else {"attention_activation": attention}
+    if attention in kind.presets:
+        return {"preset": attention}
+    if attention not in (*POINTWISE, *NORMALIZED):
+        choices = ", ".join(dict.fromkeys((*kind.presets, *POINTWISE, *NORMALIZED)))
+        raise UserError(f"attention: {attention!r} is unknown; choose one of {choices}")
+    return {"attention_activation": attention}
 
 
 def _copy_preprocessor(source: str | Path, folder: Path, model_type: str) -> list[str]:

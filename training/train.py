@@ -22,7 +22,7 @@ from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus
 from reluformer.training.loading import load_whole
 from reluformer.training.run.checkpoints import saved_processes
 from reluformer.training.run.divergence import DivergenceWatch
-from reluformer.training.run.interruptions import interrupted_at, process_group, resumes_at
+from reluformer.training.run.interruptions import orderly_end, resumes_at
 from reluformer.training.run.model_building import build_config, build_model
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import peak_memory, run_record, write_json
@@ -70,7 +70,7 @@ def train(recipe: Recipe, *, overwrite: bool = False) -> FinishedRun | None:
     _check_processes(recipe)
     is_main, folder = recipe.training.should_save, recipe.run_folder
     lock = only_training_in(folder) if is_main else contextlib.nullcontext()
-    with interrupted_at(folder), lock, process_group():
+    with orderly_end(folder), lock:
         # Not `local`: the processes of all machines share the folder.
         with recipe.training.main_process_first(local=False, desc="run folder"):
             resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and is_main)

@@ -25,7 +25,7 @@ from transformers import set_seed
 
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.run.interruptions import process_group
+from reluformer.training.run.interruptions import orderly_end
 from reluformer.training.scoring.evaluation import ValidationTranslation
 from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
@@ -195,7 +195,7 @@ def _process(job: Callable[[Path, int, int], None], folder: Path, rank: int, wor
         numbers = {**ranks, **worlds, "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in numbers.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
-    with process_group():
+    with orderly_end(folder):
         job(folder, rank, world)
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import reluformer.configuration
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training.run.interruptions import process_group
+from reluformer.training.run.interruptions import orderly_end
 from reluformer.training.train import is_sharded, train
 
 from ..training.tiny_run import tiny_model
@@ -180,14 +180,14 @@ def test_two_processes_that_a_launcher_starts_train_one_model(recipe_file, tmp_p
     assert_trained_by_two(tmp_path / "run")
 
 
-def test_the_process_group_is_left_at_the_end_and_kept_after_an_error(joined):
-    with pytest.raises(UserError), process_group():
+def test_the_process_group_is_left_at_the_end_and_kept_after_an_error(joined, tmp_path):
+    with pytest.raises(UserError), orderly_end(tmp_path):
         raise UserError("")
     assert dist.is_initialized()
-    with process_group():
+    with orderly_end(tmp_path):
         assert dist.is_initialized()
     assert not dist.is_initialized()
-    with process_group():
+    with orderly_end(tmp_path):
         pass  # one process has no group
 
 

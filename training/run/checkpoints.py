@@ -18,16 +18,11 @@ PARTIAL_FOLDER = ".checkpoint.partial"
 
 
 def checkpoint_folders(run_folder: str | Path) -> list[Path]:
-    """The `checkpoint-N` folders of a run, sorted by N.
-
-    Raises:
-        UserError: the run folder does not exist.
-    """
-    run_folder = Path(run_folder)
-    if not run_folder.is_dir():
+    """The `checkpoint-N` folders of a run, sorted by N; a `UserError` where the run folder does not exist."""
+    if not Path(run_folder).is_dir():
         raise UserError(f"{run_folder}: no such folder; give the folder of a run, with checkpoint-N folders in it")
-    found = [path for path in run_folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir() and update_of(path) >= 0]
-    return sorted(found, key=update_of)
+    found = Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    return sorted((path for path in found if path.is_dir() and update_of(path) >= 0), key=update_of)
 
 
 def update_of(checkpoint: Path) -> int:
@@ -52,7 +47,7 @@ def publish_checkpoint(partial: Path, checkpoint: Path, run_state: dict[str, Any
     for path in [*partial.rglob("*"), partial]:
         _sync(path)
     if checkpoint.exists():
-        remove_folder(checkpoint)
+        _remove(checkpoint)
     os.replace(partial, checkpoint)
     _sync(checkpoint.parent)
 
@@ -70,14 +65,14 @@ def remove_off_schedule(last: Path) -> None:
     """Removes the checkpoints that a signal asked for, now that `last` is there, so that averaging does not find them."""
     for folder in checkpoint_folders(last.parent):
         if read_run_state(folder).get("off_schedule"):
-            remove_folder(folder)
+            _remove(folder)
 
 
-def remove_folder(folder: Path) -> None:
+def _remove(checkpoint: Path) -> None:
     """Removes a folder, which loses its name first: half a checkpoint must not be found under it."""
-    renamed = folder.with_name(f".{folder.name}.partial")
+    renamed = checkpoint.with_name(f".{checkpoint.name}.partial")
     shutil.rmtree(renamed, ignore_errors=True)
-    folder.rename(renamed)
+    checkpoint.rename(renamed)
     shutil.rmtree(renamed)
 
 

@@ -7,7 +7,7 @@ import math
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedConfig, TrainerCallback
+from transformers import TrainerCallback
 
 from reluformer.configuration.errors import UserError
 
@@ -44,10 +44,11 @@ class DivergenceWatch(TrainerCallback):
         self.divergence: dict[str, Any] | None = None
         self.dead_modules: dict[str, dict[str, int]] = {}
         self.exploded: dict[str, float] | None = None
-        self._trainer = trainer
-        self._stops = on_divergence == "stop"
-        self._guessing = math.log(_choices(trainer.model.config))
-        self._dead_and_rows: torch.Tensor | None = None  # (attention modules, 2), since the last log
+        self._trainer, self._stops = trainer, on_divergence == "stop"
+        config = trainer.model.config
+        sizes = (getattr(config, name, None) for name in ("decoder_vocab_size", "vocab_size"))
+        self._guessing = math.log(next(filter(None, sizes), max(config.num_labels, 2)))
+        self._dead_and_rows: torch.Tensor | int = 0  # (attention modules, 2), since the last log
         self._hook: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -60,66 +61,41 @@ class DivergenceWatch(TrainerCallback):
     def _count_dead_rows(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         of_modules = getattr(output, "attention_sums", None)
         if module.training and of_modules is not None:
-            before = 0 if self._dead_and_rows is None else self._dead_and_rows
-            self._dead_and_rows = before + of_modules.detach()[:, 3:5].double()
+            self._dead_and_rows = self._dead_and_rows + of_modules.detach()[:, 3:5].double()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        loss = logs.get("loss", logs.get("train_loss"))
+        loss, update = logs.get("loss", logs.get("train_loss")), state.global_step
         if loss is None or self.divergence is not None:
             return
         if not math.isfinite(loss):
-            self._not_finite(state.global_step, control)
+            self.divergence = {"step": update, "reason": f"the loss is not finite at update {update}"}
+            self._found(self.divergence["reason"], first=True)
+            control.should_training_stop = True
+            control.should_save = control.should_evaluate = False
         elif (mean := logs.get("cross_entropy", 0.0)) > EXPLODED * self._guessing:
-            self._explosion(mean, state.global_step)
-        if self._dead_and_rows is not None:
-            self._dead(self._names_of_the_dead(), state.global_step)
-
-    def _not_finite(self, update: int, control: Any) -> None:
-        reason = f"the loss is not finite at update {update}"
-        self._stop(reason)
-        self.divergence = {"step": update, "reason": reason}
-        control.should_training_stop = True
-        control.should_save = control.should_evaluate = False
-
-    def _explosion(self, mean: float, update: int) -> None:
-        reason = f"the mean cross-entropy is {mean:.1f} at update {update}, that of guessing is {self._guessing:.1f}"
-        self._stop(reason)
-        if self.exploded is None:
-            logger.warning("training diverges: %s", reason)
-            self.exploded = {"first": update, "worst": mean, "guessing": self._guessing}
-        self.exploded |= {"last": update, "worst": max(mean, self.exploded["worst"])}
+            guessing = f"that of guessing is {self._guessing:.1f}"
+            self._found(f"the mean cross-entropy is {mean:.1f} at update {update}, {guessing}", first=not self.exploded)
+            before = self.exploded or {"first": update, "worst": mean, "guessing": self._guessing}
+            self.exploded = {**before, "last": update, "worst": max(mean, before["worst"])}
+        if torch.is_tensor(self._dead_and_rows):
+            for name in self._names_of_the_dead():
+                reason = f"all rows of {name} are dead at update {update}: no key has a positive weight"
+                self._found(reason, first=name not in self.dead_modules)
+                self.dead_modules.setdefault(name, {"first": update})["last"] = update
 
     def _names_of_the_dead(self) -> list[str]:
         """Modules that had no live row since the last log, in any process. Every process must call this."""
         dead, rows = self._trainer.accelerator.reduce(self._dead_and_rows, reduction="sum").unbind(dim=1)
-        self._dead_and_rows = None
+        self._dead_and_rows = 0
         # Means over the heads: the last digit may be rounded.
         indices = torch.nonzero((rows > 0) & (dead >= rows * (1 - 1e-6))).flatten().tolist()
-        names = _attention_names(self._trainer.accelerator.unwrap_model(self._trainer.model))
+        # In the order of the model's figures: encoder, then each decoder layer's self and cross.
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model).base_model
+        names = [name for name, _ in model.named_modules() if name.endswith(("self_attn", "encoder_attn"))]
         return [names[index] for index in indices]
 
-    def _dead(self, names: list[str], update: int) -> None:
-        if names:
-            self._stop(f"all rows of {', '.join(names)} are dead at update {update}: no key has a positive weight")
-        for name in names:
-            if name not in self.dead_modules:
-                logger.warning("all rows of %s are dead at update %d", name, update)
-            self.dead_modules.setdefault(name, {"first": update})["last"] = update
-
-    def _stop(self, reason: str) -> None:
+    def _found(self, reason: str, *, first: bool) -> None:
         if self._stops:
             raise UserError(f"training diverged: {reason}; {_REMEDY}")
-
-
-def _choices(config: PreTrainedConfig) -> int:
-    """Among how many pieces the model chooses: those of the side that it writes."""
-    sizes = (getattr(config, name, None) for name in ("decoder_vocab_size", "vocab_size"))
-    return next(filter(None, sizes), max(config.num_labels, 2))
-
-
-def _attention_names(model: torch.nn.Module) -> list[str]:
-    """Names of the attention modules in the order of the model's figures: encoder, then each decoder layer's self and cross."""
-    prefix = f"{model.base_model_prefix}."
-    return [
-        name.removeprefix(prefix) for name, _ in model.named_modules() if name.endswith(("self_attn", "encoder_attn"))
-    ]
+        if first:
+            logger.warning("training diverges: %s", reason)

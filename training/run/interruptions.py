@@ -18,10 +18,7 @@ from transformers.trainer_utils import SaveStrategy, get_last_checkpoint
 
 
 class StopOnSigterm(TrainerCallback):
-    """SIGTERM ends the training after the update that is being computed, with a checkpoint.
-
-    All processes stop after the same update, whichever of them the signal reached. A signal that comes while validation
-    pairs are evaluated is heeded after the next update.
+    """SIGTERM ends the training after the update that is being computed, with a checkpoint; in all processes the same.
 
     Attributes:
         stopped: whether the training was ended.
@@ -29,9 +26,8 @@ class StopOnSigterm(TrainerCallback):
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self.stopped = self.off_schedule = False
+        self.stopped = self.off_schedule = self._received = False
         self._trainer = trainer
-        self._received = False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -39,23 +35,17 @@ class StopOnSigterm(TrainerCallback):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGTERM, self._receive)
+        before = signal.signal(signal.SIGTERM, lambda number, frame: setattr(self, "_received", True))
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def _receive(self, number: int, frame: Any) -> None:
-        self._received = True
-
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self._received_anywhere():
-            return
-        self.stopped = True
-        self.off_schedule = not control.should_save
-        if args.save_strategy == SaveStrategy.EPOCH:
-            self.off_schedule = state.epoch != int(state.epoch)
-        control.should_save = control.should_training_stop = True
+        if self._received_anywhere():
+            by_epoch = args.save_strategy == SaveStrategy.EPOCH
+            self.off_schedule = state.epoch != int(state.epoch) if by_epoch else not control.should_save
+            self.stopped = control.should_save = control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The Trainer calls it amid an epoch too, when training stops there.
@@ -70,12 +60,17 @@ class StopOnSigterm(TrainerCallback):
 
 
 @contextlib.contextmanager
-def interrupted_at(run_folder: Path) -> Iterator[None]:
-    """Around a training: a `KeyboardInterrupt` leaves it with a message that says where the run resumes."""
+def orderly_end(run_folder: Path) -> Iterator[None]:
+    """Around a training: `KeyboardInterrupt` says where the run resumes, and at the end processes leave their group.
+
+    After an error they do not, as that waits for the others.
+    """
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(resumes_at(run_folder)) from None
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def resumes_at(run_folder: Path) -> str:
@@ -84,19 +79,10 @@ def resumes_at(run_folder: Path) -> str:
     return "there is no checkpoint yet" if last is None else f"the same command resumes at {last}"
 
 
-@contextlib.contextmanager
-def process_group() -> Iterator[None]:
-    """Around a training: its processes leave their group at its end. After an error they do not, as that waits for the others."""
-    yield
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
 def end_worker(status: int) -> None:
-    """Ends a process that a launcher of several has started, with all work done.
+    """Ends a process that a launcher of several has started, with all work done, before Python is taken down.
 
-    Once in many runs, torch's threads abort a process while Python is taken down around them (pytorch#190489), and the launcher
-    sees a failure where there is none. So the process ends before that.
+    Once in many runs, torch's threads abort a process then (pytorch#190489), and the launcher sees a failure where there is none.
     """
     threading._shutdown()
     atexit._run_exitfuncs()

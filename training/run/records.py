@@ -30,19 +30,13 @@ PACKAGES = (
     *("reluformer", "torch", "triton", "transformers", "accelerate", "datasets", "tokenizers", "safetensors"),
     *("sacrebleu", "sacremoses", "entmax", "numpy"),
 )
-# What the program is called when Python runs one of its files instead of the installed command.
-_OWN_PROGRAMS = {"reluformer", "reluformer-script", "__main__"}
 
 
 def command_line(argv: Sequence[str] | None = None) -> str:
-    """The command that repeats this run, quoted for a shell, without the path of the program.
-
-    Args:
-        argv: program and arguments; default `sys.argv`.
-    """
+    """The command that repeats this run, of `sys.argv` or of `argv`, quoted for a shell, without the path of the program."""
     program, *arguments = argv if argv is not None else sys.argv
     path = Path(program)
-    name = "reluformer" if path.stem in _OWN_PROGRAMS else path.name
+    name = "reluformer" if path.stem in ("reluformer", "__main__") else path.name
     return shlex.join([name, *arguments])
 
 
@@ -50,7 +44,7 @@ def machine_facts() -> dict[str, Any]:
     """Processor, cores (of the machine, and those this process may use), threads, platform, Python and accelerators."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": _in_file("/proc/cpuinfo", r"^model name\s*: (.+)$") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "usable_cores": usable,
         "torch_threads": torch.get_num_threads(),
@@ -63,18 +57,14 @@ def machine_facts() -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes that this process has held at most since it began: allocated by torch on a CUDA device, else resident, which
-    only Linux tells; None elsewhere.
+    """Bytes that this process has held at most: allocated by torch on a CUDA device, else resident, which only Linux tells.
 
     Not `ru_maxrss` of getrusage: a process begins with that of the program that started it.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return None
-    peak = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
-    return int(peak[1]) * 1024 if peak else None
+    peak = _in_file("/proc/self/status", r"^VmHWM:\s*(\d+) kB$")
+    return int(peak) * 1024 if peak else None
 
 
 def package_versions() -> dict[str, str | None]:
@@ -87,14 +77,11 @@ def package_versions() -> dict[str, str | None]:
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any]:
-    """`commit` of the checkout this code runs from, and `dirty`: whether tracked files differ from it, other than those that
-    measurements write, of which one run may write several.
+    """`commit` of the checkout that the code in `folder` (default: this package's) runs from, and `dirty`: whether tracked files
+    differ from it, other than those that measurements write.
 
-    Both are None where the code does not run from a checkout: installed from a wheel (even into an environment that
-    lies inside somebody's repository), before the first commit, or on a machine without git.
-
-    Args:
-        folder: of the source; default this package's.
+    Both are None where the code does not run from a checkout: installed from a wheel (even into an environment that lies inside
+    somebody's repository), before the first commit, or on a machine without git.
     """
     source = Path(__file__).resolve() if folder is None else folder.resolve()
     base = source.parent if folder is None else source
@@ -157,13 +144,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def write_json(path: str | Path, obj: Any) -> Path:
-    """Writes `obj` as indented JSON, as `write_whole` does.
-
-    JSON has no NaN or infinity; such numbers are written as the strings "nan", "inf" and "-inf".
-
-    Returns:
-        The path.
-    """
+    """Writes `obj` as indented JSON, as `write_whole` does, NaN and infinity as "nan", "inf" and "-inf"; returns the path."""
     write_whole(path, json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return Path(path)
 
@@ -176,34 +157,27 @@ def _plain(obj: Any) -> Any:
         return _plain({field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)})
     if isinstance(obj, (list, tuple)):
         return [_plain(value) for value in obj]
-    if isinstance(obj, Path):
-        return str(obj)
     if hasattr(obj, "tolist"):  # numbers and arrays of numpy and torch
         return _plain(obj.tolist())
-    if isinstance(obj, float) and not math.isfinite(obj):
+    if isinstance(obj, Path) or (isinstance(obj, float) and not math.isfinite(obj)):
         return str(obj)
-    if obj is None or isinstance(obj, (str, bool, int, float)):
+    if obj is None or isinstance(obj, (str, int, float)):
         return obj
     raise TypeError(f"cannot write {type(obj).__name__} as JSON: {obj!r}")
 
 
-def _cpu_name() -> str | None:
-    """The processor's model; None where the system does not tell."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine() or None
+def _in_file(path: str, pattern: str) -> str | None:
+    """The first group of the first match in a file of the system; None where there is no such file or match."""
+    text = Path(path).read_text(encoding="utf-8", errors="replace") if Path(path).exists() else ""
+    found = re.search(pattern, text, re.MULTILINE)
+    return found[1] if found else None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """What git prints, or None where it fails or does not exist: a record must never stop a run."""
+    command = ["git", "-C", str(folder), *arguments]
     try:
-        result = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=30, check=False
-        )
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None

@@ -49,18 +49,12 @@ def only_training_in(folder: Path) -> Iterator[None]:
     """
     place = folder.resolve()
     place.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(place.with_name(f".{place.name}.lock"))
     try:
-        lock.acquire(blocking=False)
+        with FileLock(place.with_name(f".{place.name}.lock"), blocking=False):
+            yield
     except Timeout:
-        raise UserError(
-            f"{folder}: another training is writing into it; wait until it ends, or give another name or "
-            "training.output_dir"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+        advice = "wait until it ends, or give another name or training.output_dir"
+        raise UserError(f"{folder}: another training is writing into it; {advice}") from None
 
 
 def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | None:
@@ -77,7 +71,8 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
     folder, explicit = recipe.run_folder, recipe.training.resume_from_checkpoint
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; give another training.output_dir")
-    if not _is_written_by_a_run(folder) and _visible_files(folder):
+    # what a process that was killed left half written has a name with a dot
+    if not _is_written_by_a_run(folder) and any(not path.name.startswith(".") for path in folder.glob("*")):
         raise UserError(f"{folder}: holds files that no run wrote; give another training.output_dir")
     if overwrite:
         _remove_run(recipe)
@@ -99,9 +94,9 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
 def is_finished(folder: Path) -> bool:
     """Whether a run has left everything: its record, and its card unless it has diverged and has nothing to show."""
     record = folder / RECORD_FILE
-    if not record.is_file():
-        return False
-    return (folder / CARD_FILE).is_file() or bool(json.loads(record.read_text(encoding="utf-8")).get("diverged"))
+    return record.is_file() and (
+        (folder / CARD_FILE).is_file() or bool(json.loads(record.read_text(encoding="utf-8")).get("diverged"))
+    )
 
 
 def write_recipe(recipe: Recipe) -> None:
@@ -138,11 +133,6 @@ def require_same_settings(recipe: Recipe, checkpoint: Path) -> None:
 def _is_written_by_a_run(folder: Path) -> bool:
     path = folder / RECIPE_FILE
     return path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY_A_RUN)
-
-
-def _visible_files(folder: Path) -> bool:
-    """Whether a folder holds anything but what a process that was killed left half written, under a name with a dot."""
-    return any(not path.name.startswith(".") for path in folder.glob("*"))
 
 
 def _remove_run(recipe: Recipe) -> None:
