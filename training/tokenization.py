@@ -2,9 +2,8 @@
 
 Text → perhaps lower case, NFC, single spaces → words that begin with "▁" (a space or the start), with every punctuation
 mark, symbol and digit on its own → BPE → `</s>` appended. Decoding joins the pieces and turns "▁" into spaces, so
-normalised text comes back exactly, with no rule about spaces before commas. A character that is not in the vocabulary
-is written as its UTF-8 bytes (256 pieces kept for that), so nothing ends as `<unk>` or vanishes, and fine-tuning may
-bring new letters.
+normalised text comes back exactly. A character that is not in the vocabulary is written as its UTF-8 bytes, so nothing ends
+as `<unk>` or vanishes.
 """
 
 from __future__ import annotations
@@ -52,13 +51,10 @@ def train_tokenizer(
     nothing is truncated unless the caller asks for it. With `moses` the pairs go through `MosesStep` first, which is
     recorded in tokenizer_config.json as "moses".
 
-    The text is read from disk as it is needed, but all different words are counted in memory: what is needed grows with their
-    number, not with that of the pairs. Give an existing tokenizer where that is too much.
+    All different words are counted in memory. Give an existing tokenizer where that is too much.
 
-    Raises `UserError`: no pairs; a vocabulary without room for the alphabet; `moses` without sacremoses.
+    Raises `UserError`: a vocabulary without room for the alphabet, or without a merge; `moses` without sacremoses.
     """
-    if len(pairs) == 0:
-        raise UserError("cannot train a tokenizer on an empty corpus")
     step = MosesStep(source_language, target_language) if moses else None
     tokenizer = _pipeline(models.BPE(), lowercase)
     trainer = trainers.BpeTrainer(
@@ -70,7 +66,16 @@ def train_tokenizer(
     )
     tokenizer.train_from_iterator(_texts(pairs, step), trainer, length=2 * len(pairs))
     trained = json.loads(tokenizer.to_str())["model"]
-    _check_size(trained, vocab_size)
+    size = len(trained["vocab"])
+    if not trained["merges"]:
+        raise UserError(
+            f"vocab_size: {vocab_size} holds no merge after the {size} special tokens, bytes and characters of the corpus; give "
+            f"more, or a corpus in which two characters meet {MINIMUM_PAIR_FREQUENCY} times"
+        )
+    if size < vocab_size:
+        logger.warning(
+            f"vocab_size {vocab_size:,} asked for, {size:,} reached: the corpus holds no further frequent pair"
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=_finished(trained, lowercase),
         **SPECIAL_TOKENS,
@@ -89,15 +94,11 @@ def _pipeline(model: models.BPE, lowercase: bool) -> Tokenizer:
     tokenizer = Tokenizer(model)
     # "▁" itself stands for a space inside, so it cannot stand for itself. Lower case first: it can undo NFC.
     spaces = [normalizers.Replace(Regex(rf"[\s{WORD_START}]+"), " "), normalizers.Strip()]
-    tokenizer.normalizer = normalizers.Sequence(
-        [*([normalizers.Lowercase()] if lowercase else []), normalizers.NFC(), *spaces]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always"),
-            pre_tokenizers.Split(SINGLE_MARK, behavior="isolated"),
-        ]
-    )
+    lower = [normalizers.Lowercase()] if lowercase else []
+    tokenizer.normalizer = normalizers.Sequence([*lower, normalizers.NFC(), *spaces])
+    words = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")
+    marks = pre_tokenizers.Split(SINGLE_MARK, behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, marks])
     return tokenizer
 
 
@@ -111,24 +112,9 @@ def _finished(trained: dict, lowercase: bool) -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
     )
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.ByteFallback(), decoders.Metaspace(replacement=WORD_START, prepend_scheme="always")]
-    )
+    spaces = decoders.Metaspace(replacement=WORD_START, prepend_scheme="always")
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), spaces])
     return tokenizer
-
-
-def _check_size(trained: dict, vocab_size: int) -> None:
-    size = len(trained["vocab"])
-    if not trained["merges"]:
-        raise UserError(
-            f"vocab_size: {vocab_size} holds no merge after the {size} special tokens, bytes and characters of the corpus; give "
-            f"more, or a corpus in which two characters meet {MINIMUM_PAIR_FREQUENCY} times"
-        )
-    if size < vocab_size:
-        logger.warning(
-            f"vocab_size {vocab_size:,} asked for, {size:,} reached: the corpus holds no further pair of pieces that "
-            f"occurs {MINIMUM_PAIR_FREQUENCY} times"
-        )
 
 
 def _texts(pairs: datasets.Dataset, step: MosesStep | None) -> Iterator[list[str]]:

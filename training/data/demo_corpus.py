@@ -19,9 +19,7 @@ from tqdm.auto import tqdm
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import SPLITS
 
-KINDS = ("number", "ordinal", "amount", "year")
-# There are only 900 years, so they come less often.
-KIND_SHARES = (0.3, 0.3, 0.3, 0.1)
+KINDS = {"number": 0.3, "ordinal": 0.3, "amount": 0.3, "year": 0.1}  # with their shares: there are only 900 years
 # Below one million: num2words writes German ordinals beyond it against the rules ("eine million erste").
 NUMBER_LIMIT = 1_000_000
 # Years whose German form ("neunzehnhundert…") is no other kind's: "zweitausendzehn" alone would be both "two thousand
@@ -37,10 +35,9 @@ FEATURES = datasets.Features({"source": datasets.Value("string"), "target": data
 def demo_pairs(count: int, *, split: str, seed: int) -> datasets.Dataset:
     """`count` lower-case pairs, columns "source" (German) and "target" (English); the same for the same arguments.
 
-    Numbers are log-uniform from 1 to 999,999, so that lengths are mixed. A number, with all its kinds (as cardinal,
-    ordinal, year or euros), belongs to one split whatever the seed: 90 % to "train", 5 % each to "validation" and
-    "test"; the basic number words to "train". The cents of an amount, 1 to 99, are such words and occur in every split.
-    Training pairs may repeat, the short ones often; those of the other two are all different.
+    Numbers are log-uniform from 1 to 999,999, so that lengths are mixed. A number, with all its kinds, belongs to one split
+    whatever the seed: 90 % to "train", 5 % each to "validation" and "test"; the basic number words to "train". The cents of an
+    amount are such words and occur in every split. Training pairs may repeat; those of the other two are all different.
 
     Raises `UserError`: a count below 1, more than 20,000 pairs of a held-out split.
     """
@@ -74,13 +71,13 @@ def split_of_number(number: int) -> str:
 def _draws(generator: np.random.Generator) -> Iterator[tuple[str, int, int]]:
     """Without end: a kind, its number and its cents (0 but for an amount)."""
     while True:
-        kinds = generator.choice(len(KINDS), size=DRAW_BLOCK, p=KIND_SHARES)
+        kinds = generator.choice(list(KINDS), size=DRAW_BLOCK, p=list(KINDS.values()))
         numbers = np.exp(generator.uniform(0, math.log(NUMBER_LIMIT), size=DRAW_BLOCK)).astype(np.int64)
         years = generator.integers(FIRST_YEAR, LAST_YEAR, size=DRAW_BLOCK, endpoint=True)
         cents = generator.integers(1, 99, size=DRAW_BLOCK, endpoint=True)
-        for kind, number, year, cent in zip(kinds, numbers.tolist(), years.tolist(), cents.tolist(), strict=True):
-            name = KINDS[kind]
-            yield name, year if name == "year" else min(number, NUMBER_LIMIT - 1), cent if name == "amount" else 0
+        columns = (column.tolist() for column in (kinds, numbers, years, cents))
+        for kind, number, year, cent in zip(*columns, strict=True):
+            yield kind, year if kind == "year" else min(number, NUMBER_LIMIT - 1), cent if kind == "amount" else 0
 
 
 @cache

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MosesStep:
-    """Moses tokenisation of a corpus before the tokenizer and its undoing after it, by sacremoses.
-
-    Which side is in which language is recorded in tokenizer_config.json, so whoever loads the tokenizer can tell: text
-    must go through `apply` before and through `undo` after it. `encode_pairs` and `train_tokenizer` apply it
-    themselves.
+    """Moses tokenisation of text before the tokenizer and its undoing after it, by sacremoses; recorded in tokenizer_config.json.
 
     Raises `UserError`: sacremoses is not installed; a language for which it has no rules.
     """
@@ -30,8 +26,8 @@ class MosesStep:
     target_language: str
 
     def __post_init__(self) -> None:
-        for language in (self.source_language, self.target_language):
-            _tokenizer(language)
+        _tokenizer(self.source_language)
+        _tokenizer(self.target_language)
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> MosesStep | None:
@@ -41,8 +37,9 @@ class MosesStep:
 
     def apply(self, texts: Iterable[str], *, side: Literal["source", "target"]) -> list[str]:
         """Tokens of each text separated by spaces."""
-        tokenizer = _tokenizer({"source": self.source_language, "target": self.target_language}[side])
-        return [tokenizer.tokenize(text, escape=False, return_str=True) for text in _progress(texts)]
+        tokenizer = _tokenizer(self.source_language if side == "source" else self.target_language)
+        bar = tqdm(texts, desc="Moses", unit=" lines", delay=2, disable=None, leave=False)
+        return [tokenizer.tokenize(text, escape=False, return_str=True) for text in bar]
 
     def undo(self, texts: Iterable[str]) -> list[str]:
         """Plain text of Moses-tokenised texts in the target language."""
@@ -54,11 +51,7 @@ def detokenize(texts: Iterable[str], language: str, *, unescape: bool = True) ->
     from sacremoses import MosesDetokenizer
 
     detokenizer = MosesDetokenizer(language)
-    return [detokenizer.detokenize(text.split(), unescape=unescape) for text in _progress(texts)]
-
-
-def _progress(texts: Iterable[str]) -> Iterable[str]:
-    return tqdm(texts, desc="Moses", unit=" lines", delay=2, disable=None, leave=False)
+    return [detokenizer.detokenize(text.split(), unescape=unescape) for text in texts]
 
 
 @cache

@@ -1,8 +1,4 @@
-"""Computing the scores of `reluformer.configuration.scores`. Each value stands beside the signature of how it was computed.
-
-`score_translations` takes what was translated, sentences or packed documents, as the segments of the corpus;
-`score_documents` takes whole original documents, and is the one to compare packed documents of different lengths by.
-"""
+"""Computing the scores of `reluformer.configuration.scores`. Each value stands beside the signature of how it was computed."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ def score_translations(
     language: str | None = None,
     text: Literal["plain", "moses"] = "plain",
 ) -> dict[str, Any]:
-    """Corpus scores of translations against one reference each.
+    """Corpus scores of translations, of sentences or packed documents, against one reference each.
 
     Args:
         hypotheses: translations.
@@ -39,8 +35,8 @@ def score_translations(
 
     Returns:
         The scores of `SCORES` that `text` has and that are not of documents, from 0 to 100, each of sacreBLEU's with its
-        `…_signature`; `moses_lowercase_bleu` only where there is a language. `exact_match` is the percentage of hypotheses that
-        are equal to their reference but for space around them, case-sensitive. `sentences`: their number.
+        `…_signature`; `exact_match`, the percentage of hypotheses that are equal to their reference but for space around them;
+        and `sentences`, their number.
 
     Raises:
         UserError: no sentences, different numbers of them, or tokenised text without a language.
@@ -58,8 +54,7 @@ def score_documents(
 ) -> dict[str, Any]:
     """Corpus scores over whole original documents, the same segments whatever the length they were packed to.
 
-    Matches of n-grams count anywhere in a document, so figures lie a few points above those over sentences. A document of which
-    nothing was packed counts as not translated.
+    A document of which nothing was packed counts as not translated.
 
     Args:
         hypotheses: translation of each packed document, in order.
@@ -80,15 +75,11 @@ def score_documents(
 
 def describe_scores(scores: Mapping[str, Any]) -> str:
     """The scores in one line for a person, figures that are not there left out."""
-    told = [score for score in TOLD_SCORES if score.name in scores]
-    parts = [f"{score.label} {score.value(scores)}" for score in told if not score.of_documents]
-    unit = "packed documents" if "documents" in scores else "sentences"
-    parts.append(f"{scores['sentences']:,} {unit}")
-    parts += [
-        f"{score.label} over {scores['documents']:,} whole documents {score.value(scores)}"
-        for score in told
-        if score.of_documents
-    ]
+    parts = [f"{scores['sentences']:,} {'packed documents' if 'documents' in scores else 'sentences'}"]
+    for score in TOLD_SCORES:
+        if score.name in scores:
+            of = f" over {scores['documents']:,} whole documents" if score.of_documents else ""
+            parts.append(f"{score.label}{of} {score.value(scores)}")
     return " · ".join(parts)
 
 
@@ -97,16 +88,13 @@ def _scores(
 ) -> dict[str, Any]:
     if len(hypotheses) != len(references) or not len(references):
         raise UserError(
-            f"{len(hypotheses)} hypotheses and {len(references)} references: give one reference for each hypothesis, and at "
-            "least one"
+            f"{len(hypotheses)} hypotheses and {len(references)} references: give one of each, and at least one"
         )
     given = plain = [list(hypotheses), list(references)]
     detokenized = ""
     if text == "moses":
         if language is None:
-            raise UserError(
-                "language: missing; the detokeniser of text that Moses has tokenised needs it, such as 'en'"
-            )
+            raise UserError("language: missing; the detokeniser of Moses needs it, such as 'en'")
         plain = [detokenize(texts, language) for texts in given]
         detokenized = f"|detokenized:moses:{language}|sacremoses:{version('sacremoses')}"
     scores: dict[str, Any] = {}
