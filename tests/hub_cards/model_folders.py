@@ -64,7 +64,8 @@ def entropy_analysis():
     cross = {**row, "module": "cross", "entropy": 0.6666, "zero_fraction": 0.777}
     table = [{**row, "module": "all"}, cross, {**cross, "layer": 1, "entropy": 9.99}]
     text = {"source_file": "/home/somebody/new.de", "sentences": 1200, "target": "given, teacher-forced"}
-    return {"what": "entropy", "date": "2024-05-06", "text": text, "table": table}
+    config = {"attention_activation": "relu", "attention_scaling": "variance", "attention_gamma": 5.5}
+    return {"what": "entropy", "date": "2024-05-06", "model": {"config": config}, "text": text, "table": table}
 
 
 def change_recipe(run, **fields):
