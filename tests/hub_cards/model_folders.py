@@ -82,14 +82,9 @@ def change(path, **fields):
 
 LEFT_BEHIND = (
     "checkpoint-2/model.safetensors",
-    "checkpoint-2/optimizer.pt",
-    "optimizer.pt",
     "training_args.bin",
     "pytorch_model.bin",
-    "translations.test.tsv",
     "corpus.de.gz",
-    "analysis/entropy.csv",
-    "logs/events.out.tfevents.1",
     "notes_of_mine.py",
     ".env",
 )

@@ -104,16 +104,13 @@ def test_text_holds_what_was_measured_and_no_path(run):
 MEASURED = {
     "training_record.json": {
         "updates": "| updates |",
-        "parameters": "| parameters |",
         "seconds": "| wall time",
-        "target_tokens_per_second": "| target tokens a second, all processes |",
         "averaged_checkpoints": "| averaged checkpoints |",
         "seed": "| seed |",
         "command": "Command:",
     },
     "evaluation.test.json": {
         "bleu": "| BLEU (sacreBLEU) |",
-        "sentences_per_second": " a second;",
         "decoding": "; decoding:",
     },
 }

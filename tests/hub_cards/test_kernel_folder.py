@@ -1,7 +1,6 @@
 """The folder of the Hub kernel: what is in it, that `kernels` loads it without this package, and that it computes the same."""
 
 import ast
-import filecmp
 import json
 import re
 import sys
@@ -12,10 +11,10 @@ import torch
 from huggingface_hub import ModelCard
 
 import reluformer
-from reluformer import modeling_reluformer, relu_attention
+from reluformer import relu_attention
 from reluformer.commands import kernel
 from reluformer.configuration.errors import UserError
-from reluformer.hub_cards.kernel import BACKENDS, MODULES, VERSION, write_kernel
+from reluformer.hub_cards.kernel import BACKENDS, VERSION, write_kernel
 from reluformer.modeling_reluformer.fused.compiled.library import python_loop
 
 from ..modeling_reluformer.cases import run_without_package
@@ -78,12 +77,6 @@ def test_its_operator_stands_beside_that_of_this_package(folder):
     assert other is not torch.ops.reluformer.pointwise_attention.default
 
 
-def test_every_module_is_this_package_s_own(folder):
-    package = Path(modeling_reluformer.__file__).parent
-    for variant in variants(folder):
-        assert filecmp.cmpfiles(package, variant, MODULES, shallow=False)[0] == [*MODULES]
-
-
 def test_imports_are_modules_of_the_folder_or_of_torch_triton_and_the_standard_library(folder):
     for path in (folder / "build").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 10))):
@@ -124,13 +117,6 @@ def test_the_card_is_valid_and_its_example_runs(folder, monkeypatch):
     assert names["row_sum"].shape == (2, 8, 96)
 
 
-def test_the_same_package_writes_the_same_bytes(folder, tmp_path):
-    again = write_kernel(tmp_path / "again", repo_id=REPO_ID)
-    files = sorted(path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file())
-    assert filecmp.cmpfiles(folder, again, files, shallow=False)[0] == files
-    assert {"README.md", "LICENSE"} <= set(files)
-
-
 @pytest.mark.parametrize("repo_id", ["relu-attention", "somebody/ReLU_attention", "some body/relu"])
 def test_what_cannot_be_a_kernel_s_repo_id_is_refused(tmp_path, repo_id):
     with pytest.raises(UserError, match="give owner/name, the name in lower-case letters, digits and dashes"):
@@ -138,9 +124,7 @@ def test_what_cannot_be_a_kernel_s_repo_id_is_refused(tmp_path, repo_id):
     assert not (tmp_path / "kernel").exists()
 
 
-def test_the_command_writes_a_new_folder(tmp_path, capsys):
-    arguments = ["--output", str(tmp_path / "kernel"), "--repo_id", "somebody/pointwise"]
-    assert kernel.run(arguments) == 0
+def test_the_command_writes_the_folder(tmp_path, capsys):
+    assert kernel.run(["--output", str(tmp_path / "kernel"), "--repo_id", "somebody/pointwise"]) == 0
     assert "somebody/pointwise, version 0" in capsys.readouterr().out
-    with pytest.raises(UserError, match="is in use; give a new folder"):
-        kernel.run(arguments)
+    assert {path.name for path in (tmp_path / "kernel").iterdir()} == {"build", "LICENSE", "README.md"}
