@@ -141,7 +141,7 @@ class OnnxTranslationModel(PreTrainedModel, GenerationMixin):
     def get_encoder(self, modality: str | None = None) -> OnnxEncoder:
         return self.encoder
 
-    @checked_keywords()
+    @checked_keywords
     def forward(
         self,
         input_ids: Tensor | None = None,

@@ -10,8 +10,7 @@ scale r_i:
     visible(b, i, j) = key_padding_mask[b, j]  and  (j <= i + query_offset, if causal)  and  (same segment, if packed)
     r_i = 1 / (gamma sqrt(n_i / 2))   variance (Eq. 6)        r_i = n_i^-alpha   length        r_i = 1   none
 
-n_i, the number of keys that query i can see, follows from one rule for padding on either side, causality, caches that grow or
-are static, and packed sequences.
+n_i, the number of keys that query i can see, follows from one rule for padding, causality, caches and packed sequences.
 """
 
 from __future__ import annotations
@@ -127,19 +126,6 @@ def within(offset: int | Tensor, low: int, high: int) -> int | Tensor:
     return offset.long().clamp(low, high) if isinstance(offset, Tensor) else max(low, min(offset, high))
 
 
-def positions_from_padding(key_padding_mask: Tensor, queries: int, seen: int | Tensor | None = None) -> Tensor:
-    """Position of each of `queries` tokens behind `seen` others among the real tokens of its row, from 0, (batch, queries).
-
-    Padding on the left then shifts nothing; padding itself gets the position of the last real token before it, or 0. Without
-    `seen`, the tokens are the last of the mask, which is wider than that with a static cache.
-    """
-    positions = (key_padding_mask.bool().cumsum(-1) - 1).clamp_min(0)
-    if seen is None or (isinstance(seen, int) and seen + queries == positions.shape[1]):
-        return positions[:, -queries:]
-    columns = torch.arange(queries, device=positions.device) + seen
-    return positions.index_select(1, columns.clamp_max(positions.shape[1] - 1))
-
-
 def sinusoidal_table(positions: int, features: int) -> Tensor:
     """Sinusoidal positions, (positions, features) in float64: sines in the first half of the features, cosines in the second."""
     rates = 10000.0 ** (-torch.arange(0, features, 2, dtype=torch.float64, device="cpu") / features)
@@ -160,11 +146,8 @@ def scale_of_rows(
 ) -> Tensor | None:
     """r_i, in the shape and dtype of `visible_keys`; None for 1.
 
-    Args:
-        visible_keys: n_i, (batch, 1 or heads, queries), at least 1.
-        scaling: one of `ATTENTION_SCALINGS`.
-        gamma: of "variance"; None: the caller divides by it. A tensor (heads,) gives one to each head.
-        alpha: of "length"; default 1.
+    visible_keys: n_i, (batch, 1 or heads, queries), at least 1. scaling: one of `ATTENTION_SCALINGS`. gamma: of "variance", a
+    number or (heads,); None: the caller divides by it. alpha: of "length"; default 1.
     """
     if scaling == "none":
         return None
@@ -187,10 +170,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 class AttentionResult(NamedTuple):
     """What an attention function of this package returns. A field that was not asked for is None.
 
-    output: (batch, heads, queries, head_dim), in the value's dtype.
-    weights: (batch, heads, queries, keys), before dropout.
-    row_sum: S, (batch, heads, queries), float32 (float64 for float64 inputs).
-    row_sum_log: T, as S.
+    output: (batch, heads, queries, head_dim), in the value's dtype. weights: (batch, heads, queries, keys), before dropout.
+    row_sum, row_sum_log: S and T, (batch, heads, queries), float32 (float64 for float64 inputs).
     """
 
     output: Tensor

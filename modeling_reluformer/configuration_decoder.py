@@ -1,13 +1,11 @@
 """Configuration of the decoder-only language model: GPT-2's and Llama's architecture, with or without norms."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from .configuration_reluformer import CACHE_NAME, LOSS_PARTS, FeedForwardConfig
+from .configuration_reluformer import CACHE_NAME, LOSS_PARTS, AttentionConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -44,7 +42,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @strict
-class ReLUFormerDecoderConfig(FeedForwardConfig):
+class ReLUFormerDecoderConfig(AttentionConfig):
     r"""
     Configuration of a [`ReLUFormerDecoderModel`]. The defaults are GPT-2's architecture in its smallest size, with ReLU
     attention and without dropout.
@@ -53,9 +51,8 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
     layers of the FFN, no norm but the last, and the start of its authors) and `llama_relu` (Llama's architecture, with a ReLU for
     SiLU in the FFN and for the softmax of attention). They name neither sizes nor dropout.
 
-    The fields of attention and of its regulariser are those of [`AttentionConfig`], those of zeros in the FFN of
-    [`FeedForwardConfig`]; `attention_gamma` of about `sqrt(2 n)` suits contexts of `n` tokens. What follows is this class' own.
-    A wrong value raises a `ValueError` that names the field, the value and the valid choices.
+    It has the fields of [`AttentionConfig`], of which an `attention_gamma` of about `sqrt(2 n)` suits contexts of `n` tokens, and
+    those that follow. A wrong value raises a `ValueError` that names the field, the value and the valid choices.
 
     Args:
         intermediate_size (`int`, *optional*): width of the FFN. Default: `4 * hidden_size`.
@@ -85,7 +82,7 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
     """
 
     model_type = "reluformer_decoder"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+    presets = PRESETS
     more_arguments: ClassVar[tuple[str, ...]] = ("rope_theta", "rope_scaling")
     attribute_map = {"initializer_range": "init_std", "activation_function": "hidden_act"}
     keys_to_ignore_at_inference = [CACHE_NAME, *LOSS_PARTS]
@@ -135,32 +132,31 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
         self.require_choice("position_embedding", ("learned", "rotary"))
         self.require_choice("ffn_type", ("mlp", "glu", "dglu"))
         self.require_choice("hidden_act", tuple(ACT2FN))
-        self.require_rates("embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-        self.require_positive("init_std", "norm_eps")
+        self.require(
+            "lie in [0, 1)",
+            "embedding_dropout",
+            "dropout",
+            "attention_dropout",
+            "activation_dropout",
+            "label_smoothing",
+        )
+        self.require("be a finite number above 0", "init_std", "norm_eps")
         self._resolve_sizes()
         self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
-        self._check_rotary_arguments(kwargs)
-        super().__post_init__(**kwargs)
-        if self.position_embedding == "learned":
-            self.rope_parameters = None  # the library makes some for every configuration that has the field
-        elif (rope_type := self.rope_parameters["rope_type"]) not in ("default", *ROPE_INIT_FUNCTIONS):
-            raise ValueError(
-                f"rope_type={rope_type!r} is unknown; choose one of default, {', '.join(ROPE_INIT_FUNCTIONS)}."
-            )
-
-    def _check_rotary_arguments(self, kwargs: Mapping[str, Any]) -> None:
-        given = {"rope_parameters": self.rope_parameters, **{name: kwargs.get(name) for name in self.more_arguments}}
-        for name, value in given.items():
-            if value is not None and self.position_embedding != "rotary":
+        for name, value in {"rope_parameters": self.rope_parameters, **kwargs}.items():
+            if name.startswith("rope_") and value is not None and self.position_embedding != "rotary":
                 raise ValueError(
                     f"{name}={value} needs position_embedding='rotary'; it is {self.position_embedding!r}."
                 )
-        if "partial_rotary_factor" in {**kwargs, **(self.rope_parameters or {})}:
+        super().__post_init__(**kwargs)
+        if self.position_embedding == "learned":
+            self.rope_parameters = None  # the library makes some for every configuration that has the field
+        elif "partial_rotary_factor" in self.rope_parameters:
             raise ValueError("partial_rotary_factor is not supported: rotary positions turn whole heads. Leave it out.")
 
     def _resolve_sizes(self) -> None:
-        self.require_at_least_one("vocab_size", "max_position_embeddings", "hidden_size")
-        self.require_at_least_one("num_hidden_layers", "num_attention_heads")
+        self.require("be at least 1", "vocab_size", "max_position_embeddings", "hidden_size")
+        self.require("be at least 1", "num_hidden_layers", "num_attention_heads")
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}, "
@@ -172,7 +168,7 @@ class ReLUFormerDecoderConfig(FeedForwardConfig):
             self.intermediate_size = 4 * self.hidden_size
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        self.require_at_least_one("head_dim", "intermediate_size", "num_key_value_heads")
+        self.require("be at least 1", "head_dim", "intermediate_size", "num_key_value_heads")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "

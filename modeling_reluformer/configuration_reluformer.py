@@ -1,13 +1,10 @@
-"""Configuration: what is computed. How it is computed (`attn_implementation`) is never saved.
-
-`AttentionConfig` and `FeedForwardConfig` hold what every model has; `ReLUFormerConfig` is the translation model's.
-"""
+"""What every model computes (`AttentionConfig`), and the translation model; how it is computed is never saved."""
 
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -28,13 +25,7 @@ from .loss_reluformer import DEFAULT_ENTROPY_MARGIN, LossParts
 
 logger = logging.get_logger(__name__)
 
-ATTENTION_OUTPUT_NORMS = ("none", "layer_norm", "gated_rms")
-FFN_OUTPUT_NORMS = ("none", "layer_norm")
 DEFAULT_REGULARIZATION_WEIGHT = 0.01  # the paper gives no value
-
-# From this likeness on, which goes from 0 to 1, one name is taken for a slip of the other. Below it are names that Transformers
-# gives to any configuration, such as `sep_token_id` beside `pad_token_id`.
-NEAR_NAMES = 0.85
 
 # What the installed Transformers calls the cache, as an argument and in outputs: `past_key_values` until 5.23, `cache` from 5.24.
 CACHE_NAME = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
@@ -60,10 +51,23 @@ def require_attention_implementation(attention_activation: str, attn_implementat
         )
 
 
+# Of a number in a configuration: what must hold, and how that is said.
+_RULES: dict[str, Callable[[float], bool]] = {
+    "lie in [0, 1)": lambda number: 0 <= number < 1,
+    "lie in [0, 1]": lambda number: 0 <= number <= 1,
+    f"lie in [0, {LARGEST_ALPHA}]": lambda number: 0 <= number <= LARGEST_ALPHA,
+    "be a finite number above 0": lambda number: 0 < number < math.inf,
+    "be a finite number of at least 0": lambda number: 0 <= number < math.inf,
+    "be at least 1": lambda number: number >= 1,
+}
+
+
 @strict
 class AttentionConfig(PreTrainedConfig):
     r"""
-    The fields of attention and of its regulariser, which mean the same in every configuration of this package.
+    The fields of attention, of its regulariser and of zeros in feed-forward networks (FFN), which mean the same in every
+    configuration of this package. An FFN's activations are what its last projection multiplies; with a gate, the fields `ffn_*`
+    are about the activation of the gate, and `ffn_l1_weight` about the product.
 
     Args:
         attention_activation (`str`, defaults to `"relu"`):
@@ -85,6 +89,16 @@ class AttentionConfig(PreTrainedConfig):
         regularization_weight (`float`, *optional*):
             `lambda`, the weight of `L_reg` (Eq. 7). Default: 0.01 for `relu` with variance scaling, else 0.
         entropy_margin (`float`, defaults to 0.7): `C_i = entropy_margin * log(n_i)` in Eq. 7.
+        ffn_top_k (`int`, *optional*):
+            Keep the `k` activations of each token that are largest in magnitude, and set the others to 0.
+        activation_sparsity_pattern (`float` or list of `float`, *optional*):
+            Statistical top-k, by the field's name in Gemma 3n: before the activation, each score becomes
+            `relu(score - (mean + std * q))` over the scores of the token, where `q` is the normal quantile of this share, about
+            which becomes 0. One number for all layers, or one for each (of encoder, then decoder); 0 leaves a layer as it is.
+        ffn_threshold (`float`, defaults to 0.0):
+            Set activations to 0 whose magnitude is below it; with a ReLU that is FATReLU.
+        ffn_l1_weight (`float`, defaults to 0.0):
+            Weight, in the model's own loss, of the mean over FFNs and tokens of `‖a‖₁`, the sum of the activations' magnitudes.
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -103,6 +117,10 @@ class AttentionConfig(PreTrainedConfig):
     attention_gate: bool = False
     regularization_weight: float | int | None = None
     entropy_margin: float | int = DEFAULT_ENTROPY_MARGIN
+    ffn_top_k: int | None = None
+    activation_sparsity_pattern: float | int | list[float | int] | None = None
+    ffn_threshold: float | int = 0.0
+    ffn_l1_weight: float | int = 0.0
 
     @classmethod
     def from_preset(cls, preset: str, **config_fields: Any) -> "AttentionConfig":
@@ -113,9 +131,8 @@ class AttentionConfig(PreTrainedConfig):
         """
         if preset not in cls.presets:
             raise ValueError(f"preset={preset!r} is unknown; choose one of {', '.join(cls.presets)}.")
-        known = cls._known_names()
-        for name in config_fields.keys() - known:
-            cls._refuse(name, difflib.get_close_matches(name, known, n=3))
+        for name in config_fields.keys() - cls._known_names():
+            cls._refuse_if_near(name, 0.0)
         replaced = {cls.attribute_map.get(name, name) for name in config_fields}
         kept = {name: value for name, value in cls.presets[preset].items() if name not in replaced}
         return cls(**kept, **config_fields)
@@ -125,9 +142,11 @@ class AttentionConfig(PreTrainedConfig):
         return {field.name for field in fields(cls)} | set(cls.attribute_map) | set(cls.more_arguments)
 
     @classmethod
-    def _refuse(cls, name: str, near: list[str]) -> NoReturn:
-        hint = f"; did you mean {' or '.join(near)}?" if near else "."
-        raise ValueError(f"{name!r} is not a field of {cls.__name__}{hint}")
+    def _refuse_if_near(cls, name: str, likeness: float) -> None:
+        known = cls._known_names()
+        short = [f"attention_{name}"] if f"attention_{name}" in known else []
+        if near := short or difflib.get_close_matches(name, known, cutoff=likeness):
+            raise ValueError(f"{name!r} is not a field of {cls.__name__}; did you mean {' or '.join(near)}?")
 
     def take_other_names(self, given: dict[str, Any]) -> None:
         """Moves what is given under another name of a field (see `attribute_map`) to the field, where the checks find it.
@@ -137,12 +156,10 @@ class AttentionConfig(PreTrainedConfig):
         """
         for name in self.attribute_map.keys() & given.keys():
             setattr(self, self.attribute_map[name], given.pop(name))
-        known = self._known_names()
-        for name in given.keys() - known:
-            short = [f"attention_{name}"] if f"attention_{name}" in known else []
-            near = short or difflib.get_close_matches(name, known, n=3, cutoff=NEAR_NAMES)
-            if near and self.transformers_version is None:  # a saved configuration names the version that wrote it
-                self._refuse(name, near)
+        if self.transformers_version is None:  # a saved configuration names the version that wrote it
+            for name in given.keys() - self._known_names():
+                # less alike are names that Transformers gives to any configuration, such as `sep_token_id`
+                self._refuse_if_near(name, 0.85)
 
     def resolve_attention(self) -> None:
         """Puts in the defaults that depend on other fields, and checks all: bad values, and pairs that exclude each other."""
@@ -153,12 +170,12 @@ class AttentionConfig(PreTrainedConfig):
             by_the_paper = self.attention_activation == "relu" and self.attention_scaling == "variance"
             self.regularization_weight = DEFAULT_REGULARIZATION_WEIGHT if by_the_paper else 0.0
         self.require_choice("attention_scaling", ATTENTION_SCALINGS)
-        self.require_choice("attention_output_norm", ATTENTION_OUTPUT_NORMS)
+        self.require_choice("attention_output_norm", ("none", "layer_norm", "gated_rms"))
         self._check_combinations()
-        self.require_range("attention_alpha", 0, LARGEST_ALPHA)
-        self.require_range("entropy_margin", 0, 1)
-        self.require_positive("attention_gamma")
-        self.require_not_negative("regularization_weight")
+        self.require(f"lie in [0, {LARGEST_ALPHA}]", "attention_alpha")
+        self.require("lie in [0, 1]", "entropy_margin")
+        self.require("be a finite number above 0", "attention_gamma")
+        self.require("be a finite number of at least 0", "regularization_weight")
 
     def _check_combinations(self) -> None:
         activation = self.attention_activation
@@ -183,57 +200,15 @@ class AttentionConfig(PreTrainedConfig):
                 f"attention_scaling is {self.attention_scaling!r}."
             )
 
-    # Checks of fields; each raises a `ValueError` that names field, value and what is allowed.
-
     def require_choice(self, name: str, choices: Iterable[str | None]) -> None:
+        """Raises a `ValueError` that names the field, its value and what is allowed; so does `require`."""
         if (value := getattr(self, name)) not in choices:
             raise ValueError(f"{name}={value!r} is not supported; choose one of {', '.join(map(str, choices))}.")
 
-    def require_range(self, name: str, least: float, most: float) -> None:
-        self._require(lambda number: least <= number <= most, f"lie in [{least}, {most}]", name)
-
-    def require_rates(self, *names: str) -> None:
-        self._require(lambda number: 0 <= number < 1, "lie in [0, 1)", *names)
-
-    def require_positive(self, *names: str) -> None:
-        self._require(lambda number: 0 < number < math.inf, "be a finite number above 0", *names)
-
-    def require_not_negative(self, *names: str) -> None:
-        self._require(lambda number: 0 <= number < math.inf, "be a finite number of at least 0", *names)
-
-    def require_at_least_one(self, *names: str) -> None:
-        self._require(lambda number: number >= 1, "be at least 1", *names)
-
-    def _require(self, holds: Callable[[float], bool], rule: str, *names: str) -> None:
+    def require(self, rule: str, *names: str) -> None:
         for name in names:
-            if not holds(getattr(self, name)):
+            if not _RULES[rule](getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)} must {rule}.")
-
-
-@strict
-class FeedForwardConfig(AttentionConfig):
-    r"""
-    The fields of an FFN's zeros, which mean the same in every configuration of this package. At their defaults an FFN is
-    computed as without them. An FFN's activations are what its last projection multiplies; with a gate, these fields are about
-    the activation of the gate, and `ffn_l1_weight` about the product.
-
-    Args:
-        ffn_top_k (`int`, *optional*):
-            Keep the `k` activations of each token that are largest in magnitude, and set the others to 0.
-        activation_sparsity_pattern (`float` or list of `float`, *optional*):
-            Statistical top-k, by the field's name in Gemma 3n: before the activation, each score becomes
-            `relu(score - (mean + std * q))` over the scores of the token, where `q` is the normal quantile of this share, about
-            which becomes 0. One number for all layers, or one for each (of encoder, then decoder); 0 leaves a layer as it is.
-        ffn_threshold (`float`, defaults to 0.0):
-            Set activations to 0 whose magnitude is below it; with a ReLU that is FATReLU.
-        ffn_l1_weight (`float`, defaults to 0.0):
-            Weight, in the model's own loss, of the mean over FFNs and tokens of `‖a‖₁`, the sum of the activations' magnitudes.
-    """
-
-    ffn_top_k: int | None = None
-    activation_sparsity_pattern: float | int | list[float | int] | None = None
-    ffn_threshold: float | int = 0.0
-    ffn_l1_weight: float | int = 0.0
 
     def sparsity_of_layer(self, layer: int) -> float:
         """The share of `activation_sparsity_pattern` of one layer, from 0; 0 without it."""
@@ -245,7 +220,7 @@ class FeedForwardConfig(AttentionConfig):
         pattern = self.activation_sparsity_pattern
         if self.ffn_top_k is not None and not 1 <= self.ffn_top_k <= min(widths):
             raise ValueError(f"ffn_top_k={self.ffn_top_k} must be from 1 to {min(widths)}, the width of the FFN.")
-        self.require_not_negative("ffn_threshold", "ffn_l1_weight")
+        self.require("be a finite number of at least 0", "ffn_threshold", "ffn_l1_weight")
         if isinstance(pattern, list) and len(pattern) != layers:
             raise ValueError(
                 f"activation_sparsity_pattern has {len(pattern)} numbers; give one number, or {layers}, one for each layer."
@@ -292,13 +267,12 @@ def require_tensor_parallel(config: "ReLUFormerConfig", processes: int) -> None:
 
 
 @strict
-class ReLUFormerConfig(FeedForwardConfig):
+class ReLUFormerConfig(AttentionConfig):
     r"""
     Configuration of a [`ReLUFormerModel`]. The defaults are the architecture of arXiv 2302.06461 in its WMT14 size.
 
-    The field names are Marian's; the fields of attention and of its regulariser are those of [`AttentionConfig`], those of zeros
-    in the FFN of [`FeedForwardConfig`], and what follows is ReLUFormer's own. A wrong value raises a `ValueError` that names
-    the field, the value and the valid choices.
+    The field names are Marian's, and those of [`AttentionConfig`]; what follows is ReLUFormer's own. A wrong value raises a
+    `ValueError` that names the field, the value and the valid choices.
 
     Args:
         ffn_output_norm (`str`, defaults to `"none"`): `none`, or `layer_norm` on the result of the FFN (Table 1).
@@ -359,16 +333,14 @@ class ReLUFormerConfig(FeedForwardConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.take_other_names(kwargs)
-        if not self.is_encoder_decoder:
-            raise ValueError("is_encoder_decoder=False is not supported: ReLUFormer always has both. Leave it at True.")
         self.decoder_vocab_size = self.decoder_vocab_size or self.vocab_size
         self.resolve_attention()
-        self.require_choice("ffn_output_norm", FFN_OUTPUT_NORMS)
+        self.require_choice("ffn_output_norm", ("none", "layer_norm"))
         self.require_choice("activation_function", (*ACT2FN.keys(), "softmax"))
-        self.require_rates("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-        self.require_positive("ffn_temperature")
-        self.require_at_least_one("vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings")
-        self.require_at_least_one("encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
+        self.require("lie in [0, 1)", "dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+        self.require("be a finite number above 0", "ffn_temperature")
+        self.require("be at least 1", "vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings")
+        self.require("be at least 1", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
         self._check_sizes()
         widths = (self.encoder_ffn_dim, self.decoder_ffn_dim)
         self.check_feed_forward(self.activation_function, self.encoder_layers + self.decoder_layers, *widths)

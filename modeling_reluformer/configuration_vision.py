@@ -1,15 +1,11 @@
 """Configuration of the Vision Transformer with ReLU attention (arXiv 2309.08586): what is computed."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
-from .configuration_reluformer import LOSS_PARTS, FeedForwardConfig
-
-POOLINGS = ("mean", "cls")
-INITIALIZATIONS = ("xavier", "normal")
+from .configuration_reluformer import LOSS_PARTS, AttentionConfig
 
 _PAPER = {"attention_qk_norm": True, "initialization": "xavier", "pooling": "mean", "regularization_weight": 0.0}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -24,14 +20,13 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 @strict
-class ReLUFormerVisionConfig(FeedForwardConfig):
+class ReLUFormerVisionConfig(AttentionConfig):
     r"""
     Configuration of a [`ReLUFormerVisionModel`]. The defaults are the architecture of arXiv 2309.08586 in the size of ViT-B/16.
 
-    The field names are those of Transformers' `ViTConfig`; the fields of zeros in the FFN are those of [`FeedForwardConfig`], and
-    those of attention and of its regulariser those of [`AttentionConfig`], with two other defaults: `attention_scaling` is
-    `length` for point-wise activations, and `attention_qk_norm` is on. What follows is this class' own. A wrong value raises a
-    `ValueError` that names the field, the value and the valid choices.
+    The field names are those of Transformers' `ViTConfig` and of [`AttentionConfig`], with two other defaults:
+    `attention_scaling` is `length` for point-wise activations, and `attention_qk_norm` is on. What follows is this class' own. A
+    wrong value raises a `ValueError` that names the field, the value and the valid choices.
 
     Args:
         pooling (`str`, defaults to `"mean"`):
@@ -44,18 +39,10 @@ class ReLUFormerVisionConfig(FeedForwardConfig):
             `normal`, ViT's (standard deviation `initializer_range`).
         initializer_range (`float`, defaults to 0.02): standard deviation of the initialization `normal`.
         image_size, patch_size (`int` or pair of `int`): height and width in pixels; a patch must divide the picture.
-
-    Example:
-
-    ```python
-    >>> from reluformer import ReLUFormerVisionConfig
-
-    >>> config = ReLUFormerVisionConfig.from_preset("relu_vit", size="S/16", num_labels=1000)
-    >>> baseline = ReLUFormerVisionConfig.from_preset("softmax_vit", size="S/16", num_labels=1000)
-    ```"""
+    """
 
     model_type = "reluformer_vision"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+    presets = PRESETS
     pointwise_scaling: ClassVar[str] = "length"
     more_arguments: ClassVar[tuple[str, ...]] = ("num_labels",)
     keys_to_ignore_at_inference = list(LOSS_PARTS)
@@ -81,16 +68,7 @@ class ReLUFormerVisionConfig(FeedForwardConfig):
 
     @classmethod
     def from_preset(cls, preset: str, size: str | None = None, **config_fields: Any) -> "ReLUFormerVisionConfig":
-        """The configuration of a system of the paper: `relu_vit` or `softmax_vit`.
-
-        Args:
-            preset: the system's name.
-            size: `S/32`, `S/16` or `S/8`, the paper's models; None takes the sizes of the fields.
-            config_fields: fields that replace those of preset and size. Unknown names are refused.
-
-        Raises:
-            ValueError: unknown preset, size or field, or a bad value.
-        """
+        """As `AttentionConfig.from_preset`, with `size` in one of the paper's: `S/32`, `S/16` or `S/8`."""
         if size is not None and size not in SIZES:
             raise ValueError(f"size={size!r} is unknown; choose one of {', '.join(SIZES)}.")
         return super().from_preset(preset, **{**SIZES.get(size, {}), **config_fields})
@@ -98,15 +76,15 @@ class ReLUFormerVisionConfig(FeedForwardConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.take_other_names(kwargs)
         self.resolve_attention()
-        self.require_choice("pooling", POOLINGS)
-        self.require_choice("initialization", INITIALIZATIONS)
+        self.require_choice("pooling", ("mean", "cls"))
+        self.require_choice("initialization", ("xavier", "normal"))
         self.require_choice("hidden_act", tuple(ACT2FN))
         self.require_choice("pooler_act", (None, *ACT2FN))
-        self.require_rates("hidden_dropout_prob", "attention_probs_dropout_prob")
-        self.require_at_least_one("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        self.require_at_least_one("num_channels")
+        self.require("lie in [0, 1)", "hidden_dropout_prob", "attention_probs_dropout_prob")
+        self.require("be at least 1", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        self.require("be at least 1", "num_channels")
         self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
-        self.require_positive("initializer_range", "layer_norm_eps")
+        self.require("be a finite number above 0", "initializer_range", "layer_norm_eps")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}."

@@ -6,7 +6,6 @@ import inspect
 import math
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -23,9 +22,7 @@ from transformers.utils import ModelOutput, TransformersKwargs, logging
 
 from .attention_reluformer import (
     NON_NEGATIVE,
-    NORMALIZED,
     Visibility,
-    positions_from_padding,
     positions_from_segments,
     reference_attention,
     scale_of_rows,
@@ -34,7 +31,6 @@ from .attention_reluformer import (
 from .configuration_reluformer import (
     CACHE_NAME,
     AttentionConfig,
-    FeedForwardConfig,
     require_attention_implementation,
     valid_attention_implementations,
 )
@@ -98,10 +94,9 @@ def attention_visibility(
     keys: int,
     causal: bool = False,
     query_offset: int | Tensor = 0,
-    query_segments: Tensor | None = None,
-    key_segments: Tensor | None = None,
+    segments: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Visibility:
-    """Reads a mask as users give it.
+    """Reads a mask, and the segments of queries and keys, as users give them.
 
     Args:
         attention_mask: None, (batch, keys) with 1 for real tokens, or a whole boolean (batch, 1, queries, keys).
@@ -111,24 +106,24 @@ def attention_visibility(
         ValueError: a mask of another shape, or with values other than 0 and 1; one of four dimensions that is not boolean or
             comes with segments; segments that do not fit queries and keys, as with a cache.
     """
-    for name, segments, length in (("queries", query_segments, queries), ("keys", key_segments, keys)):
-        if segments is not None and segments.shape != (batch, length):
+    for name, numbers, length in zip(("queries", "keys"), segments, (queries, keys), strict=True):
+        if numbers is not None and numbers.shape != (batch, length):
             raise ValueError(
                 f"The segment ids of the {name} must have the shape (batch, {name}) = {(batch, length)}; got "
-                f"{tuple(segments.shape)}. Packed sequences do not go with a cache that holds earlier tokens: pass them whole."
+                f"{tuple(numbers.shape)}. Packed sequences do not go with a cache that holds earlier tokens: pass them whole."
             )
     if attention_mask is None:
-        return Visibility(None, causal, query_offset, query_segments, key_segments)
+        return Visibility(None, causal, query_offset, *segments)
     shape, whole = attention_mask.shape, attention_mask.ndim == 4
     if whole:
         fits = shape[0] in (1, batch) and shape[1:] == (1, queries, keys)
-        fits = fits and attention_mask.dtype == torch.bool and query_segments is None
+        fits = fits and attention_mask.dtype == torch.bool and segments[0] is None
     else:
         written = keys if not causal else query_offset + queries if isinstance(query_offset, int) else 0
         fits = len(shape) == 2 and shape[0] == batch and written <= shape[1] <= keys
     if not fits:
         raise ValueError(
-            f"An attention mask must have the shape (batch, keys) = ({batch}, {keys}), tokens in a cache included, or "
+            f"An attention mask must have the shape (batch, keys) = ({batch}, {keys}) or "
             f"(batch, 1, queries, keys) = ({batch}, 1, {queries}, {keys}); got {tuple(shape)}. One of four dimensions must be "
             f"boolean, True where the key is visible, and goes without segment ids; this one is {attention_mask.dtype}."
         )
@@ -136,7 +131,7 @@ def attention_visibility(
         return Visibility(given_mask=attention_mask)
     _refuse_additive(attention_mask)
     mask = nn.functional.pad(attention_mask.bool(), (0, keys - shape[1]), value=False)
-    return Visibility(mask, causal, query_offset, query_segments, key_segments)
+    return Visibility(mask, causal, query_offset, *segments)
 
 
 def _refuse_additive(mask: Tensor) -> None:
@@ -397,12 +392,7 @@ class ReLUFormerAttention(nn.Module):
 class SparseActivation(nn.Module):
     """An activation with more zeros: statistical top-k of the scores, the function, a threshold, exact top-k, in this order.
 
-    Args:
-        function: the activation.
-        sparsity: share of the scores that the statistical top-k takes for 0; 0: it is left out.
-        threshold: activations of a smaller magnitude become 0.
-        top_k: how many activations of a token are kept, those of the largest magnitude; None: all.
-
+    sparsity, threshold, top_k: as `activation_sparsity_pattern`, `ffn_threshold` and `ffn_top_k` of a configuration.
     `negative_probability`: in training mode, each score below 0 goes through SiLU with this probability.
     """
 
@@ -416,8 +406,9 @@ class SparseActivation(nn.Module):
 
     def forward(self, scores: Tensor) -> Tensor:
         """(…, neurons) → the same."""
-        if self.quantile is not None:
-            scores = statistical_top_k(scores, self.quantile)
+        if self.quantile is not None:  # as in Gemma 3n; the deviation is the biased one
+            deviation, mean = torch.std_mean(scores, dim=-1, keepdim=True, correction=0)
+            scores = nn.functional.relu(scores - (mean + deviation * self.quantile))
         activated = self.function(scores)
         if self.training and self.negative_probability > 0:
             drawn = torch.rand_like(scores, dtype=torch.float32) < self.negative_probability
@@ -430,13 +421,7 @@ class SparseActivation(nn.Module):
         return activated
 
 
-def statistical_top_k(scores: Tensor, quantile: float) -> Tensor:
-    """`relu(scores - (mean + std · quantile))` over the last dimension, as in Gemma 3n; the deviation is the biased one."""
-    deviation, mean = torch.std_mean(scores, dim=-1, keepdim=True, correction=0)
-    return nn.functional.relu(scores - (mean + deviation * quantile))
-
-
-def feed_forward_activation(config: FeedForwardConfig, activation: str, layer: int) -> nn.Module:
+def feed_forward_activation(config: AttentionConfig, activation: str, layer: int) -> nn.Module:
     """The activation of the FFN of one layer, which is that of `ACT2FN` itself where the configuration asks for no more zeros."""
     function, sparsity = ACT2FN[activation], config.sparsity_of_layer(layer)
     if not sparsity and not config.ffn_threshold and config.ffn_top_k is None:
@@ -505,16 +490,6 @@ class ReLUFormerPreNormLayer(GradientCheckpointingLayer):
         return hidden_states + self.dropout(update), norms, *rows
 
 
-def require_known_ids(input_ids: Tensor, vocab_size: int, name: str) -> None:
-    """Raises an `IndexError` for an id outside the vocabulary."""
-    wrong = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
-    if wrong.numel():
-        raise IndexError(
-            f"{name}input_ids holds the id {int(wrong[0])}; the vocabulary of {vocab_size} tokens has the ids 0 to "
-            f"{vocab_size - 1}."
-        )
-
-
 def require_positions(length: int, most: int) -> None:
     """Raises a `ValueError` for a sequence that is longer than `most`, the configuration's max_position_embeddings."""
     if length > most:
@@ -537,52 +512,17 @@ def token_positions(
     segments: Tensor | None,
     seen: int | Tensor = 0,
 ) -> Tensor:
-    """Positions of the last `length` tokens, (batch or 1, length); padding on the left does not count.
+    """Positions of `length` tokens behind `seen` others in a cache, (batch or 1, length); padding on the left does not count.
 
-    Args:
-        attention_mask: (batch, seen + length), or wider with a static cache; one of four dimensions says nothing here.
-        segments: (batch, length), see `positions_from_segments`.
-        seen: number of tokens before them, in a cache.
+    attention_mask: (batch, seen + length), or wider with a static cache; one of four dimensions says nothing here.
     """
     if segments is not None:
         return positions_from_segments(segments)
-    if attention_mask is not None and attention_mask.ndim == 2:
-        return positions_from_padding(attention_mask, length, seen)
-    return (torch.arange(length, device=device) + seen).unsqueeze(0)
-
-
-class EmbedsTokens:
-    """A mixin for a stack with `embed_tokens`: ids or embeddings, refused where they do not fit, become scaled embeddings."""
-
-    embed_scale: float = 1.0
-
-    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, name: str) -> Tensor:
-        """Scaled embeddings, (batch, length, hidden_size), of one of both inputs; `name` is `decoder_` or empty."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
-        if inputs_embeds is None:
-            inputs_embeds = self._look_up(input_ids, name)
-        elif inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != self.config.hidden_size:
-            raise ValueError(
-                f"{name}inputs_embeds must have the shape (batch, length, {self.config.hidden_size}); "
-                f"got {tuple(inputs_embeds.shape)}."
-            )
-        return inputs_embeds if self.embed_scale == 1 else inputs_embeds * self.embed_scale
-
-    def _look_up(self, input_ids: Tensor, name: str) -> Tensor:
-        """The embeddings of the ids. On a CPU the lookup itself finds a wrong id; a check before it would cost time."""
-        if input_ids.ndim != 2 or input_ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(
-                f"{name}input_ids must be integers (int64 or int32) of the shape (batch, length); "
-                f"got {input_ids.dtype} {tuple(input_ids.shape)}."
-            )
-        if is_compiling():
-            return self.embed_tokens(input_ids)
-        try:
-            return self.embed_tokens(input_ids)
-        except IndexError:
-            require_known_ids(input_ids, self.embed_tokens.num_embeddings, name)
-            raise
+    columns = torch.arange(length, device=device) + seen
+    if attention_mask is None or attention_mask.ndim != 2:
+        return columns.unsqueeze(0)
+    positions = (attention_mask.bool().cumsum(-1) - 1).clamp_min(0)  # padding has that of the last real token before it
+    return positions.index_select(1, columns.clamp_max(positions.shape[1] - 1))
 
 
 @dataclass
@@ -631,30 +571,24 @@ def run_layers(
 _INPUTS = re.compile(r"\w+_(ids|mask|embeds|values)|\w*labels|is_causal")
 
 
-def checked_keywords(*more: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def checked_keywords(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator of forward passes: the cache may come by either name, and unknown keywords go through (each version of the
     library has new ones), but for a part of the input and what nearly is a name of ours."""
+    known = [*inspect.signature(forward).parameters]
+    known += ["past_key_values"] if "cache" in known else []
 
-    def decorate(forward: Callable[..., Any]) -> Callable[..., Any]:
-        known = [*inspect.signature(forward).parameters, *more]
-        known += ["past_key_values"] if "cache" in known else []
+    @functools.wraps(forward)
+    def checked(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        if "past_key_values" in kwargs and "cache" in known:
+            if "cache" in kwargs:
+                raise TypeError("cache and past_key_values are two names of one argument; give one of them.")
+            kwargs["cache"] = kwargs.pop("past_key_values")
+        for name in kwargs.keys() - {*known}:
+            if kwargs[name] is not None:
+                _check_unknown(self, name, known)
+        return forward(self, *args, **kwargs)
 
-        @functools.wraps(forward)
-        def checked(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-            if "past_key_values" in kwargs and "cache" in known:
-                if "cache" in kwargs:
-                    raise TypeError("cache and past_key_values are two names of one argument; give one of them.")
-                kwargs["cache"] = kwargs.pop("past_key_values")
-                if CACHE_NAME == "cache" and not is_compiling():  # as the library's own models say it
-                    warnings.warn("`past_key_values` is deprecated; use `cache`.", FutureWarning, stacklevel=2)
-            for name in kwargs.keys() - {*known}:
-                if kwargs[name] is not None:
-                    _check_unknown(self, name, known)
-            return forward(self, *args, **kwargs)
-
-        return checked
-
-    return decorate
+    return checked
 
 
 def _check_unknown(model: PreTrainedModel, name: str, known: Sequence[str]) -> None:
@@ -671,7 +605,7 @@ def _check_unknown(model: PreTrainedModel, name: str, known: Sequence[str]) -> N
 class AttentionPreTrainedModel(PreTrainedModel):
     """The base of all models. A subclass names its configuration and, in `auto_map`, the classes that a checkpoint serves."""
 
-    config: FeedForwardConfig
+    config: AttentionConfig
     # The library names only the class that is saved, but a checkpoint of a base model or of a whole one serves both.
     auto_map: ClassVar[dict[str, str]] = {}
     base_model_prefix = "model"
@@ -679,6 +613,7 @@ class AttentionPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _can_compile_fullgraph = True
+    embed_scale = 1.0
     # What a schedule of training puts in the place of `config.ffn_l1_weight`; never saved.
     scheduled_ffn_l1_weight: float | None = None
 
@@ -696,12 +631,13 @@ class AttentionPreTrainedModel(PreTrainedModel):
             self.config.auto_map = dict(self.auto_map)
         super().save_pretrained(save_directory, **kwargs)
 
-    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
+        """Checked before the library does, which would accept any name registered globally and any kernel of the Hub."""
         activation = self.config.attention_activation
-        requested = requested_attention or valid_attention_implementations(activation)[0]
+        requested = attn_implementation or valid_attention_implementations(activation)[0]
         require_attention_implementation(activation, requested)
         if requested == "fused" and fused_attention_forward is None:
-            if requested_attention is not None:
+            if attn_implementation is not None:
                 raise ImportError(
                     "attn_implementation='fused' needs the package reluformer: install it, or use 'eager'."
                 )
@@ -711,16 +647,7 @@ class AttentionPreTrainedModel(PreTrainedModel):
             return "eager"
         if requested in OWN_IMPLEMENTATIONS:
             return requested
-        return super().get_correct_attn_implementation(requested, is_init_check)
-
-    def _check_and_adjust_attn_implementation(
-        self, attn_implementation: str | None, is_init_check: bool = False, allow_all_kernels: bool = False
-    ) -> str:
-        # Checked before the library does, which would accept any name registered globally and any kernel of the Hub.
-        checked = self.get_correct_attn_implementation(attn_implementation, is_init_check)
-        if checked in OWN_IMPLEMENTATIONS:
-            return checked
-        return super()._check_and_adjust_attn_implementation(checked, is_init_check, allow_all_kernels)
+        return super()._check_and_adjust_attn_implementation(requested, *args, **kwargs)
 
     def _refuse_output_attentions(self, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("output_attentions") and self.config._attn_implementation != "eager":
@@ -728,6 +655,33 @@ class AttentionPreTrainedModel(PreTrainedModel):
                 f"output_attentions=True needs attn_implementation='eager'; {self.config._attn_implementation!r} never holds "
                 "the weights. Call model.set_attn_implementation('eager') first."
             )
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, name: str) -> Tensor:
+        """Scaled embeddings, (batch, length, hidden_size), of one of both inputs; `name` is `decoder_` or empty."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
+        if input_ids is not None:
+            inputs_embeds = self._look_up(input_ids, name)
+        elif inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != self.config.hidden_size:
+            raise ValueError(
+                f"{name}inputs_embeds must have the shape (batch, length, {self.config.hidden_size}); "
+                f"got {tuple(inputs_embeds.shape)}."
+            )
+        return inputs_embeds if self.embed_scale == 1 else inputs_embeds * self.embed_scale
+
+    def _look_up(self, input_ids: Tensor, name: str) -> Tensor:
+        if input_ids.ndim != 2 or input_ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"{name}input_ids must be integers (int64 or int32) of the shape (batch, length); "
+                f"got {input_ids.dtype} {tuple(input_ids.shape)}."
+            )
+        try:
+            return self.embed_tokens(input_ids)
+        except IndexError as error:  # of a CPU, found by the lookup itself: a check before it would cost time
+            size, (lowest, highest) = self.embed_tokens.num_embeddings, map(int, input_ids.aminmax())
+            raise IndexError(
+                f"{name}input_ids holds ids from {lowest} to {highest}; the vocabulary of {size} tokens has 0 to {size - 1}."
+            ) from error
 
     @property
     def ffn_l1_weight(self) -> float:
@@ -755,7 +709,7 @@ class AttentionPreTrainedModel(PreTrainedModel):
     def _statistics(self) -> str:
         """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be reported."""
         config = self.config
-        if self._is_tensor_parallel:
+        if (self._tp_size or 1) > 1:
             for name, weight in self._loss_weights().items():
                 if weight > 0:
                     raise ValueError(
@@ -763,17 +717,11 @@ class AttentionPreTrainedModel(PreTrainedModel):
                         "computes no such loss. Set it to 0, leave labels out, or load the model with tp_size=1."
                     )
             return "none"
-        if config.attention_activation in NON_NEGATIVE:
-            return "sum+entropy" if config.regularization_weight > 0 or not self.training else "sum"
-        in_memory = config.attention_activation in NORMALIZED and config._attn_implementation == "eager"
-        return "sum+entropy" if in_memory and not self.training else "none"
-
-    @property
-    def _is_tensor_parallel(self) -> bool:
-        return (self._tp_size or 1) > 1
+        if config.attention_activation not in NON_NEGATIVE:
+            return "none"
+        return "sum+entropy" if config.regularization_weight > 0 or not self.training else "sum"
 
     def _loss_weights(self) -> dict[str, float]:
-        """The terms of the loss beside the cross-entropy, by the name of their weight."""
         return {"regularization_weight": self.config.regularization_weight, "ffn_l1_weight": self.ffn_l1_weight}
 
     def _warn_about_missing_labels(self) -> None:
@@ -784,10 +732,6 @@ class AttentionPreTrainedModel(PreTrainedModel):
                     "computed. The Trainer's label_smoothing_factor does that: leave it at 0 and set config.label_smoothing "
                     "where there is one. So does TRL's SFTTrainer: see docs/decoder.md."
                 )
-
-
-class LanguageHeadMixin:
-    """Before `GenerationMixin`, for a model with an output layer `lm_head`: logits and the loss, or the latter alone."""
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
@@ -810,7 +754,7 @@ class LanguageHeadMixin:
         hidden_states, smoothing = outputs.last_hidden_state, self.config.label_smoothing
         logits, loss_sum = None, None
         # what wraps or replaces the layer (LoRA, say) computes other logits than its weight
-        whole = type(self.lm_head) is nn.Linear and not self._is_tensor_parallel
+        whole = type(self.lm_head) is nn.Linear and (self._tp_size or 1) == 1
         if skip_logits and whole and vocabulary_loss is not None:
             loss_sum = vocabulary_loss(hidden_states, self.lm_head.weight, labels, bias, smoothing)
         else:

@@ -76,10 +76,8 @@ def module_sums(
 ) -> Tensor:
     """The sums of attention modules over their rows, for the loss and the logs; several modules at once spare a GPU launches.
 
-    Args:
-        row_sum, row_sum_log: S and T, ([modules,] batch, heads, queries); T None where the entropy was not asked for.
-        visible_keys: n_i, (batch, queries).
-        row_weight: (batch, queries), 0 for rows that are padding. For the loss: see `row_weights`.
+    row_sum, row_sum_log: S and T, ([modules,] batch, heads, queries); T None where the entropy was not asked for. visible_keys:
+    n_i, (batch, queries). row_weight: (batch, queries), 0 for rows that are padding; for the loss, see `row_weights`.
 
     Returns:
         ([modules,] 5): the weighted sum of Eq. 7 over the rows (mean over the heads); then, over the real rows, the sums of S,
@@ -140,11 +138,9 @@ def sentence_rows(
 ) -> tuple[Tensor, Tensor]:
     """`row_weights` for the queries of the encoder, (batch, source), and of the decoder, (batch, target).
 
-    Args:
-        labels: (batch, target), -100 where there is no target.
-        source_mask: (batch, source_length), 1 for real tokens, or (batch or 1, 1, queries, source_length), in which a token
-            that no query sees is padding; None: all are real.
-        source_segments, target_segments: sequence numbers from 1 where several are packed into one row.
+    labels: (batch, target), -100 where there is no target. source_mask: (batch, source_length), 1 for real tokens, or
+    (batch or 1, 1, queries, source_length), in which a token that no query sees is padding; None: all are real.
+    source_segments, target_segments: sequence numbers from 1 where several are packed into one row.
     """
     target_sentence = (labels != IGNORED_LABEL).long()
     if source_mask is not None and source_mask.ndim == 4:
@@ -185,12 +181,9 @@ def regularized_loss(
 ) -> dict[str, Tensor]:
     """The loss of one forward pass: `loss`, and the fields of `LossParts` that are defined.
 
-    Args:
-        loss_sum: scalar, of the items here, without regulariser.
-        items: N, their number in the whole update.
-        sums: (modules, 5), see `module_sums`; None where the attention gives no statistics.
-        statistics: which of them were asked for: "none", "sum" or "sum+entropy".
-        ffn_norms: (FFNs,), see `activation_norms`; None: no L1 term. ffn_l1_weight: its weight.
+    loss_sum: scalar, of the items here, without regulariser. items: N, their number in the whole update. sums: (modules, 5), see
+    `module_sums`; None where the attention gives no statistics. statistics: which of them were asked for, see `Measured`.
+    ffn_norms: (FFNs,), see `activation_norms`; None: no L1 term.
     """
     items = torch.as_tensor(items, device=loss_sum.device).clamp_min(1)
     # A copy: the Trainer multiplies the loss by the number of processes, in place.

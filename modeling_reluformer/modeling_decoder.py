@@ -21,8 +21,6 @@ from .configuration_decoder import ReLUFormerDecoderConfig
 from .configuration_reluformer import CACHE_NAME
 from .layers_reluformer import (
     AttentionPreTrainedModel,
-    EmbedsTokens,
-    LanguageHeadMixin,
     LayerSums,
     ReLUFormerAttention,
     ReLUFormerMLP,
@@ -93,7 +91,7 @@ class ReLUFormerDecoderPreTrainedModel(AttentionPreTrainedModel):
             init.normal_(module.weight, mean=0.0, std=std)
 
 
-class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
+class ReLUFormerDecoderModel(ReLUFormerDecoderPreTrainedModel):
     """The decoder-only language model without a head. Arguments as in `ReLUFormerForCausalLM.forward`."""
 
     def __init__(self, config: ReLUFormerDecoderConfig) -> None:
@@ -109,7 +107,7 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @checked_keywords()
+    @checked_keywords
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -146,8 +144,7 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
             cache=cache,
             causal=True,
             query_offset=seen,
-            query_segments=segment_ids,
-            key_segments=segment_ids,
+            segments=(segment_ids, segment_ids),
             measured=measured,
             rotation=None if self.rotary_emb is None else self.rotary_emb(inputs_embeds, position_ids=position_ids),
         )
@@ -161,30 +158,22 @@ class ReLUFormerDecoderModel(EmbedsTokens, ReLUFormerDecoderPreTrainedModel):
         )
 
 
-def segments_from_positions(position_ids: Tensor) -> Tensor:
-    """Number of each token's packed sequence, from 1, (batch, queries): one begins where a position does not follow the last."""
-    first = torch.ones_like(position_ids[:, :1])
-    return torch.cat([first, (position_ids.diff(dim=1) != 1).to(first.dtype)], dim=1).cumsum(1)
-
-
 def packed_segments(position_ids: Tensor | None, attention_mask: Tensor | None, cache: Cache | None) -> Tensor | None:
-    """Segments of sequences that are packed by the convention of Transformers: positions that start anew, no mask, no cache."""
-    if position_ids is None or attention_mask is not None or cache is not None or position_ids.shape[0] == 0:
+    """Segments of sequences that are packed by the convention of Transformers: positions that start anew, no mask, no cache.
+
+    position_ids: (batch or 1, length) → numbers from 1 of the same shape; None where nothing is packed.
+    """
+    if position_ids is None or attention_mask is not None or cache is not None:
         return None
-    segments = segments_from_positions(position_ids)
-    if not is_compiling() and bool((segments[:, -1] == 1).all()):
-        return None
-    return segments
+    first = torch.ones_like(position_ids[:, :1])
+    segments = torch.cat([first, (position_ids.diff(dim=1) != 1).to(first.dtype)], dim=1).cumsum(1)
+    return None if not is_compiling() and bool((segments[:, -1] == 1).all()) else segments
 
 
 def next_token_labels(labels: Tensor, segment_ids: Tensor | None = None) -> Tensor:
     """Labels as the Trainer gives them, one for each input token → the label that each position predicts, both (batch, length).
 
-    The last position predicts nothing, nor does the last of a packed sequence.
-
-    Args:
-        labels: (batch, length), -100 where a token is no target.
-        segment_ids: (batch, length), numbers of packed sequences, 0 for padding.
+    The last position predicts nothing, nor does the last of a packed sequence. segment_ids: (batch, length), 0 for padding.
     """
     shifted = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
     if segment_ids is None:
@@ -193,7 +182,7 @@ def next_token_labels(labels: Tensor, segment_ids: Tensor | None = None) -> Tens
     return torch.where((following == segment_ids) & (segment_ids > 0), shifted, IGNORED_LABEL)
 
 
-class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel, GenerationMixin):
+class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
     """The decoder-only language model."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -204,7 +193,7 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel,
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @checked_keywords()
+    @checked_keywords
     @can_return_tuple
     def forward(
         self,
@@ -231,12 +220,9 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel,
                 mark packed sequences, as in Transformers.
             labels: (batch, length), the input ids, -100 where a token is no target; they are shifted here, as in Transformers.
             segment_ids: (batch, length): for packed sequences, the number of each token's sequence from 1, 0 for padding; equal
-                numbers side by side. No sequence sees another one, nor predicts its first token. A cache that such a call fills
-                says nothing of them: tokens that follow would see all sequences of their row.
+                numbers side by side. A cache that such a call fills says nothing of them: tokens that follow would see them all.
             logits_to_keep: how many of the last positions get logits, or which; 0: all.
-            num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided by it.
-            skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and time; it
-                needs `labels`. Default: `config.skip_logits` in training with labels, else False.
+            num_items_in_batch, skip_logits: as in `ReLUFormerForConditionalGeneration.forward`.
 
         Returns:
             logits (batch, length, vocabulary), None with `skip_logits`; with `labels`, the fields of `ReLUFormerCausalLMOutput`.
@@ -245,7 +231,6 @@ class ReLUFormerForCausalLM(LanguageHeadMixin, ReLUFormerDecoderPreTrainedModel,
             ValueError: skip_logits without labels; labels with logits_to_keep; sequences beyond max_position_embeddings; ids,
                 embeddings, masks or labels of a wrong shape or dtype.
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
-            TypeError: an argument that the model would ignore or that is near one of these.
         """
         measured = None
         if labels is not None:

@@ -28,8 +28,6 @@ from .configuration_reluformer import CACHE_NAME, ReLUFormerConfig, require_tens
 from .layers_reluformer import (
     AttentionContext,
     AttentionPreTrainedModel,
-    EmbedsTokens,
-    LanguageHeadMixin,
     LayerOutput,
     LayerSums,
     ReLUFormerAttention,
@@ -67,16 +65,12 @@ class ReLUFormerSeq2SeqLMOutput(LossParts, Seq2SeqLMOutput):
 
 
 class SinusoidalPositions(nn.Module):
-    """The table of `sinusoidal_table` as a buffer."""
+    """The table of `sinusoidal_table` as a buffer, which is not saved."""
 
     def __init__(self, positions: int, features: int) -> None:
         super().__init__()
         self.weight = nn.Buffer(torch.empty(positions, features), persistent=False)
-        self.weight.copy_(self.table())
-
-    def table(self) -> Tensor:
-        """The table in float64, computed anew. A buffer that is not saved has lost its values after loading."""
-        return sinusoidal_table(*self.weight.shape)
+        self.weight.copy_(sinusoidal_table(positions, features))
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """(batch or 1, length) → (batch or 1, length, features)."""
@@ -84,60 +78,28 @@ class SinusoidalPositions(nn.Module):
 
 
 class ReLUFormerLayer(GradientCheckpointingLayer):
-    """What encoder and decoder layers share: the feed-forward network, and dropout, residual and norm around each block."""
+    """A layer of the encoder or of the decoder: dropout, residual and norm around each attention and the feed-forward network."""
 
-    def __init__(self, config: ReLUFormerConfig, ffn_dim: int, ffn_layer: int) -> None:
+    def __init__(self, config: ReLUFormerConfig, layer_idx: int, is_decoder: bool) -> None:
         super().__init__()
+        stack = "decoder" if is_decoder else "encoder"
+        heads, ffn_dim = getattr(config, f"{stack}_attention_heads"), getattr(config, f"{stack}_ffn_dim")
         self.dropout = config.dropout
         self.activation_dropout = config.activation_dropout
         self.ffn_temperature = config.ffn_temperature
+        self.self_attn = ReLUFormerAttention(config, heads, layer_idx, is_causal=is_decoder)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        if is_decoder:
+            self.encoder_attn = ReLUFormerAttention(config, heads, layer_idx)
+            self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
         self.activation_fn = None
         if config.activation_function != "softmax":
+            ffn_layer = layer_idx + (config.encoder_layers if is_decoder else 0)
             self.activation_fn = feed_forward_activation(config, config.activation_function, ffn_layer)
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.ffn_layer_norm = nn.LayerNorm(config.d_model) if config.ffn_output_norm == "layer_norm" else None
         self.final_layer_norm = nn.LayerNorm(config.d_model)
-
-    def add_and_norm(self, residual: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
-        return norm(residual + nn.functional.dropout(update, p=self.dropout, training=self.training))
-
-    def feed_forward(self, hidden_states: Tensor, row_weight: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Eq. 1; with softmax the key-value memory of Eq. 2, with a norm Table 1's third row. Also the `activation_norms`."""
-        scores = self.fc1(hidden_states)
-        if self.activation_fn is None:
-            scores = torch.softmax(scores / self.ffn_temperature, dim=-1)
-        else:
-            scores = self.activation_fn(scores)
-        norms = None if row_weight is None else activation_norms(scores, row_weight)
-        scores = nn.functional.dropout(scores, p=self.activation_dropout, training=self.training)
-        update = self.fc2(scores)
-        return update if self.ffn_layer_norm is None else self.ffn_layer_norm(update), norms
-
-
-class ReLUFormerEncoderLayer(ReLUFormerLayer):
-    def __init__(self, config: ReLUFormerConfig, layer_idx: int | None = None) -> None:
-        super().__init__(config, config.encoder_ffn_dim, layer_idx or 0)
-        self.self_attn = ReLUFormerAttention(config, config.encoder_attention_heads, layer_idx)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
-
-    def forward(self, hidden_states: Tensor, context: AttentionContext, **kwargs: Any) -> LayerOutput:
-        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of its attention."""
-        attended, _, rows = self.self_attn(hidden_states, context, **kwargs)
-        hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
-        update, norms = self.feed_forward(hidden_states, context.ffn_row_weight)
-        hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
-        return hidden_states, norms, *rows
-
-
-class ReLUFormerDecoderLayer(ReLUFormerLayer):
-    def __init__(self, config: ReLUFormerConfig, layer_idx: int | None = None) -> None:
-        super().__init__(config, config.decoder_ffn_dim, config.encoder_layers + (layer_idx or 0))
-        heads = config.decoder_attention_heads
-        self.self_attn = ReLUFormerAttention(config, heads, layer_idx, is_causal=True)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
-        self.encoder_attn = ReLUFormerAttention(config, heads, layer_idx)
-        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
 
     def forward(
         self,
@@ -147,16 +109,29 @@ class ReLUFormerDecoderLayer(ReLUFormerLayer):
         cross_context: AttentionContext | None = None,
         **kwargs: Any,
     ) -> LayerOutput:
-        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of both attentions."""
+        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of each attention."""
         attended, _, rows = self.self_attn(hidden_states, context, **kwargs)
-        hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
+        hidden_states = self._add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
         if encoder_hidden_states is not None:
             attended, _, cross_rows = self.encoder_attn(hidden_states, cross_context, encoder_hidden_states, **kwargs)
-            hidden_states = self.add_and_norm(hidden_states, attended, self.encoder_attn_layer_norm)
+            hidden_states = self._add_and_norm(hidden_states, attended, self.encoder_attn_layer_norm)
             rows += cross_rows
-        update, norms = self.feed_forward(hidden_states, context.ffn_row_weight)
-        hidden_states = self.add_and_norm(hidden_states, update, self.final_layer_norm)
-        return hidden_states, norms, *rows
+        update, norms = self._feed_forward(hidden_states, context.ffn_row_weight)
+        return self._add_and_norm(hidden_states, update, self.final_layer_norm), norms, *rows
+
+    def _add_and_norm(self, residual: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
+        return norm(residual + nn.functional.dropout(update, p=self.dropout, training=self.training))
+
+    def _feed_forward(self, hidden_states: Tensor, row_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Eq. 1; with softmax the key-value memory of Eq. 2, with a norm Table 1's third row. Also the `activation_norms`."""
+        scores = self.fc1(hidden_states)
+        if self.activation_fn is None:
+            scores = torch.softmax(scores / self.ffn_temperature, dim=-1)
+        else:
+            scores = self.activation_fn(scores)
+        norms = None if row_weight is None else activation_norms(scores, row_weight)
+        update = self.fc2(nn.functional.dropout(scores, p=self.activation_dropout, training=self.training))
+        return update if self.ffn_layer_norm is None else self.ffn_layer_norm(update), norms
 
 
 class ReLUFormerPreTrainedModel(AttentionPreTrainedModel):
@@ -166,14 +141,14 @@ class ReLUFormerPreTrainedModel(AttentionPreTrainedModel):
         "AutoModel": "modeling_reluformer.ReLUFormerModel",
         "AutoModelForSeq2SeqLM": "modeling_reluformer.ReLUFormerForConditionalGeneration",
     }
-    _no_split_modules = ["ReLUFormerEncoderLayer", "ReLUFormerDecoderLayer"]
+    _no_split_modules = ["ReLUFormerLayer"]
     _keys_to_ignore_on_load_unexpected = [r"embed_positions\.weight"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.init_std
         if isinstance(module, SinusoidalPositions):
-            init.copy_(module.weight, module.table())
+            init.copy_(module.weight, sinusoidal_table(*module.weight.shape))
         elif isinstance(module, nn.Linear) and std is None:
             init.xavier_uniform_(module.weight)
             if module.bias is not None:
@@ -213,15 +188,15 @@ class ReLUFormerPreTrainedModel(AttentionPreTrainedModel):
         return embeddings
 
 
-class ReLUFormerStack(EmbedsTokens, ReLUFormerPreTrainedModel):
+class ReLUFormerStack(ReLUFormerPreTrainedModel):
     """What encoder and decoder share: embedding, positions and a stack of layers."""
 
-    def __init__(self, config: ReLUFormerConfig, vocab_size: int, layers: list[nn.Module]) -> None:
+    def __init__(self, config: ReLUFormerConfig, vocab_size: int, layers: int, is_decoder: bool) -> None:
         super().__init__(config)
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
         self.embed_positions = SinusoidalPositions(config.max_position_embeddings, config.d_model)
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(ReLUFormerLayer(config, index, is_decoder) for index in range(layers))
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -241,11 +216,10 @@ class ReLUFormerStack(EmbedsTokens, ReLUFormerPreTrainedModel):
 
 
 class ReLUFormerEncoder(ReLUFormerStack):
-    _can_record_outputs = {"hidden_states": ReLUFormerEncoderLayer, "attentions": ReLUFormerAttention}
+    _can_record_outputs = {"hidden_states": ReLUFormerLayer, "attentions": ReLUFormerAttention}
 
     def __init__(self, config: ReLUFormerConfig) -> None:
-        layers = [ReLUFormerEncoderLayer(config, index) for index in range(config.encoder_layers)]
-        super().__init__(config, config.vocab_size, layers)
+        super().__init__(config, config.vocab_size, config.encoder_layers, is_decoder=False)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -265,8 +239,7 @@ class ReLUFormerEncoder(ReLUFormerStack):
             self.config,
             inputs_embeds,
             attention_mask,
-            query_segments=segment_ids,
-            key_segments=segment_ids,
+            segments=(segment_ids, segment_ids),
             measured=measured,
         )
         hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids)
@@ -276,16 +249,15 @@ class ReLUFormerEncoder(ReLUFormerStack):
 
 class ReLUFormerDecoder(ReLUFormerStack):
     _can_record_outputs = {
-        "hidden_states": ReLUFormerDecoderLayer,
+        "hidden_states": ReLUFormerLayer,
         "attentions": OutputRecorder(ReLUFormerAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(ReLUFormerAttention, index=1, layer_name="encoder_attn"),
     }
 
     def __init__(self, config: ReLUFormerConfig) -> None:
-        layers = [ReLUFormerDecoderLayer(config, index) for index in range(config.decoder_layers)]
-        super().__init__(config, config.decoder_vocab_size, layers)
+        super().__init__(config, config.decoder_vocab_size, config.decoder_layers, is_decoder=True)
 
-    @checked_keywords()
+    @checked_keywords
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -322,8 +294,7 @@ class ReLUFormerDecoder(ReLUFormerStack):
             cache=cache,
             causal=True,
             query_offset=seen,
-            query_segments=segment_ids,
-            key_segments=segment_ids,
+            segments=(segment_ids, segment_ids),
             measured=measured,
         )
         cross_context = None
@@ -334,8 +305,7 @@ class ReLUFormerDecoder(ReLUFormerStack):
                 inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1]),
                 encoder_attention_mask,
                 keys=encoder_hidden_states.shape[1],
-                query_segments=segment_ids,
-                key_segments=encoder_segment_ids,
+                segments=(segment_ids, encoder_segment_ids),
                 measured=measured,
             )
         hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids, seen)
@@ -376,7 +346,7 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
         if self.config.share_encoder_decoder_embeddings:
             self.shared = self.decoder.embed_tokens = value
 
-    @checked_keywords()
+    @checked_keywords
     @can_return_tuple
     def forward(
         self,
@@ -442,7 +412,7 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
         )
 
 
-class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUFormerPreTrainedModel, GenerationMixin):
+class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedModel, GenerationMixin):
     """ReLUFormer for translation and other sequence-to-sequence tasks."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -465,7 +435,7 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
         if module is self:
             init.zeros_(self.final_logits_bias)
 
-    @checked_keywords("targets_per_source")
+    @checked_keywords
     @can_return_tuple
     def forward(
         self,
@@ -481,6 +451,7 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
         use_cache: bool | None = None,
         segment_ids: Tensor | None = None,
         decoder_segment_ids: Tensor | None = None,
+        targets_per_source: int = 1,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
         **kwargs: Any,
@@ -495,7 +466,7 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
             labels: (batch, target), -100 where there is no target.
             segment_ids, decoder_segment_ids: (batch, source), (batch, target): for packed sequences, the number of each
                 token's sequence from 1, 0 for padding; equal numbers side by side.
-            targets_per_source: keyword; how many neighbouring targets share a source, as beams do, whose keys are held once.
+            targets_per_source: how many neighbouring targets share a source, as beams do, whose keys are held once.
             num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided by it.
             skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and time; it
                 needs `labels`. Default: `config.skip_logits` in training with labels, else False.
@@ -515,8 +486,6 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_segment_ids)
             target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
             source = input_ids if inputs_embeds is None else inputs_embeds
-            if source is None and encoder_outputs is None:
-                raise ValueError("Give exactly one of input_ids and inputs_embeds.")
             source = encoder_outputs[0] if source is None else source
             if labels.shape != target.shape[:2]:
                 found, expected = tuple(labels.shape), tuple(target.shape[:2])
@@ -539,6 +508,7 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
             use_cache=use_cache,
             segment_ids=segment_ids,
             decoder_segment_ids=decoder_segment_ids,
+            targets_per_source=targets_per_source,
             measured=measured,
             return_dict=True,
             **kwargs,
@@ -546,17 +516,9 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
         logits, losses = self._logits_and_losses(
             outputs, labels, skip_logits, num_items_in_batch, self.final_logits_bias
         )
-        return ReLUFormerSeq2SeqLMOutput(
-            logits=logits,
-            **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-            **losses,
-        )
+        own = {"last_hidden_state", "attention_sums", "ffn_norms"}
+        others = {name: value for name, value in outputs.items() if name not in own}
+        return ReLUFormerSeq2SeqLMOutput(logits=logits, **others, **losses)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         """Labels (batch, target) shifted right behind the start token; -100 becomes the padding token.
@@ -564,8 +526,7 @@ class ReLUFormerForConditionalGeneration(LanguageHeadMixin, SharedSources, ReLUF
         segment_ids: (batch, target), see `forward`: each packed sequence is shifted by itself.
 
         Raises:
-            ValueError: labels padded on the left: the start token would stand before the padding; a packed sequence that
-                begins with -100.
+            ValueError: labels padded on the left, or a packed sequence that begins with -100.
         """
         if segment_ids is None:
             segment_ids = torch.ones_like(labels)

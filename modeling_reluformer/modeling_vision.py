@@ -52,11 +52,7 @@ class ReLUFormerVisionEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> Tensor:
-        """(batch, channels, height, width) → (batch, tokens, hidden_size).
-
-        Raises:
-            ValueError: no pictures, or of another dtype, number of channels or size.
-        """
+        """(batch, channels, height, width) → (batch, tokens, hidden_size)."""
         shape = (self.patch_embeddings.in_channels, *self.image_size)
         fits = pixel_values.is_floating_point() and pixel_values.ndim == 4 and pixel_values.shape[1] == shape[0]
         if not fits or (pixel_values.shape[1:] != shape and not interpolate_pos_encoding):
@@ -136,19 +132,17 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings.patch_embeddings
 
-    @checked_keywords()
+    @checked_keywords
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,
-        pixel_values: Tensor | None = None,
+        pixel_values: Tensor,
         interpolate_pos_encoding: bool = False,
         measured: Measured | None = None,
         **kwargs: Any,
     ) -> ReLUFormerVisionOutput:
         """pixel_values (batch, channels, height, width) → last_hidden_state (batch, tokens, hidden_size), pooler_output."""
-        if pixel_values is None:
-            raise ValueError("Give pixel_values: pictures of the shape (batch, num_channels, height, width).")
         self._refuse_output_attentions(kwargs)
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         if measured is not None:
@@ -185,11 +179,11 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             if config.problem_type == "multi_label_classification":  # one class of all is true at the start
                 init.constant_(module.bias, -math.log(config.num_labels))
 
-    @checked_keywords()
+    @checked_keywords
     @can_return_tuple
     def forward(
         self,
-        pixel_values: Tensor | None = None,
+        pixel_values: Tensor,
         labels: Tensor | None = None,
         interpolate_pos_encoding: bool = False,
         num_items_in_batch: Tensor | int | None = None,
@@ -211,7 +205,6 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
         Raises:
             ValueError: pictures that are no floats, or of another size or number of channels; labels of another shape.
             IndexError: on a CPU, a label that is no class. A GPU raises a device-side assertion instead.
-            TypeError: an argument that the model would ignore or that is near one of these.
         """
         measured = None
         if labels is not None:

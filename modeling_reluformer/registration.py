@@ -1,7 +1,4 @@
-"""Makes the models and the attention of this package known to Transformers.
-
-`import reluformer` calls `register`; the command `reluformer` calls it once a verb is to run.
-"""
+"""Makes the models and the attention of this package known to Transformers: for `import reluformer`, and for a verb's run."""
 
 from __future__ import annotations
 

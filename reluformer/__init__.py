@@ -1,9 +1,7 @@
 """ReLUFormer (arXiv 2302.06461) as a Hugging Face Transformers model.
 
-Importing this package makes the models known to `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM`, `AutoModelForCausalLM` and
-`AutoModelForImageClassification`, and makes `save_pretrained` and `push_to_hub` write the model's code beside its weights, so
-that it loads with Transformers alone, by `trust_remote_code=True`. It also makes `attn_implementation="reluformer"` known to
-other models, see `use_relu_attention`.
+Importing this package makes the models known to the Auto classes, and `attn_implementation="reluformer"` to other models (see
+`use_relu_attention`). Models are saved with their code, so that they load with Transformers alone, by `trust_remote_code=True`.
 """
 
 import sys

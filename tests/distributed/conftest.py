@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ..training.conftest import recipe_file  # noqa: F401
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,7 +24,7 @@ def jobs(tmp_path_factory) -> Path:
 def several(request, jobs) -> int:
     """How many processes have trained beside the one alone."""
     if request.param == 4:
-        run_jobs(jobs, "4")
+        run_jobs(jobs, "train", "4")
     return request.param
 
 

@@ -1,7 +1,7 @@
 """As a program: the runs of several processes that the tests of this folder look at, all forked from one that has imported.
 
-python -m tests.distributed.jobs FOLDER            every job, in as many processes as it wants
-python -m tests.distributed.jobs FOLDER 4          the training alone, in four
+python -m tests.distributed.jobs FOLDER            the jobs that one process and two do alike
+python -m tests.distributed.jobs FOLDER shard 2    one job, here in two processes
 """
 
 import faulthandler
@@ -13,11 +13,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import transformers
 from accelerate import PartialState
 from packaging.version import Version
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -38,15 +40,11 @@ PAIRS, UPDATES, BATCHES_PER_UPDATE = 31, 12, 4
 SAVED_AT = 7  # within an epoch
 LONGER_THAN_ANY_JOB = 240.0  # seconds; what hangs says where
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
-# fields of the model, skip_logits, and whether the output layer is sharded by itself
-SHARDED = {
-    "with logits": ({}, False, False),
-    "tied": ({}, True, False),
-    "untied": ({"tie_word_embeddings": False}, True, True),
-}
-TWO_VOCABULARIES = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+# fields of the model, and skip_logits
+SHARDED = (({}, False), ({}, True), ({"tie_word_embeddings": False}, True))
 NORMS_AND_GATE = {"attention_gate": True, "attention_qk_norm": True, "ffn_output_norm": "layer_norm"}
-TENSOR_PARALLEL = {"plain": {}, "norms and gate, two vocabularies": {**NORMS_AND_GATE, **TWO_VOCABULARIES}}
+TWO_VOCABULARIES = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+TENSOR_PARALLEL = ({}, {**NORMS_AND_GATE, **TWO_VOCABULARIES})
 HAS_TENSOR_PARALLELISM = Version(transformers.__version__) >= Version("5.23")
 
 
@@ -88,9 +86,8 @@ def translate(folder: Path, rank: int, world: int) -> None:
     options = {"lowercase": False, "moses": False, "source_language": "de", "target_language": "en", "max_length": 64}
     tokenizer = train_tokenizer(pairs, vocab_size=330, **options)
     set_seed(0)
-    model = ReLUFormerForConditionalGeneration(
-        tiny_config(vocab_size=len(tokenizer), max_position_embeddings=160)
-    ).eval()
+    config = tiny_config(vocab_size=len(tokenizer), max_position_embeddings=160)
+    model = ReLUFormerForConditionalGeneration(config).eval()
     options = {"num_beams": 2, "length_penalty": 1.0, "batch_tokens": 64}
     reference = Translator(model, tokenizer, **options)(pairs["source"][0])
     scores = []
@@ -102,80 +99,66 @@ def translate(folder: Path, rank: int, world: int) -> None:
 
 
 def shard(folder: Path, rank: int, world: int) -> None:
-    """FSDP2: loss and gradients of a sharded model, of which each process sees half of the pairs, and of a whole one."""
+    """FSDP2: a sharded model, of which each process sees half of the pairs, has the loss and the gradients of a whole one.
+
+    The output layer is sharded by itself where it is not tied, so that only its own forward gathers its matrix.
+    """
     dist.init_process_group("gloo")
-    for name, (fields, skip_logits, separate_head) in SHARDED.items():
-        result = _sharded_and_whole(rank, world, fields, skip_logits, separate_head)
-        _write(folder / f"shard-{name}-{rank}.json", result)
-
-
-def _sharded_and_whole(rank: int, world: int, fields: dict, skip_logits: bool, separate_head: bool) -> dict:
-    """separate_head: the output layer is sharded by itself, so that only its own forward gathers its matrix."""
+    mesh = init_device_mesh("cpu", (world,))
     rows = tiny_pairs(12).to_list()
     parts = [collate(rows[part::world]) for part in range(world)]
     targets = sum(part["labels"].ne(-100).sum() for part in parts)
-    whole, sharded = (tiny_model(**NO_DROPOUT, **fields).train() for _ in range(2))
-    losses = [whole(**part, num_items_in_batch=targets).loss for part in parts]
-    sum(losses).backward()
-    mesh = init_device_mesh("cpu", (world,))
-    for layer in (*sharded.model.encoder.layers, *sharded.model.decoder.layers):
-        fully_shard(layer, mesh=mesh)
-    if separate_head:
-        fully_shard(sharded.lm_head, mesh=mesh)
-    fully_shard(sharded, mesh=mesh)
-    loss = sharded(**parts[rank], num_items_in_batch=targets, skip_logits=skip_logits).loss
-    (loss * world).backward()  # gradients are means over the processes
-    expected = {name: parameter.grad for name, parameter in whole.named_parameters()}
-    found = {name: parameter.grad.full_tensor() for name, parameter in sharded.named_parameters()}
-    parameters = list(sharded.parameters())
-    held = torch.tensor(sum(parameter.to_local().numel() for parameter in parameters))
-    dist.all_reduce(held)
-    return {
-        "loss": [loss.item(), losses[rank].item()],
-        "gradient_difference": max((found[name] - expected[name]).abs().max().item() for name in expected),
-        "largest_gradient": max(gradient.abs().max().item() for gradient in expected.values()),
-        "same_names": found.keys() == expected.keys(),
-        "all_sharded": all(isinstance(p, DTensor) and p.placements[0].is_shard(0) for p in parameters),
-        "held_by_all": held.item(),
-        "parameters": whole.num_parameters(),
-    }
+    for fields, skip_logits in SHARDED:
+        whole, sharded = (tiny_model(**NO_DROPOUT, **fields).train() for _ in range(2))
+        losses = [whole(**part, num_items_in_batch=targets).loss for part in parts]
+        sum(losses).backward()
+        separate_head = [sharded.lm_head] if fields else []
+        for module in (*sharded.model.encoder.layers, *sharded.model.decoder.layers, *separate_head, sharded):
+            fully_shard(module, mesh=mesh)
+        loss = sharded(**parts[rank], num_items_in_batch=targets, skip_logits=skip_logits).loss
+        torch.testing.assert_close(loss, losses[rank])
+        (loss * world).backward()  # gradients are means over the processes
+        parameters = list(sharded.parameters())
+        assert all(isinstance(each, DTensor) and each.placements[0].is_shard(0) for each in parameters)
+        held = torch.tensor(sum(parameter.to_local().numel() for parameter in parameters))
+        dist.all_reduce(held)
+        assert held == whole.num_parameters()
+        _assert_same_gradients(sharded, whole, 1e-6)
 
 
 def tensor_parallel(folder: Path, rank: int, world: int) -> None:
-    """Logits, translations, loss and gradients of a whole model and of one cut into heads, columns and rows."""
+    """A model that is cut into heads, columns and rows has the translations, the loss and the gradients of a whole one."""
     from transformers.distributed import DistributedConfig  # not in Transformers 5.17
 
     dist.init_process_group("gloo")
-    for name, fields in TENSOR_PARALLEL.items():
-        saved = folder / name
-        tiny_model(**NO_DROPOUT, **fields, regularization_weight=0.0).save_pretrained(
-            saved
-        )  # on the first process alone
+    for number, fields in enumerate(TENSOR_PARALLEL):
+        saved = folder / f"whole-{number}"
+        model = tiny_model(**NO_DROPOUT, **fields, regularization_weight=0.0)
+        model.save_pretrained(saved)  # on the first process alone
         dist.barrier()
         options = ({}, {"distributed_config": DistributedConfig(tp_size=world)})
         whole, cut = (ReLUFormerForConditionalGeneration.from_pretrained(saved, **given) for given in options)
+        rows = [cut.model.decoder.layers[0].encoder_attn.q_proj, cut.get_input_embeddings()]
+        for layer in (*rows, cut.model.decoder.embed_tokens, cut.lm_head):
+            assert layer.weight.to_local().shape[0] * world == layer.weight.shape[0]
         batch = collate(tiny_pairs(6).to_list())
         source = {key: batch[key] for key in ("input_ids", "attention_mask")}
-        beams = [model.generate(**source, num_beams=3, max_new_tokens=8).tolist() for model in (whole, cut)]
+        beams = [model.generate(**source, num_beams=3, max_new_tokens=8) for model in (whole, cut)]
+        assert torch.equal(*beams)
         losses = [model(**batch, skip_logits=model is cut).loss for model in (whole, cut)]
+        torch.testing.assert_close(losses[1], losses[0])
         sum(losses).backward()
-        whole_gradients, gradients = (dict(model.named_parameters()) for model in (whole, cut))
-        layers = (cut.get_input_embeddings(), cut.model.decoder.embed_tokens, cut.lm_head)
-        result = {
-            "same_translations": beams[0] == beams[1],
-            "query_rows": cut.model.decoder.layers[0].encoder_attn.q_proj.weight.to_local().shape[0],
-            "rows": [layer.weight.to_local().shape[0] / layer.weight.shape[0] for layer in layers],
-            "loss": [loss.item() for loss in losses],
-            "gradients": max(
-                (_full(gradients[key].grad) - whole_gradients[key].grad).abs().max().item() for key in gradients
-            ),
-        }
+        _assert_same_gradients(cut, whole, 1e-5)
         cut.config.regularization_weight = 0.1
-        try:
+        with pytest.raises(ValueError, match=r"regularization_weight=0.1 needs all heads and neurons"):
             cut(**batch)
-        except ValueError as error:
-            result["refusal"] = str(error)
-        _write(folder / f"tensor_parallel-{name}-{rank}.json", result)
+
+
+def _assert_same_gradients(model: nn.Module, whole: nn.Module, tolerance: float) -> None:
+    expected = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    found = {name: _full(parameter.grad) for name, parameter in model.named_parameters()}
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-3
 
 
 def _full(tensor: torch.Tensor) -> torch.Tensor:
@@ -188,11 +171,13 @@ def _write(path: Path, values: dict) -> None:
 
 def _process(job: Callable[[Path, int, int], None], folder: Path, rank: int, world: int, port: int) -> None:
     if world > 1:
-        ranks, worlds = (
-            dict.fromkeys(("RANK", "LOCAL_RANK"), rank),
-            dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), world),
-        )
-        numbers = {**ranks, **worlds, "MASTER_PORT": port}
+        numbers = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": world,
+            "LOCAL_WORLD_SIZE": world,
+            "MASTER_PORT": port,
+        }
         os.environ.update({name: str(value) for name, value in numbers.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
     with orderly_end(folder):
@@ -222,10 +207,8 @@ if __name__ == "__main__":
     target = Path(sys.argv[1])
     faulthandler.dump_traceback_later(LONGER_THAN_ANY_JOB, exit=True)
     if len(sys.argv) > 2:
-        sys.exit(run(train, target, int(sys.argv[2])))
+        named, world = sys.argv[2:]
+        sys.exit(run(globals()[named], target, int(world)))
     for job in (train, go_on, translate):
         for world in (1, 2):
             run(job, target, world)
-    run(shard, target, 2)
-    if HAS_TENSOR_PARALLELISM:
-        run(tensor_parallel, target, 2)

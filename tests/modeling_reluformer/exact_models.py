@@ -83,9 +83,11 @@ def packed_batch() -> dict[str, torch.Tensor]:
     target_segments = torch.tensor([[1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 2, 3, 3, 0]])
     labels = random_tokens(2, 7, seed=2).masked_fill(target_segments == 0, -100)
     labels[0, 3] = -100
+    mask = (segments > 0).long()
+    mask[0, 3] = 0  # the last token of a sentence is hidden
     return {
         "input_ids": random_tokens(2, 9) * (segments > 0),
-        "attention_mask": (segments > 0).long(),
+        "attention_mask": mask,
         "decoder_input_ids": random_tokens(2, 7, seed=1),
         "labels": labels,
         "segment_ids": segments,

@@ -10,13 +10,13 @@ from reluformer.modeling_reluformer.attention_reluformer import (
     NORMALIZED,
     POINTWISE,
     Visibility,
-    positions_from_padding,
     positions_from_segments,
     reference_attention,
 )
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
+from reluformer.modeling_reluformer.layers_reluformer import token_positions
 from reluformer.modeling_reluformer.loss_reluformer import row_entropy
-from reluformer.modeling_reluformer.modeling_decoder import segments_from_positions
+from reluformer.modeling_reluformer.modeling_decoder import packed_segments
 
 from . import paper_formulas
 
@@ -68,16 +68,6 @@ def test_normalized_rows_sum_to_one_over_the_visible_keys(activation):
         torch.testing.assert_close(weights[1, 1, 2][mask[1, 0, 2]], row)
     narrow = [tensor.bfloat16() for tensor in (query, key, value)]
     assert reference_attention(*narrow, activation=activation).weights.dtype == torch.bfloat16
-
-
-def test_unknown_names_are_refused():
-    query, key, value, row_scale = inputs()
-    with pytest.raises(ValueError, match="'swish' is unknown; choose one of relu"):
-        reference_attention(query, key, value, activation="swish")
-    with pytest.raises(ValueError, match="row_scale was given for 'softmax'"):
-        reference_attention(query, key, value, activation="softmax", row_scale=row_scale)
-    with pytest.raises(ValueError, match="'all' is unknown"):
-        reference_attention(query, key, value, activation="relu", statistics="all")
 
 
 def visibilities(batch, queries, keys):
@@ -143,11 +133,8 @@ def test_the_mask_is_the_rule_written_out(offset, as_tensor):
 
 def test_only_what_hides_something_is_a_mask():
     device = torch.device("cpu")
-    assert Visibility(causal=True, query_offset=4).dense(1, 5, device) is None
-    assert Visibility(causal=True, query_offset=3).dense(1, 5, device) is not None
-    assert (
-        Visibility(causal=True, query_offset=torch.tensor(4)).dense(1, 5, device) is not None
-    )  # its value is not read
+    for offset, hides in ((4, False), (3, True), (torch.tensor(4), True)):  # the value of a tensor is not read
+        assert (Visibility(causal=True, query_offset=offset).dense(1, 5, device) is not None) == hides
 
 
 def test_packed_causal_counts_restart_at_each_segment():
@@ -155,11 +142,9 @@ def test_packed_causal_counts_restart_at_each_segment():
     visibility = Visibility(causal=True, query_segments=segments, key_segments=segments)
     assert visibility.count(1, 7, 7, segments.device).tolist() == [[1, 2, 3, 1, 2, 1, 1]]
     assert positions_from_segments(segments).tolist() == [[0, 1, 2, 0, 1, 0, 0]]
-    assert segments_from_positions(torch.tensor([[0, 1, 2, 0, 1, 5, 6]])).tolist() == [[1, 1, 1, 2, 2, 3, 3]]
-    assert positions_from_padding(torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]]), 4).tolist() == [
-        [0, 0, 0, 1],
-        [0, 1, 1, 1],
-    ]
+    assert packed_segments(torch.tensor([[0, 1, 2, 0, 1, 5, 6]]), None, None).tolist() == [[1, 1, 1, 2, 2, 3, 3]]
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])
+    assert token_positions(4, mask.device, mask, None).tolist() == [[0, 0, 0, 1], [0, 1, 1, 1]]
 
 
 def scores() -> torch.Tensor:

@@ -9,13 +9,7 @@ from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.configuration_reluformer import require_tensor_parallel
 
 from ..conftest import tiny_config
-from .exact_models import (
-    assert_equals_the_paper,
-    exact_model,
-    padded_batch,
-    use_path,
-    whole_batch,
-)
+from .exact_models import assert_equals_the_paper, exact_model, padded_batch, use_path, whole_batch
 
 BAD_FIELDS = [
     ({"attention_activation": "swish"}, ["attention_activation", "swish", "relu", "softmax", "entmax15"]),
@@ -27,31 +21,18 @@ BAD_FIELDS = [
         {"attention_activation": "softmax", "attention_scaling": "variance"},
         ["attention_scaling", "variance", "softmax"],
     ),
-    (
-        {"attention_activation": "gelu", "regularization_weight": 0.1},
-        ["regularization_weight", "0.1", "gelu", "softplus"],
-    ),
-    ({"attention_activation": "softmax", "regularization_weight": 0.1}, ["regularization_weight", "softmax"]),
-    (
-        {"attention_scaling": "length", "attention_gamma_learnable": True},
-        ["attention_gamma_learnable", "variance", "length"],
-    ),
+    ({"attention_activation": "gelu", "regularization_weight": 0.1}, ["regularization_weight", "0.1", "gelu"]),
+    ({"attention_scaling": "length", "attention_gamma_learnable": True}, ["attention_gamma_learnable", "length"]),
     ({"ffn_temperature": 2}, ["ffn_temperature", "2", "softmax"]),
     ({"d_model": 30, "encoder_attention_heads": 4}, ["d_model", "30", "encoder_attention_heads", "4"]),
     ({"decoder_vocab_size": 7}, ["decoder_vocab_size", "7", "share_encoder_decoder_embeddings"]),
     ({"dropout": 1.0}, ["dropout", "1.0", "[0, 1)"]),
-    ({"attention_dropout": -0.1}, ["attention_dropout", "-0.1"]),
-    ({"label_smoothing": 1.5}, ["label_smoothing", "1.5"]),
-    ({"attention_gamma": 0}, ["attention_gamma", "0"]),
     ({"attention_gamma": float("nan")}, ["attention_gamma", "nan"]),
     ({"attention_alpha": 2.5}, ["attention_alpha", "2.5"]),
     ({"entropy_margin": -1}, ["entropy_margin", "-1"]),
-    ({"regularization_weight": -1}, ["regularization_weight", "-1"]),
     ({"encoder_layers": 0}, ["encoder_layers", "0"]),
     ({"d_model": "wide"}, ["d_model"]),
-    ({"hidden_size": 30, "num_attention_heads": 7}, ["30", "7"]),
     ({"attention_gate": "yes"}, ["attention_gate"]),
-    ({"is_encoder_decoder": False}, ["is_encoder_decoder", "False", "True"]),
     ({"dmodel": 100}, ["'dmodel' is not a field of ReLUFormerConfig; did you mean d_model?"]),
     ({"gamma": 16.0}, ["'gamma'", "did you mean attention_gamma?"]),
 ]

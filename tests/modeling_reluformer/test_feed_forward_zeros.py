@@ -6,48 +6,26 @@ from torch import nn
 from transformers.models.gemma3n import Gemma3nTextConfig
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextMLP
 
-from reluformer import (
-    ReLUFormerConfig,
-    ReLUFormerDecoderConfig,
-    ReLUFormerForCausalLM,
-    ReLUFormerForConditionalGeneration,
-    ReLUFormerForImageClassification,
-    ReLUFormerVisionConfig,
-)
 from reluformer.modeling_reluformer.layers_reluformer import SparseActivation
 
-VOCABULARY, WIDTH = 40, 20
-SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 12}
-TRANSLATION = {
-    "vocab_size": VOCABULARY, "d_model": 12, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": WIDTH, "decoder_ffn_dim": WIDTH, "dropout": 0.0,
-    "attention_dropout": 0.0, "label_smoothing": 0.0,
-}  # fmt: skip
+from ..conftest import VOCABULARY, tiny_model
+from .cases import classes, decoder_model, pictures, vision_model
+
 KINDS = ["mlp", "glu", "dglu", "vision", "translation"]
 
 
 def make(kind, activation="relu", **fields):
-    torch.manual_seed(3)
     fields = {"activation_function": activation, **fields}
     if kind == "translation":
-        config = ReLUFormerConfig(**{**TRANSLATION, **fields})
-        model = ReLUFormerForConditionalGeneration(config)
-    elif kind == "vision":
-        sizes = {"intermediate_size": WIDTH, "image_size": 8, "patch_size": 4, "num_labels": 4}
-        model = ReLUFormerForImageClassification(ReLUFormerVisionConfig(**{**SHAPE, **sizes, **fields}))
-    else:
-        sizes = {"intermediate_size": WIDTH, "vocab_size": VOCABULARY, "ffn_type": kind}
-        model = ReLUFormerForCausalLM(ReLUFormerDecoderConfig(**{**SHAPE, **sizes, **fields}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+        rates = dict.fromkeys(("dropout", "attention_dropout", "label_smoothing"), 0.0)
+        return tiny_model(decoder_layers=1, **rates, **fields)
+    return vision_model(**fields) if kind == "vision" else decoder_model(ffn_type=kind, **fields)
 
 
 def batch_for(kind, items=5):
     torch.manual_seed(4)
     if kind == "vision":
-        return {"pixel_values": torch.randn(items, 3, 8, 8), "labels": torch.randint(0, 4, (items,))}
+        return {"pixel_values": pictures(items), "labels": classes(items)}
     if kind == "translation":
         source, labels = torch.randint(3, VOCABULARY, (items, 7)), torch.randint(3, VOCABULARY, (items, 6))
         mask = torch.ones_like(source)
@@ -95,14 +73,13 @@ def test_top_k_keeps_the_largest(kind):
 
 @pytest.mark.parametrize("share", [0.5, 0.95])
 def test_statistical_top_k_is_gemmas(share):
-    sizes = {"hidden_size": 12, "num_attention_heads": 2, "intermediate_size": [64], "num_hidden_layers": 1}
+    sizes = {"hidden_size": 24, "num_attention_heads": 2, "intermediate_size": [40], "num_hidden_layers": 1}
     config = Gemma3nTextConfig(**sizes, activation_sparsity_pattern=[share], layer_types=["full_attention"])
     torch.manual_seed(0)
     gemma = Gemma3nTextMLP(config, layer_idx=0)
-    fields = {"intermediate_size": 64, "activation_sparsity_pattern": share, "ffn_bias": False}
-    ours = make("glu", "gelu_pytorch_tanh", **fields).model.layers[0].mlp
+    ours = make("glu", "gelu_pytorch_tanh", activation_sparsity_pattern=share, ffn_bias=False).model.layers[0].mlp
     ours.load_state_dict(gemma.state_dict())
-    states = torch.randn(2, 7, 12, requires_grad=True)
+    states = torch.randn(2, 7, 24, requires_grad=True)
     again = states.detach().clone().requires_grad_()
     expected, found = gemma(states), ours(again)
     torch.testing.assert_close(found, expected)
@@ -181,8 +158,7 @@ def test_stochastic_activations_are_relus_at_the_end():
 @pytest.mark.parametrize(
     ("kind", "fields", "named"),
     [
-        ("mlp", {"ffn_top_k": 0}, "ffn_top_k=0 must be from 1 to 20"),
-        ("vision", {"ffn_top_k": 21}, "ffn_top_k=21 must be from 1 to 20"),
+        ("mlp", {"ffn_top_k": 0}, "ffn_top_k=0 must be from 1 to 40"),
         ("translation", {"ffn_top_k": 12, "decoder_ffn_dim": 10}, "ffn_top_k=12 must be from 1 to 10"),
         ("glu", {"ffn_threshold": -0.1}, "ffn_threshold=-0.1 must be"),
         ("translation", {"ffn_l1_weight": float("inf")}, "ffn_l1_weight=inf must be"),

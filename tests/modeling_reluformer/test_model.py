@@ -2,12 +2,12 @@
 
 import copy
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
-from transformers import AttentionInterface, DynamicCache, EncoderDecoderCache
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import DynamicCache, EncoderDecoderCache
 
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.attention_reluformer import Visibility
@@ -32,14 +32,8 @@ def test_learnable_gamma_starts_at_gamma_and_gets_a_gradient():
 def test_wrong_calls_say_what_is_wrong():
     model = tiny_model()
     source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
-    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
-        model.model.encoder()
-    with pytest.raises(ValueError, match="70 tokens is longer than max_position_embeddings=64"):
-        model(input_ids=random_tokens(1, 70), labels=target[:1])
     with pytest.raises(ValueError, match=r"\(batch, keys\) = \(2, 7\).*got \(2, 6\)"):
         model(input_ids=source, attention_mask=torch.ones(2, 6), labels=target)
-    with pytest.raises(ValueError, match="this one has other values"):
-        model(input_ids=source, attention_mask=(torch.ones_like(source) - 1) * 10000 - 3, labels=target)
     with pytest.raises(ValueError, match=r"must be boolean, .* torch\.float32"):
         model(input_ids=source, attention_mask=torch.zeros(2, 1, 7, 7), labels=target)
     with pytest.raises(ValueError, match="only segment_ids was given"):
@@ -50,8 +44,6 @@ def test_wrong_calls_say_what_is_wrong():
     first_missing = target.masked_fill(torch.tensor([False, False, False, True, False]), -100)
     with pytest.raises(ValueError, match="padded on the left"):
         model(input_ids=source, labels=first_missing, **segments)
-    with pytest.raises(ValueError, match=r"\(batch, queries\) = \(2, 4\); got \(2, 5\)"):
-        model(input_ids=source, decoder_input_ids=target[:, :4], **segments)
     with pytest.raises(ValueError, match="goes without segment ids"):
         model.model.encoder(source, torch.ones(2, 1, 7, 7).bool(), segment_ids=segments["segment_ids"])
     with pytest.raises(ValueError, match=r"\(2, 1, 7, 7\); got \(2, 4, 7, 7\)"):
@@ -128,13 +120,10 @@ def test_a_keyword_of_a_later_library_goes_through(call):
     [
         (translation, "target_per_source", "did you mean targets_per_source?"),
         (translation, "past_key_value", "did you mean past_key_values?"),
-        (translation, "output_hidden_state", "did you mean output_hidden_states?"),
-        (translation, "head_mask", "leave it out"),
-        (translation, "source_embeds", "leave it out"),
         (translation, "position_ids", "leave it out"),
         (language, "is_causal", "leave it out"),
-        (language, "logit_to_keep", "did you mean logits_to_keep?"),
-        (vision, "interpolate_pos_encodings", "did you mean interpolate_pos_encoding?"),
+        (language, "shift_labels", "leave it out"),
+        (vision, "output_hidden_state", "did you mean output_hidden_states?"),
         (vision, "input_ids", "leave it out"),
     ],
 )
@@ -169,15 +158,11 @@ def test_layers_that_are_computed_again_write_to_no_cache(make):
     ("fields", "implementation"),
     [
         ({}, "sdpa"),
-        ({}, "flash_attention_2"),
-        ({}, "flex_attention"),
-        ({}, "paged|eager"),
+        ({}, "reluformer"),  # which Transformers knows
         ({}, "kernels-community/flash-attn"),
-        ({"attention_activation": "softplus"}, "sdpa"),
         ({"preset": "vanilla"}, "fused"),
         ({"preset": "vanilla"}, "flex_attention"),
         ({"preset": "sparsemax"}, "sdpa"),
-        ({"preset": "entmax15"}, "fused"),
     ],
     ids=str,
 )
@@ -230,65 +215,37 @@ def test_lora_has_the_loss_of_the_model_and_merges_into_one(tmp_path):
     assert (expected - plain.logits).abs().max() > 1e-3
 
 
-def test_a_globally_registered_foreign_name_is_refused(monkeypatch):
-    """It would run without a mask, or run softmax in a ReLU model, without a word."""
-    monkeypatch.setitem(AttentionInterface._global_mapping, "foreign", lambda *args, **kwargs: None)
-    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "foreign", lambda *args, **kwargs: None)
-    model = tiny_model()
-    with pytest.raises(ValueError, match='attn_implementation="foreign"` is not supported'):
-        model.set_attn_implementation("foreign")
-    config = tiny_config()
-    config._attn_implementation = "foreign"
-    with pytest.raises(ValueError, match='attn_implementation="foreign"` is not supported'):
-        ReLUFormerForConditionalGeneration(config)
-
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 # Longer than what runs as plain products beside the blockwise loop (`_is_small`).
 LONG = 520
 OPERATORS = {"compiled": "reluformer_cpu.attention", "python": "reluformer.pointwise_attention"}
 
 
-@pytest.fixture(params=OPERATORS)
-def loop(request):
-    """Which loop computes: the compiled one takes every length, the other one long sequences alone."""
-    if request.param == "python":
-        with library.python_loop():
-            yield request.param
-    elif library.library(large=True) is None:
-        pytest.skip("the compiled attention cannot be built here")
-    else:
-        yield request.param
-
-
-def long_model(preset: str) -> ReLUFormerForConditionalGeneration:
-    rates = {"dropout": 0.0, "attention_dropout": 0.0}
-    return tiny_model(preset=preset, encoder_layers=1, decoder_layers=1, max_position_embeddings=LONG, **rates)
-
-
-def operators(graph: torch.fx.GraphModule, loop: str) -> int:
-    return sum(str(node.target).startswith(OPERATORS[loop]) for node in graph.graph.nodes)
-
-
-@needs_compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize(
     ("loop", "preset", "length", "backend"),
     [
         ("compiled", "reluformer", 7, "aot_eager"),
         pytest.param("compiled", "reluformer", LONG, "inductor", marks=pytest.mark.slow),
-        pytest.param("python", "reluformer", 7, "inductor", marks=pytest.mark.slow),
         pytest.param("python", "reluformer", LONG, "inductor", marks=pytest.mark.slow),
         pytest.param("compiled", "vanilla", 7, "inductor", marks=pytest.mark.slow),
     ],
-    indirect=["loop"],
 )
 def test_compiled_training_step_is_one_graph_and_equal(loop, preset, length, backend):
-    model = long_model(preset).train()
+    """The compiled loop takes every length, that in Python long sequences alone."""
+    if loop == "compiled" and library.library(large=True) is None:
+        pytest.skip("the compiled attention cannot be built here")
+    with library.python_loop() if loop == "python" else nullcontext():
+        assert_compiled_step_is_equal(loop, preset, length, backend)
+
+
+def assert_compiled_step_is_equal(loop: str, preset: str, length: int, backend: str) -> None:
+    fields = {"encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0, "attention_dropout": 0.0}
+    model = tiny_model(preset=preset, max_position_embeddings=LONG, **fields).train()
     twin = copy.deepcopy(model)
     counts = []
 
     def counting(graph, inputs):
-        counts.append(operators(graph, loop))
+        counts.append(sum(str(node.target).startswith(OPERATORS[loop]) for node in graph.graph.nodes))
         return lookup_backend(backend)(graph, inputs)
 
     compiled = torch.compile(twin, fullgraph=True, backend=counting)
@@ -296,9 +253,7 @@ def test_compiled_training_step_is_one_graph_and_equal(loop, preset, length, bac
     batch["attention_mask"] = torch.ones(2, length)
     batch["attention_mask"][1, length // 2 :] = 0
     expected, found = model(**batch), compiled(**batch)
-    # of the encoder's layer, and two of the decoder's
-    takes_part = preset == "reluformer" and (loop == "compiled" or length == LONG)
-    assert counts == [3 if takes_part else 0]
+    assert counts == [3 if preset == "reluformer" else 0]  # of the encoder's layer, and two of the decoder's
     torch.testing.assert_close(found.loss, expected.loss)
     expected.loss.backward()
     found.loss.backward()

@@ -5,12 +5,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModel, BertConfig, BertModel
+from transformers import AutoConfig, AutoModel
 
 import reluformer
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
 USE_MODELS = """
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel
 for kind in ("reluformer", "reluformer_decoder", "reluformer_vision"):
@@ -77,13 +75,3 @@ def test_every_public_name_can_be_imported():
 def test_a_registered_model_is_saved_with_its_code(kind):
     model = AutoModel._model_mapping[type(AutoConfig.for_model(kind))]
     assert (model._auto_class, model.config_class._auto_class) == ("AutoModel", "AutoConfig")
-
-
-@pytest.mark.slow
-def test_the_registered_functions_can_be_compiled():
-    config = BertConfig(**SIZES, attn_implementation="reluformer", reluformer={})
-    model, ids = BertModel(config).eval(), torch.ones(2, 5, dtype=torch.long)
-    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    compiled = torch.compile(model, backend="eager")
-    expected = model(ids, attention_mask=mask).last_hidden_state
-    torch.testing.assert_close(compiled(ids, attention_mask=mask).last_hidden_state, expected)

@@ -91,17 +91,3 @@ def test_what_is_carried_imports_its_neighbours_and_nothing_else_of_the_package(
                 assert all(name.startswith("reluformer.modeling_reluformer.fused") for name in own), (
                     f"{path.name}: {own}"
                 )
-
-
-def test_loading_a_hub_copy_leaves_the_installed_functions_alone(saved):
-    """In a process that has the package, a copy of its files from the Hub keeps its own registry."""
-    from transformers import AutoModelForSeq2SeqLM
-
-    from reluformer.modeling_reluformer.layers_reluformer import ALL_ATTENTION_FUNCTIONS
-
-    before = dict(ALL_ATTENTION_FUNCTIONS)
-    model = AutoModelForSeq2SeqLM.from_pretrained(saved)
-    assert type(model).__module__ == "reluformer.modeling_reluformer.modeling_reluformer"
-    copy = AutoModelForSeq2SeqLM.from_pretrained(saved, trust_remote_code=True)
-    copy.generate(random_tokens(1, 5), max_new_tokens=3)
-    assert dict(ALL_ATTENTION_FUNCTIONS) == before

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from reluformer import ReLUFormerForImageClassification, use_relu_attention
-from reluformer.modeling_reluformer.loss_reluformer import row_penalty
 from reluformer.training.foreign_models import convert_model, vit_weights
 
-from .cases import CLASSES, classes, pictures, vision_config, vision_model, vit_model
+from .cases import CLASSES, classes, pictures, row_penalties, vision_config, vision_model, vit_model
 
 FULL = {
     "preset": "relu_vit",
@@ -40,11 +39,8 @@ def test_the_loss_is_cross_entropy_and_the_regulariser_of_the_weights(pooling):
     output = model(pictures(), labels=classes(), output_attentions=True)
     penalties = []
     for weights in output.attentions:
-        row_sum = weights.sum(-1)
-        shares = weights / row_sum.clamp_min(1e-30).unsqueeze(-1)
-        entropy = -(shares * shares.clamp_min(1e-30).log()).sum(-1)
         visible = torch.tensor(float(weights.shape[-1]))
-        penalties.append(row_penalty(row_sum, entropy, visible, model.config.entropy_margin).mean())
+        penalties.append(row_penalties(weights, visible, model.config.entropy_margin).mean())
     expected = torch.stack(penalties).mean()
     torch.testing.assert_close(output.regularization, expected, atol=1e-5, rtol=1e-5)
     cross_entropy = torch.nn.functional.cross_entropy(output.logits, classes())
@@ -75,18 +71,13 @@ def test_a_picture_that_does_not_count_changes_nothing():
 @pytest.mark.parametrize(
     ("inputs", "error", "named"),
     [
-        (
-            {"pixel_values": pictures(size=(12, 8))},
-            ValueError,
-            r"\('batch', 3, 8, 8\); got torch.float32 \(3, 3, 12, 8\)",
-        ),
+        ({"pixel_values": pictures(size=(12, 8))}, ValueError, r"3, 8, 8\); got torch.float32 \(3, 3, 12, 8\)"),
         ({"pixel_values": pictures(channels=1)}, ValueError, r"got torch.float32 \(3, 1, 8, 8\)"),
         ({"pixel_values": pictures()[0]}, ValueError, r"got torch.float32 \(3, 8, 8\)"),
         ({"pixel_values": pictures().byte()}, ValueError, "must be floats"),
         ({"labels": torch.tensor([0, 5, 1])}, IndexError, "Target 5 is out of bounds"),
         ({"output_attentions": True}, ValueError, "needs attn_implementation='eager'"),
         ({"attention_mask": torch.ones(3, 4)}, TypeError, "takes no attention_mask"),
-        ({"pixel_values": None}, ValueError, "Give pixel_values"),
     ],
 )
 def test_wrong_calls_say_what_is_wrong(inputs, error, named):
@@ -102,12 +93,8 @@ def test_wrong_calls_say_what_is_wrong(inputs, error, named):
         ({"pooling": "max"}, "pooling='max' is not supported; choose one of mean, cls"),
         ({"initialization": "zeros"}, "choose one of xavier, normal"),
         ({"hidden_size": 15}, "hidden_size=15 must be a multiple of num_attention_heads=2"),
-        ({"attention_alpha": 2.5}, r"attention_alpha=2.5 must lie in \[0, 2\]"),
-        ({"hidden_dropout_prob": 1.0}, r"\[0, 1\)"),
         ({"attention_dropout": -1.0}, r"attention_probs_dropout_prob=-1.0 must lie in \[0, 1\)"),
-        ({"num_channels": 0}, "num_channels=0 must be at least 1"),
         ({"pooler_act": "tanhh"}, "tanhh"),
-        ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0 must be a finite number above 0"),
         ({"preset": "vit"}, "choose one of relu_vit, softmax_vit"),
         ({"size": "S/4"}, "choose one of S/32, S/16, S/8"),
         ({"pach_size": 4}, "did you mean patch_size"),
@@ -154,11 +141,6 @@ def pair_of_models(scaling: str, **fields):
     return vit, model
 
 
-def _in_their_order(vit, model):
-    ours = dict(model.named_parameters())
-    return [ours[name] for name in vit_weights(dict(vit.named_parameters()))]
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_logits_loss_and_gradients_are_those_of_vit(scaling, shape):
@@ -170,11 +152,8 @@ def test_logits_loss_and_gradients_are_those_of_vit(scaling, shape):
     torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=0)
     expected.loss.backward()
     found.loss.backward()
-    theirs = {name: parameter.grad for name, parameter in vit.named_parameters()}
-    assert len(theirs) == len(list(model.parameters()))
-    pairs = zip(vit.named_parameters(), _in_their_order(vit, model), strict=True)
-    for (name, parameter), ours in pairs:
-        torch.testing.assert_close(ours.grad, parameter.grad, atol=1e-5, rtol=1e-4, msg=name)
+    theirs, ours = ({name: part.grad for name, part in each.named_parameters()} for each in (vit, model))
+    torch.testing.assert_close(ours, vit_weights(theirs), atol=1e-5, rtol=1e-4)
 
 
 def test_positions_are_interpolated_as_vit_does():

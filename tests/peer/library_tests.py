@@ -18,8 +18,8 @@ import tarfile
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import transformers
 
@@ -44,30 +44,30 @@ class NotDownloadableError(RuntimeError):
     """The source package could not be downloaded; the message says why."""
 
 
-@dataclass(frozen=True)
-class LibraryTests:
+class LibraryTests(NamedTuple):
     """What the library's tests offer. generation_missing: why that mixin is only a stub; None: it is the real one."""
 
     modeling: types.ModuleType
     configuration: types.ModuleType
-    generation_mixin: type
     generation_missing: str | None
 
 
 def library_tests_folder(progress: bool = False) -> Path:
-    """The `tests` folder of the installed version's source package, downloaded on first use.
-
-    Raises:
-        NotDownloadableError: pip got no source package.
-        RuntimeError: the source package holds no test mixins.
-    """
-    folder = CACHE / f"transformers-{transformers.__version__}" / "tests"
+    """The `tests` folder of the installed version's source package, downloaded on first use, or a `NotDownloadableError`."""
+    name = f"transformers-{transformers.__version__}"
+    folder = CACHE / name / "tests"
     if not (folder / "__init__.py").exists():
-        _unpack_tests(_download(progress), folder)
+        _download(progress)
+        with tarfile.open(CACHE / f"{name}.tar.gz") as package:
+            members = [member for member in package.getmembers() if "/tests/" in member.name]
+            package.extractall(CACHE, members=members, filter="data")
+        # the library loads itself from "the __init__.py beside the tests", which is not in the source package; written last,
+        # it also says that unpacking was finished
+        (folder / "__init__.py").write_text("")
     return folder
 
 
-def _download(progress: bool) -> Path:
+def _download(progress: bool) -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     requirement = f"transformers=={transformers.__version__}"
     options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--disable-pip-version-check"]
@@ -75,78 +75,37 @@ def _download(progress: bool) -> Path:
     # pip's bar goes to its stdout; what went wrong, to its stderr
     done = subprocess.run(command, stdout=None if progress else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
-        raise NotDownloadableError(f"the source package of {requirement} could not be downloaded: {errors[-1]}")
-    return CACHE / f"transformers-{transformers.__version__}.tar.gz"
-
-
-def _unpack_tests(archive: Path, folder: Path) -> None:
-    with tarfile.open(archive) as package:
-        members = [member for member in package.getmembers() if "/tests/" in member.name]
-        package.extractall(CACHE, members=members, filter="data")
-    if not (folder / "test_modeling_common.py").exists():
-        raise RuntimeError(f"{archive.name} holds no tests/test_modeling_common.py; this version cannot be tested so.")
-    # the library loads itself from "the __init__.py beside the tests", which is not in the source package; written last,
-    # it also says that unpacking was finished
-    (folder / "__init__.py").write_text("")
+        last = done.stderr.strip().splitlines()[-1]
+        raise NotDownloadableError(f"the source package of {requirement} could not be downloaded: {last}")
 
 
 def load_library_tests() -> LibraryTests:
-    """Imports the mixins, with stubs for what they import in vain.
-
-    Raises:
-        NotDownloadableError: as `library_tests_folder`.
-        FileNotFoundError: `PEER_TRANSFORMERS_TESTS` does not name a folder of transformers' tests.
-    """
-    _add_package(PACKAGE, library_tests_folder())
+    """Imports the mixins, with stubs for what they import in vain; errors as of `library_tests_folder`."""
+    _add_module(PACKAGE, library_tests_folder())
+    _add_module(f"{PACKAGE}.utils")
     _add_module(f"{PACKAGE}.utils.test_configuration_utils", config_common_kwargs=COMMON_CONFIG_FIELDS)
-    exports = {name: _stub(name) for name in ("ExportTesterMixin", "ExportGenerateTesterMixin")}
+    _add_module(f"{PACKAGE}.exporters")
+    exports = {name: type(name, (), {}) for name in ("ExportTesterMixin", "ExportGenerateTesterMixin")}
     _add_module(f"{PACKAGE}.exporters.test_export", **exports)
-    checkout = _checkout()
-    if checkout is None:
-        _add_module(f"{PACKAGE}.generation.test_utils", GenerationTesterMixin=_stub("GenerationTesterMixin"))
+    missing = None
+    if checkout := os.environ.get(CHECKOUT_VARIABLE):
+        _add_module(f"{PACKAGE}.generation", Path(checkout).expanduser().resolve() / "generation")
     else:
-        _add_package(f"{PACKAGE}.generation", checkout / "generation")
+        missing = (
+            f"GenerationTesterMixin is not in the source package; {CHECKOUT_VARIABLE} names a checkout's tests folder"
+        )
+        _add_module(f"{PACKAGE}.generation")
+        _add_module(f"{PACKAGE}.generation.test_utils", GenerationTesterMixin=type("GenerationTesterMixin", (), {}))
     with _absolute_names(PACKAGE):
         modeling = importlib.import_module(f"{PACKAGE}.test_modeling_common")
         configuration = importlib.import_module(f"{PACKAGE}.test_configuration_common")
-    missing = None
-    if checkout is None:
-        missing = (
-            f"GenerationTesterMixin is not in the source package; set {CHECKOUT_VARIABLE} to the tests folder of a "
-            f"transformers checkout of about version {transformers.__version__}"
-        )
-    return LibraryTests(modeling, configuration, modeling.GenerationTesterMixin, missing)
+    return LibraryTests(modeling, configuration, missing)
 
 
-def _checkout() -> Path | None:
-    named = os.environ.get(CHECKOUT_VARIABLE)
-    if not named:
-        return None
-    folder = Path(named).expanduser().resolve()
-    if not (folder / "generation" / "test_utils.py").is_file():
-        raise FileNotFoundError(
-            f"{CHECKOUT_VARIABLE}={named}: there is no generation/test_utils.py in it; name the tests folder of a "
-            "transformers checkout."
-        )
-    return folder
-
-
-def _stub(name: str) -> type:
-    return type(name, (), {"__doc__": "Stands for a mixin that is not in the source package; tests nothing."})
-
-
-def _add_package(name: str, *folders: Path) -> None:
-    package = types.ModuleType(name)
-    package.__path__ = [str(folder) for folder in folders]
-    sys.modules[name] = package
-
-
-def _add_module(name: str, **contents: object) -> None:
-    parent = name.rpartition(".")[0]
-    if parent not in sys.modules:
-        _add_package(parent)
+def _add_module(name: str, *folders: Path, **contents: object) -> None:
+    """A module of these contents, or a package of what lies in the folders."""
     module = types.ModuleType(name)
+    module.__path__ = [str(folder) for folder in folders]
     vars(module).update(contents)
     sys.modules[name] = module
 

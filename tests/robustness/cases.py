@@ -153,7 +153,7 @@ translate --model model --input long_line.txt
 CALLS = expressions("""
 a token id beyond the vocabulary
 model(input_ids=torch.full((1, 3), 40), decoder_input_ids=target[:1])
-IndexError: input_ids holds the id 40; the vocabulary of 40 tokens has the ids 0 to 39.
+IndexError: input_ids holds ids from 40 to 40; the vocabulary of 40 tokens has 0 to 39.
 
 labels of -100 alone: the loss is 0
 float(model(input_ids=source, labels=torch.full((2, 5), -100)).cross_entropy)
