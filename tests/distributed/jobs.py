@@ -93,7 +93,7 @@ def translate(folder: Path, rank: int, world: int) -> None:
     scores = []
     for count in (5, 1):
         sources, references = pairs["source"][:count], [reference, *pairs["target"][1:count]]
-        scores.append(ValidationTranslation(tokenizer, sources, references, **options)(model, rank, world))
+        scores.append(ValidationTranslation(tokenizer, sources, references, options)(model, rank, world))
     if rank == 0:
         _write(folder / f"translate-{world}.json", {"scores": scores})
 

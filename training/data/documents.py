@@ -1,13 +1,11 @@
 """Documents: consecutive sentences of one document packed to texts of at most L tokens (paper, appendix B).
 
 Greedy: sentences are put together as long as both sides stay within L tokens, `</s>` included; the next packed document
-starts with the next sentence, and never crosses the end of a document. Only the counts of tokens decide, so the same
-corpus packed with the same tokenizer gives the same pieces everywhere. A packed document is one text, its sentences
+starts with the next sentence, and never crosses the end of a document. A packed document is one text, its sentences
 joined by a space, and is encoded, trained on, translated and scored like a sentence.
 
 The paper scores packed documents. Those of two L are different texts, so such figures of different L cannot be
-compared. `PackedDocuments.references` is the unit for that: the whole original document, in which the packed documents
-of every L nest, with all its sentences, those too that were left out of packing.
+compared. `PackedDocuments.references` is the unit for that: the whole original document with all its sentences.
 
 Packing keeps the corpus in memory, in every process; corpora of single sentences stay on disk.
 """
@@ -44,13 +42,10 @@ class PackingReport(CorpusReport):
 
     def summary(self) -> str:
         """One line for a log or an error message."""
-        line = (
-            f"{self.name}: {self.kept:,} of {self.read:,} sentences of {self.documents:,} documents in {self.packed:,} packed "
-            f"documents of at most {self.max_tokens:,} tokens"
-        )
-        if self.kept_too_long:
-            line += f"; kept alone: {self.kept_too_long:,} × longer than {self.max_tokens} tokens"
-        return line + self.skips()
+        sentences = f"{self.kept:,} of {self.read:,} sentences of {self.documents:,} documents"
+        packed = f"{self.packed:,} packed documents of at most {self.max_tokens:,} tokens"
+        alone = f"; kept alone: {self.kept_too_long:,} × longer" if self.kept_too_long else ""
+        return f"{self.name}: {sentences} in {packed}{alone}{self.skips()}"
 
 
 @dataclass(frozen=True)
@@ -88,25 +83,23 @@ def greedy_spans(
     """Packed documents as half-open ranges of sentences, in order; `max_tokens` counts `</s>`, the counts of tokens do not.
 
     A sentence that alone is longer is a range of its own. One that is left out is in no range and ends the packed document before
-    it, since what stands on its two sides is not consecutive. (A pair that reading skipped is no sentence here and ends nothing.)
+    it, since what stands on its two sides is not consecutive.
     """
     room = max_tokens - 1
     spans: list[tuple[int, int]] = []
-    start: int | None = None
+    goes_on = False  # the last range
     source_sum = target_sum = 0
     rows = zip(source_tokens, target_tokens, documents, left_out, strict=True)
     for index, (source, target, document, is_left_out) in enumerate(rows):
-        if start is not None:
-            full = source_sum + source > room or target_sum + target > room
-            if full or is_left_out or document != documents[start]:
-                spans.append((start, index))
-                start = None
-        if is_left_out:
-            continue
-        if start is None:
-            start, source_sum, target_sum = index, 0, 0
-        source_sum, target_sum = source_sum + source, target_sum + target
-    return spans if start is None else [*spans, (start, len(documents))]
+        full = source_sum + source > room or target_sum + target > room
+        if not is_left_out and goes_on and not full and document == documents[index - 1]:
+            spans[-1] = (spans[-1][0], index + 1)
+            source_sum, target_sum = source_sum + source, target_sum + target
+        elif not is_left_out:
+            spans.append((index, index + 1))
+            source_sum, target_sum = source, target
+        goes_on = not is_left_out
+    return spans
 
 
 def pack_documents(
@@ -160,12 +153,12 @@ def pack_split(
 
 
 def _joined(sentences: datasets.Dataset, spans: list[tuple[int, int]]) -> datasets.Dataset:
-    columns: dict[str, list[str] | list[int]] = {}
-    for side in ("source", "target"):
-        texts = sentences[side][:]
-        columns[side] = [" ".join(texts[start:stop]) for start, stop in spans]
-    documents = sentences["document"][:]
-    columns["document"] = [documents[start] for start, _ in spans]
-    columns["sentences"] = [stop - start for start, stop in spans]
-    columns["first"] = [start for start, _ in spans]
+    source, target, documents = (sentences[name][:] for name in ("source", "target", "document"))
+    columns = {
+        "source": [" ".join(source[start:stop]) for start, stop in spans],
+        "target": [" ".join(target[start:stop]) for start, stop in spans],
+        "document": [documents[start] for start, _ in spans],
+        "sentences": [stop - start for start, stop in spans],
+        "first": [start for start, _ in spans],
+    }
     return datasets.Dataset.from_dict(columns)

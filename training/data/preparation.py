@@ -32,11 +32,8 @@ class PreparedCorpus:
 
 
 def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedCorpus:
-    """Reads the splits for training, trains or loads the tokenizer, encodes; writes `corpus_report.json` into the run folder.
-
-    Args:
-        recipe: of the run.
-        resume_from: a checkpoint, whose tokenizer is taken.
+    """Reads the splits for training, trains the tokenizer or loads it (that of the checkpoint `resume_from`), encodes; writes
+    `corpus_report.json` into the run folder.
 
     Raises:
         UserError: files that cannot be used, a split with no pair left, or sources of an evaluated split that are too long.

@@ -105,7 +105,7 @@ class ValidationTranslation:
     Args:
         tokenizer: of the model.
         sources, references: plain text, as many of each.
-        num_beams, length_penalty, batch_tokens: see `Translator`.
+        decoding: options of `Translator`.
         language, text: see `score_translations`; no language for plain text, since Moses takes its time.
         cased: False leaves out the scores that say nothing of a model whose tokenizer lower-cases.
     """
@@ -113,18 +113,15 @@ class ValidationTranslation:
     tokenizer: PreTrainedTokenizerBase
     sources: Sequence[str]
     references: Sequence[str]
-    num_beams: int
-    length_penalty: float
-    batch_tokens: int
+    decoding: Mapping[str, Any]
     language: str | None = None
     text: Literal["plain", "moses"] = "plain"
     cased: bool = True
 
     def __call__(self, model: PreTrainedModel, process_index: int = 0, processes: int = 1) -> dict[str, float]:
         """Scores of `model`, from 0 to 100, the same on every process; every process must call this."""
-        options = {name: getattr(self, name) for name in ("num_beams", "length_penalty", "batch_tokens")}
         mine = range(process_index, len(self.sources), processes)
-        translations = Translator(model, self.tokenizer, **options)([self.sources[index] for index in mine])
+        translations = Translator(model, self.tokenizer, **self.decoding)([self.sources[index] for index in mine])
         if processes > 1:
             gathered = dict(gather_object(list(zip(mine, translations, strict=True))))
             translations = [gathered[index] for index in range(len(self.sources))]
@@ -167,13 +164,8 @@ def read_translations(path: str | Path) -> list[tuple[str, str, str]]:
 
 
 def format_samples(rows: Sequence[tuple[str, str, str]], count: int, width: int = 100) -> str:
-    """`count` translations beside their references, evenly spread over the corpus, so neither chosen nor random.
-
-    Args:
-        rows: source, hypothesis and reference of each.
-        count: how many; all if there are fewer.
-        width: characters of a line; longer text goes on under its beginning.
-    """
+    """`count` of the rows (source, hypothesis, reference), evenly spread over the corpus, so neither chosen nor random, in lines
+    of at most `width` characters."""
     count = min(count, len(rows))
     lines = []
     for place in range(count):
