@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         verb = _main_parser().parse_args(arguments[:1]).command
-        # `translate` may do without Transformers, and what it loads otherwise registers the models itself
+        # `translate` may do without Transformers, and registers the models where it does not
         if verb != "translate" and not {"-h", "--help"} & {*arguments}:
             import_module("reluformer.modeling_reluformer.registration").register()
         return import_module(f"reluformer.commands.{verb}").run(arguments[1:])

@@ -56,7 +56,9 @@ def run(arguments: list[str]) -> int:
 
 def _load_translator(path_or_hub_id: str, given: dict[str, Any]) -> Translator:
     from reluformer.export.running import load_translator
+    from reluformer.modeling_reluformer.registration import register
 
+    register()
     return load_translator(path_or_hub_id, **given)
 
 
