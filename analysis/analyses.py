@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 # Each has all before it: pictures belong to a classifier, text to any model of language.
 MODEL, INPUT, TEXT, PAIRS, DOCUMENTS = NEEDS = (
     "a model",
@@ -14,27 +12,17 @@ MODEL, INPUT, TEXT, PAIRS, DOCUMENTS = NEEDS = (
 )
 
 
-class Analysis(NamedTuple):
-    """One analysis.
-
-    function: module and function of `reluformer.analysis`; takes a `Subject` and returns a `Measured`.
-    needs: one of `NEEDS`.
-    """
-
-    function: str
-    needs: str
-
-
+# Module and function of `reluformer.analysis`, which takes a `Subject` and returns a `Measured`; and what it needs.
 ANALYSES = {
-    "entropy": Analysis("entropy.entropy", INPUT),
-    "entropy-share": Analysis("entropy.entropy_share", INPUT),
-    "top-p": Analysis("top_p.top_p", INPUT),
-    "attention-maps": Analysis("attention_maps.attention_maps", PAIRS),
-    "ffn-sparsity": Analysis("memories.ffn_sparsity", INPUT),
-    "ppl-sparsity": Analysis("ppl_sparsity.ppl_sparsity", TEXT),
-    "variance-ratio": Analysis("memories.variance_ratio", PAIRS),
-    "anisotropy": Analysis("memories.anisotropy", MODEL),
-    "likelihood": Analysis("likelihood.likelihood", TEXT),
-    "context": Analysis("context.context", DOCUMENTS),
-    "random-context": Analysis("context.random_context", DOCUMENTS),
+    "entropy": ("entropy.entropy", INPUT),
+    "entropy-share": ("entropy.entropy_share", INPUT),
+    "top-p": ("top_p.top_p", INPUT),
+    "attention-maps": ("attention_maps.attention_maps", PAIRS),
+    "ffn-sparsity": ("memories.ffn_sparsity", INPUT),
+    "ppl-sparsity": ("ppl_sparsity.ppl_sparsity", TEXT),
+    "variance-ratio": ("memories.variance_ratio", PAIRS),
+    "anisotropy": ("memories.anisotropy", MODEL),
+    "likelihood": ("likelihood.likelihood", TEXT),
+    "context": ("context.context", DOCUMENTS),
+    "random-context": ("context.random_context", DOCUMENTS),
 }

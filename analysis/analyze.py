@@ -23,13 +23,12 @@ class Measured:
     """The numbers of an analysis, and how they are drawn.
 
     table: rows with the same columns. summary: one line for a person. draw: called with a path and a title, returns the pictures
-    that it wrote. facts: stand in the JSON file beside the table. notes: what a reader must know, one sentence each.
+    that it wrote. notes: what a reader must know, one sentence each.
     """
 
     table: Rows
     summary: str
     draw: Callable[[Path, str], Sequence[Path]]
-    facts: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -66,15 +65,15 @@ def analyze(options: AnalysisOptions) -> Analysed:
     folder = Path(options.output or Path(options.model) / "analysis")
     subject, takes_all = read_subject(options), "all" in options.what
     names = [name for name in ANALYSES if takes_all or name in options.what]
-    lacking = [name for name in names if not subject.allows(ANALYSES[name].needs)]
+    lacking = {name: needs for name in names if not subject.allows(needs := ANALYSES[name][1])}
     if lacking and not takes_all:
-        raise UserError(f"--what: {lacking[0]} needs {ANALYSES[lacking[0]].needs}")
+        raise UserError("--what: " + "; ".join(f"{name} needs {needs}" for name, needs in lacking.items()))
     config = {name: value for name, value in subject.model.config.to_dict().items() if name.startswith("attention_")}
     model = {"name": options.model, "config": config}
     facts = {"model": model, "device": str(subject.model.device), **subject.facts}
     done = Analysed(notes=list(subject.notes))
     for name in (name for name in names if name not in lacking):
-        module, function = ANALYSES[name].function.split(".")
+        module, function = ANALYSES[name][0].split(".")
         try:
             measured = getattr(import_module(f"reluformer.analysis.{module}"), function)(subject)
         except UserError as error:
@@ -91,8 +90,9 @@ def analyze(options: AnalysisOptions) -> Analysed:
 def _write(measured: Measured, path: Path, title: str, facts: Mapping[str, Any]) -> list[Path]:
     """Writes `<path>.json`, `<path>.csv` and the pictures. facts: of the model and its input, for the JSON file."""
     pictures = list(measured.draw(path.with_suffix(".png"), title))
-    content = run_record(None, None, None) | {"what": path.name, **facts, **measured.facts}
-    result, table = write_json(path.with_suffix(".json"), content | {"table": measured.table}), path.with_suffix(".csv")
+    content = {"what": path.name, **facts, "notes": list(measured.notes), "table": measured.table}
+    result = write_json(path.with_suffix(".json"), run_record(None, None, None) | content)
+    table = path.with_suffix(".csv")
     with table.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, list(measured.table[0]), lineterminator="\n")
         writer.writeheader()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -37,15 +36,15 @@ class PairMaps:
         queries = self.tokens["source" if module == ENCODER_SELF else "predicted"]
         return queries, self.tokens["read" if module == DECODER_SELF else "source"]
 
-    def draw(self, module: str, maps: list[Tensor], titles: list[str], **style: float) -> Figure:
-        """A grid of maps (queries, keys) of a module. style: `cell` and `font_size` of `draw_heat_maps`."""
+    def draw(self, module: str, maps: list[Tensor], titles: list[str]) -> Figure:
+        """A grid of maps (queries, keys) of a module."""
         queries, keys = self.axes(module)
         labels = (
             "tokens read by the decoder" if module == DECODER_SELF else "source tokens",
             "source tokens" if module == ENCODER_SELF else "predicted target tokens",
         )
         later = torch.ones_like(maps[0], dtype=torch.bool).triu(1) if module == DECODER_SELF else None
-        return draw_heat_maps(maps, titles, keys, queries, axis_labels=labels, color=self.color, hidden=later, **style)
+        return draw_heat_maps(maps, titles, keys, queries, axis_labels=labels, color=self.color, hidden=later)
 
 
 def pair_maps(
@@ -93,8 +92,7 @@ def attention_maps(subject: Subject) -> Measured:
         for module, layers in maps.weights.items()
         for layer in range(1, len(layers) + 1)
     ]
-    facts: dict[str, Any] = {"most_tokens": MOST_TOKENS, "tokens": maps.tokens}
-    return Measured(table, f"{len(table)} pictures", partial(_draw_layers, maps, table), facts)
+    return Measured(table, f"{len(table)} pictures", partial(_draw_layers, maps, table))
 
 
 def _draw_layers(maps: PairMaps, table: Rows, path: Path, _: str) -> list[Path]:
@@ -104,7 +102,7 @@ def _draw_layers(maps: PairMaps, table: Rows, path: Path, _: str) -> list[Path]:
         layers = maps.weights[row["module"]]
         weights = layers[row["layer"] - 1]
         heads = [f"head {head}" for head in range(1, len(weights) + 1)]
-        figure = maps.draw(row["module"], list(weights), heads, cell=0.2, font_size=8)
+        figure = maps.draw(row["module"], list(weights), heads)
         title = f"{NAMES[row['module']]}, layer {row['layer']} of {len(layers)}, up to {MOST_TOKENS} tokens a side"
         paths += save(figure, path.with_suffix("") / row["picture"], title)
     return paths

@@ -129,7 +129,7 @@ def random_context(subject: Subject) -> Measured:
     )
     labels = {"nll": "behind its own beginning", "nll_random": "behind another document"}
     measured = _measured(subject, within, random, labels, "position of the predicted token behind the cut")
-    return replace(measured, facts={"crossed_documents": len(chosen), "left_out": len(parts) - len(chosen)})
+    return replace(measured, notes=[f"random-context reads {len(chosen)} of {len(parts)} packed documents"])
 
 
 def crossings(parts: list[Sentences], names: list[str]) -> Iterator[Crossing]:

@@ -153,8 +153,7 @@ def draw_positions(
 # Heat maps
 
 _LINE = "#dddddd"  # between cells: white ones have an edge
-# A letter's width in inches for a font of one point.
-_LETTER = 0.0083
+_CELL, _LETTER = 0.25, 0.066  # inches of a token's cell, and of a letter of its name
 
 
 def draw_heat_maps(
@@ -166,8 +165,6 @@ def draw_heat_maps(
     axis_labels: tuple[str, str],
     color: str,
     hidden: Tensor | None = None,
-    cell: float = 0.34,
-    font_size: float = 9,
 ) -> Figure:
     """A grid of attention maps (queries, keys) with the same axes and one colour bar.
 
@@ -176,25 +173,24 @@ def draw_heat_maps(
         keys, queries: tokens of the horizontal and of the vertical axis; `axis_labels`: what they are.
         color: of the model's attention.
         hidden: boolean (queries, keys), True where the query does not see the key; None: it sees all.
-        cell: inches of a token, more where a map would be too small. font_size: of the tokens, in points.
     """
     columns = math.ceil(math.sqrt(len(maps)))
     rows = math.ceil(len(maps) / columns)
-    width, height = max(cell * len(keys), 10 * cell), max(cell * len(queries), 6.5 * cell)
-    longest = max(map(len, [*keys, *queries])) * _LETTER * font_size
+    width, height = (_CELL * max(len(tokens), least) for tokens, least in ((keys, 12), (queries, 8)))
+    longest = max(map(len, [*keys, *queries])) * _LETTER
     figure = new_figure(columns * width + longest + 1.7, rows * (height + 0.3) + longest + 0.9)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     scale, upright = weight_scale(maps, color), longest > width / len(keys)
     for axes, weights, name in zip(grid.flat, maps, titles, strict=False):
         draw_cells(axes, weights, scale, hidden)
         axes.set_title(name, fontsize=10)
-        label_tokens(axes, keys, queries, font_size, 90 if upright else 0)
+        label_tokens(axes, keys, queries, 8, 90 if upright else 0)
     for axes in grid.flat[len(maps) :]:
         axes.set_visible(False)
     figure.colorbar(scale, ax=grid, label="attention weight, other than 0", shrink=0.8, pad=0.02)
     name_cells(figure, is_hidden=hidden is not None)
-    figure.supxlabel(axis_labels[0], fontsize=font_size + 1)
-    figure.supylabel(axis_labels[1], fontsize=font_size + 1)
+    figure.supxlabel(axis_labels[0], fontsize=9)
+    figure.supylabel(axis_labels[1], fontsize=9)
     return figure
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +26,7 @@ from transformers import (
 
 from reluformer.analysis.analyses import DOCUMENTS, INPUT, MODEL, NEEDS, PAIRS, TEXT
 from reluformer.analysis.collection import Batch, pair_batch, text_batch
-from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.data.corpus import CorpusReport, has_split, load_split, read_parallel_files
 from reluformer.training.data.documents import PackedDocuments, pack_documents
@@ -61,7 +59,7 @@ class AnalysisOptions:
     None: for the folder of a run, its test split. target_text: file of their translations; None: the model's own. documents:
     file that names the document of each line; the lines of one are then packed to texts of at most max_length tokens, by default
     the model's positions. context: tokens of a context of a decoder-only model; None: its positions, at most 1,024. images: for a
-    classifier, a folder of pictures, or a file of the form of MNIST. device: None: a GPU if there is one.
+    classifier, a folder of pictures. device: None: a GPU if there is one.
     """
 
     what: Sequence[str]
@@ -243,48 +241,21 @@ def _read_pictures(options: AnalysisOptions) -> Subject:
     model.to(device_of(options.device)).eval()
     if options.images is None:
         return Subject(model)
-    path = Path(options.images).expanduser()
-    if path.is_dir():
-        known = Image.registered_extensions()
-        images: Sequence[Any] = sorted(file for file in path.rglob("*") if file.suffix.lower() in known)
-    else:
-        images = read_idx(path, 3)
-    if not len(images):
-        raise UserError(f"--images: {options.images!r} holds no pictures; give a folder of pictures, or an IDX file")
-    facts = {"images": options.images, "pictures": len(images)}
-    batches = partial(_picture_batches, images, options.model, model)
+    known = Image.registered_extensions()
+    files = sorted(file for file in Path(options.images).expanduser().rglob("*") if file.suffix.lower() in known)
+    if not files:
+        raise UserError(f"--images: {options.images!r} holds no pictures; give a folder of picture files")
+    facts = {"images": options.images, "pictures": len(files)}
+    batches = partial(_picture_batches, files, options.model, model)
     return Subject(model, INPUT, batches=batches, facts={"pictures": facts})
 
 
-def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
-    """The unsigned bytes of a file of the form of MNIST (IDX), plain or .gz.
-
-    dimensions: 3 for pictures (pictures, height, width), 1 for labels.
-
-    Raises:
-        UserError: the file is missing, damaged, or holds something else.
-    """
-    path = Path(path).expanduser()
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        if content[:4] != bytes([0, 0, 8, dimensions]):
-            raise ValueError(f"no IDX file of bytes in {dimensions} dimensions")
-        shape = np.frombuffer(content, ">i4", dimensions, offset=4)
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UserError(
-            f"{path}: cannot be read ({one_line(error)}); give an IDX file, as MNIST has them, pictures and labels apart"
-        ) from error
-
-
-def _picture_batches(images: Sequence[Path] | np.ndarray, name: str, model: PreTrainedModel) -> Iterator[Batch]:
+def _picture_batches(files: list[Path], name: str, model: PreTrainedModel) -> Iterator[Batch]:
     """All pictures in order, with as many channels as the model takes; a processor wants that of a grey one as a dimension."""
     processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
-    grey, starts = getattr(model.config, "num_channels", 3) == 1, range(0, len(images), BATCH_PICTURES)
+    grey, starts = getattr(model.config, "num_channels", 3) == 1, range(0, len(files), BATCH_PICTURES)
     for start in tqdm(starts, desc="analysing", unit="batch", leave=False, disable=None):
-        loaded = []
-        for found in images[start : start + BATCH_PICTURES]:
-            image = Image.fromarray(found) if isinstance(found, np.ndarray) else Image.open(found)
-            loaded.append(np.array(image.convert("L"))[..., None] if grey else image.convert("RGB"))
+        images = map(Image.open, files[start : start + BATCH_PICTURES])
+        loaded = [np.array(each.convert("L"))[..., None] if grey else each.convert("RGB") for each in images]
         pixels = processor(images=loaded, return_tensors="pt")["pixel_values"]
         yield Batch({"pixel_values": pixels.to(model.device, model.dtype)})

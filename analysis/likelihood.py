@@ -55,12 +55,17 @@ def likelihood_table(outputs: Iterable[tuple[Tensor, Tensor]]) -> Rows:
         {**group, "tokens": int(inside.sum()), **{name: float(each[inside].mean()) for name, each in figures.items()}}
         for group, inside in groups_of_positions(torch.cat(places))
     ]
-    if not math.isfinite(table[0]["nll"]):
-        raise UserError(
-            f"likelihood: the cross-entropy of the model is {table[0]['nll']}; it must be a number. Does the text belong to the "
-            "model, and has it two tokens?"
-        )
+    require_number("likelihood", table[0]["nll"])
     return table
+
+
+def require_number(what: str, cross_entropy: float) -> None:
+    """Raises `UserError` for a cross-entropy of a model that is NaN, as of no token, or infinity."""
+    if not math.isfinite(cross_entropy):
+        raise UserError(
+            f"{what}: the cross-entropy of the model is {cross_entropy}; it must be a number. Does the text belong to the model, "
+            "and has it two tokens?"
+        )
 
 
 def groups_of_positions(place: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]]:

@@ -30,7 +30,7 @@ from reluformer.analysis.collection import ALL, IGNORED_LABEL, Batch, forward, r
 from reluformer.analysis.drawing import GREY, TEAL, draw_bars
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.inputs import Subject
-from reluformer.configuration.errors import UserError
+from reluformer.analysis.likelihood import require_number
 
 MOST_TOKENS = 2_048
 TOLERANCE = 1e-6  # of the bisected CETT
@@ -51,7 +51,7 @@ def ppl_sparsity(subject: Subject) -> Measured:
             "ppl-sparsity: with the largest thresholds that are searched, the perplexity is not 1 % higher; the figures are "
             "those of these thresholds, and more may go"
         )
-    return Measured(table, summary, partial(draw_bars, table, _COLUMNS, "share of the activations"), notes=notes)
+    return Measured(table, summary, partial(draw_bars, table, _COLUMNS, "share of the activations"), notes)
 
 
 def first_batches(batches: Iterable[Batch]) -> list[Batch]:
@@ -134,11 +134,7 @@ class SparsitySearch:
     def __init__(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         self.model, self.batches, self.blocks = model, batches, feed_forward_blocks(model)
         self.dense_cross_entropy, activations = self._run()
-        if not math.isfinite(self.dense_cross_entropy):
-            raise UserError(
-                f"ppl-sparsity: the cross-entropy of the whole model is {self.dense_cross_entropy}; it must be a number. Does "
-                "the text belong to the model, and has it two tokens?"
-            )
+        require_number("ppl-sparsity", self.dense_cross_entropy)
         self.truncations = [
             TailTruncation(found, block.value_slots) for found, block in zip(activations, self.blocks, strict=True)
         ]

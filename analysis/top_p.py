@@ -36,7 +36,7 @@ def top_p(subject: Subject) -> Measured:
     means = [row for row in table if row["layer"] == ALL and row["p_percent"] == 1.5 and row["rows"]]
     summary = "the top 1.5% hold " + "; ".join(f"{row['module']} {row['score_sum']:.1%}" for row in means)
     notes = [f"top-p leaves out {name}: {reason}" for name, reason in left_out.items()]
-    return Measured(table, summary, partial(_draw, table), {"left_out": left_out or None}, notes)
+    return Measured(table, summary, partial(_draw, table), notes)
 
 
 def add_rows(sums: HeadSums, module: str, layer: int, scores: Tensor, visible: Tensor | None = None) -> None:

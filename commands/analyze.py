@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> int:
     add("--documents", metavar="FILE", help="the document of each line; its lines are packed to texts")
     add("--max_length", type=int, help="with --documents: most tokens of a packed text; default: the model's positions")
     add("--context", type=int, help="tokens of a context of a decoder-only model; default: its positions, at most 1024")
-    add("--images", metavar="PATH", help="for a classifier: a folder of pictures, or an IDX file")
+    add("--images", metavar="PATH", help="for a classifier: a folder of pictures")
     add("--output", metavar="FOLDER", help="default: analysis in the folder of the model")
     add("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")
     options = vars(parser.parse_args(arguments))

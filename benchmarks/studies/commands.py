@@ -7,7 +7,9 @@ from itertools import groupby, islice
 from pathlib import Path
 
 import yaml
+from PIL import Image
 
+from benchmarks.studies.pictures import read_idx
 from benchmarks.studies.study import Analysis
 from benchmarks.studies.tasks import Task, evaluated_split, missing_analyses, read_json, unevaluated_splits
 from benchmarks.studies.texts import documents as documents_of
@@ -80,8 +82,10 @@ def _inputs(task: Task, lines: int | None, folder: Path) -> list[str]:
     if kind == "language_modeling":
         return ["--text", _written(folder / "text.txt", _document_lines(task, lines))]
     if kind == "image_classification":
-        files = task.recipe()["data"]["test"]
-        return ["--images", files["images"]]
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, picture in enumerate(read_idx(task.recipe()["data"]["test"]["images"], 3)):
+            Image.fromarray(picture).save(folder / f"{number:06}.png")
+        return ["--images", str(folder)]
     rows = read_translations(task.run_folder / "translations.test.tsv")[:lines]
     source = _written(folder / "source.txt", (row[0] for row in rows))
     target = _written(folder / "target.txt", (row[2] for row in rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import time
 from collections.abc import Mapping
@@ -19,7 +20,6 @@ from tqdm.auto import tqdm
 from transformers import EvalPrediction, PreTrainedModel, ViTImageProcessorPil, default_data_collator
 
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
-from reluformer.analysis.inputs import read_idx
 
 CALIBRATION_BINS = 15
 TOP = 5
@@ -68,6 +68,14 @@ class Pictures(Dataset):
         if self.config.problem_type == "multi_label_classification":
             label = torch.nn.functional.one_hot(label, self.config.num_labels).float()
         return {"pixel_values": values, "labels": label}
+
+
+def read_idx(path: str, dimensions: int) -> np.ndarray:
+    """The unsigned bytes of a file of the form of MNIST (IDX), plain or .gz, with so many dimensions."""
+    content = Path(path).expanduser().read_bytes()
+    content = gzip.decompress(content) if path.endswith(".gz") else content
+    shape = np.frombuffer(content, ">i4", dimensions, offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
 def _data_set(given: Mapping[str, Any], split: str) -> datasets.Dataset:

@@ -5,8 +5,6 @@ from pathlib import Path
 import datasets
 import torch
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
     MarianConfig,
@@ -47,21 +45,14 @@ OURS = {
 }
 
 
-def make_tokenizer(moses=False):
+def make_tokenizer():
     pairs = datasets.Dataset.from_dict({"source": SOURCES * 4, "target": TARGETS * 4})
-    return train_tokenizer(
-        pairs,
-        vocab_size=320,
-        lowercase=True,
-        moses=moses,
-        source_language="de",
-        target_language="en",
-        max_length=POSITIONS,
-    )
+    sizes = {"vocab_size": 320, "max_length": POSITIONS, "lowercase": True, "moses": False}
+    return train_tokenizer(pairs, source_language="de", target_language="en", **sizes)
 
 
 def make_model(kind: str, vocabulary: int):
-    """`kind`: a key of `OURS`, "marian", "bart" (gelu) or "t5"; in evaluation mode."""
+    """`kind`: a key of `OURS`, "marian" or "t5"; in evaluation mode."""
     torch.manual_seed(0)
     if kind in OURS:
         fields = dict(OURS[kind])
@@ -72,8 +63,6 @@ def make_model(kind: str, vocabulary: int):
         model = MarianMTModel(
             MarianConfig(vocab_size=vocabulary, activation_function="relu", **ends, **SIZES, **TOKENS)
         )
-    elif kind == "bart":
-        model = BartForConditionalGeneration(BartConfig(vocab_size=vocabulary, **SIZES, **TOKENS))
     else:
         sizes = {"d_model": 16, "d_kv": 4, "d_ff": FFN, "num_layers": LAYERS, "num_heads": HEADS}
         special = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}

@@ -5,9 +5,11 @@ import json
 import shutil
 import warnings
 
+import numpy as np
 import pytest
 import yaml
 from matplotlib.figure import Figure
+from PIL import Image
 
 from benchmarks.studies.pictures import image_processor
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
@@ -17,7 +19,6 @@ from reluformer.analysis.inputs import pair_batches
 from reluformer.commands import main as cli
 from reluformer.training.translation import Translator
 
-from .. import tiny_pictures
 from ..tiny_texts import text as tiny_text
 from .small_models import FFN, LAYERS, SOURCES, TARGETS, make_model, save_decoder, save_model
 
@@ -40,17 +41,17 @@ def folder(tmp_path_factory, small_tokenizer):
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    """A classifier on disk, and its pictures as folders and IDX files."""
+    """A classifier on disk, beside it two pictures in folders."""
     root = tmp_path_factory.mktemp("pictures")
-    names = {0: "dark", 1: "left", 2: "right"}
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "intermediate_size": FFN}
-    config = ReLUFormerVisionConfig(
-        **shape, image_size=8, patch_size=4, id2label=names, label2id={name: number for number, name in names.items()}
-    )
+    config = ReLUFormerVisionConfig(**shape, image_size=8, patch_size=4, num_channels=1)
     ReLUFormerForImageClassification(config).save_pretrained(root / "model")
     image_processor(config).save_pretrained(root / "model")
-    tiny_pictures.write_folders(root / "test")
-    return root, tiny_pictures.write_idx(root)
+    for number, folder in enumerate(("one", "two")):
+        pixels = np.random.default_rng(number).integers(0, 255, (12, 10), dtype=np.uint8)
+        (root / "test" / folder).mkdir(parents=True)
+        Image.fromarray(pixels).save(root / "test" / folder / "a.png")
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,12 @@ def result(folder, what):
     return json.loads((folder / f"{what}.json").read_text(encoding="utf-8"))
 
 
+def taken_of(last):
+    """The analyses that need no more than the one of `NEEDS` in which these words stand."""
+    most = next(place for place, needs in enumerate(NEEDS) if last in needs)
+    return {name for name, (_, needs) in ANALYSES.items() if NEEDS.index(needs) <= most}
+
+
 def test_every_analysis_writes_its_files(capsys, folder, files, pairs, tmp_path):
     model = folder("reluformer")
     more = ["--documents", files / "documents", "--output", tmp_path]
@@ -123,7 +130,7 @@ def test_all_of_a_run_are_taken_on_its_test_split(undrawn, capsys, folder, pairs
     assert {path.stem for path in (run_folder / "analysis").glob("*.json")} == ANALYSES.keys() - without
     assert "note: top-p leaves out encoder_ffn: negative scores" in err
     found = result(run_folder / "analysis", "top-p")
-    assert set(found["left_out"]) == {"encoder_ffn", "decoder_ffn"}
+    assert len(found["notes"]) == 2
     assert {row["module"] for row in found["table"]} == {"encoder_self", "decoder_self", "cross"}
     assert run(capsys, "--what", "entropy", "--model", run_folder, *pairs, "--output", tmp_path)[0] == 0
     assert result(run_folder / "analysis", "entropy")["table"] == result(tmp_path, "entropy")["table"]
@@ -160,8 +167,8 @@ def test_all_of_a_decoder_alone(undrawn, kind, capsys, folder, files, tmp_path):
     options = ["--model", folder(kind), "--text", files / "text", "--context", 10, "--output", tmp_path]
     status, _, err = run(capsys, "--what", "all", *options)
     assert status == 0, err
-    taken = {name for name, each in ANALYSES.items() if each.needs in NEEDS[:3]}
-    assert {path.stem for path in tmp_path.glob("*.json")} == {path.stem for path in tmp_path.glob("*.png")} == taken
+    names = taken_of("model of language")
+    assert {path.stem for path in tmp_path.glob("*.json")} == {path.stem for path in tmp_path.glob("*.png")} == names
     read = result(tmp_path, "entropy")["text"]
     # every context but the first begins with the last token of the one before
     assert read["contexts"] == -(-read["tokens"] // 9) and read["context"] == 10
@@ -172,18 +179,14 @@ def test_all_of_a_decoder_alone(undrawn, kind, capsys, folder, files, tmp_path):
     assert result(tmp_path, "likelihood")["table"][0]["tokens"] == read["tokens"]
 
 
-def test_all_of_a_classifier_of_pictures(undrawn, classifier, capsys):
-    root, idx = classifier
-    tables = []
-    for source in (root / "test", idx["images"]):
-        status, _, err = run(capsys, "--what", "all", "--model", root / "model", "--images", source)
-        assert status == 0, err
-        found = {path.stem: result(path.parent, path.stem) for path in (root / "model" / "analysis").glob("*.json")}
-        assert found.keys() == {name for name, each in ANALYSES.items() if each.needs in NEEDS[:2]}
-        assert found["ffn-sparsity"]["pictures"]["pictures"] == 13
-        tables.append({row["module"]: row["nonzero_fraction"] for row in found["ffn-sparsity"]["table"]})
-        assert 0 < found["entropy"]["table"][0]["zero_fraction"] < 1
-    assert tables[0] == pytest.approx(tables[1]) and set(tables[0]) == {"encoder_ffn"}
+def test_all_of_a_classifier_of_pictures(undrawn, classifier, capsys, tmp_path):
+    options = ["--model", classifier / "model", "--images", classifier / "test", "--output", tmp_path]
+    status, _, err = run(capsys, "--what", "all", *options)
+    assert status == 0, err
+    assert {path.stem for path in tmp_path.glob("*.json")} == taken_of("text, or pictures")
+    found = result(tmp_path, "ffn-sparsity")
+    assert found["pictures"]["pictures"] == 2 and found["table"][0]["tokens"] == 2 * 4
+    assert 0 < result(tmp_path, "entropy")["table"][0]["zero_fraction"] < 1
 
 
 @pytest.mark.parametrize(
@@ -213,7 +216,7 @@ def test_mistakes_are_one_line_and_status_2(arguments, named, capsys, folder, fi
     (tmp_path / "none").mkdir()
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    models = {"MODEL": folder("reluformer"), "GPT2": folder("gpt2"), "CLASSIFIER": classifier[0] / "model"}
+    models = {"MODEL": folder("reluformer"), "GPT2": folder("gpt2"), "CLASSIFIER": classifier / "model"}
     status, out, err = run(capsys, *(models.get(word, word) for word in arguments.split()))
     said = err.strip().splitlines()[-1]
     assert (status, out) == (2, "") and said.startswith("reluformer: error: ") and named in said
@@ -234,24 +237,19 @@ def test_sentences_longer_than_the_limit_are_left_out_and_counted(
     assert read["sentences"] == kept and read["max_length"] == limit
 
 
-def test_batches_hold_every_pair_once_within_the_limits(monkeypatch):
+@pytest.mark.parametrize(
+    ("tokens", "weights", "shapes"),
+    [(2048, 2**20, [(6, 30)]), (20, 2**20, [(1, 30), (2, 9), (3, 4)]), (1000, 160, [(1, 30), (1, 9), (4, 5)])],
+)
+def test_batches_hold_every_pair_once_within_the_limits(tokens, weights, shapes, monkeypatch):
+    monkeypatch.setattr(inputs, "BATCH_TOKENS", tokens)
+    monkeypatch.setattr(inputs, "BATCH_WEIGHTS", weights)
     lengths = [(3, 4), (30, 2), (2, 9), (5, 5), (1, 1), (4, 3)]
     pairs = [([9] * source, [number + 4] * target) for number, (source, target) in enumerate(lengths)]
-    model = make_model("reluformer", 60)
-
-    def shapes():
-        found, seen = [], []
-        for places, batch in pair_batches(model, pairs):
-            assert places == [int(row[0]) - 4 for row in batch.labels]
-            assert batch.real["encoder"].sum(-1).tolist() == [lengths[place][0] for place in places]
-            seen += places
-            found.append((len(places), max(batch.inputs["input_ids"].shape[1], batch.labels.shape[1])))
-        assert sorted(seen) == list(range(len(lengths)))
-        return found
-
-    assert shapes() == [(6, 30)]
-    monkeypatch.setattr(inputs, "BATCH_TOKENS", 20)
-    assert shapes() == [(1, 30), (2, 9), (3, 4)]
-    monkeypatch.setattr(inputs, "BATCH_TOKENS", 1000)
-    monkeypatch.setattr(inputs, "BATCH_WEIGHTS", 160)
-    assert shapes() == [(1, 30), (1, 9), (4, 5)]
+    found, seen = [], []
+    for places, batch in pair_batches(make_model("reluformer", 60), pairs):
+        assert places == [int(row[0]) - 4 for row in batch.labels]
+        assert batch.real["encoder"].sum(-1).tolist() == [lengths[place][0] for place in places]
+        seen += places
+        found.append((len(places), max(batch.inputs["input_ids"].shape[1], batch.labels.shape[1])))
+    assert sorted(seen) == list(range(len(lengths))) and found == shapes

@@ -10,7 +10,6 @@ from reluformer.analysis.collection import (
     Batch,
     attention_rows,
     pair_batch,
-    visible_keys,
 )
 from reluformer.analysis.entropy import entropy_table
 from reluformer.analysis.feed_forward import feed_forward_blocks
@@ -20,7 +19,7 @@ from reluformer.configuration.errors import UserError
 
 from .small_models import HEADS, LAYERS, make_model
 
-KINDS = ["reluformer", "vanilla", "marian", "t5", "bart"]
+KINDS = ["reluformer", "vanilla", "marian", "t5"]
 
 
 def in_batches(model, encoded, size):
@@ -39,20 +38,6 @@ def assert_same(first, second):
             name: pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value
             for name, value in other.items()
         }
-
-
-def test_visible_keys():
-    batch = pair_batch(make_model("marian", 300), [([5, 6, 2], [7, 2]), ([5, 2], [7, 8, 2])])
-    weights = torch.ones(2, 1, 3, 3)
-    rows, visible = visible_keys(ENCODER_SELF, batch, weights)
-    assert rows.tolist() == [[True] * 3, [True, True, False]]
-    assert visible.tolist() == [[True] * 3] * 3 + [[True, True, False]] * 2
-    rows, visible = visible_keys(CROSS, batch, weights)
-    assert rows.tolist() == [[True, True, False], [True] * 3]
-    assert visible.tolist() == [[True] * 3] * 2 + [[True, True, False]] * 3
-    _, visible = visible_keys(DECODER_SELF, batch, weights)
-    causal = [[True, False, False], [True, True, False], [True] * 3]
-    assert visible.tolist() == causal[:2] + causal
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -102,14 +102,6 @@ def test_update_and_residual_are_what_the_final_norm_sums(kind, small_tokenizer,
         torch.testing.assert_close(update + residual, sums[block.stack, block.layer])
 
 
-def test_blocks_in_order():
-    model = make_model("t5", 300)
-    blocks = feed_forward_blocks(model)
-    assert [(block.stack, block.layer) for block in blocks] == [(s, n) for s in ("encoder", "decoder") for n in (0, 1)]
-    assert blocks[3].values is model.decoder.block[1].layer[2].DenseReluDense.wo
-    assert blocks[0].keys.weight.shape == (FFN, 16)
-
-
 EXPERTS = {"vocab_size": 60, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 3,
            "intermediate_size": 33, "moe_intermediate_size": 20, "num_experts": 4, "num_experts_per_tok": 2}  # fmt: skip
 

@@ -19,7 +19,6 @@ from benchmarks.studies.parser import STUDIES_FOLDER, load_rows
 from benchmarks.studies.running import Runner
 from benchmarks.studies.tasks import Places, Task, read_result
 from reluformer import ReLUFormerForCausalLM, ReLUFormerVisionConfig
-from reluformer.analysis.inputs import read_idx
 from reluformer.commands.main import main
 from reluformer.configuration.errors import UserError
 
@@ -104,7 +103,7 @@ def recipe():
 
 def test_pixel_values_are_those_of_the_image_processor(recipe):
     given = pictures.Pictures(recipe, "test", config(num_channels=3))
-    raw = read_idx(recipe["data"]["test"]["images"], 3)
+    raw = pictures.read_idx(recipe["data"]["test"]["images"], 3)
     processed = pictures.image_processor(config(num_channels=3))(
         list(raw[..., None].repeat(3, -1)), return_tensors="pt"
     )
