@@ -87,19 +87,20 @@ class ReLUFormerLayer(GradientCheckpointingLayer):
         self.dropout = config.dropout
         self.activation_dropout = config.activation_dropout
         self.ffn_temperature = config.ffn_temperature
+        self.activation_fn = None
+        if config.activation_function != "softmax":
+            ffn_layer = layer_idx + (config.encoder_layers if is_decoder else 0)
+            self.activation_fn = feed_forward_activation(config, config.activation_function, ffn_layer)
+        # a seed draws the initial weights in the order of the modules, which the committed results have
+        self.fc1 = nn.Linear(config.d_model, ffn_dim)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model)
+        self.ffn_layer_norm = nn.LayerNorm(config.d_model) if config.ffn_output_norm == "layer_norm" else None
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
         self.self_attn = ReLUFormerAttention(config, heads, layer_idx, is_causal=is_decoder)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
         if is_decoder:
             self.encoder_attn = ReLUFormerAttention(config, heads, layer_idx)
             self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
-        self.activation_fn = None
-        if config.activation_function != "softmax":
-            ffn_layer = layer_idx + (config.encoder_layers if is_decoder else 0)
-            self.activation_fn = feed_forward_activation(config, config.activation_function, ffn_layer)
-        self.fc1 = nn.Linear(config.d_model, ffn_dim)
-        self.fc2 = nn.Linear(ffn_dim, config.d_model)
-        self.ffn_layer_norm = nn.LayerNorm(config.d_model) if config.ffn_output_norm == "layer_norm" else None
-        self.final_layer_norm = nn.LayerNorm(config.d_model)
 
     def forward(
         self,

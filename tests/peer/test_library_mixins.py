@@ -117,21 +117,21 @@ class VisionTester(ModelTester):
 
 
 class ModelTests(LIBRARY.modeling.ModelTesterMixin):
-    """What holds for every model; a subclass names its tester, and in `attention_fields` the attention."""
+    """What holds for every model; a subclass names its `ModelTester`, and in `attention_fields` the attention."""
 
     # our files carry no year, which the library reads as before 2023
     test_can_init_all_missing_weights_before_2023 = True
     attention_fields: dict = {}
-    tester: type
+    tiny: type[ModelTester]
     few: dict  # fields of a small configuration
     config_options: dict = {}
 
     def setUp(self):
-        self.model_tester = self.tester(self, **self.attention_fields)
+        self.model_tester = self.tiny(self, **self.attention_fields)
 
     def test_config(self):
         options = {**self.config_options, **self.few, **self.attention_fields}
-        LIBRARY.configuration.ConfigTester(self, config_class=self.tester.config_class, **options).run_common_tests()
+        LIBRARY.configuration.ConfigTester(self, config_class=self.tiny.config_class, **options).run_common_tests()
 
     # The next two pass output_attentions=True to a model as it is by default. The library's models then return nothing, in
     # silence, unless they are `eager`; ours refuse.
@@ -173,7 +173,7 @@ class RefusesSdpa:
 class ReLUFormerTests(GenerationTests):
     all_model_classes = (ReLUFormerModel, ReLUFormerForConditionalGeneration)
     is_encoder_decoder = True
-    tester = TranslationTester
+    tiny = TranslationTester
     few = {"d_model": 16, "encoder_attention_heads": 2}
 
 
@@ -200,7 +200,7 @@ class SoftmaxTest(ReLUFormerTests, unittest.TestCase):
 class DecoderTests(GenerationTests):
     all_model_classes = (ReLUFormerDecoderModel, ReLUFormerForCausalLM)
     pipeline_model_mapping = {"feature-extraction": ReLUFormerDecoderModel, "text-generation": ReLUFormerForCausalLM}
-    tester = DecoderTester
+    tiny = DecoderTester
     few = {"hidden_size": 16, "num_attention_heads": 2}
 
     @unittest.skip(
@@ -243,7 +243,7 @@ class VisionTests(ModelTests):
     all_model_classes = (ReLUFormerVisionModel, ReLUFormerForImageClassification)
     pipeline_model_mapping = {"image-classification": ReLUFormerForImageClassification}
     test_resize_embeddings = False
-    tester = VisionTester
+    tiny = VisionTester
     few = {"hidden_size": 16, "num_attention_heads": 2}
     config_options = {"has_text_modality": False}
 
