@@ -24,7 +24,7 @@ class Size(NamedTuple):
     layers: int
     heads: int
     feed_forward: int
-    tokens: int
+    batch: int  # tokens
     rate: float
     warmup: int
     updates: int
@@ -53,7 +53,7 @@ model: {{{attention}, max_position_embeddings: {positions},
         d_model: {size.width}, encoder_layers: {size.layers}, decoder_layers: {size.layers},
         encoder_attention_heads: {size.heads}, decoder_attention_heads: {size.heads},
         encoder_ffn_dim: {size.feed_forward}, decoder_ffn_dim: {size.feed_forward}}}
-batching: {{tokens_per_batch: {size.tokens}}}
+batching: {{tokens_per_batch: {size.batch}}}
 evaluation: {{splits: {splits}, at_most: {at_most}, long_sources: split}}
 training:
   seed: 1
@@ -127,7 +127,7 @@ def _recipe(
     vocabulary, lengths = _tokens(pairs, vocabulary, languages)
     length, mean = lengths[len(lengths) // 2], sum(lengths) / len(lengths)
     max_length = min(max(64, 2 ** math.ceil(math.log2(lengths[len(lengths) * 995 // 1000]))), LONGEST)
-    updates = min(size.updates, max(200, round(PASSES * len(pairs) * mean / size.tokens)))
+    updates = min(size.updates, max(200, round(PASSES * len(pairs) * mean / size.batch)))
     gamma = round(max(8.0, math.sqrt(2 * min(length, 1_024))), 2)  # the rule was measured up to 1,024 tokens
     splits = [split for split in ("test", "validation") if split in files][:1]
     paths = {split: [json.dumps(path, ensure_ascii=False) for path in given] for split, given in files.items()}

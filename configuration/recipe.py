@@ -37,8 +37,8 @@ class DatasetConfig:
     """A set that the `datasets` library loads: from the Hub, a folder, or tables with named columns.
 
     Args:
-        path: id on the Hub; or a local folder, of data files or written by `save_to_disk`; or the kind of `files`: `csv`, `json`
-            (a list of objects, or one on each line) or `parquet`.
+        path: id on the Hub; a local folder, of data files or written by `save_to_disk`; or the kind of `files`: `csv`, `json` or
+            `parquet`.
         name: configuration of the set, for example a language pair.
         revision: branch, tag or commit on the Hub; name a commit to make a result reproducible.
         files: by split, the path of a table or several paths; compressed ones too.
@@ -106,8 +106,7 @@ class DataConfig:
     Args:
         source_language: ISO 639-1 code of the source language, for example `en`.
         target_language: ISO 639-1 code of the target language.
-        text: `plain`, or `moses` where Moses has tokenised both sides of all splits already: `evaluation.headline` may then be
-            `tokenized_bleu`, and all other scores are of the detokenised text.
+        text: `plain`, or `moses` where Moses has tokenised both sides of all splits already; see `configuration.scores`.
         max_length: tokens, `</s>` included; a training pair with a longer side is skipped and counted. With `packing`,
             the limit L of a packed document.
         train: files of the training split.

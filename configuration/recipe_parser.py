@@ -69,7 +69,6 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[\d.]
 
 
 def _plain_values(text: str | bytes, where: str) -> Any:
-    """What a text in YAML says; the error begins with `where`."""
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError) as error:
@@ -82,9 +81,6 @@ def recipe_layers(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
     """A recipe file and those it stands on by `base:`, the lowest first: (path, what it says but for `base`).
 
     `base` is the path of a recipe, from the file's own folder, or the bare name of one there or in the package.
-
-    Raises:
-        UserError: a file that is no YAML, or a base that does not exist or stands on the file itself.
     """
     layers: list[tuple[str, dict[str, Any]]] = []
     at: Path | None = Path(path)
@@ -100,15 +96,14 @@ def recipe_layers(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
     return layers[::-1]
 
 
-def _find_recipe(path_or_name: Any, where: str, folder: Path = Path()) -> Path:
+def _find_recipe(name: Any, where: str, folder: Path = Path()) -> Path:
     """A file at this path from a folder, or of this name there or in the package."""
-    name = str(path_or_name)
-    for found in (folder / name, folder / f"{name}.yaml", RECIPES_FOLDER / f"{name}.yaml"):
+    for found in (folder / str(name), folder / f"{name}.yaml", RECIPES_FOLDER / f"{name}.yaml"):
         if found.is_file():
             return found
+    names = ", ".join(recipe_names())
     raise UserError(
-        f"{where}: no file {name!r}; give the path of a recipe, or the name of one of the package's: "
-        f"{', '.join(recipe_names())}"
+        f"{where}: no file {name!r}; give the path of a recipe, or the name of one of the package's: {names}"
     )
 
 
@@ -212,10 +207,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def recipe_values(arguments: Sequence[str]) -> dict[str, Any]:
-    """What `--config` files and options say, the options laid over the files; see [`parse_recipe`] for errors.
-
-    What is given another name is another model, and loses the description of the one below.
-    """
+    """What `--config` files and options say, the options laid over the files; see [`parse_recipe`] for errors."""
     layers, options = [], {}
     for name, value in _options(arguments):
         if name == "config":
@@ -230,18 +222,14 @@ def recipe_values(arguments: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for where, says in [*layers, ("command line", options)]:
         _check_keys(says, where)
-        if "name" in says:
+        if "name" in says:  # another model: the description is that of the one below
             values.pop("description", None)
         _lay_over(values, says, where)
     return values
 
 
 def build_recipe(values: dict[str, Any]) -> Recipe:
-    """The recipe of [`recipe_values`], with the run folder filled in.
-
-    Raises:
-        UserError: values of a wrong type, or that cannot be trained.
-    """
+    """The recipe of [`recipe_values`], with the run folder filled in."""
     parser = recipe_parser()
     try:
         namespace = parser.parse_object(values)
@@ -252,12 +240,8 @@ def build_recipe(values: dict[str, Any]) -> Recipe:
     try:
         built = parser.instantiate(namespace)
     except (ValueError, ImportError) as error:  # what Seq2SeqTrainingArguments raises for an impossible combination
-        if "bf16/gpu" in str(error):
-            raise UserError(
-                "training.bf16: true, but there is no GPU here that computes bfloat16; add `--training.use_cpu true` to train on "
-                "the CPU, or leave it out"
-            ) from error
-        raise UserError(f"training: {one_line(error)}") from error
+        on_cpu = "; add `--training.use_cpu true` to train on the CPU" if "bf16/gpu" in str(error) else ""
+        raise UserError(f"training: {one_line(error)}{on_cpu}") from error
     recipe = Recipe(**{field.name: built[field.name] for field in dataclasses.fields(Recipe)})
     check_recipe(recipe)
     return recipe
@@ -280,7 +264,7 @@ def parse_recipe(arguments: Sequence[str]) -> Recipe:
     """The recipe of command-line arguments: `["--config", "a.yaml", "--training.max_steps", "100"]`.
 
     Raises:
-        UserError: an unknown key, a value of a wrong type, a missing file, a missing key; one line.
+        UserError: an unknown or missing key, a value of a wrong type or that cannot be trained, a missing file; one line.
     """
     return build_recipe(recipe_values(arguments))
 
@@ -297,11 +281,8 @@ class _DefaultArguments(Seq2SeqTrainingArguments):
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Plain values that [`load_recipe`] reads back.
-
-    All our own keys are written; of the training arguments those that differ from Transformers' defaults, since
-    versions of Transformers differ in what else they have.
-    """
+    """Plain values that [`load_recipe`] reads back: all our own keys, and the training arguments that differ from Transformers'
+    defaults, since its versions differ in what else they have."""
     training, names = recipe.training, {field.name for field in dataclasses.fields(recipe.training) if field.init}
     defaults = _DefaultArguments(output_dir=training.output_dir).to_dict()
     given = {name: value for name, value in training.to_dict().items() if name in names and value != defaults[name]}

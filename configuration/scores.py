@@ -33,7 +33,6 @@ class Score:
     text: the one kind of text (`data.text` of a recipe) that has this score; None is both.
     cased: says nothing about a model whose tokenizer lower-cases, on texts that have capitals.
     in_training: taken at every evaluation during training, too.
-    digits: after the decimal point.
     is_told: a recipe can have it as its headline, and the card tells it. Others are in the file of the evaluation alone.
     """
 
@@ -49,46 +48,33 @@ class Score:
     text: Literal["plain", "moses"] | None = None
     cased: bool = True
     in_training: bool = False
-    digits: int = 2
     is_told: bool = True
 
     def value(self, scores: Mapping[str, Any]) -> str:
         """Its value among `scores`, for a person."""
-        return f"{scores[self.name]:.{self.digits}f}" + (f" {self.unit}" if self.unit else "")
+        return f"{scores[self.name]:.2f} {self.unit}".rstrip()
 
 
 # Where text looks tokenised, sacreBLEU says so with `bleu` alone, not with each score.
 _SILENT = {"force": True}
+_LOWERCASE = {"tokenize": "13a", "lowercase": True, **_SILENT}
+_AT_SPACES = {"tokenize": "none", **_SILENT}
 _LIST = (
     Score("bleu", "BLEU", "BLEU (sacreBLEU)", "bleu", "BLEU", in_training=True),
     Score(
-        "tokenized_lowercase_bleu",
-        "lower-cased BLEU",
-        "BLEU, lower-cased",
-        "bleu",
-        "BLEU",
-        {"tokenize": "13a", "lowercase": True, **_SILENT},
+        *("tokenized_lowercase_bleu", "lower-cased BLEU", "BLEU, lower-cased", "bleu", "BLEU", _LOWERCASE),
         cased=False,
         in_training=True,
     ),
     Score(
-        "moses_lowercase_bleu",
-        "Moses-tokenised lower-cased BLEU",
-        "BLEU, lower-cased, Moses-tokenised",
-        "bleu",
-        "BLEU",
-        {"tokenize": "none", **_SILENT},
+        *("moses_lowercase_bleu", "Moses-tokenised lower-cased BLEU", "BLEU, lower-cased, Moses-tokenised"),
+        *("bleu", "BLEU", _AT_SPACES),
         moses=True,
         text="plain",
         cased=False,
     ),
     Score(
-        "tokenized_bleu",
-        "tokenised BLEU",
-        "BLEU, tokenised (tok:none)",
-        "bleu",
-        "BLEU",
-        {"tokenize": "none", **_SILENT},
+        *("tokenized_bleu", "tokenised BLEU", "BLEU, tokenised (tok:none)", "bleu", "BLEU", _AT_SPACES),
         text="moses",
         in_training=True,
     ),

@@ -154,7 +154,7 @@ def _results(model: ModelFolder) -> Iterator[EvalResult]:
                 dataset_revision=dataset.get("revision"),
                 metric_type=score.hub_type,
                 metric_name=score.title,
-                metric_value=round(evaluation[score.name], score.digits),
+                metric_value=round(evaluation[score.name], 2),
                 metric_args={"signature": signature} if signature else None,
             )
     for prefix, name, value in model.logged_scores if model.dataset_id else ():

@@ -58,11 +58,9 @@ def load_model_and_tokenizer(
         UserError: no such folder or repository, no model in it, a model that is not an encoder-decoder, weights that are
             damaged, incomplete, no numbers or no safetensors; a tokenizer that is damaged or another model's.
     """
-    config = load_model_config(path_or_hub_id)
-    if not config.is_encoder_decoder:
-        raise UserError(
-            f"{path_or_hub_id}: holds a {config.model_type} model, which is no encoder-decoder; give a translation model"
-        )
+    kind = load_model_config(path_or_hub_id)
+    if not kind.is_encoder_decoder:
+        raise UserError(f"{path_or_hub_id}: a {kind.model_type} model is no encoder-decoder; give a translation model")
     return load_with_tokenizer(AutoModelForSeq2SeqLM, path_or_hub_id, attn_implementation=attn_implementation)
 
 
@@ -83,33 +81,22 @@ def load_with_tokenizer(
 
 def require_embeddings(name: str | Path, tokenizer: PreTrainedTokenizerBase, embeddings: int) -> None:
     """Raises a `UserError` where a model has embeddings for fewer pieces than its tokenizer."""
-    if len(tokenizer) > embeddings:
-        raise UserError(
-            f"{name}: its tokenizer has {len(tokenizer):,} pieces, its model embeddings for {embeddings:,}; they do not belong "
-            "together"
-        )
+    if (pieces := len(tokenizer)) > embeddings:
+        differ = f"its tokenizer has {pieces:,} pieces, its model embeddings for {embeddings:,}"
+        raise UserError(f"{name}: {differ}; they do not belong together")
 
 
 def load_whole(model_class: Any, path_or_hub_id: str | Path, **options: Any) -> Any:
-    """A model whose weights are all there and all numbers.
-
-    Args:
-        model_class: an Auto class, or a class of this package.
-        path_or_hub_id: see `load_model_and_tokenizer`.
-        options: of `from_pretrained`.
-    """
+    """A model of an Auto class or of this package, whose weights are all there and all numbers; options of `from_pretrained`."""
     model, info = load_with_report(model_class, path_or_hub_id, **options)
-    # from_pretrained only warns, and goes on with random weights.
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
+    if missing := sorted(info["missing_keys"]):  # from_pretrained only warns, and goes on with random weights
         raise UserError(
             f"{path_or_hub_id}: the weights lack {len(missing)} tensors of the model, the first is {missing[0]}"
         )
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
-            raise UserError(
-                f"{path_or_hub_id}: its weights are damaged: {name} holds NaN or infinity; take an earlier checkpoint"
-            )
+            damage = f"{name} holds NaN or infinity"
+            raise UserError(f"{path_or_hub_id}: its weights are damaged: {damage}; take an earlier checkpoint")
     return model
 
 
@@ -119,14 +106,10 @@ def load_with_report(model_class: Any, path_or_hub_id: str | Path, **options: An
 
 
 def changed_config(config: AttentionConfig, changes: Mapping[str, Any]) -> AttentionConfig:
-    """`config` with other values in some fields.
+    """The config of an existing model with other values in some fields, `preset` among them.
 
-    A `preset` among the changes replaces the attention, regulariser included, but for a gate and a learnable γ; an
-    `attention_activation` alone takes the scaling and the regularisation that are its defaults, unless these are given too.
-
-    Args:
-        config: of an existing model.
-        changes: fields of the configuration, and `preset`.
+    A `preset` replaces the attention, regulariser included, but for a gate and a learnable γ; an `attention_activation` alone
+    takes the scaling and the regularisation that are its defaults, unless these are given too.
 
     Raises:
         UserError: an unknown field or preset, a bad value, or a size that the existing weights have decided.
@@ -186,21 +169,13 @@ def load_weights(path_or_hub_id: str | Path, config: AttentionConfig, *, dtype: 
 
 def _new_parameters(info: Mapping[str, Any]) -> list[str]:
     """Names of the parameters that the weights may lack; `info` is the report of `from_pretrained`."""
-    shapes = {
-        name: f": it has shape {list(saved)}, not {list(wanted)}" for name, saved, wanted in info["mismatched_keys"]
-    }
-    problems = {
-        "the weights lack": [name for name in info["missing_keys"] if not _is_optional(name)],
-        "the configuration has no place for": info["unexpected_keys"],
-        "the shapes differ of": shapes,
-    }
-    for what, names in problems.items():
-        if names:
-            first = min(names)
-            raise UserError(
-                f"the weights do not fit the configuration: {what} {len(names)} tensors, first {first}{shapes.get(first, '')}"
-            )
-    return sorted(info["missing_keys"])
+    missing = sorted(info["missing_keys"])
+    other_shapes = [f"{name} {list(saved)} → {list(wanted)}" for name, saved, wanted in info["mismatched_keys"]]
+    problems = [*(name for name in missing if not _is_optional(name)), *info["unexpected_keys"], *other_shapes]
+    if problems:
+        wrong = f"{len(problems)} tensors are missing, left over or of another shape, the first: {min(problems)}"
+        raise UserError(f"the weights do not fit the configuration: {wrong}")
+    return missing
 
 
 def _is_optional(name: str) -> bool:

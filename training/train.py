@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -38,12 +37,8 @@ from reluformer.training.trainer import ReLUFormerTrainer
 from reluformer.training.translation import Translator
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run that is trained, averaged and evaluated.
-
-    recipe: of the run. model, tokenizer: in memory. log_history: the Trainer's. scores: by split.
-    """
+class FinishedRun(NamedTuple):
+    """A run that is trained, averaged and evaluated; `log_history` is the Trainer's, `scores` are by split."""
 
     recipe: Recipe
     model: PreTrainedModel
@@ -55,12 +50,8 @@ class FinishedRun:
 def train(recipe: Recipe, *, overwrite: bool = False) -> FinishedRun | None:
     """Trains, averages and evaluates one run. Pictures and card are the command's.
 
-    Args:
-        recipe: the experiment.
-        overwrite: empty the folder of an earlier run of this name, rather than refuse or resume.
-
-    Returns:
-        The run; None in other processes than the main one, and if the training diverged.
+    With `overwrite`, what an earlier run of this name left is removed, rather than refused or resumed. Returns None in other
+    processes than the main one, and if the training diverged.
 
     Raises:
         UserError: a mistake in the recipe or its data, found as early as possible.
@@ -102,9 +93,7 @@ def check(recipe: Recipe) -> None:
         if not has_split(recipe.data, split):
             raise UserError(f"evaluation.splits: the recipe's data has no {split} split; name others or give its files")
     if recipe.training.eval_strategy != "no" and not has_split(recipe.data, "validation"):
-        raise UserError(
-            "training.eval_strategy: the recipe's data has no validation split; set it to no, or give files"
-        )
+        raise UserError("training.eval_strategy: the recipe's data has no validation split; set it to no")
 
 
 def _check_processes(recipe: Recipe) -> None:
@@ -120,9 +109,7 @@ def _check_processes(recipe: Recipe) -> None:
         if recipe.averaging.last_checkpoints > 1:
             raise UserError("averaging.last_checkpoints: does not go with FSDP; set it to 0, or train without FSDP")
         if recipe.evaluation.at_most and training.eval_strategy != "no":
-            raise UserError(
-                "evaluation.at_most: does not go with FSDP; set it to 0 (the loss alone), or leave FSDP out"
-            )
+            raise UserError("evaluation.at_most: does not go with FSDP; set it to 0, or train without FSDP")
 
 
 def is_sharded(training: Any) -> bool:
@@ -199,11 +186,7 @@ def _average(trainer: ReLUFormerTrainer, last_checkpoints: int) -> list[str]:
 def _write_record(
     recipe: Recipe, trainer: ReLUFormerTrainer, watch: DivergenceWatch, resume_from: Path | None, averaged: list[str]
 ) -> None:
-    """Writes what was measured in the training, with what makes it traceable.
-
-    `seconds` is the wall time of the training in all its parts, evaluation included; `peak_memory_bytes` is what this process
-    held at most.
-    """
+    """Writes what was measured, with what makes it traceable; `seconds` are of all parts of the training, with evaluation."""
     path = recipe.run_folder / RECORD_FILE
     if path.is_file() and not recipe.training.resume_from_checkpoint:
         return  # all was trained before, and only the evaluation was interrupted: nothing new was measured

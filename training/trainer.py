@@ -85,9 +85,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
                 self.add_callback(ProgressBars())
         self.stop_on_sigterm = StopOnSigterm(self)
         self.add_callback(self.stop_on_sigterm)
-        self.batches: TokenBatchSampler | None = None
-        if self.train_dataset is not None:
-            self._plan_batches(tokens_per_batch)
+        self._plan_batches(tokens_per_batch)
         self.add_callback(_StartOfTraining(self))
 
     def _plan_batches(self, tokens_per_batch: int) -> None:

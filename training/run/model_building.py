@@ -45,8 +45,7 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
     """The model's configuration; without a tokenizer a preliminary one, to find mistakes before the corpus is read.
 
     Raises:
-        UserError: an unknown field or preset, a bad value, or one that follows from the tokenizer or from the weights of
-            `initialize_from`.
+        UserError: an unknown field or preset, a bad value, or one that the tokenizer or the weights of `initialize_from` decide.
     """
     for name in _FROM_THE_TOKENIZER:
         if name in recipe.model:
@@ -78,22 +77,20 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
 def _checkpoint_config(path_or_hub_id: str, tokenizer: PreTrainedTokenizerBase | None) -> ReLUFormerConfig:
     """That of a ReLUFormer for translation with such a tokenizer; a `UserError` where it is another kind of model."""
     config: Any = load_model_config(path_or_hub_id)
-    if config.model_type == "marian":
-        advice = f"run `reluformer convert --from {path_or_hub_id} --to FOLDER` first"
-        raise UserError(f"{path_or_hub_id}: is a Marian checkpoint; {advice}")
     if not isinstance(config, ReLUFormerConfig):
-        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model; a ReLUFormer checkpoint is needed")
+        marian = (
+            f"; run `reluformer convert --from {path_or_hub_id} --to FOLDER` first"
+            if config.model_type == "marian"
+            else ""
+        )
+        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model, and a ReLUFormer is needed{marian}")
     if tokenizer is not None:
         require_embeddings(path_or_hub_id, tokenizer, config.vocab_size)
     return config
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> ReLUFormerForConditionalGeneration:
-    """A new model with weights drawn from the recipe's seed, or with those of `initialize_from`.
-
-    Raises:
-        UserError: see [`build_config`].
-    """
+    """A new model with weights drawn from the recipe's seed, or with those of `initialize_from`; errors of [`build_config`]."""
     config = build_config(recipe, tokenizer)
     set_seed(recipe.training.seed)
     if recipe.initialize_from is None:
@@ -115,16 +112,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> ReLUForme
 def run_tokenizer(
     recipe: Recipe, train: Callable[[], PreTrainedTokenizerBase], resume_from: Path | None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a run, the same on every process; a new one is written into the run folder.
-
-    Args:
-        recipe: of the run.
-        train: makes a new one of the training split.
-        resume_from: a checkpoint, whose tokenizer is taken.
-
-    Raises:
-        UserError: one that cannot be loaded.
-    """
+    """The tokenizer of a run, the same on every process: that of `resume_from`, that which the recipe names, or a new one, which
+    `train` makes of the training split, and which is written into the run folder."""
     with recipe.training.main_process_first(local=False, desc="tokenizer"):
         if resume_from is not None:
             return load_tokenizer(resume_from)

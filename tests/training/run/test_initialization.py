@@ -125,10 +125,12 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     path, config = tmp_path / "start" / "model.safetensors", load_model_config(tmp_path / "start")
     weights, name = load_file(path), "model.decoder.layers.0.fc1.bias"
     without = {key: tensor for key, tensor in weights.items() if key != name}
-    others = {"lack 1": without, "no place for 1": {**weights, "model.gate": torch.ones(1)}}
-    for message, tensors in {**others, "shapes differ of 1": {**weights, name: torch.ones(7)}}.items():
+    others = {name: without, "model.gate": {**weights, "model.gate": torch.ones(1)}}
+    for first, tensors in {**others, rf"{name} \[7\] → \[20\]": {**weights, name: torch.ones(7)}}.items():
         save_file(tensors, path, metadata={"format": "pt"})
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(
+            UserError, match=f"1 tensors are missing, left over or of another shape, the first: {first}"
+        ):
             load_weights(tmp_path / "start", config, dtype=torch.float32)
 
 
