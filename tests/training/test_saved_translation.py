@@ -70,23 +70,17 @@ def test_the_command_translates_without_transformers(tmp_path, tokenizer):
     assert done.stdout.count("\n") == 1
 
 
-def _without_a_tensor(weights):
-    del weights["model.encoder.layers.0.fc1.weight"]
+CHANGED_WEIGHTS = {
+    "without one": lambda weights: weights.pop("model.encoder.layers.0.fc1.weight"),
+    "of another shape": lambda weights: weights.update(
+        {"final_logits_bias": weights["final_logits_bias"][:, :-1].clone()}
+    ),
+    "not a number": lambda weights: weights["final_logits_bias"].fill_(torch.nan),
+    "float16": lambda weights: weights.update({"final_logits_bias": weights["final_logits_bias"].half()}),
+}
 
 
-def _not_a_number(weights):
-    weights["final_logits_bias"][0, 3] = float("nan")
-
-
-def _of_another_shape(weights):
-    weights["model.encoder.layers.0.fc1.weight"] = weights["model.encoder.layers.0.fc1.weight"][:-1].clone()
-
-
-def _float16(weights):
-    weights["final_logits_bias"] = weights["final_logits_bias"].half()
-
-
-@pytest.mark.parametrize("change", [_without_a_tensor, _not_a_number, _of_another_shape, _float16])
+@pytest.mark.parametrize("change", CHANGED_WEIGHTS.values(), ids=CHANGED_WEIGHTS)
 def test_other_weights_are_left_to_transformers(change, tmp_path, tokenizer):
     save(tmp_path, tokenizer)
     weights = load_file(tmp_path / "model.safetensors")

@@ -11,7 +11,6 @@ import pytest
 from reluformer.commands.translate import read_lines
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, DatasetConfig, ParallelFiles
-from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data import corpus
 from reluformer.training.data.corpus import has_split, load_split, read_parallel_files
 
@@ -162,6 +161,8 @@ def test_parquet_with_columns_of_any_name_and_several_compressed_tables(tmp_path
     rows = [{"german": source, "translation": {"en": target}} for source, target in PAIRS]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     assert table(tmp_path / "a.parquet", "parquet", source_column="german")[0] == PAIRS
+    given = DatasetConfig(path="parquet", files={"train": str(tmp_path / "a.parquet")})
+    assert [has_split(DataConfig(**LANGUAGES, dataset=given), split) for split in ("train", "test")] == [True, False]
     paths = [str(written(tmp_path, f"{name}.csv.gz", gzip.compress(CSV.encode(), mtime=0))) for name in "ab"]
     assert texts(*data_set("csv", files={"train": paths}))[0] == PAIRS * 2
 
@@ -187,17 +188,6 @@ def test_a_doubtful_table_is_refused_in_one_line(tmp_path, name, content, says):
     with pytest.raises(UserError) as error:
         table(written(tmp_path, name, content), name.removeprefix("a."))
     assert says in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_recipe_names_tables(tmp_path):
-    train = written(tmp_path, "a.csv", CSV.replace("two, or 2", "two; or 2").replace('",', '";').replace(",", ";"))
-    options = (
-        "--name x --training.use_cpu true --data.source_language de --data.target_language en --data.dataset.path csv"
-    )
-    tables = ["--data.dataset.files", f"{{train: [{train}, {train}]}}", "--data.dataset.options", "{sep: ;}"]
-    data = parse_recipe([*options.split(), *tables]).data
-    assert load_split(data, "train")[1].summary() == "csv train: 10 of 10 pairs kept"
-    assert not has_split(data, "test")
 
 
 ROWS = [
@@ -238,7 +228,7 @@ def test_errors_of_a_data_set_list_what_exists(tmp_path):
         (
             folder,
             {"source_column": "text"},
-            r"no column 'text'; there are: translation\.de, translation\.en; set data\.dataset",
+            r"no column 'text'; there are: translation\.de, translation\.en; set data\.",
         ),
         (folder, {"languages": {**LANGUAGES, "source_language": "en"}}, r"'translation\.en' is both source and target"),
         (folder, {"split": "test"}, "split 'test'\\) cannot be loaded"),
@@ -251,9 +241,8 @@ def test_errors_of_a_data_set_list_what_exists(tmp_path):
 
 def test_documents_are_named_by_a_file_or_a_column_and_stand_together(tmp_path):
     names = written(tmp_path, "names", "d0 \nd0\n\nd1\n")
-    pairs, report = read_parallel_files(
-        written(tmp_path, "de", "a\nb\nc\nd\n"), written(tmp_path, "en", "a\n\nc\nd\n"), name="train", documents=names
-    )
+    sides = [written(tmp_path, *given) for given in (("de", "a\nb\nc\nd\n"), ("en", "a\n\nc\nd\n"))]
+    pairs, report = read_parallel_files(*sides, name="train", documents=names)
     assert list(pairs["document"]) == ["d0", "d1"]
     assert report.first == {"target empty": 2, "no name of a document": 3}
     rows = [{"de": "a", "en": "b", "session": session} for session in (0, 0, 1)]

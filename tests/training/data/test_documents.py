@@ -21,6 +21,8 @@ from reluformer.training.scoring.evaluation import evaluate, read_translations
 from reluformer.training.scoring.metrics import score_documents
 from reluformer.training.tokenization import train_tokenizer
 
+from ..conftest import RECIPE
+
 LANGUAGES = {"source_language": "it", "target_language": "en"}
 WORDS = [("uno", "one"), ("due", "two"), ("tre", "three"), ("quattro", "four"), ("cinque", "five"), ("sei", "six")]
 
@@ -162,32 +164,18 @@ def recipe_file(tmp_path):
     """Path of a recipe that trains on packed documents in a second or two."""
     train = write_files(tmp_path, "train", corpus(documents=6))
     held_out = write_files(tmp_path, "held_out", corpus(documents=4, seed=1))
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    recipe = {
-        "name": "documents",
-        "data": {
-            **LANGUAGES,
-            "max_length": 32,
-            "packing": {},
-            "train": train,
-            "validation": {**held_out, "only": ["d0", "d1"]},
-            "test": {**held_out, "only": ["d2", "d3"]},
-        },
-        "tokenizer": {"vocab_size": 330},
-        "model": {**sizes, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32},
-        "batching": {"tokens_per_batch": 200},
-        "evaluation": {"num_beams": 2, "at_most": 2, "samples": 1, "headline": "document_bleu"},
-        "training": {
-            "output_dir": str(tmp_path / "run"),
-            "max_steps": 4,
-            "logging_steps": 2,
-            "eval_strategy": "steps",
-            "eval_steps": 4,
-            "save_strategy": "no",
-            "use_cpu": True,
-            "disable_tqdm": True,
-        },
+    recipe = yaml.safe_load(RECIPE.format(folder=tmp_path / "run"))
+    recipe["data"] = {
+        **LANGUAGES,
+        "max_length": 32,
+        "packing": {},
+        "train": train,
+        "validation": {**held_out, "only": ["d0", "d1"]},
+        "test": {**held_out, "only": ["d2", "d3"]},
     }
+    recipe["model"]["max_position_embeddings"] = 32
+    recipe["evaluation"]["headline"] = "document_bleu"
+    recipe["training"] |= {"max_steps": 4, "eval_steps": 4}
     path = tmp_path / "documents.yaml"
     path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     return path
