@@ -1,7 +1,8 @@
-"""benchmarks/ATTENTION.md, MODELS.md and SPARSE.md from the result files: no number in them is typed, but the goals."""
+"""benchmarks/ATTENTION.md, MODELS.md and SPARSE.md with their pictures, from the result files; only goals are typed."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -9,21 +10,35 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
-from benchmarks.attention import DTYPES, EAGER, OURS, PLAIN, SDPA, SPARSE, WITH_STATISTICS
+from benchmarks.attention import DTYPES, EAGER, HEAD_DIM, LENGTHS, OURS, PASSES, PLAIN, SDPA, SPARSE, WITH_STATISTICS
 from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS, read_result
-from benchmarks.pictures import plot_memory, plot_speedups
 from benchmarks.translating import BEST as BEST_TYPE
 from benchmarks.translating import CTRANSLATE2, OURS_BY_TYPE
 from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS_UNREGULARIZED
 from benchmarks.translation import OURS as RELUFORMER
 from benchmarks.zeros import OURS as ZEROS_MODEL
+from reluformer.analysis.drawing import RELU, SOFTMAX, shade
 
 Result = Mapping[str, Any]
 SHORT = (16, 32, 64, 128, 256)
 MEMORY_LENGTH, MEMORY_BYTES = 8192, 300e6
 ZEROS_SHARE = 95
+# Colour, marker, label; lines of ReLU are shades of its colour.
+SPEED_LINES = {
+    PLAIN: (RELU, "o", "ReLU, fused"),
+    WITH_STATISTICS: (shade(RELU, 0.5), "^", "ReLU, fused, with S and T"),
+}
+MEMORY_LINES = {
+    "fused": (RELU, "o", "ReLU, fused"),
+    "sdpa": (SOFTMAX, "s", "softmax, SDPA"),
+    "eager relu": (shade(RELU, 0.5), "^", "ReLU, eager"),
+}
+MEMORY_PANELS = {"attention": "attention alone, 8 heads of 64", "model": "a model, 2 padded sequences"}
 
 
 def goals_of(files: Collection[str]) -> list[dict[str, Any]]:
@@ -75,7 +90,6 @@ def cell_table(
     """A cell a row: what it is, what was measured of each contender, and how often one is done in the time of another.
 
     Args:
-        cells: of a result.
         facts: names of those that tell one cell from the other.
         shown: contenders, by default all.
         compared: contender → rivals, by default all that were compared.
@@ -86,14 +100,11 @@ def cell_table(
     wanted = list(measured) if compared is None else [(ours, rival) for ours, of in compared.items() for rival in of]
     pairs = [pair for pair in wanted if pair in measured]
     value = value or _speed_or_time
-    rows = [
-        [
-            *(_text(cell[name]) for name in facts),
-            *(value(cell, name) if name in cell["times"] else "–" for name in shown),
-            *(spread(cell["speedups"].get(ours, {}).get(rival)) for ours, rival in pairs),
-        ]
-        for cell in cells
-    ]
+    rows = []
+    for cell in cells:
+        values = (value(cell, name) if name in cell["times"] else "–" for name in shown)
+        ratios = (spread(cell["speedups"].get(ours, {}).get(rival)) for ours, rival in pairs)
+        rows.append([*(_text(cell[name]) for name in facts), *values, *ratios])
     header = [name.replace("_", " ") for name in facts]
     return table([*header, *shown, *(f"{ours} over {rival}" for ours, rival in pairs)], rows, numbers=True)
 
@@ -138,10 +149,9 @@ def origin(result: Result, file: str) -> list[str]:
     lines = [
         f"`{result['command']}` → [{file}-cpu.json](results/{file}-cpu.json)",
         f": {result['date'][:10]}, commit {commit}, {minutes}on {machine['cpu']} ({threads} threads, "
-        f"{machine['usable_cores']} cores, {machine['memory_gb']:.0f} GB, load before the start "
-        f"{machine['load_average']:.1f}), torch {versions['torch']}, transformers "
-        f"{versions['transformers']}, Python {machine['python']}; loop: {result['loop']}; environment: "
-        f"{environment}.",
+        f"{machine['usable_cores']} cores, {machine['memory_gb']:.0f} GB, load before the start {machine['load_average']:.1f}), "
+        f"torch {versions['torch']}, transformers {versions['transformers']}, Python {machine['python']}; "
+        f"loop: {result['loop']}; environment: {environment}.",
     ]
     return ["**A quick run, to try the programs: its values mean nothing.**", "", *lines] if result["quick"] else lines
 
@@ -193,12 +203,9 @@ def _memory_goal(result: Result | None) -> Iterator[list[str]]:
 def _translation(result: Result) -> Iterator[str]:
     facts = ["shape", "inputs", "dtype", "attention_dropout"]
     rivals = (MARIAN, MARIAN_SMOOTHED, "vanilla")
-    compared = {RELUFORMER: rivals, OURS_UNREGULARIZED: rivals[:2]}
-    yield from tables_of(result, ["task"], facts, compared=compared)
-    reasons = dict.fromkeys(
-        f"- {name} is left out: {text}" for cell in result["cells"] for name, text in cell["left_out"].items()
-    )
-    yield from ("", *reasons)
+    yield from tables_of(result, ["task"], facts, compared={RELUFORMER: rivals, OURS_UNREGULARIZED: rivals[:2]})
+    reasons = [item for cell in result["cells"] for item in cell["left_out"].items()]
+    yield from ("", *dict.fromkeys(f"- {name} is left out: {text}" for name, text in reasons))
 
 
 def _translating(result: Result) -> Iterator[str]:
@@ -291,7 +298,7 @@ SECTIONS: dict[str, dict[str, tuple[str, Callable[[Result], Iterable[str]]]]] = 
 
 def write_pages(folder: Path, pages: Path) -> Iterator[Path]:
     """Writes the pages of the result files in `folder`, and beside these the pictures; yields what was written."""
-    for file, draw in (("attention", plot_speedups), ("memory", plot_memory)):
+    for file, draw in (("attention", _plot_speedups), ("memory", _plot_memory)):
         result = read_result(folder / f"{file}-cpu.json")
         if result is not None:
             yield draw(result, folder / f"{file}-cpu.png")
@@ -299,6 +306,54 @@ def write_pages(folder: Path, pages: Path) -> Iterator[Path]:
         path = pages / f"{name}.md"
         path.write_text(render(name, folder), encoding="utf-8")
         yield path
+
+
+def _plot_speedups(result: Result, path: Path) -> Path:
+    """Speedup over SDPA softmax (line: median of the rounds, band: P10–P90) against length, not causal, batch 1."""
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    panels = itertools.product(DTYPES, PASSES)
+    for axes, (dtype, which) in zip(figure.subplots(2, 2, sharex=True).flat, panels, strict=True):
+        wanted = {"dtype": dtype, "pass": which, "causal": False, "batch": 1, "head_dim": HEAD_DIM}
+        cells = [cell for cell in result["cells"] if wanted.items() <= cell.items() and cell["length"] >= LENGTHS[0]]
+        lengths = [cell["length"] for cell in cells]
+        for name, (color, marker, label) in SPEED_LINES.items():
+            found = [cell["speedups"][name][SDPA] for cell in cells]
+            median, low, high = ([ratio[key] for ratio in found] for key in ("median", "p10", "p90"))
+            axes.plot(lengths, median, color=color, marker=marker, markersize=4, label=label)
+            axes.fill_between(lengths, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.axhline(1.0, color=SOFTMAX, linewidth=1.2, label="softmax, SDPA")
+        axes.set(ylim=(0, None), title=f"{dtype}, {which}", xlabel="length n", ylabel="speedup over SDPA softmax")
+        _length_axis(axes, lengths)
+    return _save(figure, path, "line: median, band: P10 to P90 of the rounds")
+
+
+def _plot_memory(result: Result, path: Path) -> Path:
+    """Extra peak of a training step against length, both logarithmic."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    for axes, (what, title) in zip(figure.subplots(1, 2, sharey=True), MEMORY_PANELS.items(), strict=True):
+        cells = [cell for cell in result["cells"] if cell["what"] == what]
+        for contender, (color, marker, label) in MEMORY_LINES.items():
+            own = [cell for cell in cells if cell["contender"] == contender and "extra_bytes" in cell]
+            lengths, sizes = [cell["length"] for cell in own], [cell["extra_bytes"] / 1e9 for cell in own]
+            axes.plot(lengths, sizes, color=color, marker=marker, label=label)
+        axes.set(yscale="log", title=title, xlabel="length n", ylabel="extra peak memory, GB")
+        _length_axis(axes, sorted({cell["length"] for cell in cells}))
+    return _save(figure, path)
+
+
+def _length_axis(axes: Axes, lengths: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _save(figure: Figure, path: Path, note: str = "") -> Path:
+    lines, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(lines, names, title=note, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+    return path
 
 
 def render(name: str, folder: Path = RESULTS) -> str:

@@ -71,32 +71,20 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
 
 
 def _our_step(model: FastTranslationModel, sources: list[list[int]], search: Search) -> Callable[[], Any]:
-    def step() -> list[list[int]]:
-        with torch.inference_mode():
-            return _checked(model.translate(sources, search), search)
-
-    return step
+    return torch.inference_mode()(lambda: _checked(model.translate(sources, search), search))
 
 
 def _convert(marian: Any, folder: Path) -> None:
-    """A MarianMTModel as CTranslate2 reads it, in the folder `converted`, with the names of pieces that `_pieces` gives."""
+    """A MarianMTModel as CTranslate2 reads it, in the folder `converted`; a piece is named by its id."""
     from ctranslate2.converters import TransformersConverter
 
     size = marian.config.vocab_size
-    names = {**{piece: number for number, piece in enumerate(_pieces(range(size - 1)))}, "<pad>": size - 1}
-    special = {"bos_token": _piece(BOS), "eos_token": _piece(EOS), "unk_token": _piece(3), "pad_token": "<pad>"}
+    names = {**{str(number): number for number in range(size - 1)}, "<pad>": size - 1}
+    special = {"bos_token": str(BOS), "eos_token": str(EOS), "unk_token": "3", "pad_token": "<pad>"}
     tokenizer = Tokenizer(models.WordLevel(names, unk_token=special["unk_token"]))
     marian.save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     TransformersConverter(str(folder)).convert(str(folder / "converted"))
-
-
-def _piece(number: int) -> str:
-    return f"piece{number}"
-
-
-def _pieces(ids: Any) -> list[str]:
-    return [_piece(number) for number in ids]
 
 
 def _ctranslate2_step(
@@ -107,7 +95,7 @@ def _ctranslate2_step(
     translator = ctranslate2.Translator(
         str(folder / "converted"), device="cpu", compute_type=compute, inter_threads=1, intra_threads=threads
     )
-    texts = [_pieces(source) for source in sources]
+    texts = [[str(number) for number in source] for source in sources]
     length = {"min_decoding_length": search.min_new_tokens, "max_decoding_length": search.max_new_tokens}
 
     def step() -> list[list[str]]:

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
-from transformers import EvalPrediction, PreTrainedModel, ViTImageProcessorPil, default_data_collator
+from transformers import PreTrainedModel, ViTImageProcessorPil, default_data_collator
 
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
 
@@ -31,18 +31,15 @@ Recipe = Mapping[str, Any]
 class Pictures(Dataset):
     """The pictures of a split as the model takes them: (channels, height, width), values from -1 to 1, resized where needed.
 
-    Args:
-        recipe: `data`, `model` and, for training, `augmentation` are read.
-        split: "train", "validation" or "test".
-        config: of the model: its size, its channels, and whether labels are classes or a share of each class.
-        training: change the pictures as `augmentation` says; what is drawn comes from torch's random numbers.
+    config: of the model: its size, its channels, and whether labels are classes or a share of each class. training: change the
+    pictures as the recipe's `augmentation` says; what is drawn comes from torch's random numbers.
     """
 
     def __init__(self, recipe: Recipe, split: str, config: ReLUFormerVisionConfig, *, training: bool = False) -> None:
         data, self.config = recipe["data"], config
         self.augmentation = (recipe.get("augmentation") or {}) if training else {}
         if (given := data.get("dataset")) is not None:
-            self.pictures = _data_set(given, split)
+            self.pictures = datasets.load_dataset(given["path"], split=given[split])  # columns "image" and "label"
             self.labels = np.asarray(self.pictures["label"])
         else:
             self.pictures = read_idx(data[split]["images"], 3)
@@ -76,11 +73,6 @@ def read_idx(path: str, dimensions: int) -> np.ndarray:
     content = gzip.decompress(content) if path.endswith(".gz") else content
     shape = np.frombuffer(content, ">i4", dimensions, offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
-
-
-def _data_set(given: Mapping[str, Any], split: str) -> datasets.Dataset:
-    """A split of a set with the columns "image" and "label"."""
-    return datasets.load_dataset(given["path"], split=given[split])
 
 
 def _drawn_anew(labels: np.ndarray, share: float, classes: int, seed: int) -> np.ndarray:
@@ -144,12 +136,8 @@ def prepare(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "data_collator": partial(_mixed, alpha=alpha) if alpha else default_data_collator,
         "processing_class": image_processor(config),
         "preprocess_logits_for_metrics": _hits,
-        "compute_metrics": _validation_accuracy,
+        "compute_metrics": lambda found: accuracies(torch.as_tensor(found.predictions)),
     }
-
-
-def _validation_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    return accuracies(torch.as_tensor(prediction.predictions))
 
 
 def _hits(logits: Tensor, labels: Tensor) -> Tensor:

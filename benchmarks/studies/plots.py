@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
@@ -40,7 +38,6 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
     levels = {label: _level(plot, name, study, outcomes) for label, name in plot.levels.items()}
     colors = _colors(plot)
     canvas = Canvas(figsize=(8.6, 4.2), layout="constrained")
-    FigureCanvasAgg(canvas)
     axes = canvas.subplots()
     for (label, seeds), marker in zip(lines.items(), cycle(_MARKERS), strict=False):
         if seeds:
@@ -48,7 +45,7 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
             if plot.point is not None:
                 _write_points(axes, plot, plot.lines[label], study, outcomes)
     for label, seeds in levels.items():
-        if seeds:
+        if seeds:  # it has run
             axes.axhline(fmean(seeds), label=label, color=colors[label], linestyle="--", linewidth=1.2)
             axes.axhspan(min(seeds), max(seeds), color=colors[label], alpha=0.15, linewidth=0)
     _finish(axes, plot, study, sorted({x for seeds in lines.values() for x in seeds}))
@@ -63,15 +60,11 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
 
 def _colors(plot: Plot) -> dict[str, str]:
     """The colour of every line and level, by its label."""
-    drawn: Counter[str] = Counter()
     others, colors = cycle(_OTHERS), {}
+    shades = {activation: cycle(_SHADES) for activation in plot.activations.values()}
     for label in (*plot.lines, *plot.levels):
         activation = plot.activations.get(label)
-        if activation is None:
-            colors[label] = next(others)
-        else:
-            colors[label] = shade(color_of(activation), _SHADES[drawn[activation] % len(_SHADES)])
-            drawn[activation] += 1
+        colors[label] = shade(color_of(activation), next(shades[activation])) if activation else next(others)
     return colors
 
 
@@ -136,12 +129,9 @@ def _write_points(axes: Axes, plot: Plot, name: str, study: Study, outcomes: Map
 
 
 def _level(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> list[float]:
-    """The figures of a row's seeds; none if it has not run."""
-    if name not in outcomes:
-        return []
-    outcome = outcomes[name]
-    figures = [value(study.figures[plot.y], outcome, seed) for seed in outcome.results]
-    return [figure for figure in figures if figure is not None]
+    """The figures of a row's seeds."""
+    found = [value(study.figures[plot.y], outcomes[name], seed) for seed in outcomes[name].results]
+    return [figure for figure in found if figure is not None]
 
 
 def _of_seed(plot: Plot, study: Study, outcome: Outcome, seed: int) -> Points:

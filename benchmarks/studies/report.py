@@ -77,16 +77,13 @@ def write_reproduction(
     results: Path = RESULTS,
     studies: Path = STUDIES_FOLDER,
 ) -> Path:
-    """Writes the report, and its plots into a folder of the same name beside it.
+    """Writes the report, a file of Markdown, and its plots into a folder of the same name beside it.
 
-    Args:
-        path: of the Markdown file.
-        sizes: of rows; one of which no row has been run is said to be so in one line.
-        runs, results: where runs and results are.
-        studies: where the studies are.
+    sizes: of rows; one of which no row has been run is said to be so in one line. runs, results, studies: folders.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    everywhere = sorted(((name, load_study(name, studies)) for name in study_names(studies)), key=_position)
+    everywhere = [(name, load_study(name, studies)) for name in study_names(studies)]
+    everywhere.sort(key=lambda named: named[1].position)
     lines = [_HEAD.format(results=results)]
     for size in sizes:
         lines += ["", f"## {SIZE_TITLES[size]}", ""]
@@ -107,10 +104,6 @@ def write_reproduction(
     return path
 
 
-def _position(named: tuple[str, Study]) -> int:
-    return named[1].position
-
-
 def _tally(loaded: Loaded, verdicts: Verdicts) -> list[str]:
     """How the claims of each paper stand, by what they are about; our own studies are not counted."""
     counts: dict[tuple[str, str], Counter[str]] = {}
@@ -119,13 +112,11 @@ def _tally(loaded: Loaded, verdicts: Verdicts) -> list[str]:
             for kind in (verdict.kind, _ALL):
                 counts.setdefault((study.paper, kind), Counter())[verdict.verdict] += 1
     words = [word for word in _WORDS if any(count[word] for count in counts.values())]
-    order = {paper: number for number, paper in enumerate(_PAPERS)}
-    kinds = (*KINDS, _ALL)
     rows = [
-        [f"{_PAPERS[paper]} ({paper})", kind, *(str(count[word]) for word in words), str(count.total())]
-        for (paper, kind), count in sorted(
-            counts.items(), key=lambda each: (order[each[0][0]], kinds.index(each[0][1]))
-        )
+        [f"{title} ({paper})", kind, *(str(count[word]) for word in words), str(count.total())]
+        for paper, title in _PAPERS.items()
+        for kind in (*KINDS, _ALL)
+        if (count := counts.get((paper, kind)))
     ]
     return ["### The claims of the papers", "", *table(["paper", "about", *words, _ALL], rows), ""]
 
@@ -156,14 +147,11 @@ def _study(
     lines = [f"### {study.title}", "", f"{study.source.strip()} (`--study {name}`)", "", *_table(study, outcomes), ""]
     lines += [line for text in _scored_on(study, outcomes) for line in (text, "")]
     if verdicts:
-        lines += table(
-            ["our expectation" if study.ours else "the paper's claim", "verdict", "figures"],
-            [[verdict.text, f"**{verdict.verdict}**", verdict.why] for verdict in verdicts],
-        )
-        lines.append("")
-    folder = path.with_suffix("")
+        header = ["our expectation" if study.ours else "the paper's claim", "verdict", "figures"]
+        rows = ([verdict.text, f"**{verdict.verdict}**", verdict.why] for verdict in verdicts)
+        lines += [*table(header, rows), ""]
     for plot in study.plots:
-        drawn = draw_plot(plot, study, outcomes, folder / size)
+        drawn = draw_plot(plot, study, outcomes, path.with_suffix("") / size)
         lines += [f"![{plot.title}]({_relative(drawn, path)})" if drawn else f"{plot.title}: {PENDING}.", ""]
     for label, row in study.pictures.items():
         lines += [*_pictures(label, outcomes.get(row), path), ""]
@@ -174,7 +162,7 @@ def _table(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
     quoted = [name for name in study.figures if any(name in outcome.entry.paper for outcome in outcomes.values())]
     heading = ["row"]
     for name, figure in study.figures.items():
-        heading += [f"{figure.label}, paper"] * (name in quoted) + [f"{figure.label}"]
+        heading += [f"{figure.label}, paper"] * (name in quoted) + [figure.label]
     rows = []
     for outcome in outcomes.values():
         cells = [outcome.entry.label]

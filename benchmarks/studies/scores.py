@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -52,10 +52,7 @@ def bleu_statistics(translations: Path, recipe: Mapping[str, Any]) -> dict[str, 
     score = corpus.corpus_score(hypotheses, [references]).score
     numbers = [(*each.counts, each.sys_len, each.ref_len) for each in scores]
     return {
-        "metric": name,
-        "signature": str(corpus.get_signature()),
-        "score": score,
-        "references": _digest("\n".join(references)),
+        **_head(name, str(corpus.get_signature()), score, references),
         "sentences": " ".join(",".join(map(str, row)) for row in numbers),
     }
 
@@ -78,14 +75,8 @@ def accuracy_statistics(predictions: Path, split: str) -> dict[str, Any]:
     """Accuracy of a file of predictions, in percent; `right` holds a bit for each picture, in hexadecimal digits."""
     rows = [line.split("\t") for line in predictions.read_text(encoding="utf-8").splitlines()[1:]]
     right = np.array([label == found for label, found in rows])
-    return {
-        "metric": "accuracy",
-        "signature": split,
-        "score": 100 * float(right.mean()),
-        "references": _digest("\n".join(label for label, _ in rows)),
-        "pictures": len(rows),
-        "right": np.packbits(right).tobytes().hex(),
-    }
+    head = _head("accuracy", split, 100 * float(right.mean()), (label for label, _ in rows))
+    return {**head, "pictures": len(rows), "right": np.packbits(right).tobytes().hex()}
 
 
 def _accuracy_rows(statistics: Statistics) -> np.ndarray:
@@ -95,23 +86,22 @@ def _accuracy_rows(statistics: Statistics) -> np.ndarray:
     return np.stack([right, np.ones_like(right)], axis=1)
 
 
+def _accuracy_of(sums: np.ndarray) -> float:
+    return 100 * float(sums[0]) / float(sums[1])
+
+
 def perplexity_statistics(documents: Path, split: str, context: int) -> dict[str, Any]:
     """Perplexity of a split, per token (`score`) and per byte; `documents` holds the tokens and the nats of each.
 
-    Args:
-        documents: a heading, then name, bytes, tokens and nats of each document.
-        split: that was predicted.
-        context: tokens of a context, on which the loss depends.
+    documents: a heading, then name, bytes, tokens and nats of each. context: tokens of a context, on which the loss depends.
     """
     with documents.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.reader(stream, delimiter="\t"))[1:]
     tokens, nats = sum(int(row[2]) for row in rows), sum(float(row[3]) for row in rows)
+    references = ("\t".join(row[:3]) for row in rows)
     return {
-        "metric": "perplexity",
-        "signature": f"{split}, contexts of {context:,} tokens",
-        "score": float(np.exp(nats / tokens)),
+        **_head("perplexity", f"{split}, contexts of {context:,} tokens", float(np.exp(nats / tokens)), references),
         "per_byte": float(np.exp(nats / sum(int(row[1]) for row in rows))),
-        "references": _digest("\n".join("\t".join(row[:3]) for row in rows)),
         "tokens": tokens,
         "documents": " ".join(f"{row[2]},{row[3]}" for row in rows),
     }
@@ -123,8 +113,14 @@ def _perplexity_rows(statistics: Statistics) -> np.ndarray:
     return np.array([[float(nats), float(tokens)] for tokens, nats in rows])
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+def _head(metric: str, signature: str, score: float, references: Iterable[str]) -> dict[str, Any]:
+    """What all statistics begin with; all but the score must be the same where two are compared."""
+    digest = hashlib.sha256("\n".join(references).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return {"metric": metric, "signature": signature, "score": score, "references": digest}
+
+
+def _perplexity_of(sums: np.ndarray) -> float:
+    return float(np.exp(sums[0] / sums[1]))
 
 
 @dataclass(frozen=True)
@@ -145,27 +141,17 @@ class Statistic:
 
 STATISTICS = {
     "bleu": Statistic("BLEU", "BLEU", "texts", bleu_rows, _bleu_of),
-    "accuracy": Statistic(
-        "accuracy", "points", "pictures", _accuracy_rows, lambda sums: 100 * float(sums[0]) / float(sums[1])
-    ),
+    "accuracy": Statistic("accuracy", "points", "pictures", _accuracy_rows, _accuracy_of),
     "perplexity": Statistic(
-        "perplexity",
-        "perplexity",
-        "documents",
-        _perplexity_rows,
-        lambda sums: float(np.exp(sums[0] / sums[1])),
-        lower_is_better=True,
+        "perplexity", "perplexity", "documents", _perplexity_rows, _perplexity_of, lower_is_better=True
     ),
 }
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first scores minus the second.
-
-    difference: of the means over the seeds. each: by seed. samples: differences of the bootstrap's samples, (samples,). items: of
-    the test set.
-    """
+    """The first scores minus the second: `difference` of the means over the seeds, `each` by seed, and of the bootstrap's
+    `samples`, (samples,). items: of the test set."""
 
     difference: float
     each: tuple[float, ...]
@@ -220,9 +206,8 @@ def in_words(comparison: Comparison, percent: int) -> str:
 
 def comparable(*statistics: Statistics | None) -> bool:
     """Whether all statistics are there, and of the same metric on the same references."""
-    first = statistics[0]
     names = ("metric", "signature", "references")
-    return all(each and first and all(first[name] == each[name] for name in names) for each in statistics)
+    return all(statistics) and len({tuple(each[name] for name in names) for each in statistics}) == 1
 
 
 def bootstrap_of_means(
@@ -232,14 +217,13 @@ def bootstrap_of_means(
 
     The samples are sacreBLEU's. They say whether other test items would turn the difference of these models. Of
     `SEVERAL_SEEDS` seeds or more, a sample draws the seeds, too, of each row by itself (the multi-bootstrap, arXiv
-    2106.16163), and so says whether other trainings would. Of only three, the interval is then rather too narrow than too
-    wide.
+    2106.16163), and so says whether other trainings would; of only three, the interval is rather too narrow than too wide.
 
     Raises:
         ValueError: statistics that are not [`comparable`].
     """
     if not comparable(*first, *second):
-        raise ValueError("the two were not scored by the same metric on the same references")
+        raise ValueError(f"{first[0]['metric']} of different test texts cannot be compared")
     rows = [[kind.rows(each) for each in side] for side in (first, second)]
     count = len(rows[0][0])
     generator = np.random.default_rng(SEED)

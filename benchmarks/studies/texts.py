@@ -22,7 +22,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
@@ -47,12 +47,10 @@ Document = tuple[str, str]  # name, text
 
 
 def documents(data: Mapping[str, Any], split: str) -> Iterator[Document]:
-    """The documents of a split that hold text in UTF-8, in order.
+    """The documents of a split ("train", "validation" or "test") that hold text in UTF-8, in order.
 
-    Args:
-        data: of a recipe: `corpus`, all documents, of which `split` says what share is held out, or the splits themselves. Each
-            of them has `packages` (Python sources), `paths` with `documents` (a line's document), or `dataset`.
-        split: "train", "validation" or "test".
+    data: of a recipe: `corpus`, all documents, of which `split` says what share is held out, or the splits themselves. Each
+    of them has `packages` (Python sources), `paths` with `documents` (a line's document), or `dataset`.
     """
     corpus, shares = data.get("corpus"), data.get("split") or {}
     for name, content in _read(corpus or data[split]):
@@ -67,10 +65,8 @@ def documents(data: Mapping[str, Any], split: str) -> Iterator[Document]:
 
 def split_of(name: str, shares: Mapping[str, Any]) -> str:
     """The split of a document, by its name and the seed alone: it stays there where others come or go."""
-    digest = hashlib.blake2b(
-        f"{shares.get('seed', 0)}:{name}".encode("utf-8", "surrogateescape"), digest_size=8
-    ).digest()
-    place, test = int.from_bytes(digest) / 2**64, shares.get("test", 0.0)
+    seeded = f"{shares.get('seed', 0)}:{name}".encode("utf-8", "surrogateescape")
+    place, test = int.from_bytes(hashlib.blake2b(seeded, digest_size=8).digest()) / 2**64, shares.get("test", 0.0)
     if place < test:
         return "test"
     return "validation" if place < test + shares.get("validation", 0.0) else "train"
@@ -114,20 +110,11 @@ def package_files(packages: Mapping[str, Any]) -> dict[str, Path]:
 
 def train_byte_tokenizer(texts: Iterator[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE as GPT-2 has it: it changes no text, and what looks like a special token in a text is text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END, PADDING],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        min_frequency=2,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(texts, vocab_size, special_tokens=[END, PADDING], show_progress=False)
     special = {"bos_token": END, "eos_token": END, "unk_token": END, "pad_token": PADDING}
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=tokenizer._tokenizer,
         model_max_length=max_length,
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
@@ -239,14 +226,12 @@ def evaluate(recipe: Recipe, split: str, model: PreTrainedModel, folder: Path) -
         writer.writerow(("document", "bytes", "tokens", "nats"))
         writer.writerows((*each, f"{of:.6f}") for each, of in zip(contexts.documents, of_documents, strict=True))
     size = sum(bytes_ for _, bytes_, _ in contexts.documents)
+    per_byte = float(nats.sum()) / size
     return {
-        "documents": len(contexts.documents),
-        "tokens": len(nats),
-        "bytes": size,
+        **{"documents": len(contexts.documents), "tokens": len(nats), "bytes": size, "seconds": seconds},
         "perplexity": perplexity(float(nats.mean())),
-        "perplexity_per_byte": perplexity(float(nats.sum()) / size),
-        "bits_per_byte": float(nats.sum()) / size / math.log(2),
-        "seconds": seconds,
+        "perplexity_per_byte": perplexity(per_byte),
+        "bits_per_byte": per_byte / math.log(2),
     }
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from transformers import Trainer, TrainingArguments, set_seed
@@ -37,21 +38,13 @@ TASKS = {"image_classification": pictures, "language_modeling": texts}
 class RowTrainer(Trainer):
     """`Trainer` that logs what the model reports with its loss, and how fast it learns, evaluation not counted.
 
-    Args:
-        items: what is counted: "images" or "target_tokens".
-        others: as in `Trainer`.
+    items: what is counted: "images" or "target_tokens".
     """
 
     def __init__(self, *args: Any, items: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.items, self.attention = items, TokenMeans()
-        self.evaluated = TokenMeans()
-        self.logged_update = 0
-        self.clocks = self._now()
-
-    @staticmethod
-    def _now() -> tuple[float, float]:
-        return time.perf_counter(), time.process_time()
+        self.items, self.trained, self.evaluated = items, TokenMeans(), TokenMeans()
+        self.logged_update, self.clocks = 0, _now()
 
     def compute_loss(
         self, model: torch.nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
@@ -64,38 +57,37 @@ class RowTrainer(Trainer):
         shares = labels.is_floating_point()  # of each class: (batch, classes)
         count = torch.tensor(len(labels)) if shares else labels.ne(-100).sum()
         divisor = items / labels.shape[1] if shares and items is not None else items
-        figures = self.attention if model.training else self.evaluated
+        figures = self.trained if model.training else self.evaluated
         figures.add({**outputs, "loss": loss}, count.to(labels.device), divisor)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *args: Any) -> None:
         """Adds the model's figures and the speed to each log of the training."""
         if "loss" in logs:
-            means, items = self.attention.pop(lambda sums: sums)
-            means.pop("loss", None)
-            (wall, cpu), before = self._now(), self.clocks
-            self.clocks = wall, cpu
+            means, items = self.trained.pop(lambda sums: sums)
+            before, self.clocks = self.clocks, _now()
+            wall, cpu = (self.clocks - before).tolist()
             updates, self.logged_update = self.state.global_step - self.logged_update, self.state.global_step
-            logs |= means
-            logs |= {
-                f"{self.items}_per_update": items / updates,
-                f"{self.items}_per_second": items / (wall - before[0]),
-            }
-            logs["cpu_seconds"] = cpu - before[1]
+            logs |= {name: value for name, value in means.items() if name != "loss"}
+            logs |= {f"{self.items}_per_update": items / updates, f"{self.items}_per_second": items / wall}
+            logs["cpu_seconds"] = cpu
         super().log(logs, *args)
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """Adds the exact means and, of texts, the perplexity."""
-        before = self._now()
+        before = _now()
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         means, _ = self.evaluated.pop(lambda sums: sums)
         if self.items == texts.ITEMS:
             means["perplexity"] = perplexity(means.get("cross_entropy", means["loss"]))
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in means.items()})
-        self.clocks = tuple(
-            clock + now - then for clock, now, then in zip(self.clocks, self._now(), before, strict=True)
-        )
+        self.clocks += _now() - before
         return output
+
+
+def _now() -> np.ndarray:
+    """Seconds of the clock on the wall, and of this process on the CPU: (2,)."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -139,13 +131,9 @@ def train(recipe: Mapping[str, Any], folder: Path) -> None:
         trainer.save_model()
     record = {
         **run_record(None, recipe["name"], arguments.seed),
-        "updates": trainer.state.global_step,
-        "epochs": trainer.state.epoch,
+        **{"updates": trainer.state.global_step, "epochs": trainer.state.epoch, "processes": arguments.world_size},
         "parameters": trainer.model.num_parameters(),
-        "processes": arguments.world_size,
-        "diverged": watch.divergence,
-        "dead_modules": watch.dead_modules,
-        "exploded": watch.exploded,
+        **{"diverged": watch.divergence, "dead_modules": watch.dead_modules, "exploded": watch.exploded},
     }
     write_json(folder / RECORD_FILE, record)
 
