@@ -39,7 +39,7 @@ MODULES = (
         "fused/blockwise.py",
         "fused/operator.py",
     ),
-    *("fused/specification.py", "fused/triton_kernels.py", "fused/triton_launch.py", "fused/triton_pointwise.py"),
+    *("fused/specification.py", "fused/triton_kernels.py", "fused/triton_launch.py"),
 )
 TEMPLATE = Path(__file__).with_name("kernel_template.md")
 

@@ -19,8 +19,7 @@ from .modeling_decoder import ReLUFormerDecoderModel, ReLUFormerForCausalLM
 from .modeling_reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
 from .modeling_vision import ReLUFormerForImageClassification, ReLUFormerVisionModel
 from .other_models import ATTENTION_NAME
-from .other_models.attention import relu_attention_forward
-from .other_models.masks import relu_attention_mask
+from .other_models.attention import relu_attention_forward, relu_attention_mask
 from .other_models.use import prepare_construction
 
 # Each Auto class, and the models that it builds from their configurations.

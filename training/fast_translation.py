@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from reluformer.modeling_reluformer.attention_reluformer import scale_of_rows, sinusoidal_table
 from reluformer.modeling_reluformer.fused.compiled.library import library
-from reluformer.modeling_reluformer.sparse_ffn.gather import quantized_neurons
+from reluformer.modeling_reluformer.sparse_ffn.forward import quantized_neurons
 
 if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a short translation
     from types import SimpleNamespace

@@ -13,9 +13,9 @@ from .visible_attention import AttentionSettings, attend_visible
 class ReLUAttention(nn.MultiheadAttention):
     """`nn.MultiheadAttention` with a point-wise activation and a row scale (Eq. 6) in place of the softmax.
 
-    Parameters, their names and initialisation, and thus state_dict, are those of `nn.MultiheadAttention`, and so are the
-    arguments, shapes and results of a call. The layers of `nn.Transformer` take it as their `self_attn` and `multihead_attn`;
-    their fast path, which computes a softmax without asking the module, leaves it alone.
+    Parameters, their initialisation, and the arguments and results of a call are those of `nn.MultiheadAttention`. The layers of
+    `nn.Transformer` take it as their `self_attn` and `multihead_attn`; their fast path, which computes a softmax without asking
+    the module, leaves it alone.
 
     Without weights and with no mask but padding and `is_causal`, memory grows with the length. `need_weights`, which is the
     default here too, and any other `attn_mask` keep all weights in memory. The weights that a call returns are those before
@@ -96,7 +96,6 @@ class ReLUAttention(nn.MultiheadAttention):
         Args:
             query, key, value: (length, batch, features), with `batch_first` (batch, length, features), or (length, features).
             key_padding_mask: (batch, keys), without a batch (keys,), True (or -inf) where a key is padding.
-            need_weights, average_attn_weights: as there.
             attn_mask: (queries, keys) or (batch · heads, queries, keys), True (or -inf) where a key is hidden. A mask of
                 numbers may hold 0 and -inf alone: a point-wise weight cannot be hidden by what is added to its score.
             is_causal: query i sees the keys j <= i, and `attn_mask` is not read.

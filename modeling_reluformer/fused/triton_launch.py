@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS
+from .blockwise import empty_like_heads
 from .specification import Specification
 
 try:
@@ -65,7 +66,7 @@ HOPPER = {
 
 def tile_sizes(kernel: str, query: Tensor, more: bool = False) -> Tiles:
     """The tiles of a kernel, smaller for few queries, as in decoding. more: statistics or dropout are computed too."""
-    width = max(64, _width(query))
+    width = max(64, triton.next_power_of_2(query.shape[-1]))
     tiles = TILES[kernel][query.element_size()][width]
     if query.element_size() == 2 and width <= 128 and _has_much_shared_memory(query.device):
         tiles = HOPPER[kernel][width][more]
@@ -80,16 +81,7 @@ def _has_much_shared_memory(device: torch.device) -> bool:
 def triton_forward(
     query: Tensor, key: Tensor, value: Tensor, specification: Specification
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Output, S and T of `triton_kernels`; dropout is drawn to 1/65,536.
-
-    Args:
-        query: (batch, heads, queries, head_dim), any strides.
-        key, value: (batch, key_heads, keys, head_dim); query head h uses key head h // (heads // key_heads).
-        specification: its row scale is float32.
-
-    Returns:
-        The output (batch, heads, queries, head_dim), laid out as (batch, queries, heads, head_dim); S and T
-        (batch, heads, queries), float32; None where not asked for. Rows of no sequence, or without keys, are 0.
+    """Output, S and T as `blockwise_forward` gives them; dropout is drawn to 1/65,536. Rows of no sequence are 0.
 
     Raises:
         ImportError: Triton is not installed.
@@ -98,17 +90,11 @@ def triton_forward(
     """
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
     plan, arguments = _plan(query, key, value, specification)
-    packed = specification.cu_seqlens_q is not None
-    output = _new_heads(query, zeros=packed)
+    output = _new_heads(query, specification)
     row_sum, row_sum_log = (
-        _new_rows(query, zeros=packed) if specification.level >= level else None for level in (1, 2)
+        _new_rows(query, specification) if specification.level >= level else None for level in (1, 2)
     )
-    arguments |= {
-        "output": output,
-        "output_strides": output.stride()[:3],
-        "row_sum": row_sum,
-        "row_sum_log": row_sum_log,
-    }
+    arguments |= {"output": output, "row_sum": row_sum, "row_sum_log": row_sum_log}
     _launch("forward", forward_kernel, plan, specification, None, **arguments)
     return output, row_sum, row_sum_log
 
@@ -122,47 +108,25 @@ def triton_backward(
     value: Tensor,
     specification: Specification,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, by the formulas of `triton_kernels`.
-
-    Args:
-        grad_output: dO, shape of the query, any strides (0 too).
-        grad_sum, grad_sum_log: dS and dT, (batch, heads, queries), float32; None where the specification does not ask for them.
-        The others: as given to `triton_forward`, with the same seed.
-
-    Returns:
-        dq, dk and dv, with the shapes and dtypes of query, key and value, laid out as the output of `triton_forward`.
-    """
-    query, key, value, grad_output = (
-        _rows_contiguous(tensor) for tensor in (query, key, value, grad_output.to(query.dtype))
-    )
+    """Gradients of query, key and value as `blockwise_backward` gives them. grad_output: any strides, 0 too."""
+    grad_output = grad_output.to(query.dtype)
+    query, key, value, grad_output = (_rows_contiguous(tensor) for tensor in (query, key, value, grad_output))
+    grad_sum, grad_sum_log = (None if given is None else given.contiguous() for given in (grad_sum, grad_sum_log))
     plan, arguments = _plan(query, key, value, specification)
-    packed = specification.cu_seqlens_q is not None
-    grad_query, grad_key, grad_value = (_new_heads(tensor, zeros=packed) for tensor in (query, key, value))
+    grad_query, grad_key, grad_value = (_new_heads(tensor, specification) for tensor in (query, key, value))
     # what the second kernel leaves for the third, see there
     plain = specification.row_scale is None and specification.dropout_p == 0
-    arguments["scaled_gradient"] = scaled_gradient = None if plain else torch.empty_like(grad_query)
+    arguments["scaled_gradient"] = None if plain else torch.empty_like(grad_query)
     arguments["scaled_gain"], arguments["scaled_log_gain"] = (
-        None if given is None else _new_rows(query, zeros=False) for given in (grad_sum, grad_sum_log)
+        None if given is None else torch.empty_like(given) for given in (grad_sum, grad_sum_log)
     )
-    of_queries = {
-        "grad_output": grad_output,
-        "grad_output_strides": grad_output.stride()[:3],
-        "grad_sum": None if grad_sum is None else grad_sum.contiguous(),
-        "grad_sum_log": None if grad_sum_log is None else grad_sum_log.contiguous(),
-        "grad_query": grad_query,
-        "grad_query_strides": grad_query.stride()[:3],
-    }
+    arguments |= {"grad_output": grad_output, "grad_sum": grad_sum, "grad_sum_log": grad_sum_log}
+    arguments |= {"grad_query": grad_query, "grad_key": grad_key, "grad_value": grad_value}
     form = grad_output.stride()
-    _launch("query_gradient", query_gradient_kernel, plan, specification, form, **arguments, **of_queries)
-    if scaled_gradient is None:
-        arguments["scaled_gradient"] = scaled_gradient = grad_output
-    of_keys = {
-        "scaled_gradient_strides": scaled_gradient.stride()[:3],
-        "grad_key": grad_key,
-        "grad_value": grad_value,
-        "grad_key_strides": grad_key.stride()[:3],
-    }
-    _launch("key_value_gradient", key_value_gradient_kernel, plan, specification, form, **arguments, **of_keys)
+    _launch("query_gradient", query_gradient_kernel, plan, specification, form, **arguments)
+    if plain:
+        arguments["scaled_gradient"] = grad_output
+    _launch("key_value_gradient", key_value_gradient_kernel, plan, specification, form, **arguments)
     return grad_query, grad_key, grad_value
 
 
@@ -258,7 +222,10 @@ def _plan_of(
 
 
 def _launch(name: str, kernel: Any, plan: _Plan, specification: Specification, form: Any, /, **arguments: Any) -> None:
-    """One program for each block of queries, in the last kernel of keys. form: strides that the plan does not know."""
+    """One program for each block of queries, in the last kernel of keys. form: strides that the plan does not know.
+
+    The arguments that a kernel names are taken from `arguments` and the plan; strides that stand in neither, from their tensor.
+    """
     sizes = tile_sizes(name, arguments["query"], plan.more)
     ends = specification.cu_seqlens_q, specification.cu_seqlens_k
     rows, block, looped, step = arguments["query"], sizes.queries, "keys", sizes.keys
@@ -270,6 +237,8 @@ def _launch(name: str, kernel: Any, plan: _Plan, specification: Specification, f
     arguments["EVEN"] = table is None and arguments[looped] % step == 0
     programs = rows.shape[0] * rows.shape[1] * tile_count
     if programs > 0:
+        missing = [name for name in kernel.arg_names if name not in arguments]
+        arguments |= {name: arguments[name.removesuffix("_strides")].stride()[:3] for name in missing}
         _start(kernel, programs, sizes, plan.compiled, form, {name: arguments[name] for name in kernel.arg_names})
 
 
@@ -306,22 +275,15 @@ def _tile_table(own: Tensor | None, other: Tensor | None, block: int, length: in
     return torch.stack(columns, dim=1).to(torch.int32), number.numel()
 
 
-def _width(query: Tensor) -> int:
-    """The width of a head in the kernels: a power of two, and wide enough for a product."""
-    return max(16, triton.next_power_of_2(query.shape[-1]))
-
-
 def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _new_heads(tensor: Tensor, zeros: bool) -> Tensor:
-    """(batch, heads, rows, head_dim), a token's heads side by side; zeros where packed sequences may leave rows untouched."""
-    batch, heads, rows, head_dim = tensor.shape
-    create = torch.zeros if zeros else torch.empty
-    return create(batch, rows, heads, head_dim, dtype=tensor.dtype, device=tensor.device).transpose(1, 2)
+def _new_heads(tensor: Tensor, specification: Specification) -> Tensor:
+    heads = empty_like_heads(tensor)
+    return heads if specification.cu_seqlens_q is None else heads.zero_()  # packed sequences may leave rows untouched
 
 
-def _new_rows(query: Tensor, zeros: bool) -> Tensor:
-    create = torch.zeros if zeros else torch.empty
-    return create(query.shape[:3], dtype=torch.float32, device=query.device)
+def _new_rows(query: Tensor, specification: Specification) -> Tensor:
+    rows = query.new_empty(query.shape[:3], dtype=torch.float32)
+    return rows if specification.cu_seqlens_q is None else rows.zero_()

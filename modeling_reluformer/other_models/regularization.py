@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,7 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils import is_torchdynamo_compiling, logging
 
-from ..attention_reluformer import AttentionResult
-from ..loss_reluformer import IGNORED_LABEL, row_entropy, row_penalty
+from ..loss_reluformer import IGNORED_LABEL
 from . import ATTENTION_NAME
 
 logger = logging.get_logger(__name__)
@@ -32,20 +31,16 @@ logger = logging.get_logger(__name__)
 HOW = "use_relu_attention(model, regularization_weight=0.01)"
 
 
-class _Rows(NamedTuple):
-    """One call of an attention. penalty: Eq. 7, (batch, heads, queries). real: (batch or 1, queries); None: all rows are."""
-
-    module: nn.Module
-    penalty: Tensor
-    real: Tensor | None
-
-
 @dataclass
 class Collection:
-    """What the attentions of one forward pass have added so far. owner: the model whose pass it is."""
+    """What the attentions of one forward pass have added so far.
+
+    owner: the model whose pass it is. calls: the module, Eq. 7 of its rows, (batch, heads, queries), and which of them are real,
+    (batch or 1, queries), or None: all are.
+    """
 
     owner: PreTrainedModel
-    calls: list[_Rows] = field(default_factory=list)
+    calls: list[tuple[nn.Module, Tensor, Tensor | None]] = field(default_factory=list)
 
 
 class _OfThread(threading.local):
@@ -61,15 +56,15 @@ _collected: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def attention_regularization(model: nn.Module) -> Tensor:
     """L_reg (Eq. 7) of the last forward pass of a model in training, for the logs or for a loss of one's own.
 
-    The mean over the attention modules of the mean over their heads and real rows; padding does not count. It is part of the
-    autograd graph. Where that pass returned a loss, `regularization_weight` · L_reg is in it already: do not add it again.
+    The mean over the attention modules of the mean over their heads and real rows; padding does not count. Where that pass
+    returned a loss, `regularization_weight` · L_reg is in it already: do not add it again.
 
     Args:
         model: one that `use_relu_attention(model, regularization_weight=…)` was called for, or a wrapper around it
             (`DistributedDataParallel`, PEFT).
 
     Returns:
-        A scalar, float32 (float64 for a model in float64).
+        A scalar of the autograd graph, float32 (float64 for a model in float64).
 
     Raises:
         ValueError: no forward pass with gradients in training mode, of a model that computes it.
@@ -119,23 +114,10 @@ def collects(module: nn.Module, weight: float) -> bool:
     return True
 
 
-def collect(
-    module: nn.Module,
-    found: AttentionResult,
-    visible_keys: Tensor,
-    real_rows: Tensor | None,
-    entropy_margin: float,
-) -> None:
-    """Adds the rows of one call to the open collection; in a checkpoint's second computation there is none.
-
-    Args:
-        found: with S and T. visible_keys: n_i, (batch or 1, heads or 1, queries or 1). real_rows: (batch or 1, queries); None:
-            all rows are tokens.
-    """
-    entropy = row_entropy(found.row_sum, found.row_sum_log)
-    penalty = row_penalty(found.row_sum, entropy, visible_keys, entropy_margin)
+def collect(module: nn.Module, penalty: Tensor, real_rows: Tensor | None) -> None:
+    """Adds the rows of one call to the open collection, see there; in a checkpoint's second computation there is none."""
     if _open.collection is not None:
-        _open.collection.calls.append(_Rows(module, penalty, real_rows))
+        _open.collection.calls.append((module, penalty, real_rows))
         if not is_torchdynamo_compiling():
             _collected.add(module)
 
@@ -181,7 +163,7 @@ def _mean(collection: Collection, inputs: Mapping[str, Any]) -> Tensor:
             "computed ReLU attention in this forward pass. Set regularization_weight to 0, or train the parts with attention."
         )
     in_decoder = set(model.get_decoder().modules()) if model.config.is_encoder_decoder else set()
-    device = collection.calls[-1].penalty.device
+    device = collection.calls[-1][1].device
     means = []
     for module, penalty, real in collection.calls:
         if module in in_decoder:  # the keys of some are source tokens, so that their masks say nothing of rows

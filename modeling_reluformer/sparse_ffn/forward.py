@@ -1,24 +1,42 @@
 """What stands in place of the forward of a feed-forward network, or of its projections, and when it computes.
 
+y = Σ_i f(w_i·x + b_i) g(u_i·x + c_i) v_i + d        over the neurons i that are not zero in some row
+
 Each is an attribute of one module (`module.forward`), is not saved, and is copied and pickled with its module. Whatever it does
 not compute, the forward of the module's class does.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..attention_reluformer import wide
 from ..fused.compiled.library import library
-from . import gather
 from .blocks import Block
-from .gather import Neurons, quantized_neurons
 
 MOST_ROWS = 8
-COMPILED_DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class Neurons(NamedTuple):
+    """The weights of a projection by neuron.
+
+    weight: (neurons, features), contiguous. scale: (neurons,) float32 of int8 weights, else None. bias: None, or float32,
+    (neurons,), of a second projection (features,).
+    """
+
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+
+
+def quantized_neurons(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights in 127 steps either way, int8 (neurons, features), and a scale for each neuron (neurons,)."""
+    scale = weight.float().abs().amax(1) / 127
+    steps = (weight.float() / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)).round()
+    return steps.to(torch.int8), scale
 
 
 class PreparedWeights:
@@ -45,7 +63,7 @@ class PreparedWeights:
         seen = [(part._version, part.data_ptr(), part.dtype) for part in (weight, bias) if part is not None]
         if seen != getattr(self, "_seen", None):
             rows = (weight.t() if self.transposed else weight).detach().contiguous()
-            bias = None if bias is None else bias.detach().to(wide(bias.dtype)).contiguous()
+            bias = None if bias is None else bias.detach().float().contiguous()
             scaled = quantized_neurons(rows) if self.int8 else (rows, None)
             self._neurons, self._seen = Neurons(*scaled, bias), seen
             self._held = weight.detach()  # so that nothing else comes to lie in its place
@@ -70,10 +88,12 @@ class _Sparse:
             for each in self.weights.values():
                 each.forget()
         weight = next(iter(self.weights.values())).linear.weight
-        if args or kwargs or not _decodes(self.module, weight, hidden_states) or not self.is_plain():
+        operators = library(large=False)
+        decodes = operators is not None and _decodes(self.module, weight, hidden_states) and self.is_plain()
+        if args or kwargs or not decodes:
             return type(self.module).forward(self.module, hidden_states, *args, **kwargs)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        return self.compute(rows).view(*hidden_states.shape[:-1], -1)
+        return self.compute(operators, rows).view(*hidden_states.shape[:-1], -1)
 
     def is_plain(self) -> bool:
         """Whether nothing has come between the parts of the module since."""
@@ -93,26 +113,22 @@ class SparseFeedForward(_Sparse):
         self._parts = {name: getattr(block.module, name, None) for name in (*weights, block.function, "up_fn")}
 
     def is_plain(self) -> bool:
-        """False where a part has hooks or draws dropout, which the module's own forward alone does, or was replaced."""
+        """False where a part has hooks, which the module's own forward alone calls, or was replaced."""
         return (
             all(getattr(self.module, name, None) is part for name, part in self._parts.items())
             and not nn.modules.module._has_any_global_hook()
-            and not any(
-                part.training or part._forward_hooks or part._forward_pre_hooks for part in self.module.children()
-            )
+            and not any(part._forward_hooks or part._forward_pre_hooks for part in self.module.children())
         )
 
-    def compute(self, rows: Tensor) -> Tensor:
+    def compute(self, operators: Any, rows: Tensor) -> Tensor:
+        """(rows, features) → (rows, outputs)."""
         block, hidden = self.block, None
         first, up, second = (
             None if name is None else self.weights[name].current() for name in (block.first, block.up, block.second)
         )
         if block.activation is None:
-            hidden = self._parts[block.function](_projected(rows, first))
+            hidden = self._parts[block.function](operators.dense_projection.default(rows, *first))
         options = (block.activation or "identity", block.up_activation, hidden, self.all_active)
-        operators = _operators(rows)
-        if operators is None:
-            return gather.feed_forward(rows, first, up, second, *options)
         return operators.sparse_ffn.default(rows, *first, *(up or (None, None, None)), *second, *options)
 
 
@@ -123,23 +139,12 @@ class SparseProjection(_Sparse):
         super().__init__(linear, {"weight": PreparedWeights(linear, transposed=second, int8=int8)})
         self.second = second
 
-    def compute(self, rows: Tensor) -> Tensor:
+    def compute(self, operators: Any, rows: Tensor) -> Tensor:
+        """(rows, features) → (rows, outputs)."""
         neurons = self.weights["weight"].current()
         if not self.second:
-            return _projected(rows, neurons)
-        operators = _operators(rows)
-        if operators is None:
-            return gather.sparse_projection(rows, neurons, self.all_active)
+            return operators.dense_projection.default(rows, *neurons)
         return operators.sparse_projection.default(rows, *neurons, self.all_active)
-
-
-def _operators(rows: Tensor) -> Any | None:
-    return library(large=False) if rows.dtype in COMPILED_DTYPES else None
-
-
-def _projected(rows: Tensor, neurons: Neurons) -> Tensor:
-    operators = _operators(rows)
-    return gather.project(rows, neurons) if operators is None else operators.dense_projection.default(rows, *neurons)
 
 
 def _decodes(module: nn.Module, weight: Tensor, hidden_states: Tensor) -> bool:
@@ -151,6 +156,7 @@ def _decodes(module: nn.Module, weight: Tensor, hidden_states: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and hidden_states.device.type == weight.device.type == "cpu"
         and hidden_states.dtype == weight.dtype
+        and weight.dtype in DTYPES
         and not weight.is_inference()  # their changes are not counted
         and not torch.is_autocast_enabled("cpu")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..fused.compiled.library import library
 from .blocks import Block, sparse_blocks
-from .forward import COMPILED_DTYPES, SparseFeedForward, SparseProjection
+from .forward import DTYPES, SparseFeedForward, SparseProjection
 
 # A forward that computes something else is off by about its whole output.
 _TOLERANCE = 0.05
@@ -19,10 +20,10 @@ _TOLERANCE = 0.05
 def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool = False) -> PreTrainedModel:
     """Makes decoding on a CPU skip what zeros of the feed-forward networks multiply: y = Σ_i f(w_i·x) g(u_i·x) v_i, f ≠ 0.
 
-    Calls of up to 8 rows (batch × positions) without gradients are computed so, by a compiled loop or, where there is none, by a
-    gather in torch; a neuron is skipped where it is zero in all rows. All others are computed as before: longer prompts,
-    training, calls under `torch.compile`, autocast or with hooks on the projections. In float32 the results are those of the
-    dense network to rounding, but a weight that is not finite behind a zero is not seen.
+    Calls of up to 8 rows (batch × positions) without gradients are computed so, by a compiled loop; a neuron is skipped where it
+    is zero in all rows. All others are computed as before: longer prompts, training, calls under `torch.compile`, autocast or
+    with hooks on the projections. In float32 the results are those of the dense network to rounding, but a weight that is not
+    finite behind a zero is not seen.
 
     Nothing of it is saved; a copy or a pickle of the model skips zeros too. The second projection is held a second time,
     transposed. It follows changes of the weights, except those through `weight.data`, by which PEFT merges adapters: after them,
@@ -42,7 +43,7 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
     Raises:
         TypeError: not a Transformers model.
         ValueError: a network without exact zeros (gelu, silu, …), of other structure, with quantized weights or on another
-            device; int8 of another dtype than float32 and bfloat16, or where there is no compiled loop.
+            device; a model of another dtype than float32 and bfloat16; no compiled loop.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
@@ -50,12 +51,13 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
             f"{type(model).__qualname__}. Of a PEFT model, give get_base_model()."
         )
     operators = library(large=enabled)
-    if enabled and int8 and (operators is None or model.dtype not in COMPILED_DTYPES):
+    if enabled and (operators is None or model.dtype not in DTYPES):
         raise ValueError(
-            "use_sparse_ffn(model, int8=True) needs a model in float32 or bfloat16, and the compiled library; `python -m "
-            "reluformer.modeling_reluformer.fused.compiled` says whether it can be had. Without int8, torch computes."
+            f"use_sparse_ffn needs a model in float32 or bfloat16, it is {model.dtype}, and the compiled library; `python -m "
+            "reluformer.modeling_reluformer.fused.compiled` says whether it can be had."
         )
-    forwards = [pair for block in sparse_blocks(model) for pair in _forwards(block, int8)] if enabled else []
+    blocks = sparse_blocks(model) if enabled else []
+    forwards = [pair for block in blocks for pair in _forwards(block, operators, int8)]
     for part in model.modules():
         if isinstance(vars(part).get("forward"), SparseFeedForward | SparseProjection):
             del part.forward
@@ -64,22 +66,21 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
     return model
 
 
-def _forwards(block: Block, int8: bool) -> list[tuple[nn.Module, SparseFeedForward | SparseProjection]]:
+def _forwards(block: Block, operators: Any, int8: bool) -> list[tuple[nn.Module, SparseFeedForward | SparseProjection]]:
     if block.alone:
-        forward = SparseFeedForward(block, int8=False)
-        _refuse_other_forward(block, forward)
-        return [(block.module, SparseFeedForward(block, int8=True) if int8 else forward)]
+        _refuse_other_forward(block, operators)
+        return [(block.module, SparseFeedForward(block, int8=int8))]
     linears = block.projections.items()
     return [(linear, SparseProjection(linear, second=name == block.second, int8=int8)) for name, linear in linears]
 
 
 @torch.no_grad()
-def _refuse_other_forward(block: Block, forward: SparseFeedForward) -> None:
+def _refuse_other_forward(block: Block, operators: Any) -> None:
     """Structure is names; numbers tell whether the forward of the class computes what they promise."""
     weight = block.projections[block.first].weight
     rows = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
     module = copy.deepcopy(block.module).eval()
-    expected, found = type(module).forward(module, rows), forward.compute(rows)
+    expected, found = type(module).forward(module, rows), SparseFeedForward(block, int8=False).compute(operators, rows)
     if (expected - found).float().norm() > _TOLERANCE * expected.float().norm():
         factor = f" * {block.up}(x)" if block.up else ""
         raise ValueError(

@@ -127,9 +127,8 @@ def _settle(large: bool) -> Any | None:
 
 
 def _cache_folder() -> Path:
-    if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "reluformer"
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or f"{caches}/reluformer")
 
 
 def _found() -> Any | None:
@@ -154,9 +153,9 @@ def _built() -> Any | None:
             if not path.is_file():
                 # a warning, since nothing else is seen by default, and the call that waits for it takes long
                 logger.warning(
-                    "Building the compiled attention for torch %s with %s, once for all processes, in %s. This usually takes "
-                    "less than a minute; %s=0 does without it.",
-                    *(torch.__version__, " ".join(compiler), path.parent, VARIABLE),
+                    "Building the compiled attention for torch %s, once for all processes, in %s. This usually takes less than "
+                    "a minute; %s=0 does without it.",
+                    *(torch.__version__, path.parent, VARIABLE),
                 )
                 build_library(SOURCES, UNITS, path, compiler)
         return _loaded(path)

@@ -1,9 +1,7 @@
 """The compiled attention is built once, is found again, and is done without where it cannot be had; with a source of one line."""
 
 import logging
-import os
 import shutil
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -13,22 +11,6 @@ import torch
 from reluformer.modeling_reluformer.fused.compiled import building, library
 from reluformer.modeling_reluformer.fused.compiled.building import Unit, library_name
 
-# In a process of its own: what one has loaded stays loaded.
-PROGRAM = """
-import logging, sys
-from pathlib import Path
-from types import SimpleNamespace
-import torch
-from reluformer.modeling_reluformer.fused.compiled import library
-from reluformer.modeling_reluformer.fused.compiled.building import Unit
-logging.basicConfig(format="%(levelname)s %(message)s", level="INFO")
-library.SOURCES, library.UNITS = Path(sys.argv[1]), (Unit("attention.cpp"),)
-library.torch = SimpleNamespace(float32=0, __version__="1", ops=SimpleNamespace(
-    load_library=torch.ops.load_library, reluformer_cpu=SimpleNamespace(supports=bool)))
-library._operators = None
-library.library(large=True)
-print(library.location(), library.location().stat().st_ino)
-"""
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, building.COMPILERS)), reason="needs a C++ compiler on the PATH"
 )
@@ -43,11 +25,11 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     operators = SimpleNamespace(supports=lambda dtype: True)
     stand_in = SimpleNamespace(load_library=torch.ops.load_library, reluformer_cpu=operators)
-    start = {"_stage": library._BEGINNING, "_operators": None, "_loaded_from": None}
-    start |= {"SOURCES": tmp_path / "sources", "UNITS": (Unit("attention.cpp"),)}
-    start["torch"] = SimpleNamespace(ops=stand_in, __version__=torch.__version__, float32=torch.float32)
-    for name, value in start.items():
-        monkeypatch.setattr(library, name, value)
+    monkeypatch.setattr(library, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(library, "UNITS", (Unit("attention.cpp"),))
+    start = SimpleNamespace(ops=stand_in, __version__=torch.__version__, float32=torch.float32)
+    monkeypatch.setattr(library, "torch", start)
+    forget(monkeypatch)
     return monkeypatch
 
 
@@ -146,19 +128,3 @@ def test_windows_does_without_it_in_silence(fresh, caplog):
     with caplog.at_level(logging.INFO):
         assert library.library(large=True) is None
     assert [record.levelname for record in caplog.records] == ["INFO"]
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_processes_wait_for_the_one_that_builds(fresh, tmp_path):
-    """As torchrun starts them: both end with the same file, and one of them says that it builds."""
-    slow = tmp_path / "slow_compiler"
-    slow.write_text('#!/bin/sh\ncase "$*" in *" -c "*) sleep 4;; esac\nexec c++ "$@"\n')
-    slow.chmod(0o755)
-    command = [sys.executable, "-c", PROGRAM, str(library.SOURCES)]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **streams, env={**os.environ, "CXX": str(slow)}) for _ in range(2)]
-    outputs = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert outputs[0][0] == outputs[1][0] != ""
-    assert sum(error.count("WARNING Building") for _, error in outputs) == 1, outputs

@@ -245,7 +245,7 @@ def test_dropout_is_of_training_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [None, CAUSAL], ids=["full", "float"])
-def test_it_compiles_in_one_graph_and_exports(given):
+def test_it_compiles_in_one_graph(given):
     module = ReLUAttention(EMBED, HEADS, batch_first=True, return_regularization=True)
     x = torch.randn(2, 7, EMBED)
     padding = torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
@@ -258,8 +258,6 @@ def test_it_compiles_in_one_graph_and_exports(given):
     module.in_proj_weight.grad = None
     (compiled[2] + compiled[0].sum()).backward()
     torch.testing.assert_close(module.in_proj_weight.grad, expected)
-    exported = torch.export.export(module, (x, x, x), options).module()
-    torch.testing.assert_close(exported(x, x, x, **options)[0], output)
 
 
 def test_autocast_and_half_precision():
@@ -296,9 +294,3 @@ REFUSED = [
 def test_what_is_not_supported_is_refused_by_name(words, built, called):
     with pytest.raises(ValueError, match=words):
         ReLUAttention(EMBED, HEADS, batch_first=True, **built)(**{"query": X, "key": X, "value": X, **called})
-
-
-def test_it_says_what_it_computes():
-    assert "activation='relu', scaling='variance', gamma=8.0" in repr(ReLUAttention(EMBED, HEADS))
-    again = copy.deepcopy(ReLUAttention(EMBED, HEADS, scaling="length", alpha=0.5))
-    assert "scaling='length', alpha=0.5" in repr(again) and not again._qkv_same_embed_dim

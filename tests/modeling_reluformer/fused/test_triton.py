@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.modeling_reluformer.fused import triton_launch
 from reluformer.modeling_reluformer.fused.specification import Specification
 from reluformer.modeling_reluformer.fused.triton_launch import triton_backward, triton_forward
@@ -159,11 +158,3 @@ def test_kernels_compile_everywhere(compiled, dtype, head_dim, capability):
     changed = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "key_padding_mask": torch.ones(1, 512, dtype=torch.bool)}
     changed |= {"statistics": "sum+entropy", "causal": True, "offset": torch.tensor(3), "dropout_p": 0.1}
     assert_compiled(compiled(arguments(512, head_dim, dtype), capability, **changed), capability)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("activation", POINTWISE)
-def test_every_activation_compiles_also_for_a_single_query(compiled, activation):
-    query, key, value, row_scale = arguments(512, 64, torch.bfloat16)
-    inputs = query[:, :, :1], key, value, row_scale[:, :, :1]
-    assert_compiled(compiled(inputs, 90, activation=activation), 90)

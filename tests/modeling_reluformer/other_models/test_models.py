@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from reluformer.modeling_reluformer.fused import visible_attention
-from reluformer.modeling_reluformer.other_models.masks import VisibilityMask
+from reluformer.modeling_reluformer.other_models.attention import VisibilityMask
 
 from .foreign_cases import build, oracle, padding, real, tokens
 

@@ -169,22 +169,6 @@ def test_without_a_loss_one_warning_says_what_to_do(caplog):
     del output
 
 
-def test_an_adapter_of_peft_changes_nothing():
-    peft = pytest.importorskip("peft", reason="LoRA is peft's, which is not installed")
-    model = use_relu_attention(classifier(), gamma=0.6, regularization_weight=WEIGHT)
-    inputs = {"input_ids": tokens(4, 7), "labels": torch.tensor([0, 1, 1, 0])}
-    expected = model(**inputs).loss.detach()
-    settings = peft.LoraConfig(task_type="SEQ_CLS", r=2, lora_dropout=0.0, target_modules=["query", "value"])
-    adapted = peft.get_peft_model(model, settings).train()
-    loss = adapted(**inputs).loss
-    torch.testing.assert_close(loss, expected)
-    (gradient,) = torch.autograd.grad(
-        attention_regularization(adapted),
-        [parameter for name, parameter in adapted.named_parameters() if "layer.0" in name and "query.lora_B" in name],
-    )
-    assert gradient.abs().max() > 0
-
-
 @pytest.mark.slow
 def test_a_compiled_model_gives_the_same():
     model, inputs = regularised("llama"), {"input_ids": tokens(3, 7), "labels": tokens(3, 7)}

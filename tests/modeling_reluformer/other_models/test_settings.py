@@ -11,8 +11,11 @@ from transformers.utils.logging import warning_once
 
 from reluformer import use_relu_attention
 from reluformer.modeling_reluformer.other_models import attention as attention_foreign
-from reluformer.modeling_reluformer.other_models.attention import relu_attention_forward
-from reluformer.modeling_reluformer.other_models.masks import VisibilityMask, relu_attention_mask
+from reluformer.modeling_reluformer.other_models.attention import (
+    VisibilityMask,
+    relu_attention_forward,
+    relu_attention_mask,
+)
 
 from ...conftest import tiny_model
 from .foreign_cases import SMALL, STABLE, bert_config, build, padding, tokens

@@ -1,12 +1,10 @@
-"""The compiled loops and the gather against float64, for every instruction set that the processor has."""
+"""The compiled loops against float64, for every instruction set that the processor has."""
 
 import pytest
 import torch
 
 from reluformer.modeling_reluformer.fused.compiled.library import library
-from reluformer.modeling_reluformer.sparse_ffn import gather
-from reluformer.modeling_reluformer.sparse_ffn.forward import PreparedWeights
-from reluformer.modeling_reluformer.sparse_ffn.gather import Neurons
+from reluformer.modeling_reluformer.sparse_ffn.forward import Neurons, PreparedWeights
 
 # rows, features, neurons, outputs: below, at and above the widths of vectors, blocks of neurons and of rows
 SIZES = [
@@ -21,6 +19,7 @@ SIZES = [
 ]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 DTYPES = [torch.float32, torch.bfloat16]
+KINDS = [(kind, dtype) for dtype in DTYPES for kind in (dtype, torch.int8)]  # of weights and of inputs
 FUNCTIONS = {
     "identity": lambda z: z,
     "relu": torch.relu,
@@ -30,7 +29,7 @@ FUNCTIONS = {
 
 
 class Compiled:
-    """The operators with the arguments of gather.py."""
+    """The operators with their arguments by network."""
 
     def __init__(self, operators) -> None:
         self.operators = operators
@@ -46,25 +45,16 @@ class Compiled:
         return self.operators.dense_projection(x, *neurons)
 
 
-@pytest.fixture(params=["gather", "portable", "avx2", "avx512"])
+@pytest.fixture(params=["portable", "avx2", "avx512"])
 def loops(request):
-    """`loops.feed_forward` and its like, each compiled set and torch's gather."""
+    """`loops.feed_forward` and its like, by each compiled set."""
     torch.manual_seed(0)
-    if request.param == "gather":
-        yield gather
-        return
     operators = library(large=True)
     if operators is None or request.param not in operators.ffn_instruction_sets():
         pytest.skip(f"the compiled library cannot be built here, or the processor has no {request.param}")
     operators.choose_ffn_instruction_set(request.param)
     yield Compiled(operators)
     operators.choose_ffn_instruction_set(operators.ffn_instruction_sets()[0])
-
-
-def kinds(loops) -> list[tuple[torch.dtype, torch.dtype]]:
-    """Weights and inputs; the compiled loops alone take int8."""
-    of_int8 = [(torch.int8, dtype) for dtype in DTYPES]
-    return [(dtype, dtype) for dtype in DTYPES] + (of_int8 if isinstance(loops, Compiled) else [])
 
 
 def linear(inputs: int, outputs: int, dtype: torch.dtype, bias: bool = True) -> torch.nn.Linear:
@@ -120,7 +110,7 @@ def assert_close(found, expected, dtype) -> None:
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])
 def test_equals_the_dense_network_in_float64(loops, size, bias):
     rows, *widths = size
-    for kind, dtype in kinds(loops):
+    for kind, dtype in KINDS:
         first, up, second = network(*widths, kind, dtype, bias)
         x = torch.randn(rows, widths[0]).to(dtype)
         for factor, up_activation in ((None, "identity"), (up, "identity"), (up, "relu")):
@@ -142,7 +132,7 @@ def moved(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("shift", [-1e3, 0, 1e3], ids=["all zero", "some", "all active"])
 def test_every_activation(loops, activation, shift):
     """Also of rows and weights that are not aligned, and of a row of zeros."""
-    for kind, dtype in kinds(loops):
+    for kind, dtype in KINDS:
         first, up, second = (part._replace(weight=moved(part.weight)) for part in network(37, 90, 41, kind, dtype))
         first = first._replace(bias=first.bias + shift)
         x = moved(torch.randn(3, 37).to(dtype))
@@ -156,7 +146,7 @@ def test_every_activation(loops, activation, shift):
 
 def test_activations_that_are_given(loops):
     """As those of a threshold or of top-k, which torch computes."""
-    for kind, dtype in kinds(loops):
+    for kind, dtype in KINDS:
         first, up, second = network(50, 90, 40, kind, dtype)
         x = torch.randn(3, 50).to(dtype)
         kept = loops.project(x, first)
@@ -173,7 +163,7 @@ def test_what_lies_behind_a_zero_is_not_read(loops):
     """A NaN there would be seen; with `all_active` it is."""
     first, up, second = network(30, 70, 20, torch.float32, torch.float32)
     x = torch.randn(1, 30)
-    hidden = gather.project(x, first).relu()
+    hidden = loops.project(x, first).relu()
     asleep = (hidden[0] == 0).nonzero()[0]
     for part in (up, second):
         kept = part.weight.clone()
@@ -203,7 +193,7 @@ def test_numbers_that_are_not_finite_come_back_as_the_dense_network_gives_them(l
 def test_threads_share_the_neurons(loops):
     """So many that two threads take part, and an odd number of them."""
     before = torch.get_num_threads()
-    for kind, dtype in kinds(loops):
+    for kind, dtype in KINDS:
         parts, x = network(200, 1701, 190, kind, dtype), torch.randn(2, 200).to(dtype)
         expected = oracle(x, *parts, "relu")
         try:
