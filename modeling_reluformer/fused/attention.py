@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..attention_reluformer import reference_attention, scale_of_rows, wide, within
+from ..attention_reluformer import reference_attention, scale_of_rows, wide
 from .operator import compiled_operator, operator_for, refuse_dual
 from .specification import Specification, check_scaling
 
@@ -62,7 +62,8 @@ def relu_attention(
         activation: h, see `attention_reluformer.POINTWISE`. dropout_p: dropout of the weights, after the statistics.
         statistics: "none", "sum" (S) or "sum+entropy" (S and T).
         query_offset: keys before the first query; an int, or an integer tensor of no dimension (a static cache).
-        cu_seqlens_q, cu_seqlens_k: (sequences + 1,), where packed sequences start and end, see `Specification`.
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1,), where packed sequences start and end, see `Specification`; with row_scale
+            or scaling "none".
 
     Returns:
         The output (batch, heads, queries, head_dim), in the dtype of the query; with statistics (output, S) or (output, S, T),
@@ -131,29 +132,14 @@ def _with_row_scale(
         raise ValueError(f"gamma must be a number, or a tensor () or ({query.shape[1]},); got {tuple(gamma.shape)}.")
     if scaling == "none":
         return specification
-    visible_keys = _visible_keys(query, key, specification).to(dtype).unsqueeze(1)
+    if specification.cu_seqlens_q is not None:
+        raise ValueError(
+            f"scaling={scaling!r} was given with packed sequences (cu_seqlens), whose visible keys are not counted; give "
+            "row_scale, or scaling='none'."
+        )
+    visible_keys = specification.visibility.count(query.shape[0], query.shape[2], key.shape[2], query.device)
+    visible_keys = visible_keys.to(dtype).unsqueeze(1)
     return replace(specification, row_scale=scale_of_rows(visible_keys, scaling, gamma=gamma, alpha=alpha))
-
-
-def _visible_keys(query: Tensor, key: Tensor, specification: Specification) -> Tensor:
-    """n_i, (batch, queries), float32, at least 1. Reads no number of the tensors, so that it never waits for a device."""
-    queries, keys, mask = query.shape[2], key.shape[2], specification.key_padding_mask
-    if specification.cu_seqlens_q is None:
-        return specification.visibility.count(query.shape[0], queries, keys, query.device)
-    rows = torch.arange(queries, device=query.device)
-    (starts, ends), (first_keys, end_keys) = (
-        (places[:-1].long(), places[1:].long()) for places in (specification.cu_seqlens_q, specification.cu_seqlens_k)
-    )
-    sequence = torch.bucketize(rows, ends, right=True).clamp_max(ends.shape[0] - 1)
-    first, end = first_keys[sequence], end_keys[sequence]
-    if specification.causal:
-        seen = rows - starts[sequence] + 1 + within(specification.keys_before, -queries, keys)
-        end = torch.minimum(first + seen.clamp_min(0), end)
-    counts = end - first
-    if mask is not None:
-        real = nn.functional.pad(mask[0].cumsum(0), (1, 0))
-        counts = real[end] - real[first]
-    return counts.clamp_min(1).float().unsqueeze(0)
 
 
 def _is_small(query: Tensor, key: Tensor) -> bool:

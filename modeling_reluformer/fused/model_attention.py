@@ -86,9 +86,6 @@ def _sequence_ends(query_segments: Tensor, key_segments: Tensor) -> tuple[Tensor
     """Segment numbers (batch, queries) and (batch, keys) → `cu_seqlens` of both, int32, over the rows laid end to end.
 
     Every number that either side of a row has is a sequence, empty on the side that lacks it.
-
-    Raises:
-        ValueError: the numbers of a row do not rise (0, padding, may stand at either end).
     """
     count = int(torch.maximum(query_segments.max(), key_segments.max())) + 1
     padded_first = bool((query_segments[:, 0] == 0).any() | (key_segments[:, 0] == 0).any())

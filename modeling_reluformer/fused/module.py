@@ -17,9 +17,8 @@ class ReLUAttention(nn.MultiheadAttention):
     `nn.Transformer` take it as their `self_attn` and `multihead_attn`; their fast path, which computes a softmax without asking
     the module, leaves it alone.
 
-    Without weights and with no mask but padding and `is_causal`, memory grows with the length. `need_weights`, which is the
-    default here too, and any other `attn_mask` keep all weights in memory. The weights that a call returns are those before
-    dropout; their rows need not sum to 1.
+    Without weights and with no mask but padding and `is_causal`, memory grows with the length; with `need_weights`, the default,
+    or any other `attn_mask`, with its square. The weights that a call returns are those before dropout.
 
     Args:
         embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype: as in `nn.MultiheadAttention`, but
@@ -113,7 +112,11 @@ class ReLUAttention(nn.MultiheadAttention):
         wanted = self.return_regularization if return_regularization is None else return_regularization
         if wanted:
             self.settings.check_regularization()
-        self._check(query, key, value)
+        if query.is_nested:
+            raise ValueError(
+                "ReLUAttention was given a nested tensor, which it does not take. nn.TransformerEncoder makes one of padded "
+                "input: build it with enable_nested_tensor=False, or after the attention was put into its layer."
+            )
         if query_padding_mask is None and query is key:
             query_padding_mask = key_padding_mask
         batched, heads = query.dim() == 3, self._project(query, key, value)
@@ -138,23 +141,6 @@ class ReLUAttention(nn.MultiheadAttention):
         if not wanted:
             return output, weights
         return output, weights, self._regularization(found, visible_keys, query_padding_mask)
-
-    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        if query.is_nested:
-            raise ValueError(
-                "ReLUAttention was given a nested tensor, which it does not take. nn.TransformerEncoder makes one of padded "
-                "input: build it with enable_nested_tensor=False, or after the attention was put into its layer."
-            )
-        batch_dim = 0 if self.batch_first else 1
-        fits = query.dim() in (2, 3) and query.dim() == key.dim() and key.shape[:-1] == value.shape[:-1]
-        fits = fits and (query.dim() == 2 or query.shape[batch_dim] == key.shape[batch_dim])
-        if not fits or (query.shape[-1], key.shape[-1], value.shape[-1]) != (self.embed_dim, self.kdim, self.vdim):
-            order = "(batch, length, features)" if self.batch_first else "(length, batch, features)"
-            raise ValueError(
-                f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} do not fit: expected "
-                f"{order}, or (length, features), with {self.embed_dim}, {self.kdim} and {self.vdim} features, one batch size, "
-                "and keys and values of one length."
-            )
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """(batch, heads, length, head_dim) each."""

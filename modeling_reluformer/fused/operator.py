@@ -124,26 +124,15 @@ def _differentiate(
     gradients = (backward or _BACKWARD)(grad_output, grad_sum, grad_sum_log, *tensors, *options)
     grad_scale = None
     if ctx.scale_wants_gradient:
-        grad_scale = _gradient_of_scale(tensors[3], grad_output, grad_sum, grad_sum_log, *outputs)
+        row_scale, (output, row_sum, row_sum_log) = tensors[3], outputs
+        total = (grad_output.to(row_scale.dtype) * output).sum(-1)
+        if grad_sum is not None:
+            total = total + grad_sum * row_sum
+        if grad_sum_log is not None:
+            total = total + grad_sum_log * (row_sum_log + row_sum)
+        grad_scale = total / row_scale
+        grad_scale = grad_scale.sum(1, keepdim=True) if row_scale.shape[1] == 1 else grad_scale
     return *gradients, grad_scale, *(None,) * (_TENSORS - 4 + len(ctx.options))
-
-
-def _gradient_of_scale(
-    row_scale: Tensor,
-    grad_output: Tensor,
-    grad_sum: Tensor | None,
-    grad_sum_log: Tensor | None,
-    output: Tensor,
-    row_sum: Tensor,
-    row_sum_log: Tensor,
-) -> Tensor:
-    total = (grad_output.to(row_scale.dtype) * output).sum(-1)
-    if grad_sum is not None:
-        total = total + grad_sum * row_sum
-    if grad_sum_log is not None:
-        total = total + grad_sum_log * (row_sum_log + row_sum)
-    grad_scale = total / row_scale
-    return grad_scale.sum(1, keepdim=True) if row_scale.shape[1] == 1 else grad_scale
 
 
 pointwise_attention = torch.library.custom_op(

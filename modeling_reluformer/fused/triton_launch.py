@@ -1,8 +1,7 @@
 """Point-wise attention on CUDA: launches the Triton kernels. Validation of shapes and autograd are elsewhere.
 
-It takes float16, bfloat16 and float32, sums in float32, and its memory grows with the length. The backward pass recomputes the
-scores and sums in a fixed order, without atomics, so it repeats to the bit. float32 products follow
-`torch.set_float32_matmul_precision`: IEEE float32 at "highest", else TF32.
+It takes float16, bfloat16 and float32, and sums in float32. The backward pass recomputes the scores and sums in a fixed order, so
+it repeats to the bit. float32 products follow `torch.set_float32_matmul_precision`: IEEE float32 at "highest", else TF32.
 
 The tile sizes of `TILES` were chosen by what the compiler reports: they fit the shared memory of every GPU from Ampere on and
 spill few registers, if any. Those of `HOPPER` were measured.
@@ -85,7 +84,7 @@ def triton_forward(
 
     Raises:
         ImportError: Triton is not installed.
-        TypeError: dtypes that differ, or float64.
+        TypeError: float64.
         ValueError: a head_dim above 256, or values of another width.
     """
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
@@ -130,14 +129,13 @@ def triton_backward(
     return grad_query, grad_key, grad_value
 
 
-def _check(dtypes: set[torch.dtype], head_dim: int, value_dim: int) -> None:
+def _check(dtype: torch.dtype, head_dim: int, value_dim: int) -> None:
     instead = "or use attn_implementation='eager'."
     if triton is None:
         raise ImportError(f"Fused attention on CUDA tensors needs Triton: pip install triton (Linux), {instead}")
-    if len(dtypes) > 1 or not dtypes <= {torch.float16, torch.bfloat16, torch.float32}:
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise TypeError(
-            "Fused attention on CUDA tensors takes query, key and value of one dtype, float16, bfloat16 or float32, not"
-            f" {', '.join(sorted(map(str, dtypes)))}; cast them, {instead}"
+            f"Fused attention on CUDA tensors takes float16, bfloat16 or float32, not {dtype}; cast it, {instead}"
         )
     if not 1 <= head_dim <= MAX_HEAD_DIM or value_dim != head_dim:
         raise ValueError(
@@ -170,26 +168,18 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, specification: Specificatio
     rest = specification.cu_seqlens_q is not None, getattr(offset, "dtype", int), query.device
     options = specification.activation, specification.scale, specification.causal, specification.dropout_p
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    plan = _plan_of(forms, rest, tf32, specification.level, *options)
+    plan = _plan_of(forms, rest, (tf32, specification.level, *options))
     given = {"query": query, "key": key, "value": value, "row_scale": tensors[3], "key_padding_mask": mask}
     return plan, given | {"query_offset": offset, "seed": 0 if seed is None else int(seed)}
 
 
 @functools.lru_cache(maxsize=512)
-def _plan_of(
-    forms: tuple[Any, ...],
-    rest: tuple[Any, ...],
-    tf32: bool,
-    level: int,
-    activation: str,
-    scale: float,
-    causal: bool,
-    dropout_p: float,
-) -> _Plan:
+def _plan_of(forms: tuple[Any, ...], rest: tuple[Any, ...], options: tuple[Any, ...]) -> _Plan:
     """forms: shape, strides and dtype of query, key, value, row scale and mask, or None. rest: what no argument says, and what
     is compiled depends on."""
+    tf32, level, activation, scale, causal, dropout_p = options
     (shape, strides, dtype), (key_shape, key_strides, _), (value_shape, value_strides, _), row_scale, mask = forms
-    _check({item[2] for item in forms[:3]}, shape[-1], value_shape[-1])
+    _check(dtype, shape[-1], value_shape[-1])
     function = ACTIVATIONS[activation]
     threshold = min(round(dropout_p * 2**16), 2**16 - 1)
     arguments = {

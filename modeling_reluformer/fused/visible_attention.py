@@ -28,9 +28,7 @@ class AttentionSettings:
     """What an attention computes.
 
     activation: a name of `attention_reluformer.POINTWISE`.
-    scaling: row scale over the n_i keys that query i sees: variance, 1 / (gamma sqrt(n_i / 2)) (Eq. 6); length,
-        n_i ** -alpha; none, 1.
-    gamma: of the variance scaling, default 8. alpha: of the length scaling, in [0, 2], default 1.
+    scaling, gamma, alpha: of the row scale, as in `relu_attention`. Defaults: gamma 8, alpha 1.
     regularization_weight: λ of L_reg (Eq. 7), for activations whose weights are never negative; 0: it is not computed.
     entropy_margin: of L_reg, in [0, 1].
 

@@ -7,6 +7,7 @@ the gradients of the hidden states and of the matrix: in the forward pass, as Li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -111,11 +112,9 @@ def _loss_and_gradients(
 
 def _chunk_size(positions: int, weight: Tensor) -> int:
     """Positions whose logits are computed at a time: chunks of equal length, as few as memory allows."""
-    size, vocabulary = weight.element_size(), len(weight)
-    allowed = CHUNK_BYTES.get(weight.device.type, CHUNK_BYTES_ELSEWHERE)
-    most = max(LEAST_COLUMN_BYTES // size, allowed // (vocabulary * size))
-    chunks = -(-positions // most)
-    return max(1, -(-positions // max(1, chunks)))
+    size, allowed = weight.element_size(), CHUNK_BYTES.get(weight.device.type, CHUNK_BYTES_ELSEWHERE)
+    chunks = math.ceil(positions / max(LEAST_COLUMN_BYTES // size, allowed // (len(weight) * size)))
+    return max(1, math.ceil(positions / max(1, chunks)))
 
 
 def _into_gradient(logits: Tensor, labels: Tensor, label_smoothing: float, wanted: bool) -> Tensor:
@@ -139,9 +138,7 @@ def _into_gradient(logits: Tensor, labels: Tensor, label_smoothing: float, wante
 
 
 def _product(hidden: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """A function like `nn.functional.linear`. For float32 on a CPU it is oneDNN's: on a processor that is not Intel's, MKL, which
-    torch takes, needs up to twice as long for the logits.
-    """
+    """A function like `nn.functional.linear`. For float32 on a CPU it is oneDNN's: MKL takes up to twice as long on an AMD."""
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
     plain = hidden.device.type == "cpu" and hidden.dtype == weight.dtype == torch.float32
     if operator is None or not plain or not torch.backends.mkldnn.enabled:

@@ -1,10 +1,7 @@
 """Building the compiled attention: one call of a C++ compiler for each unit, and one to link them.
 
-Neither ninja, nor setuptools, nor the headers of Python are needed, only a compiler and the headers that torch brings along.
-This file imports nothing of the package: setup.py builds with it before there is one.
-
-A library serves one version of torch. The stable interface of torch (`torch/csrc/stable`) would serve several, but it has
-neither the products of `at::native::cpublas` nor `torch::autograd::Function`, and without these the loop loses its speed.
+Only a compiler is needed, and the headers that torch brings along. This file imports nothing of the package: setup.py builds
+with it before there is one. A library serves one version of torch, whose stable interface lacks what the loop is fast by.
 """
 
 from __future__ import annotations

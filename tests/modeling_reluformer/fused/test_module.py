@@ -285,8 +285,6 @@ REFUSED = [
     ("attn_mask must be boolean, .* got torch.int64", {}, {"attn_mask": torch.zeros(7, 7).long()}),
     ("shape .* = \\(2, 7\\); got \\(7,\\)", {}, {"key_padding_mask": torch.zeros(7).bool()}),
     ("attn_mask must have the shape .* got \\(2, 7, 7\\)", {}, {"attn_mask": torch.zeros(2, 7, 7).bool()}),
-    ("do not fit: expected \\(batch, length, features\\), .* 24, 24 and 24", {}, {"key": X[..., :3]}),
-    ("do not fit", {}, {"key": X[:1], "value": X[:1]}),
 ]
 
 
