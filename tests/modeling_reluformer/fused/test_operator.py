@@ -117,21 +117,6 @@ def test_transforms_of_torch_func_take_the_python_loop():
     torch.testing.assert_close(torch.func.grad(total)(query), expected)
 
 
-def test_what_the_compiled_loop_serves(monkeypatch):
-    for _ in forced_path("avx2", monkeypatch):
-        for served, dtype, activation in (
-            (True, torch.float32, "gelu"),
-            (False, torch.float64, "relu"),
-            (False, torch.float16, "relu"),
-            (False, torch.float32, "softmax"),
-        ):
-            tensor = torch.zeros(1, 1, 1, 1, dtype=dtype)
-            found = library.compiled_attention(tensor, tensor, Specification(activation=activation))
-            assert (found is not None) is served
-        with library.python_loop():
-            assert library.compiled_attention(*[torch.zeros(1, 1, 1, 1)] * 2, Specification()) is None
-
-
 def test_only_a_large_call_builds(monkeypatch):
     """Never one of a `generate` of ten tokens."""
     asked = []

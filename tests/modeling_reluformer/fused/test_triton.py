@@ -139,17 +139,6 @@ def test_kernels_compile(compiled, dtype, head_dim, capability, changed):
 
 
 @pytest.mark.slow
-def test_float32_products_follow_torch_s_setting(compiled):
-    torch.set_float32_matmul_precision("high")
-    try:
-        kernels = compiled(arguments(512, 64), 80)
-    finally:
-        torch.set_float32_matmul_precision("highest")
-    for kernel in kernels:
-        assert "mma.sync.aligned.m16n8k8.row.col.f32.tf32" in kernel.asm["ptx"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)

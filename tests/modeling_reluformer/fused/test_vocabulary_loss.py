@@ -35,8 +35,11 @@ def plain(hidden_states, weight, labels, bias, label_smoothing):
     )
 
 
-def with_gradients(function, given, label_smoothing=0.1) -> list[torch.Tensor]:
-    """The loss, and three times its gradients to hidden states, matrix and bias."""
+def with_gradients(function, given, label_smoothing=0.1, dtype=None) -> list[torch.Tensor]:
+    """The loss, and three times its gradients to hidden states, matrix and bias, in another dtype where one is given."""
+    if dtype is not None:
+        numbers = {name: tensor for name, tensor in given.items() if name != "labels"}
+        given = given | {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in numbers.items()}
     loss = function(**given, label_smoothing=label_smoothing)
     return [loss.detach(), *torch.autograd.grad(3 * loss, [given["hidden_states"], given["weight"], given["bias"]])]
 
@@ -59,9 +62,7 @@ SIZES = [(1, 1, 1), (1, 3, 7), (10, 13, 101), (37, 16, 64)]
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_loss_and_gradients_are_those_of_the_plain_loss(chunks, dtype, size, label_smoothing):
     given = problem(*size, dtype)
-    exact = {name: tensor.detach().to(torch.float64) for name, tensor in given.items() if name != "labels"}
-    exact = {**{name: tensor.requires_grad_() for name, tensor in exact.items()}, "labels": given["labels"]}
-    expected = with_gradients(plain, exact, label_smoothing)
+    expected = with_gradients(plain, given, label_smoothing, torch.float64)
     found = with_gradients(vocabulary_loss, given, label_smoothing)
     tolerance = 1e-13 if dtype == torch.float64 else 2e-6
     for one, two in zip(found, expected, strict=True):
@@ -83,11 +84,7 @@ def test_a_batch_without_labels_costs_nothing():
 def test_under_autocast_the_error_is_that_of_bfloat16_products(chunks):
     """The sums over chunks are float32: many chunks are no less exact than the plain loss."""
     given = problem(60, 32, 200, torch.float32)
-    exact = {
-        name: tensor.detach().double().requires_grad_() if name != "labels" else tensor
-        for name, tensor in given.items()
-    }
-    expected = with_gradients(plain, exact)
+    expected = with_gradients(plain, given, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         products = torch.mm(given["weight"], given["weight"].t()).dtype
         results = [with_gradients(function, given) for function in (vocabulary_loss, plain)]
@@ -105,10 +102,9 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        tensors = [
-            each for each in (result if isinstance(result, tuple) else [result]) if isinstance(each, torch.Tensor)
-        ]
-        self.numbers = max([self.numbers, *(tensor.numel() for tensor in tensors)])
+        for each in result if isinstance(result, tuple) else (result,):
+            if isinstance(each, torch.Tensor):
+                self.numbers = max(self.numbers, each.numel())
         return result
 
 

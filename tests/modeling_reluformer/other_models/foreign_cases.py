@@ -10,20 +10,8 @@ import importlib
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    BertConfig,
-    LlamaConfig,
-    MarianConfig,
-    MistralConfig,
-    ModernBertConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    ViTConfig,
-)
 
 from ...conftest import VOCABULARY
 
@@ -33,32 +21,36 @@ STABLE = {"vocab_size": VOCABULARY, "initializer_range": 0.3, "pad_token_id": 0,
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def bert_config(**fields: Any) -> BertConfig:
-    return BertConfig(**{**SMALL, **STABLE, **NO_DROPOUT, "max_position_embeddings": 40, **fields})
+def bert_config(**fields: Any) -> transformers.BertConfig:
+    return transformers.BertConfig(**{**SMALL, **STABLE, **NO_DROPOUT, "max_position_embeddings": 40, **fields})
 
 
-def modernbert_config(**fields: Any) -> ModernBertConfig:
+def modernbert_config(**fields: Any) -> transformers.ModernBertConfig:
     """Layer 0 sees everything, layer 1 a window of 2 tokens on each side."""
     special = {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 4, "global_attn_every_n_layers": 2}
-    return ModernBertConfig(**{**SMALL, **STABLE, **special, "max_position_embeddings": 40, **fields})
+    return transformers.ModernBertConfig(**{**SMALL, **STABLE, **special, "max_position_embeddings": 40, **fields})
 
 
-def vit_config(**fields: Any) -> ViTConfig:
-    return ViTConfig(**{**SMALL, **NO_DROPOUT, "initializer_range": 0.3, "image_size": 8, "patch_size": 4, **fields})
+def vit_config(**fields: Any) -> transformers.ViTConfig:
+    return transformers.ViTConfig(
+        **{**SMALL, **NO_DROPOUT, "initializer_range": 0.3, "image_size": 8, "patch_size": 4, **fields}
+    )
 
 
-def llama_config(**fields: Any) -> LlamaConfig:
+def llama_config(**fields: Any) -> transformers.LlamaConfig:
     """Two query heads share a head of keys."""
-    return LlamaConfig(**{**SMALL, **STABLE, "num_key_value_heads": 2, "max_position_embeddings": 40, **fields})
+    return transformers.LlamaConfig(
+        **{**SMALL, **STABLE, "num_key_value_heads": 2, "max_position_embeddings": 40, **fields}
+    )
 
 
-def mistral_config(**fields: Any) -> MistralConfig:
+def mistral_config(**fields: Any) -> transformers.MistralConfig:
     """As Llama, with a sliding window of 4 tokens."""
     shape = {"num_key_value_heads": 2, "max_position_embeddings": 40, "sliding_window": 4, "head_dim": 4}
-    return MistralConfig(**{**SMALL, **STABLE, **shape, **fields})
+    return transformers.MistralConfig(**{**SMALL, **STABLE, **shape, **fields})
 
 
-def marian_config(**fields: Any) -> MarianConfig:
+def marian_config(**fields: Any) -> transformers.MarianConfig:
     stacks = {
         f"{part}_{name}": value
         for part in ("encoder", "decoder")
@@ -66,26 +58,28 @@ def marian_config(**fields: Any) -> MarianConfig:
     }
     special = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": None}
     rates = {"dropout": 0.0, "init_std": 0.6, "max_position_embeddings": 40}
-    return MarianConfig(**{"vocab_size": VOCABULARY, "d_model": 16, **stacks, **special, **rates, **fields})
+    return transformers.MarianConfig(
+        **{"vocab_size": VOCABULARY, "d_model": 16, **stacks, **special, **rates, **fields}
+    )
 
 
 CONFIGS = {
-    "bert": (bert_config, AutoModel),
-    "modernbert": (modernbert_config, AutoModel),
-    "vit": (vit_config, AutoModel),
-    "llama": (llama_config, AutoModelForCausalLM),
-    "mistral": (mistral_config, AutoModelForCausalLM),
-    "marian": (marian_config, AutoModelForSeq2SeqLM),
+    "bert": (bert_config, transformers.AutoModel),
+    "modernbert": (modernbert_config, transformers.AutoModel),
+    "vit": (vit_config, transformers.AutoModel),
+    "llama": (llama_config, transformers.AutoModelForCausalLM),
+    "mistral": (mistral_config, transformers.AutoModelForCausalLM),
+    "marian": (marian_config, transformers.AutoModelForSeq2SeqLM),
 }
 
 
-def build(family: str, implementation: str = "reluformer", **fields: Any) -> PreTrainedModel:
+def build(family: str, implementation: str = "reluformer", **fields: Any) -> transformers.PreTrainedModel:
     """A model with random weights and biases, the same for the same fields, in evaluation mode.
 
     In float64: these random weights make rounding grow from layer to layer.
     """
     make_config, auto_class = CONFIGS[family]
-    config: PreTrainedConfig = make_config(**{"reluformer": dict(SETTINGS), **fields})
+    config: transformers.PreTrainedConfig = make_config(**{"reluformer": dict(SETTINGS), **fields})
     torch.manual_seed(0)
     model = auto_class.from_config(config, attn_implementation=implementation).eval().double()
     with torch.no_grad():
@@ -101,7 +95,7 @@ def build(family: str, implementation: str = "reluformer", **fields: Any) -> Pre
     return model
 
 
-def oracle(family: str, monkeypatch: Any, **fields: Any) -> PreTrainedModel:
+def oracle(family: str, monkeypatch: Any, **fields: Any) -> transformers.PreTrainedModel:
     """The same model with `oracle_attention` in the place of the family's eager softmax attention."""
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     monkeypatch.setattr(module, "eager_attention_forward", oracle_attention)

@@ -6,8 +6,8 @@ import re
 
 import pytest
 import torch
+import transformers
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from reluformer import (
     ReLUFormerDecoderConfig,
@@ -19,12 +19,54 @@ from reluformer.modeling_reluformer.fused.compiled.library import library, pytho
 from reluformer.modeling_reluformer.sparse_ffn import forward
 from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
 
-from ...conftest import random_tokens
+from ...conftest import TINY, random_tokens, tiny_model
 from ..cases import decoder_model, vision_config
-from ..other_models.foreign_cases import llama_config
-from .sparse_cases import MODELS, build, decoded, opt_model, t5_model
+from ..other_models.foreign_cases import STABLE, llama_config, marian_config
 
 KINDS = (forward.SparseFeedForward, forward.SparseProjection)
+
+
+def opt_model(**fields) -> transformers.OPTForCausalLM:
+    sizes = {"hidden_size": 16, "ffn_dim": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "init_std": 0.3}
+    config = transformers.OPTConfig(**{**sizes, "vocab_size": 40, "word_embed_proj_dim": 16, **SPECIAL, **fields})
+    return transformers.OPTForCausalLM(config)
+
+
+def t5_model(**fields) -> transformers.T5ForConditionalGeneration:
+    sizes = {"d_model": 16, "d_ff": 40, "d_kv": 4, "num_layers": 2, "num_heads": 4, "initializer_factor": 2.0}
+    special = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2}
+    config = transformers.T5Config(**{**sizes, "vocab_size": 40, **special, **fields})
+    return transformers.T5ForConditionalGeneration(config)
+
+
+SPECIAL = {name: STABLE[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+MODELS = {
+    "opt": opt_model,
+    "t5": lambda: t5_model(feed_forward_proj="relu"),
+    "t5-gated": lambda: t5_model(feed_forward_proj="gated-relu"),
+    "llama": lambda: transformers.LlamaForCausalLM(
+        llama_config(hidden_act="relu", intermediate_size=40, mlp_bias=True)
+    ),
+    "llama-relu2": lambda: transformers.LlamaForCausalLM(llama_config(hidden_act="relu2")),
+    "marian": lambda: transformers.MarianMTModel(marian_config(activation_function="relu")),
+    "translation": lambda: tiny_model(decoder_ffn_dim=TINY["decoder_ffn_dim"] + 9),
+    "decoder": lambda: decoder_model(hidden_act="relu"),
+    "decoder-glu": lambda: decoder_model(preset="llama_relu"),
+    "decoder-dglu": lambda: decoder_model(preset="llama_relu", ffn_type="dglu", ffn_bias=True),
+}
+
+
+def build(name: str, seed: int = 0) -> nn.Module:
+    """One of `MODELS` with new weights, in evaluation mode; it decodes to the last token that is asked for."""
+    torch.manual_seed(seed)
+    model = MODELS[name]().eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def decoded(model: nn.Module, rows: int = 1, **options) -> torch.Tensor:
+    """Greedy tokens (rows, length) behind a prompt, or for a source, of 12 tokens."""
+    return model.generate(random_tokens(rows, 12, seed=1), max_new_tokens=8, do_sample=False, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +220,7 @@ class NormedMLP(ScaledMLP):
 
 
 def llama(**fields):
-    return LlamaForCausalLM(llama_config(**{"hidden_act": "relu", "intermediate_size": 16, **fields}))
+    return transformers.LlamaForCausalLM(llama_config(**{"hidden_act": "relu", "intermediate_size": 16, **fields}))
 
 
 def changed(place: str, part: nn.Module):
@@ -197,7 +239,7 @@ REFUSED = [
     (lambda: decoder_model(**WRAPPED), "gives no exact zeros to skip"),
     (lambda: changed("up_fn", nn.SiLU()), "layers.1.mlp (LlamaMLP) computes SiLU"),
     (
-        lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
+        lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
         "GPT2LMHeadModel has no feed-forward network that decodes, with projections called",
     ),
     (

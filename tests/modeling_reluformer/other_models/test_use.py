@@ -1,10 +1,12 @@
-"""`use_relu_attention`: its settings, what one call of attention refuses, compact masks, and that nothing else changes."""
+"""`use_relu_attention`: its settings, what one call of attention refuses, compact masks, and which models are refused."""
 
+import copy
 import logging
+from typing import Any
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, AutoModelForSeq2SeqLM, BertConfig
+import transformers
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 from transformers.masking_utils import sliding_window_causal_mask_function as sliding_window
 from transformers.utils.logging import warning_once
@@ -17,7 +19,7 @@ from reluformer.modeling_reluformer.other_models.attention import (
     relu_attention_mask,
 )
 
-from ...conftest import tiny_model
+from ...conftest import VOCABULARY, tiny_model
 from .foreign_cases import SMALL, STABLE, bert_config, build, padding, tokens
 
 
@@ -47,7 +49,9 @@ def test_the_three_ways_to_ask_are_one():
 
 
 def test_defaults_and_the_reference_are_said_once(warnings):
-    model = AutoModel.from_config(BertConfig(**{**SMALL, **STABLE}), attn_implementation="reluformer").eval()
+    model = transformers.AutoModel.from_config(
+        transformers.BertConfig(**{**SMALL, **STABLE}), attn_implementation="reluformer"
+    ).eval()
     for _ in range(2):
         model(tokens(2, 7))
     assert len(warnings) == 1 and "BertConfig" in warnings[0] and "gamma=8.0" in warnings[0], warnings
@@ -130,20 +134,22 @@ def test_other_objects_are_refused():
         tiny_model(attn_implementation="reluformer")
     with pytest.raises(ValueError, match="has ReLU attention already"):
         use_relu_attention(tiny_model())
-    with pytest.raises(TypeError, match=r"\(a PreTrainedModel\); got torch\.nn\.modules\.linear\.Linear\."):
+    with pytest.raises(
+        TypeError, match=r"\(a transformers.PreTrainedModel\); got torch\.nn\.modules\.linear\.Linear\."
+    ):
         use_relu_attention(torch.nn.Linear(2, 2))
 
 
 def test_nothing_else_is_registered_or_computed(monkeypatch):
     """Every other entry of the library's registries is the library's, and a model that asks for nothing calls none of ours."""
-    for registry in (AttentionInterface, AttentionMaskInterface):
+    for registry in (transformers.AttentionInterface, transformers.AttentionMaskInterface):
         registered = dict(registry._global_mapping)
         assert registered.pop("reluformer").__module__.startswith("reluformer.")
         assert all(function.__module__.startswith("transformers.") for function in registered.values()), registered
     monkeypatch.setattr(attention_foreign, "_settings_of", None)
-    model = AutoModelForSeq2SeqLM.from_config(build("marian").config, attn_implementation="sdpa")
+    model = transformers.AutoModelForSeq2SeqLM.from_config(build("marian").config, attn_implementation="sdpa")
     model(input_ids=tokens(2, 5), decoder_input_ids=tokens(2, 4))
-    assert AutoModel.from_config(bert_config()).config._attn_implementation == "sdpa"
+    assert transformers.AutoModel.from_config(bert_config()).config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -187,3 +193,98 @@ def test_traced_masks_are_ordinary_tensors(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     mask = relu_attention_mask(batch_size=2, q_length=3, kv_length=3)
     assert type(mask) is torch.Tensor and torch.equal(mask, torch.ones(3, 3).tril().bool().expand(2, 1, 3, 3))
+
+
+# Which models are refused, and that those that are not compute it.
+
+TEXT = {**SMALL, **STABLE, "max_position_embeddings": 40}
+GROUPED = {**TEXT, "num_key_value_heads": 2, "head_dim": 4}
+T5_SHAPE = {"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 4, "num_heads": 4, "d_ff": 16, "num_layers": 1}
+STACKS = {f"{part}_{name}": value for part in ("encoder", "decoder")
+          for name, value in {"layers": 1, "attention_heads": 2, "ffn_dim": 16}.items()}  # fmt: skip
+PAIRS = {"vocab_size": VOCABULARY, "d_model": 16, **STACKS, "pad_token_id": 0}
+SWIN = {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4}
+# Refused as soon as they are asked for ReLU attention: in all layers, or in some.
+AT_ONCE: dict[str, tuple[transformers.PreTrainedConfig, str]] = {
+    "bloom": (
+        transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=1, n_head=4),
+        "BloomModel computes attention in code of its own",
+    ),
+    "pegasus-x": (
+        transformers.PegasusXConfig(**PAIRS),
+        r"has 1 layers that .* PegasusXGlobalLocalAttention \((encoder\.)?layers\.0\.self_attn\)",
+    ),
+}
+# Refused by the first forward pass.
+IN_A_CALL: dict[str, tuple[transformers.PreTrainedConfig, str]] = {
+    "t5": (transformers.T5Config(**T5_SHAPE, pad_token_id=0), "T5Attention gives its attention 'position_bias', which"),
+    "gemma2": (transformers.Gemma2Config(**GROUPED), "Gemma2Attention gives its attention 'softcap'"),
+    "gpt-oss": (
+        transformers.GptOssConfig(**GROUPED, num_local_experts=2, num_experts_per_tok=1),
+        "gives .*'s_aux'",
+    ),
+    "swin": (transformers.SwinConfig(**SWIN), "needs a boolean mask"),
+}
+COMPUTED: dict[str, transformers.PreTrainedConfig] = {
+    "gpt2": transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=4, bos_token_id=1, eos_token_id=2
+    ),
+    "bart": transformers.BartConfig(**PAIRS),
+    "mixtral, whose router takes a softmax": transformers.MixtralConfig(**GROUPED, num_local_experts=2),
+    "gemma2 without a soft cap": transformers.Gemma2Config(**GROUPED, attn_logit_softcapping=None),
+}
+ASKED = ["loading", "use_relu_attention"]
+
+
+def model_of(config: transformers.PreTrainedConfig, asked_by: str | None) -> transformers.PreTrainedModel:
+    """A model with ReLU attention; with softmax where nobody asked."""
+    torch.manual_seed(0)
+    config = copy.deepcopy(config)
+    if asked_by == "loading":
+        config.reluformer = {"gamma": 2.0}
+    name = "reluformer" if asked_by == "loading" else "eager"
+    model = transformers.AutoModel.from_config(config, attn_implementation=name).eval()
+    return use_relu_attention(model, gamma=2.0) if asked_by == "use_relu_attention" else model
+
+
+def computed(model: transformers.PreTrainedModel) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    inputs: dict[str, Any] = {model.main_input_name: tokens(2, 7)}
+    if model.main_input_name == "pixel_values":
+        inputs = {"pixel_values": torch.randn(2, 3, 32, 32, generator=generator)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens(2, 4)
+    with torch.no_grad():
+        return model(**inputs)[0]
+
+
+@pytest.mark.parametrize("asked_by", ASKED)
+@pytest.mark.parametrize("family", AT_ONCE)
+def test_own_code_is_refused_at_once(family, asked_by):
+    config, message = AT_ONCE[family]
+    with pytest.raises(ValueError, match=message):
+        model_of(config, asked_by)
+
+
+@pytest.mark.parametrize("family", IN_A_CALL)
+def test_what_a_call_shows_is_refused_by_the_first(family):
+    config, message = IN_A_CALL[family]
+    with pytest.raises(ValueError, match=message):
+        computed(model_of(config, "use_relu_attention"))
+
+
+@pytest.mark.parametrize("family", COMPUTED)
+def test_other_families_are_computed_without_a_warning(family, caplog):
+    config = COMPUTED[family]
+    found = computed(model_of(config, "loading"))
+    assert found.isfinite().all() and (found - computed(model_of(config, None))).abs().max() > 1e-5
+    assert torch.equal(computed(model_of(config, "use_relu_attention")), found)
+    assert "softmax" not in caplog.text
+
+
+@pytest.mark.parametrize("asked_by", ASKED)
+def test_a_head_that_stays_softmax_is_warned_of(asked_by, caplog):
+    config = transformers.SiglipVisionConfig(**SMALL, image_size=32, patch_size=8)
+    found = computed(model_of(config, asked_by))
+    assert "stay softmax: MultiheadAttention (head.attention)." in caplog.text
+    assert (found - computed(model_of(config, None))).abs().max() > 1e-5
