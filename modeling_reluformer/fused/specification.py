@@ -104,22 +104,24 @@ class Specification:
             raise ValueError(f"dropout_p={self.dropout_p} must lie in [0, 1).")
 
     def _check_packing(self, batch: int, queries: int, keys: int) -> None:
-        if self.cu_seqlens_q is None or self.cu_seqlens_k is None or self.cu_seqlens_q.shape != self.cu_seqlens_k.shape:
-            raise ValueError("cu_seqlens_q and cu_seqlens_k must be given together, with the same number of sequences.")
-        if batch != 1:
+        ends = self.cu_seqlens_q, self.cu_seqlens_k
+        fits = (
+            batch == 1
+            and all(each is not None for each in ends)
+            and ends[0].shape == ends[1].shape
+            and ends[0].ndim == 1
+        )
+        fits = fits and all(each.dtype in (torch.int32, torch.int64) for each in ends)
+        if (
+            fits and not torch.compiler.is_compiling() and ends[0].device.type == "cpu"
+        ):  # the loops look at the numbers again
+            for each, length in zip(ends, (queries, keys), strict=True):
+                fits = fits and each.numel() > 0 and each[0] == 0 and each[-1] == length and (each.diff() >= 0).all()
+        if not fits:
             raise ValueError(
-                f"Packed sequences (cu_seqlens) follow each other in one row: batch must be 1, it is {batch}."
+                "Packed sequences follow each other in one row: cu_seqlens_q and cu_seqlens_k must be int32 or int64 tensors "
+                f"(sequences + 1,) that rise from 0 to {queries} and to {keys}, and batch 1; got {ends} and batch {batch}."
             )
-        for name, length in (("cu_seqlens_q", queries), ("cu_seqlens_k", keys)):
-            ends = getattr(self, name)
-            if ends.ndim != 1 or ends.dtype not in (torch.int32, torch.int64):
-                raise ValueError(
-                    f"{name} must be an int32 or int64 tensor (sequences + 1,); got {ends.dtype} {tuple(ends.shape)}."
-                )
-            if torch.compiler.is_compiling() or ends.device.type != "cpu":
-                continue  # the loops look at the numbers again
-            if ends.numel() < 1 or ends[0] != 0 or ends[-1] != length or (ends.diff() < 0).any():
-                raise ValueError(f"{name} must rise from 0 to {length}, the length of its tensor; got {ends.tolist()}.")
 
 
 _TYPES = {"Tensor | None": "Tensor?", "int": "SymInt"}

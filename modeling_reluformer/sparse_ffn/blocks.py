@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -73,17 +73,19 @@ def _block(where: str, module: nn.Module, first: str, up: str | None, second: st
     function = next((name for name in _ACTIVATION_NAMES if hasattr(module, name)), None)
     activation = getattr(module, function) if function else None
     up_function = getattr(module, "up_fn", nn.Identity())
-    if type(activation) not in _EXACT and not _gives_exact_zeros(activation):
-        _refuse_activation(where, activation)
-    if type(up_function) not in (*_EXACT, nn.Identity):
-        _refuse_activation(where, up_function)
+    exact = type(activation) in _EXACT or _gives_exact_zeros(activation)
+    if not exact or type(up_function) not in (*_EXACT, nn.Identity):
+        raise ValueError(
+            f"{where} computes {type(up_function if exact else activation).__name__}, which gives no exact zeros to skip; "
+            f"use_sparse_ffn needs one of {', '.join(ACTIVATIONS)}."
+        )
     others = {name.partition(".")[0] for name, _ in module.named_parameters()} - {first, up, second}
     if up is not None and others:
         raise ValueError(
             f"{where} holds {', '.join(sorted(others))} beside its projections; use_sparse_ffn does not know it."
         )
-    exact = _EXACT.get(type(activation)), _EXACT.get(type(up_function), "identity")
-    block = Block(where, module, first, up, second, function, *exact, alone=not others)
+    names = _EXACT.get(type(activation)), _EXACT.get(type(up_function), "identity")
+    block = Block(where, module, first, up, second, function, *names, alone=not others)
     for name, projection in block.projections.items():
         if type(projection) is not nn.Linear or projection.weight.device.type != "cpu":
             raise ValueError(
@@ -101,10 +103,3 @@ def _gives_exact_zeros(activation: nn.Module | None) -> bool:
     below, at_zero = activation.function(torch.tensor([-1.0, 0.0])).tolist()
     zero_at_zero = activation.quantile is not None and at_zero == 0
     return bool(activation.threshold or activation.top_k) or below == 0 or zero_at_zero
-
-
-def _refuse_activation(where: str, activation: Any) -> None:
-    raise ValueError(
-        f"{where} computes {type(activation).__name__}, which gives no exact zeros to skip; use_sparse_ffn needs one of "
-        f"{', '.join(ACTIVATIONS)}."
-    )

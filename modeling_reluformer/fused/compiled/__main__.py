@@ -2,8 +2,10 @@
 
 import sys
 
-from .library import library, location
+from . import library
 
-found = library(large=True)  # a warning says why there is none
-print("no compiled attention: the Python loop computes" if found is None else f"compiled attention: {location()}")
+found = library.library(large=True)  # a warning says why there is none
+print(
+    "no compiled attention: the Python loop computes" if found is None else f"compiled attention: {library.loaded_from}"
+)
 sys.exit(found is None)

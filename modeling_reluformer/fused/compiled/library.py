@@ -39,7 +39,7 @@ SCORES_WORTH_BUILDING_WITHOUT_GRADIENTS = 2**29
 _BEGINNING, _NONE_FOUND, _SETTLED = range(3)
 _stage = _BEGINNING
 _operators: Any = None  # torch.ops.reluformer_cpu, once the library is loaded and used
-_loaded_from: Path | None = None
+loaded_from: Path | None = None  # the file that this process has loaded
 _lock = threading.Lock()
 
 
@@ -93,11 +93,6 @@ def loop_name() -> Literal["compiled", "python"]:
     """Which loop computes attention in float32 at present; builds nothing."""
     operators = library(large=False)
     return "compiled" if operators is not None and operators.supports(torch.float32) else "python"
-
-
-def location() -> Path | None:
-    """The file that this process has loaded."""
-    return _loaded_from
 
 
 @contextlib.contextmanager
@@ -171,14 +166,14 @@ def _built() -> Any | None:
 
 def _loaded(path: Path) -> Any:
     """A second library with the same operators would end the process, so that one stays for good."""
-    global _loaded_from
+    global loaded_from
     operators = torch.ops.reluformer_cpu
-    if _loaded_from is None:
+    if loaded_from is None:
         try:
             torch.ops.load_library(str(path))
         except OSError as error:
             raise CompiledAttentionError(f"{path} cannot be loaded: {error.__cause__ or error}") from error
-        _loaded_from = path
+        loaded_from = path
         if not operators.supports(torch.float32):
             logger.warning(
                 "The compiled attention needs a processor with AVX2, and a torch with oneDNN that is switched on; the Python "

@@ -34,7 +34,7 @@ def fresh(monkeypatch, tmp_path):
 
 
 def forget(monkeypatch):
-    for name, value in {"_stage": library._BEGINNING, "_operators": None, "_loaded_from": None}.items():
+    for name, value in {"_stage": library._BEGINNING, "_operators": None, "loaded_from": None}.items():
         monkeypatch.setattr(library, name, value)
 
 
@@ -57,20 +57,20 @@ def test_the_name_tells_sources_flags_machine_and_torch_apart(tmp_path, monkeypa
 @needs_compiler
 def test_a_small_call_builds_nothing_a_large_one_does_and_later_ones_find_it(fresh, caplog, tmp_path):
     assert library.library(large=False) is None
-    assert (library.loop_name(), library.location(), caplog.messages) == ("python", None, [])
+    assert (library.loop_name(), library.loaded_from, caplog.messages) == ("python", None, [])
     assert library.library(large=True) is library.torch.ops.reluformer_cpu
     (line,) = caplog.messages
     assert line.startswith("Building the compiled attention for torch ")
     assert f"once for all processes, in {tmp_path / 'cache'}." in line and "RELUFORMER_COMPILED=0" in line
     (built,) = (tmp_path / "cache").glob("*.so")
-    assert (library.loop_name(), library.location()) == ("compiled", built)
+    assert (library.loop_name(), library.loaded_from) == ("compiled", built)
     assert {path.suffix for path in (tmp_path / "cache").iterdir()} <= {".so", ".lock"}  # no rest of the building
     forget(fresh)
     fresh.setenv("PATH", str(tmp_path))
     assert library.library(large=False) is library.torch.ops.reluformer_cpu and len(caplog.messages) == 1
     inside = shutil.copy(built, tmp_path / "sources" / built.name)  # as a wheel brings it
     forget(fresh)
-    assert library.library(large=False) and library.location() == inside
+    assert library.library(large=False) and library.loaded_from == inside
 
 
 @needs_compiler
