@@ -1,5 +1,7 @@
 """`attn_implementation="reluformer"` in models of other families: the formula, masks, caches, gradients, training."""
 
+from itertools import product
+
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
@@ -46,17 +48,13 @@ def compact(monkeypatch):
     monkeypatch.setattr(VisibilityMask, "dense", refuse)
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize(("family", "side"), [*product(("bert", "llama"), SIDES), ("vit", "none")])
 def test_is_the_formula(family, side, monkeypatch, compact):
     mask = padding(side)
     inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
+    if family == "vit":
+        inputs = {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).double()}
     compare(build(family), oracle(family, monkeypatch), inputs, mask)
-
-
-def test_is_the_formula_for_images(monkeypatch, compact):
-    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).double()
-    compare(build("vit"), oracle("vit", monkeypatch), {"pixel_values": images})
 
 
 @pytest.mark.parametrize("side", SIDES)
