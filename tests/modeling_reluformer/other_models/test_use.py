@@ -134,9 +134,7 @@ def test_other_objects_are_refused():
         tiny_model(attn_implementation="reluformer")
     with pytest.raises(ValueError, match="has ReLU attention already"):
         use_relu_attention(tiny_model())
-    with pytest.raises(
-        TypeError, match=r"\(a transformers.PreTrainedModel\); got torch\.nn\.modules\.linear\.Linear\."
-    ):
+    with pytest.raises(TypeError, match=r"\(a PreTrainedModel\); got torch\.nn\.modules\.linear\.Linear\."):
         use_relu_attention(torch.nn.Linear(2, 2))
 
 
