@@ -185,11 +185,7 @@ def _process(job: Callable[[Path, int, int], None], folder: Path, rank: int, wor
 
 
 def run(job: Callable[[Path, int, int], None], folder: Path, world: int) -> None:
-    """Runs a job in `world` processes and waits for them.
-
-    Raises:
-        SystemExit: one of them failed; its traceback is on stderr.
-    """
+    """Runs a job in `world` processes and waits for them; exits if one of them failed, whose traceback is on stderr."""
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
         port = any_port.getsockname()[1]

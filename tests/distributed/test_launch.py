@@ -25,14 +25,12 @@ from reluformer.training.train import is_sharded, train
 from ..training.tiny_run import tiny_model
 
 ACCELERATE_FILES = Path(reluformer.configuration.__file__).parent / "accelerate"
-LAUNCHER_VARIABLES = (
-    *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_CPU"),
-)
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    for name in LAUNCHER_VARIABLES:
+    of_accelerate = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_CPU")
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", *of_accelerate):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 

@@ -30,13 +30,8 @@ PACKAGE = "transformers_library_tests"
 # Arguments that every configuration takes. The library's own list of them is in one of the missing folders; its test
 # compares `dtype` with float16.
 COMMON_CONFIG_FIELDS = {
-    "dtype": "float16",
-    "return_dict": False,
-    "output_attentions": True,
-    "output_hidden_states": True,
-    "architectures": ["ReLUFormerModel"],
-    "id2label": {0: "no", 1: "yes"},
-    "label2id": {"no": 0, "yes": 1},
+    **{"dtype": "float16", "return_dict": False, "output_attentions": True, "output_hidden_states": True},
+    **{"architectures": ["ReLUFormerModel"], "id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}},
 }
 
 
