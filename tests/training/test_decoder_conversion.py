@@ -70,14 +70,11 @@ def test_the_converted_model_computes_the_same(foreign, tmp_path, capsys):
 def test_another_attention_keeps_the_weights(foreign, attention, tmp_path):
     convert(tmp_path / "foreign", tmp_path / "softmax")
     for source in ("foreign", "softmax"):
-        found = convert(tmp_path / source, tmp_path / f"relu-{source}", attention=attention)
-        assert found.notes == ()
-        config = found.model.config
-        assert (config.attention_activation, config.attention_scaling, config.regularization_weight) == (
-            "relu",
-            "variance",
-            0.01,
-        )
+        conversion = convert(tmp_path / source, tmp_path / f"relu-{source}", attention=attention)
+        config = conversion.model.config
+        assert conversion.notes == ()
+        found = (config.attention_activation, config.attention_scaling, config.regularization_weight)
+        assert found == ("relu", "variance", 0.01)
         is_llama = foreign.config.model_type == "llama"
         assert (config.norm_type, config.ffn_type) == (("rms_norm", "glu") if is_llama else ("layer_norm", "mlp"))
         model = AutoModelForCausalLM.from_pretrained(tmp_path / f"relu-{source}")
@@ -93,11 +90,9 @@ def test_every_field_arrives():
     assert found == (0.2, 0.3, 0.4, 1e-3, 0.1)
     assert (config.intermediate_size, config.max_position_embeddings, config.hidden_act) == (3072, 1024, "gelu_new")
     assert (config.eos_token_id, config.pad_token_id, config.attention_activation) == (50256, None, "softmax")
-    llama = LlamaConfig(
-        rope_parameters={"rope_type": "default", "rope_theta": 5e5}, rms_norm_eps=1e-3, mlp_bias=True, head_dim=64
-    )
-    config = llama_config(llama)
-    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 5e5} and config.head_dim == 64
+    rotary = {"rope_type": "default", "rope_theta": 5e5}
+    config = llama_config(LlamaConfig(rope_parameters=rotary, rms_norm_eps=1e-3, mlp_bias=True, head_dim=64))
+    assert config.rope_parameters == rotary and config.head_dim == 64
     assert (config.norm_eps, config.ffn_bias, config.value_bias, config.num_key_value_heads) == (1e-3, True, False, 32)
 
 
@@ -123,28 +118,20 @@ def test_the_tokenizer_of_a_gpt2_that_does_not_name_its_class_keeps_its_special_
     assert ours.eos_token == theirs.eos_token == "<|endoftext|>" and ours.model_max_length == 40
 
 
-def change_config(folder, **fields):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-
 @pytest.mark.parametrize(
     ("make", "fields", "named"),
     [
         (gpt2_model, {"scale_attn_by_inverse_layer_idx": True}, "has no scale_attn_by_inverse_layer_idx=True"),
         (gpt2_model, {"scale_attn_weights": False}, "has no scale_attn_weights=False"),
         (gpt2_model, {"activation_function": "gelu_newer"}, "gelu_newer"),
-        (
-            llama_model,
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-            "partial_rotary",
-        ),
+        (llama_model, {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary"),
         (llama_model, {"sliding_window": 4}, "has no sliding_window=4"),
     ],
 )
 def test_what_cannot_be_represented_is_refused(make, fields, named, tmp_path):
     make().save_pretrained(tmp_path / "foreign")
-    change_config(tmp_path / "foreign", **fields)
+    path = tmp_path / "foreign" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     with pytest.raises(UserError, match=named):
         convert(tmp_path / "foreign", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
@@ -152,11 +139,10 @@ def test_what_cannot_be_represented_is_refused(make, fields, named, tmp_path):
 
 def test_a_gated_ffn_without_its_gate_is_refused(tmp_path):
     """`gate_proj` of attention may be new, that of the FFN may not."""
-    convert_from = tmp_path / "ours"
     llama_model().save_pretrained(tmp_path / "llama")
-    convert(tmp_path / "llama", convert_from)
-    weights = load_file(convert_from / "model.safetensors")
+    path = convert(tmp_path / "llama", tmp_path / "ours").folder / "model.safetensors"
+    weights = load_file(path)
     del weights["model.layers.0.mlp.gate_proj.weight"]
-    save_file(weights, convert_from / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"lack 1 tensors, first model\.layers\.0\.mlp\.gate_proj\.weight"):
-        convert(convert_from, tmp_path / "relu", attention="relu")
+        convert(tmp_path / "ours", tmp_path / "relu", attention="relu")

@@ -58,7 +58,7 @@ def test_what_cannot_be_taken_over_is_refused(vit, tmp_path):
     with pytest.raises(UserError, match="'vanilla' is unknown; choose one of relu_vit, softmax_vit, relu,"):
         convert(tmp_path / "vit", tmp_path / "a", attention="vanilla")
     convert(tmp_path / "vit", tmp_path / "ours")
-    with pytest.raises(UserError, match="name the attention it shall have: relu_vit"):
+    with pytest.raises(UserError, match="name the attention it shall have"):
         convert(tmp_path / "ours", tmp_path / "b")
     path = tmp_path / "vit" / "model.safetensors"
     weights = load_file(path)
