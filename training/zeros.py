@@ -6,6 +6,7 @@ import logging
 import math
 from bisect import bisect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -17,6 +18,7 @@ from reluformer.modeling_reluformer.layers_reluformer import AttentionPreTrained
 logger = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False)
 class ZerosCallback(TrainerCallback):
     """Sets, before each update of a model of this package, what follows from its number; so a resumed run equals a whole one.
 
@@ -36,31 +38,28 @@ class ZerosCallback(TrainerCallback):
         UserError: values that make no schedule; when training begins, a model that they do not fit.
     """
 
-    def __init__(
-        self,
-        *,
-        l1_weights: Sequence[float] = (),
-        l1_steps: Sequence[int] = (),
-        threshold: float = 0.0,
-        threshold_step: int | None = None,
-        stochastic_probability: float = 0.0,
-        relu_share: float = 0.1,
-    ) -> None:
-        self.l1_weights, self.l1_steps = list(l1_weights), list(l1_steps)
-        self.threshold, self.threshold_step = threshold, threshold_step
-        self.stochastic_probability, self.relu_share = stochastic_probability, relu_share
+    l1_weights: Sequence[float] = ()
+    l1_steps: Sequence[int] = ()
+    threshold: float = 0.0
+    threshold_step: int | None = None
+    stochastic_probability: float = 0.0
+    relu_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        self.l1_weights, self.l1_steps = list(self.l1_weights), list(self.l1_steps)
         if len(self.l1_weights) != len(self.l1_steps) or self.l1_steps != sorted({*self.l1_steps} - {0}):
             raise UserError(
                 f"ZerosCallback: l1_weights={self.l1_weights} and l1_steps={self.l1_steps}; give each weight the update at which "
                 "its stage ends, rising from above 0"
             )
-        if min([*self.l1_weights, threshold]) < 0 or not 0 <= stochastic_probability <= 1 or not 0 <= relu_share <= 1:
+        shares = self.stochastic_probability, self.relu_share
+        if min([*self.l1_weights, self.threshold, *shares]) < 0 or max(shares) > 1:
             raise UserError(
-                f"ZerosCallback: l1_weights={self.l1_weights} and threshold={threshold} must be at least 0, "
-                f"stochastic_probability={stochastic_probability} and relu_share={relu_share} from 0 to 1"
+                f"ZerosCallback: l1_weights={self.l1_weights} and threshold={self.threshold} must be at least 0, "
+                f"stochastic_probability={shares[0]} and relu_share={shares[1]} from 0 to 1"
             )
-        if threshold_step is not None and not threshold:
-            raise UserError(f"ZerosCallback: threshold_step={threshold_step} needs a threshold above 0")
+        if self.threshold_step is not None and not self.threshold:
+            raise UserError(f"ZerosCallback: threshold_step={self.threshold_step} needs a threshold above 0")
 
     def l1_weight(self, step: int) -> float | None:
         """The weight of the update after `step` updates; None without a schedule.

@@ -105,16 +105,10 @@ class Specification:
 
     def _check_packing(self, batch: int, queries: int, keys: int) -> None:
         ends = self.cu_seqlens_q, self.cu_seqlens_k
-        fits = (
-            batch == 1
-            and all(each is not None for each in ends)
-            and ends[0].shape == ends[1].shape
-            and ends[0].ndim == 1
-        )
-        fits = fits and all(each.dtype in (torch.int32, torch.int64) for each in ends)
-        if (
-            fits and not torch.compiler.is_compiling() and ends[0].device.type == "cpu"
-        ):  # the loops look at the numbers again
+        fits = batch == 1 and all(each is not None and each.ndim == 1 for each in ends)
+        fits = fits and len(ends[0]) == len(ends[1]) and {each.dtype for each in ends} <= {torch.int32, torch.int64}
+        # on a device, and in a compiled graph, the loops look at the numbers
+        if fits and not torch.compiler.is_compiling() and ends[0].device.type == "cpu":
             for each, length in zip(ends, (queries, keys), strict=True):
                 fits = fits and each.numel() > 0 and each[0] == 0 and each[-1] == length and (each.diff() >= 0).all()
         if not fits:

@@ -369,7 +369,8 @@ def test_scores_beyond_float16_do_not_overflow(path):
 
 ROW_SCALE = torch.ones(1, 2, 5)
 ENDS = torch.tensor([0, 5], dtype=torch.int32)
-PACKED = {"query": torch.ones(1, 2, 7, 4), "cu_seqlens_q": ENDS * 7 // 5, "cu_seqlens_k": ENDS * 7 // 5}
+PACKED = {"query": torch.ones(1, 2, 7, 4), "row_scale": torch.ones(1, 2, 7)}
+PACKED |= {"cu_seqlens_q": ENDS * 7 // 5, "cu_seqlens_k": ENDS * 7 // 5}
 REFUSED = [
     ("'softmax' needs whole rows of scores", {"activation": "softmax"}),
     ("statistics='all' is unknown; choose one of none, sum, sum\\+entropy", {"statistics": "all"}),
