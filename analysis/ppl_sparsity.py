@@ -13,7 +13,6 @@ is run again: what it keeps is the active share, and its perplexity over that of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +31,6 @@ from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.inputs import Subject
 from reluformer.analysis.likelihood import require_number
 
-MOST_TOKENS = 2_048
 TOLERANCE = 1e-6  # of the bisected CETT
 # Thresholds, evenly spaced from the smallest product |a_i| ‖w_i‖ to this quantile of a sample of them.
 CANDIDATES, QUANTILE = 65_536, 0.99
@@ -41,28 +39,17 @@ _COLUMNS = {"nonzero_fraction": ("not zero", GREY), "active_fraction": ("active 
 
 def ppl_sparsity(subject: Subject) -> Measured:
     """The active share of the activations at PPL-1%, by block."""
-    search = SparsitySearch(subject.model, first_batches(subject.batches()))
+    search = SparsitySearch(subject.model, next(subject.batches()))
     found = search.at_increase(1.0)
     table = sparsity_table(search, found)
     summary = f"PPL-1% {1 - table[0]['active_fraction']:.1%} zeros at CETT {found.cett:.4f}"
-    notes = [f"ppl-sparsity reads the first batches alone, of up to {MOST_TOKENS:,} tokens"]
+    notes = [f"ppl-sparsity reads the first batch alone, of {search.batch.labels.numel():,} tokens"]
     if found.cett > 1 - 2 * TOLERANCE:
         notes.append(
             "ppl-sparsity: with the largest thresholds that are searched, the perplexity is not 1 % higher; the figures are "
             "those of these thresholds, and more may go"
         )
     return Measured(table, summary, partial(draw_bars, table, _COLUMNS, "share of the activations"), notes)
-
-
-def first_batches(batches: Iterable[Batch]) -> list[Batch]:
-    """Those of at most `MOST_TOKENS` tokens, padding included, since activations are held in memory."""
-    kept, tokens = [], 0
-    for batch in batches:
-        tokens += batch.labels.numel()
-        if kept and tokens > MOST_TOKENS:
-            break
-        kept.append(batch)
-    return kept
 
 
 class TailTruncation:
@@ -125,14 +112,14 @@ class Truncated:
 
 
 class SparsitySearch:
-    """The bisection of CETT for one model and its batches; the model is given back as it was.
+    """The bisection of CETT for one model and one batch; the model is given back as it was.
 
     Raises:
         UserError: no feed-forward blocks, nothing that the model predicts, or a perplexity that is no number.
     """
 
-    def __init__(self, model: PreTrainedModel, batches: list[Batch]) -> None:
-        self.model, self.batches, self.blocks = model, batches, feed_forward_blocks(model)
+    def __init__(self, model: PreTrainedModel, batch: Batch) -> None:
+        self.model, self.batch, self.blocks = model, batch, feed_forward_blocks(model)
         self.dense_cross_entropy, activations = self._run()
         require_number("ppl-sparsity", self.dense_cross_entropy)
         self.truncations = [
@@ -140,7 +127,7 @@ class SparsitySearch:
         ]
 
     def at_increase(self, p_percent: float) -> Truncated:
-        """The model at the CETT, bisected to 1e-6, where the perplexity rises by `p_percent`."""
+        """The model at the largest CETT, bisected to 1e-6, at which the perplexity rises by less than `p_percent`."""
         least, most, allowed = 0.0, 1.0, math.log1p(p_percent / 100)
         steps = range(math.ceil(-math.log2(TOLERANCE)))
         for _ in tqdm(steps, desc=f"PPL-{p_percent:g}%", unit="step", leave=False, disable=None):
@@ -149,7 +136,7 @@ class SparsitySearch:
                 least = middle
             else:
                 most = middle
-        return self.at_cett((least + most) / 2)
+        return self.at_cett(least)
 
     def at_cett(self, cett: float) -> Truncated:
         """The model with the thresholds of one CETT."""
@@ -163,13 +150,10 @@ class SparsitySearch:
 
     def _run(self) -> tuple[float, list[Tensor]]:
         """Mean cross-entropy of the model as it is, and of each block the activations (tokens, neurons) behind earlier hooks."""
-        nats, found = [], []
-        for batch in self.batches:
-            with recorded(self.blocks, batch) as rows:
-                logits, labels = forward(self.model, batch).logits.flatten(0, -2).float(), batch.labels.flatten()
-            nats.append(cross_entropy(logits, labels, reduction="none")[labels != IGNORED_LABEL])
-            found.append([row.activations for row in rows])
-        return float(torch.cat(nats).mean()), [torch.cat(parts) for parts in zip(*found, strict=True)]
+        with recorded(self.blocks, self.batch) as rows:
+            logits = forward(self.model, self.batch).logits.flatten(0, -2).float()
+        nats = cross_entropy(logits, self.batch.labels.flatten(), ignore_index=IGNORED_LABEL)
+        return float(nats), [row.activations for row in rows]
 
 
 def _drop(threshold: float, slot_norms: Tensor, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:

@@ -2,40 +2,24 @@
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from reluformer.analysis import attention_maps
-from reluformer.analysis.attention_maps import pair_maps, plot_attention_map
+from reluformer.analysis.attention_maps import PairMaps, pair_maps, plot_attention_map
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
 
 from .small_models import SOURCES, TARGETS, make_model
 
 
-@pytest.fixture
-def images(monkeypatch):
-    """The first map of each figure that was drawn, with the tokens of the keys and of the queries."""
-    seen, draw = [], attention_maps.draw_heat_maps
-
-    def recording(maps, titles, keys, queries, **options):
-        seen.append((maps[0], keys, queries))
-        return draw(maps, titles, keys, queries, **options)
-
-    monkeypatch.setattr(attention_maps, "draw_heat_maps", recording)
-    return seen
-
-
-@pytest.mark.parametrize("kind", ["reluformer", "vanilla"])
-def test_the_map_of_a_run_is_the_mean_of_the_last_layer(kind, small_tokenizer, encoded, tmp_path, images):
-    model, path = make_model(kind, len(small_tokenizer)), tmp_path / "new" / "map.png"
-    plot_attention_map(model, small_tokenizer, SOURCES[0], TARGETS[0], path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    [(shown, x_labels, y_labels)] = images
-    source, target = encoded[0]
-    assert x_labels == small_tokenizer.convert_ids_to_tokens(source) and x_labels[-1] == "</s>"
-    assert y_labels == small_tokenizer.convert_ids_to_tokens(target) and y_labels[-1] == "</s>"
+def test_the_map_of_a_run_is_the_mean_of_the_last_layer(small_tokenizer, encoded, tmp_path, monkeypatch):
+    model, drawn = make_model("reluformer", len(small_tokenizer)), []
+    monkeypatch.setattr(PairMaps, "draw", lambda maps, *arguments: drawn.extend(arguments) or Figure())
+    plot_attention_map(model, small_tokenizer, SOURCES[0], TARGETS[0], tmp_path / "new" / "map.png")
+    assert (tmp_path / "new" / "map.png").read_bytes().startswith(b"\x89PNG")
     model.set_attn_implementation("eager")
-    inputs = {"input_ids": torch.tensor([source]), "labels": torch.tensor([target])}
-    expected = model(**inputs, output_attentions=True).cross_attentions[-1][0].mean(dim=0)
-    torch.testing.assert_close(shown, expected.detach())
+    source, target = (torch.tensor([ids]) for ids in encoded[0])
+    expected = model(input_ids=source, labels=target, output_attentions=True).cross_attentions[-1][0].mean(dim=0)
+    assert drawn[0] == CROSS
+    torch.testing.assert_close(drawn[1], [expected.detach()])
 
 
 @pytest.mark.parametrize("kind", ["reluformer", "t5"])

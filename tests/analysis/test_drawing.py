@@ -48,13 +48,6 @@ def test_negative_weights_have_another_colour_than_zero_and_positive_ones():
     assert negative.max() - negative.min() < 5 < positive.max() - positive.min()
 
 
-def test_the_legend_names_every_kind_of_cell():
-    (legend,) = draw()[0].legends
-    assert [text.get_text() for text in legend.get_texts()] == ["exactly 0"]
-    (legend,) = draw(hidden=torch.eye(3, dtype=torch.bool))[0].legends
-    assert [text.get_text() for text in legend.get_texts()] == ["exactly 0", "hidden from the query"]
-
-
 def test_nothing_else_has_the_colours_of_relu_and_softmax():
     named = {name: value for name, value in vars(colors).items() if name[0] != "_" and str(value).startswith("#")}
     assert len(named) >= 10 and len(set(named.values())) == len(named)
