@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -76,41 +75,21 @@ def test_a_stage_goes_on_where_it_stopped_but_not_with_figures_of_another_source
 
 
 def test_no_cell_is_begun_that_would_end_too_late_and_a_failure_costs_only_its_own(tmp_path):
-    def fail():
-        raise RuntimeError("no kernel")
+    def fail(reason):
+        raise RuntimeError(reason)
 
     cells = [
-        campaign.Cell({"name": "fails"}, fail, 1),
+        campaign.Cell({"name": "fails"}, lambda: fail("no kernel"), 1),
         campaign.Cell({"name": "too long"}, lambda: {}, 61),
         campaign.Cell({"name": "short"}, lambda: {"figure": 1.5}, 1),
+        campaign.Cell({"name": "breaks the process"}, lambda: fail("CUDA error: an illegal memory access"), 1),
+        campaign.Cell({"name": "another time"}, lambda: {"figure": 2.5}, 1),
     ]
     assert campaign.run_stage("check", lambda: cells, options(tmp_path)) == 1
-    failed, short = json.loads((tmp_path / "check.json").read_text())["cells"]
-    assert failed["failed"] == "RuntimeError: no kernel" and short["figure"] == 1.5
-
-
-def test_after_an_error_of_the_gpu_nothing_more_is_measured_by_this_process(tmp_path):
-    def fail():
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    cells = [campaign.Cell({"name": name}, fail, 0) for name in "ab"]
+    failed, short, broken = json.loads((tmp_path / "check.json").read_text())["cells"]
+    assert failed["failed"] == "RuntimeError: no kernel" and short["figure"] == 1.5 and "CUDA" in broken["failed"]
     campaign.run_stage("check", lambda: cells, options(tmp_path))
-    assert len(json.loads((tmp_path / "check.json").read_text())["cells"]) == 1
-    campaign.run_stage("check", lambda: cells, options(tmp_path))
-    assert len(json.loads((tmp_path / "check.json").read_text())["cells"]) == 2, "it goes on behind it"
-
-
-def test_a_cell_that_hangs_is_ended(tmp_path):
-    code = (
-        "import time; from benchmarks.gpu import __main__ as program, check; from benchmarks.gpu.campaign import Cell\n"
-        "check.cells = lambda options: [Cell({'name': 1}, dict, 0), Cell({'name': 2}, lambda: time.sleep(60), 0)]\n"
-        f"program.main(['check', '--toy', '--minutes', '0.1', '--output', {str(tmp_path)!r}])"
-    )
-    start = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": "."}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert run.returncode == 1 and "Timeout" in run.stderr and time.monotonic() - start < 55
-    assert len(json.loads((tmp_path / "check.json").read_text())["cells"]) == 1
+    assert json.loads((tmp_path / "check.json").read_text())["cells"][3]["figure"] == 2.5, "it goes on behind it"
 
 
 def test_operations_are_counted_as_in_the_literature():
@@ -128,14 +107,9 @@ def test_without_a_cuda_device_nothing_is_written(tmp_path, monkeypatch, capsys)
 
 def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monkeypatch):
     machine = {"cores": 16, "python": "3.12", "accelerators": ["a card"]}
-    origin = {
-        "toy": False,
-        "git_commit": "0123456789abcdef",
-        "git_dirty": False,
-        "date": "2026-11-26",
-        "machine": machine,
-    }
-    origin["versions"] = dict.fromkeys(("torch", "cuda", "triton", "transformers"), "1")
+    origin = {"toy": False, "git_commit": "0123456789abcdef", "git_dirty": False, "date": "2026-11-26"}
+    versions = dict.fromkeys(("torch", "cuda", "triton", "transformers"), "1")
+    origin |= {"machine": machine, "versions": versions}
 
     def write(stage, *cells):
         (tmp_path / f"{stage}.json").write_text(json.dumps({**origin, "stage": stage, "cells": cells}))
@@ -147,23 +121,12 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monk
     write("attention", {"cell": cell, **both, "left_out": {"cuDNN": "no kernel"}})
     speeds = {"median_ms": 10.0, "p10_ms": 9.0, "p90_ms": 11.0, "gpu_busy_ms": 5.0, "peak_gib": 2.0}
     cells = []
-    for name, a_second in (
-        (translation.OURS, 110.0),
-        (translation.MARIAN, 100.0),
-        (translation.MARIAN_SMOOTHED, 100.0),
-    ):
+    speeds_of = {translation.OURS: 110.0, translation.MARIAN: 100.0, translation.MARIAN_SMOOTHED: 100.0}
+    for name, a_second in speeds_of.items():
         long = {"task": "training", "lengths": page.LONG, "model": name, "compiled": False}
         for of_cell in (long, {"task": "generation", "model": name}):
             cells.append({"cell": of_cell, **speeds, "a_second": a_second, "kernels": {"gemm": 3.0}})
     write("models", *cells, {"cell": {"task": "training", "model": "broken"}, "failed": "OutOfMemoryError: no memory"})
-    tiles = {
-        "own": "(64, 64, 4, 2)",
-        "own_ms": 3.0,
-        "best": "(128, 64, 8, 2)",
-        "best_ms": 2.0,
-        "tried": 9,
-    }
-    write("tune", {"cell": {"kernel": "forward", "head_dim": 64, "statistics": "none"}, **tiles})
     monkeypatch.setattr(program, "PAGE", tmp_path / "GPU.md")
     assert program.main(["page", "--output", str(tmp_path)]) == 0
     text = (tmp_path / "GPU.md").read_text(encoding="utf-8")
@@ -179,7 +142,6 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monk
         "- cuDNN is left out: no kernel",
         "| generation, ReLUFormer | 10 | 9 | 11 | 5 | 2 | 110 |",
         "- training, broken: OutOfMemoryError: no memory",
-        "| forward, 64, none | (64, 64, 4, 2) | 3 | (128, 64, 8, 2) | 2 | 9 |",
         "Not measured: `python -m benchmarks.gpu check` measures it.",
     ):
         assert line in text, line

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import decoder, translation, vision
+from benchmarks import decoder, translation
 from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS, OURS_UNREGULARIZED, SHAPES, build, padded_batch
 
 SIZES = {**decoder.QUICK_SHAPE, "max_position_embeddings": 16}
@@ -86,13 +86,3 @@ def test_a_step_of_generation_begins_behind_the_prompt_each_time():
         for _ in range(3):
             assert torch.equal(step(), expected)
         assert passes == [1] * 15, "one token a pass, and no prompt"
-
-
-def test_vision_transformers_have_the_shape_of_transformers_own():
-    shape = {**vision.QUICK_SHAPE, "patch_size": 4}
-    relu, softmax, theirs = (vision.build(name, shape, 0) for name in (*vision.PRESETS, vision.VIT))
-    assert relu.config.attention_scaling == "length" and softmax.config.attention_activation == "softmax"
-    pixels = torch.rand(2, 3, 28, 28)
-    for model in (relu, softmax, theirs):
-        assert vision.inference_step(model, {"pixel_values": pixels}, "float32")().shape == (2, 10)
-        assert all(getattr(model.config, name) == value for name, value in shape.items())

@@ -72,10 +72,3 @@ def test_a_table_has_times_or_speeds_and_a_dash_for_who_was_not_timed():
     ]
     speeds = {**CELLS[0], "speeds": {"a": 1234.5, "b": 0.12345}}
     assert cell_table([speeds], ["n"], shown=["b", "a"], compared={})[2] == "| 16 | 0.1235 | 1,234 |"
-
-
-@pytest.mark.parametrize(
-    ("value", "at_most", "expected"), [(1.0, False, "met"), (0.9, True, "met"), (1.1, True, "**missed**")]
-)
-def test_a_verdict_is_by_the_side_of_its_goal(value, at_most, expected):
-    assert pages.verdict(value, 1.0, at_most=at_most) == expected

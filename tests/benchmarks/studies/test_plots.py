@@ -54,24 +54,6 @@ def test_seeds_are_a_band_around_their_mean(study, canvases):
     assert (min(heights), max(heights)) == pytest.approx((min(scores), max(scores)))
 
 
-def test_a_line_has_the_colour_of_its_activation(study, canvases):
-    (plot,) = study.content["plots"]
-    lines, levels = {"ReLU": "width_{n}", "the same": "width_{n}"}, {"softmax": "softmax"}
-    plot = {
-        **plot,
-        "lines": lines,
-        "levels": levels,
-        "activations": {"ReLU": "relu", "the same": "relu", "softmax": "softmax"},
-    }
-    study.claims(plots=[plot])
-    for row in ("width_8", "softmax"):
-        study.give(row, 1, 0.9)
-    study.report()
-    colors = {line.get_label(): line.get_color() for line in canvases[0].axes[0].lines}
-    assert colors["ReLU"] == RELU and colors["softmax"] == SOFTMAX
-    assert colors["the same"] not in (RELU, SOFTMAX)
-
-
 def test_a_picture_has_a_measured_figure_on_its_axis_and_names_its_points(study, canvases):
     (plot,) = study.content["plots"]
     study.claims(plots=[{**plot, "x": "entropy", "point": "n = {n}"}])
@@ -101,6 +83,7 @@ def test_a_table_of_a_row_is_drawn_without_the_mean_of_all_layers(study, canvase
 def test_no_two_activations_of_a_picture_have_one_colour():
     for name in (name for name in study_names() if name.startswith("vit_")):
         for plot in load_study(name).plots:
-            colors = list(study_plots._colors(plot).values())
-            assert len(set(colors)) == len(colors) == len(plot.lines) + len(plot.levels), plot.file
+            colors = study_plots._colors(plot)
+            assert len(set(colors.values())) == len(colors) == len(plot.lines) + len(plot.levels), plot.file
+            assert (colors.get("ReLU", RELU), colors.get("softmax", SOFTMAX)) == (RELU, SOFTMAX)
     assert color_of("tanh") == color_of("none of these")

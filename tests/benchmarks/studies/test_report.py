@@ -76,12 +76,7 @@ def test_claims_are_counted_by_what_they_are_about_and_our_own_apart(study):
     study.give("relu", 1, 0.6, entropy=1.5)
     report = study.report()
     head = "| ReLUFormer (arXiv 2302.06461) |"
-    for line in (
-        "| paper | about | agrees | disagrees | all |",
-        f"{head} BLEU | 1 | 0 | 1 |",
-        f"{head} all | 1 | 1 | 2 |",
-    ):
-        assert line in report
+    assert f"{head} BLEU | 1 | 0 | 1 |\n" in report and f"{head} all | 1 | 1 | 2 |\n" in report
     study.claims(*claims, ours=True)
     report = study.report()
     assert head not in report and "2 expectations of our own studies: agrees 1, disagrees 1." in report
@@ -99,7 +94,6 @@ def test_the_report_says_how_its_scores_were_measured(study):
     ("data", "corpus"),
     [
         ({"corpus": {"packages": {"names": ["numpy"], "listed": "some.files.txt"}}}, "some.files.txt"),
-        ({"corpus": {"packages": {"names": ["numpy"], "listed": None}}}, "installed packages"),
         ({"train": {"paths": ["data/texts/a.gz", "data/texts/b.gz"]}}, "data/texts"),
         ({"train": {"images": "pictures/train-images"}}, "pictures"),
         ({"train": {"dataset": {"path": "us/texts"}, "paths": None}}, "us/texts"),

@@ -124,15 +124,6 @@ def test_the_bootstrap_of_perplexities_draws_documents(tmp_path):
     assert found.p_value == pytest.approx(p_value(sampled, found.difference)) and 0.005 < found.p_value < 1
 
 
-@pytest.mark.slow
-def test_equals_are_called_different_as_often_as_the_p_value_says(tmp_path):
-    """By sacreBLEU's p-value, which counts one side, it were twice as often."""
-    each = [classified(tmp_path, 400, 0.5, seed)[0] for seed in range(400)]
-    pairs = zip(each[::2], each[1::2], strict=True)
-    found = [bootstrap_of_means(STATISTICS["accuracy"], [a], [b], samples=200).p_value < 0.1 for a, b in pairs]
-    assert 0.04 < np.mean(found) < 0.16, "0.1 ± three standard errors of 200"
-
-
 def around(difference, scatter):
     return np.random.default_rng(0).normal(difference, scatter, 1000)
 

@@ -15,7 +15,7 @@ from benchmarks.studies import commands, running
 from benchmarks.studies import training as row_training
 from benchmarks.studies.parser import ROWS_FILE, STUDIES_FOLDER, load_rows, load_study
 from benchmarks.studies.running import Runner, tasks_by_study
-from benchmarks.studies.tasks import Places, Task, cpu_seconds, is_stale, read_result, state_of, training_seconds
+from benchmarks.studies.tasks import Places, Task, cpu_seconds, read_result, state_of, training_seconds
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.training.trainer import ReLUFormerTrainer
@@ -122,10 +122,6 @@ def test_what_was_lost_is_made_up_for_without_training(studies):
     task = studies.task("relu")
     studies.run(task)
     task.result_file.unlink()
-    assert state_of(task) == "trained"
-    studies.run(task)
-    assert state_of(task) == "finished" and len(studies.started) == 1
-    task.result_file.unlink()
     (task.run_folder / "evaluation.test.json").unlink()
     studies.run(task)
     assert studies.started[1:] == [("relu", "evaluate")] and state_of(task) == "finished"
@@ -175,18 +171,6 @@ def test_an_interrupted_row_goes_on_at_its_checkpoint_and_its_failure_costs_no_o
     assert studies.run(broken, other) == []
     assert read_result(broken)["training"]["resumed_from"].endswith("checkpoint-2")
     assert any("goes on" in line for line in studies.said)
-
-
-@pytest.mark.slow
-def test_a_row_whose_recipe_changes_is_another_row(studies):
-    before = studies.task("relu")
-    studies.run(before)
-    studies.change("relu", training={"learning_rate": 0.02})
-    after = studies.task("relu")
-    assert (state_of(after), is_stale(after)) == ("missing", True) and after.run_folder != before.run_folder
-    studies.run(after)
-    assert any("will be replaced" in line for line in studies.said)
-    assert read_result(after)["recipe"]["training"]["learning_rate"] == 0.02 and read_result(before) is None
 
 
 def test_a_row_that_diverges_is_a_result(studies):
@@ -259,12 +243,9 @@ def test_the_list_says_how_far_every_row_is(capsys, tmp_path):
     places = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     assert studies_program.main(["--list", *places]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 45 and max(map(len, lines)) <= 100, "fits a screen"
     assert any(line.split()[:6] == ["t6", "0", "of", "6", "rows", "Table"] for line in lines)
-    some = ["--study", "t2", "--study", "t6", "--only", "vanilla", "--only", "documents_relu_512", "--seed", "7"]
-    assert studies_program.main(["--list", *some, *places]) == 0
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[1::2] == ["vanilla-seed7: missing", "documents_relu_512-seed7: missing"]
+    assert studies_program.main(["--list", "--study", "t2", "--only", "vanilla", "--seed", "7", *places]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["  vanilla-seed7: missing"]
 
 
 @pytest.mark.slow
