@@ -113,7 +113,7 @@ class FastTranslationModel:
     """A translation model for CPUs.
 
     Args:
-        model: whose weights it takes, those of float32 without a copy; `reason_against` has nothing against it.
+        model: whose weights it packs into copies; `reason_against` has nothing against it.
         compute: the type of the matrices, one of `COMPUTE`.
     """
 
@@ -146,7 +146,11 @@ class FastTranslationModel:
         lengths = [len(source) for source in sources]
         ids = torch.tensor([token for source in sources for token in source])
         state = torch.classes.reluformer_cpu.TranslationState(
-            self._model.encode(ids, lengths), lengths, search.max_new_tokens, search.num_beams
+            self._model.encode(ids, lengths),
+            lengths,
+            search.max_new_tokens,
+            search.num_beams,
+            self.config.decoder_attention_heads,
         )
         find = self._greedy if search.num_beams == 1 else self._beams
         return find(state, len(sources), search)

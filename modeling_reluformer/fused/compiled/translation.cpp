@@ -1,14 +1,13 @@
 // `reluformer_cpu::TranslationModel`: the encoder of some sources, and all layers of a decoder for one token of some hypotheses, each in
 // one call. training/fast_translation.py searches; translation_kernels.cpp has the loops.
 //
-// With int8, sources of up to kShort tokens have the same states and logits to the bit, whatever else is in the batch, and with every
-// instruction set and number of threads: products of bytes are exact, and each sum of floats has one order.
+// With float32 and int8, states and logits are the same to the bit, whatever else is in the batch, and with every instruction set and number
+// of threads: products of bytes are exact, and each sum of floats has one order.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/softmax.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -31,9 +30,11 @@ using reluformer::kDepth;
 using reluformer::kInputs;
 using reluformer::kOutputs;
 using reluformer::PackedBytes;
+using reluformer::PackedFloats;
 using reluformer::TranslationKernels;
+using reluformer::Weighing;
 
-constexpr int64_t kShort = 128;  // tokens of a source, up to which its attention is computed query by query
+constexpr int64_t kQueries = 32;  // of a source that are computed together
 constexpr int64_t kWorkOfAThread = 1 << 15;  // multiplications; with fewer, a second thread costs more than it gains
 
 reluformer::InstructionSets<TranslationKernels>& instruction_sets() {
@@ -54,20 +55,40 @@ void for_each(int64_t count, int64_t work_of_each, Function function) {
   at::parallel_for(0, count, grain, function);
 }
 
-// A linear layer of float32 or bfloat16 weights, which torch multiplies, or of int8 weights with a scale for each output.
+int64_t blocks_of(int64_t outputs) {
+  return reluformer::round_up(outputs, kOutputs) / kOutputs;
+}
+
+// Weights at from + output · output_stride + input · input_stride → those of `PackedFloats`.
+void pack(const float* from, int64_t outputs, int64_t inputs, int64_t output_stride, int64_t input_stride, float* to) {
+  std::fill_n(to + outputs / kOutputs * kOutputs * inputs, (blocks_of(outputs) - outputs / kOutputs) * kOutputs * inputs, 0.0f);
+  for (int64_t n = 0; n < outputs; ++n) {
+    for (int64_t i = 0; i < inputs; ++i) {
+      to[(n / kOutputs * inputs + i) * kOutputs + n % kOutputs] = from[n * output_stride + i * input_stride];
+    }
+  }
+}
+
+// A linear layer of float32 weights, of int8 weights with a scale for each output, or of bfloat16 weights, which torch multiplies.
 struct Linear {
-  Tensor weight, bias;                // (outputs, inputs) of a float type; undefined for int8
-  Tensor packed, scales, biases, sums;
+  Tensor weight, bias;                // (outputs, inputs) of bfloat16, else undefined
+  Tensor packed, scales, biases, sums;  // scales and sums: of int8
   int64_t inputs = 0, outputs = 0;
 
   Linear() = default;
   Linear(const Tensor& given, const Tensor& given_bias, const Tensor& given_scales) : inputs(given.size(1)), outputs(given.size(0)) {
-    if (given.scalar_type() != at::kChar) {
+    if (given.scalar_type() == at::kBFloat16) {
       weight = given;
       bias = given_bias;
       return;
     }
-    const int64_t blocks = reluformer::round_up(outputs, kOutputs) / kOutputs, steps = reluformer::round_up(inputs, kDepth) / kInputs;
+    biases = given_bias.defined() ? given_bias.contiguous() : at::empty({outputs}, at::kFloat).zero_();
+    if (given.scalar_type() == at::kFloat) {
+      packed = at::empty({blocks_of(outputs), inputs, kOutputs}, at::kFloat);
+      pack(given.const_data_ptr<float>(), outputs, inputs, inputs, 1, packed.mutable_data_ptr<float>());
+      return;
+    }
+    const int64_t blocks = blocks_of(outputs), steps = reluformer::round_up(inputs, kDepth) / kInputs;
     packed = at::empty({blocks, steps, kOutputs, kInputs}, at::kChar).zero_();
     auto* to = packed.mutable_data_ptr<int8_t>();
     const auto* from = given.const_data_ptr<int8_t>();
@@ -80,7 +101,6 @@ struct Linear {
       }
     }
     scales = given_scales.contiguous();
-    biases = given_bias.defined() ? given_bias.contiguous() : at::empty({outputs}, at::kFloat).zero_();
   }
 
   // (rows, inputs) → (rows, outputs), of float32
@@ -90,12 +110,20 @@ struct Linear {
     }
     const int64_t rows = x.size(0), stride = reluformer::round_up(inputs, kDepth), blocks = packed.size(0);
     const Tensor output = at::empty({rows, outputs}, at::kFloat);
+    auto* to = output.mutable_data_ptr<float>();
+    if (!scales.defined()) {
+      const PackedFloats matrix{packed.const_data_ptr<float>(), biases.const_data_ptr<float>(), inputs, outputs};
+      const auto* from = x.const_data_ptr<float>();
+      for_each(blocks, rows * inputs * kOutputs, [&](int64_t begin, int64_t end) {
+        kernels().multiply_floats(matrix, from, inputs, rows, begin, end, to, outputs);
+      });
+      return output;
+    }
     const auto bytes = std::make_unique_for_overwrite<uint8_t[]>(rows * stride);
     const auto row_scales = std::make_unique_for_overwrite<float[]>(rows);
     kernels().quantize(x.const_data_ptr<float>(), rows, inputs, bytes.get(), stride, row_scales.get());
     const PackedBytes matrix{packed.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(), biases.const_data_ptr<float>(),
                              sums.const_data_ptr<int32_t>(), inputs, outputs};
-    auto* to = output.mutable_data_ptr<float>();
     for_each(blocks, rows * stride * kOutputs / 8, [&](int64_t begin, int64_t end) {
       kernels().multiply(matrix, bytes.get(), stride, row_scales.get(), rows, begin, end, to);
     });
@@ -134,21 +162,65 @@ std::vector<int64_t> offsets_of(const std::vector<int64_t>& lengths) {
   return offsets;
 }
 
+// The keys and values of one head of a source, packed for both products of an attention.
+struct PackedHead {
+  int64_t tokens, dims;
+
+  int64_t size() const {
+    return (blocks_of(tokens) * dims + blocks_of(dims) * tokens) * kOutputs;
+  }
+
+  // keys, values: of the first token; those of the next are `stride` further
+  void fill(const float* keys, const float* values, int64_t stride, float* to) const {
+    pack(keys, tokens, dims, stride, 1, to);
+    pack(values, dims, tokens, 1, stride, to + blocks_of(tokens) * dims * kOutputs);
+  }
+
+  // queries, to: (count, stride) and (count, to_stride). room: (count, tokens)
+  void attend(const float* packed, const float* queries, int64_t stride, int64_t count, const Weighing& weighing, float* room, float* to,
+              int64_t to_stride) const {
+    const PackedFloats keys{packed, nullptr, dims, tokens}, values{packed + blocks_of(tokens) * dims * kOutputs, nullptr, tokens, dims};
+    kernels().multiply_floats(keys, queries, stride, count, 0, blocks_of(tokens), room, tokens);
+    for (int64_t row = 0; row < count; ++row) {
+      kernels().weigh(room + row * tokens, tokens, weighing);
+    }
+    kernels().multiply_floats(values, room, tokens, count, 0, blocks_of(dims), to, to_stride);
+  }
+};
+
 // The keys and values of some hypotheses, and of their sources.
 struct State : torch::CustomClassHolder {
   std::vector<Tensor> own;     // of each layer: (positions, rows, 2 · features), keys before values
-  std::vector<Tensor> cross;   // of each layer: (tokens of all sources, 2 · features)
-  std::vector<int64_t> lengths, offsets;  // of the sources: tokens, and those before them
-  std::vector<int32_t> sources;  // of each row
+  std::vector<Tensor> cross;   // of each layer: the packed heads of each source
+  std::vector<int64_t> lengths, offsets;  // of the sources: tokens, and where their packed heads begin
+  std::vector<int32_t> sources;  // of each row, in rising order
   std::vector<int32_t> places;   // (positions, rows as they are now): the row that wrote a position of the past of a row
   int64_t most_rows = 0, position = 0;
 
-  State(std::vector<Tensor> cross_states, const std::vector<int64_t>& source_lengths, int64_t positions, int64_t beams)
-      : cross(std::move(cross_states)), lengths(source_lengths), most_rows(static_cast<int64_t>(source_lengths.size()) * beams) {
-    for (const Tensor& each : cross) {
-      own.push_back(at::empty({positions, most_rows, each.size(1)}, at::kFloat));
+  // cross_states: of each layer: (tokens of all sources, 2 · features), keys before values
+  State(const std::vector<Tensor>& cross_states, const std::vector<int64_t>& source_lengths, int64_t positions, int64_t beams, int64_t heads)
+      : lengths(source_lengths), most_rows(static_cast<int64_t>(source_lengths.size()) * beams) {
+    const int64_t features = cross_states[0].size(1) / 2, dims = features / heads;
+    std::vector<int64_t> sizes;
+    for (const int64_t length : lengths) {
+      sizes.push_back(heads * PackedHead{length, dims}.size());
     }
-    offsets = offsets_of(lengths);
+    offsets = offsets_of(sizes);
+    const std::vector<int64_t> tokens_before = offsets_of(lengths);
+    for (const Tensor& each : cross_states) {
+      own.push_back(at::empty({positions, most_rows, 2 * features}, at::kFloat));
+      cross.push_back(at::empty({offsets.back() + sizes.back()}, at::kFloat));
+      const auto* from = each.const_data_ptr<float>();
+      auto* to = cross.back().mutable_data_ptr<float>();
+      for_each(static_cast<int64_t>(lengths.size()) * heads, 2 * sizes.back() / heads, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t source = i / heads, head = i % heads;
+          const PackedHead packed{lengths[source], dims};
+          const float* keys = from + tokens_before[source] * 2 * features + head * dims;
+          packed.fill(keys, keys + features, 2 * features, to + offsets[source] + head * packed.size());
+        }
+      });
+    }
     for (int64_t row = 0; row < most_rows; ++row) {
       sources.push_back(static_cast<int32_t>(row / beams));
     }
@@ -292,107 +364,78 @@ struct Model : torch::CustomClassHolder {
     for (int64_t row = 0; row < rows; ++row) {
       std::copy_n(from + row * 3 * features + features, pair, own + (t * state.most_rows + row) * pair);
     }
-    return attend(rows, heads, features, t + 1, layer.self_factors, [&](int64_t row, int64_t head, reluformer::Cached& call) {
-      call.query = from + row * 3 * features + head * call.dims;
-      call.keys = own + head * call.dims;
-      call.values = call.keys + features;
-      call.length = t + 1;
-      call.position = state.most_rows * pair;
-      call.row = pair;
-      call.places = state.places.data() + row;
-      call.places_stride = rows;
+    const int64_t dims = features / heads;
+    const Tensor output = at::empty({rows, features}, at::kFloat);
+    auto* to = output.mutable_data_ptr<float>();
+    for_each(rows * heads, 2 * (t + 1) * dims, [&](int64_t begin, int64_t end) {
+      std::vector<float> room(t + 1);
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = i / heads, head = i % heads;
+        const float* keys = own + head * dims;
+        const reluformer::Cached call{from + row * 3 * features + head * dims, keys, keys + features, t + 1, state.most_rows * pair, pair,
+                                      state.places.data() + row, rows, dims};
+        kernels().attend(call, weighing(layer.self_factors, head, dims, t + 1), room.data(), to + row * features + head * dims);
+      }
     });
+    return output;
   }
 
+  // The hypotheses of a source, which are neighbours, at once.
   Tensor cross_attention(const Layer& layer, const State& state, size_t index, const Tensor& states) const {
-    const Tensor query = layer.cross_in(states);
-    const int64_t rows = states.size(0), features = states.size(1), pair = 2 * features;
+    const Tensor query = layer.cross_in(states), output = at::empty_like(states);
+    const int64_t rows = states.size(0), features = states.size(1), dims = features / heads;
     const int64_t longest = *std::max_element(state.lengths.begin(), state.lengths.end());
-    const auto *from = query.const_data_ptr<float>(), *keys = state.cross[index].const_data_ptr<float>();
-    return attend(rows, heads, features, longest, layer.cross_factors, [&](int64_t row, int64_t head, reluformer::Cached& call) {
-      const int64_t source = state.sources[row];
-      call.query = from + row * features + head * call.dims;
-      call.keys = keys + state.offsets[source] * pair + head * call.dims;
-      call.values = call.keys + features;
-      call.length = state.lengths[source];
-      call.position = pair;
-      call.places = nullptr;
+    std::vector<int64_t> firsts;
+    for (int64_t row = 0; row < rows; ++row) {
+      if (!row || state.sources[row] != state.sources[row - 1]) {
+        firsts.push_back(row);
+      }
+    }
+    const auto count = static_cast<int64_t>(firsts.size()), most = rows / count;
+    firsts.push_back(rows);
+    const auto *from = query.const_data_ptr<float>(), *packed = state.cross[index].const_data_ptr<float>();
+    auto* to = output.mutable_data_ptr<float>();
+    for_each(count * heads, 2 * longest * dims * most, [&](int64_t begin, int64_t end) {
+      std::vector<float> room(longest * most);
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = firsts[i / heads], head = i % heads, source = state.sources[row], column = row * features + head * dims;
+        const PackedHead keys_and_values{state.lengths[source], dims};
+        keys_and_values.attend(packed + state.offsets[source] + head * keys_and_values.size(), from + column, features, firsts[i / heads + 1] - row,
+                               weighing(layer.cross_factors, head, dims, keys_and_values.tokens), room.data(), to + column, features);
+      }
     });
+    return output;
   }
 
   // projected: queries, keys and values of each token, (tokens, 3 · features)
   Tensor source_attention(const EncoderLayer& layer, const Tensor& projected, const std::vector<int64_t>& lengths,
                           const std::vector<int64_t>& offsets) const {
-    const int64_t rows = projected.size(0), features = projected.size(1) / 3;
-    std::vector<int64_t> sources(rows);
-    int64_t longest = 0;
-    for (size_t source = 0; source < lengths.size(); ++source) {
-      std::fill_n(sources.begin() + offsets[source], lengths[source], source);
-      longest = std::max(longest, std::min(lengths[source], kShort));
-    }
+    const int64_t features = projected.size(1) / 3, dims = features / encoder_heads, stride = 3 * features;
+    const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+    const Tensor output = at::empty({projected.size(0), features}, at::kFloat);
     const auto* from = projected.const_data_ptr<float>();
-    const Tensor output = attend(rows, encoder_heads, features, longest, layer.self_factors, [&](int64_t row, int64_t head, reluformer::Cached& call) {
-      const int64_t source = sources[row];
-      call.query = from + row * 3 * features + head * call.dims;
-      call.keys = from + offsets[source] * 3 * features + features + head * call.dims;
-      call.values = call.keys + features;
-      call.length = lengths[source] <= kShort ? lengths[source] : 0;
-      call.position = 3 * features;
-      call.places = nullptr;
-    });
-    for (size_t source = 0; source < lengths.size(); ++source) {
-      if (lengths[source] > kShort) {
-        long_attention(layer, projected.narrow(0, offsets[source], lengths[source]), output.narrow(0, offsets[source], lengths[source]));
-      }
-    }
-    return output;
-  }
-
-  // The same of one source, by products of matrices: (length, 3 · features) → (length, features)
-  void long_attention(const EncoderLayer& layer, const Tensor& projected, const Tensor& output) const {
-    const int64_t length = projected.size(0), features = projected.size(1) / 3, dims = features / encoder_heads;
-    const double scale = 1.0 / std::sqrt(static_cast<double>(dims));
-    for (int64_t head = 0; head < encoder_heads; ++head) {
-      auto part = [&](int64_t which) { return projected.narrow(1, which * features + head * dims, dims); };
-      Tensor weights = at::matmul(part(0).mul(scale), part(1).t());
-      if (activation == reluformer::kDecodingSoftmax) {
-        weights = at::softmax(weights, -1);
-      } else {
-        weights.relu_();
-        if (activation == reluformer::kDecodingRelu2) {
-          weights.mul_(weights);
-        }
-        const float factor = row_scales.const_data_ptr<float>()[length] * layer.self_factors.const_data_ptr<float>()[head];
-        weights.mul_(factor);
-      }
-      output.narrow(1, head * dims, dims).copy_(at::matmul(weights, part(2)));
-    }
-  }
-
-  template <typename Fill>
-  Tensor attend(int64_t rows, int64_t heads, int64_t features, int64_t longest, const Tensor& factors, Fill fill) const {
-    const Tensor output = at::empty({rows, features}, at::kFloat);
     auto* to = output.mutable_data_ptr<float>();
-    const int64_t dims = features / heads;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(dims));
-    const auto* row_scale = row_scales.numel() ? row_scales.const_data_ptr<float>() : nullptr;
-    const auto* head_factors = factors.const_data_ptr<float>();
-    for_each(rows * heads, 2 * longest * dims, [&](int64_t begin, int64_t end) {
-      std::vector<float> room(longest);
+    for_each(static_cast<int64_t>(lengths.size()) * encoder_heads, 2 * longest * longest * dims, [&](int64_t begin, int64_t end) {
+      std::vector<float> packed(PackedHead{longest, dims}.size()), room(kQueries * longest);
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = i / heads, head = i % heads;
-        reluformer::Cached call{};
-        call.dims = dims;
-        call.scale = scale;
-        fill(row, head, call);
-        if (!call.length) {
-          continue;
+        const int64_t source = i / encoder_heads, head = i % encoder_heads;
+        const PackedHead keys_and_values{lengths[source], dims};
+        const float* queries = from + offsets[source] * stride + head * dims;
+        keys_and_values.fill(queries + features, queries + 2 * features, stride, packed.data());
+        const Weighing how = weighing(layer.self_factors, head, dims, lengths[source]);
+        for (int64_t first = 0; first < lengths[source]; first += kQueries) {
+          keys_and_values.attend(packed.data(), queries + first * stride, stride, std::min(kQueries, lengths[source] - first), how, room.data(),
+                                 to + (offsets[source] + first) * features + head * dims, features);
         }
-        call.row_scale = row_scale ? row_scale[call.length] * head_factors[head] : 0.0f;
-        kernels().attend(call, activation, room.data(), to + row * features + head * dims);
       }
     });
     return output;
+  }
+
+  // keys: that a query of the head sees
+  Weighing weighing(const Tensor& factors, int64_t head, int64_t dims, int64_t keys) const {
+    const float row_scale = row_scales.numel() ? row_scales.const_data_ptr<float>()[keys] * factors.const_data_ptr<float>()[head] : 0.0f;
+    return {activation, 1.0f / std::sqrt(static_cast<float>(dims)), row_scale};
   }
 };
 
@@ -431,7 +474,7 @@ std::tuple<Tensor, Tensor> continuations(const Tensor& logits, const Tensor& sco
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(reluformer_cpu, library) {
-  library.class_<State>("TranslationState").def(torch::init<std::vector<Tensor>, const std::vector<int64_t>&, int64_t, int64_t>());
+  library.class_<State>("TranslationState").def(torch::init<std::vector<Tensor>, const std::vector<int64_t>&, int64_t, int64_t, int64_t>());
   library.class_<Model>("TranslationModel")
       .def(torch::init<const std::vector<Tensor>&, int64_t, int64_t, int64_t, int64_t, double>())
       .def("encode", &Model::encode)

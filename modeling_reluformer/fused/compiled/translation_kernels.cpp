@@ -56,32 +56,145 @@ inline void exponentials(float* row, int64_t width, float shift) {
   }
 }
 
-void attend(const Cached& call, int64_t activation, float* room, float* output) {
-  auto place = [&](int64_t t) {
-    return t * call.position + (call.places ? call.places[t * call.places_stride] * call.row : 0);
-  };
-  for (int64_t t = 0; t < call.length; ++t) {
-    room[t] = dot(call.query, call.keys + place(t), call.dims) * call.scale;
+void weigh(float* scores, int64_t width, const Weighing& weighing) {
+  for (int64_t t = 0; t < width; ++t) {
+    scores[t] *= weighing.scale;
   }
-  float factor = call.row_scale;
-  if (activation == kDecodingSoftmax) {
-    exponentials(room, call.length, *std::max_element(room, room + call.length));
+  float factor = weighing.row_scale;
+  if (weighing.activation == kDecodingSoftmax) {
+    exponentials(scores, width, *std::max_element(scores, scores + width));
     float sum = 0.0f;
-    for (int64_t t = 0; t < call.length; ++t) {
-      sum += room[t];
+    for (int64_t t = 0; t < width; ++t) {
+      sum += scores[t];
     }
     factor = 1.0f / sum;
+  } else {
+    for (int64_t t = 0; t < width; ++t) {
+      scores[t] = scores[t] <= 0.0f ? 0.0f : scores[t];  // a NaN stays one
+    }
   }
+  for (int64_t t = 0; t < width; ++t) {
+    scores[t] *= weighing.activation == kDecodingRelu2 ? scores[t] * factor : factor;
+  }
+}
+
+void attend(const Cached& call, const Weighing& weighing, float* room, float* output) {
+  auto place = [&](int64_t t) {
+    return t * call.position + call.places[t * call.places_stride] * call.row;
+  };
+  for (int64_t t = 0; t < call.length; ++t) {
+    room[t] = dot(call.query, call.keys + place(t), call.dims);
+  }
+  weigh(room, call.length, weighing);
   std::fill_n(output, call.dims, 0.0f);
   for (int64_t t = 0; t < call.length; ++t) {
-    float weight = room[t];
-    if (activation != kDecodingSoftmax) {
-      if (weight <= 0.0f) {
-        continue;
-      }
-      weight = activation == kDecodingRelu2 ? weight * weight : weight;
+    if (room[t] != 0.0f) {
+      add(room[t], call.values + place(t), call.dims, output);
     }
-    add(weight * factor, call.values + place(t), call.dims, output);
+  }
+}
+
+constexpr int64_t kNearRows = 64;  // of many outputs each: more lie on more pages of memory than a processor knows the places of
+
+// A register of `kPart` outputs. Every sum is one chain of fused multiply-adds in the order of the inputs: the same with every instruction
+// set, number of rows and thread.
+#if defined(__AVX512F__)
+typedef __m512 Part;
+constexpr int kPart = 16, kFloatRows = 8, kNearBlocks = 2;
+
+inline Part fused(float a, Part b, Part c) {
+  return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c);
+}
+#elif defined(__FMA__)
+typedef __m256 Part;
+constexpr int kPart = 8, kFloatRows = 6, kNearBlocks = 1;
+
+inline Part fused(float a, Part b, Part c) {
+  return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c);
+}
+#else
+typedef Floats Part;
+constexpr int kPart = 16, kFloatRows = 1, kNearBlocks = 1;
+
+inline Part fused(float a, Part b, Part c) {
+  for (int lane = 0; lane < kPart; ++lane) {
+    c[lane] = std::fma(a, b[lane], c[lane]);
+  }
+  return c;
+}
+#endif
+
+// Writes the sums of a block, of whose outputs `count` exist.
+inline void add_biases(const float* sums, const float* biases, int64_t count, float* to) {
+  if (count >= kOutputs) {
+    store(to, biases ? load(sums) + load(biases) : load(sums));
+    return;
+  }
+  for (int64_t n = 0; n < count; ++n) {
+    to[n] = biases ? sums[n] + biases[n] : sums[n];
+  }
+}
+
+// R rows and B neighbouring blocks of sixteen outputs
+template <int R, int B>
+void multiply_float_rows(const PackedFloats& matrix, const float* from, int64_t stride, int64_t block, float* to, int64_t to_stride) {
+  constexpr int kParts = B * kOutputs / kPart;
+  const int64_t of_block = kOutputs * matrix.inputs;
+  const float* weights = matrix.weights + block * of_block;
+  Part total[R][kParts] = {};
+  for (int64_t i = 0; i < matrix.inputs; ++i) {
+#pragma GCC unroll 8
+    for (int part = 0; part < kParts; ++part) {
+      Part values;
+      std::memcpy(&values, weights + part * kPart / kOutputs * of_block + part * kPart % kOutputs + i * kOutputs, sizeof values);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        total[r][part] = fused(from[r * stride + i], values, total[r][part]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    float sums[B * kOutputs];
+    std::memcpy(sums, total[r], sizeof sums);
+    for (int b = 0; b < B; ++b) {
+      const int64_t first = (block + b) * kOutputs;
+      add_biases(sums + b * kOutputs, matrix.biases ? matrix.biases + first : nullptr, matrix.outputs - first, to + r * to_stride + first);
+    }
+  }
+}
+
+template <int R, int B>
+void multiply_float_blocks(const PackedFloats& matrix, const float* from, int64_t stride, int64_t count, int64_t block, float* to,
+                           int64_t to_stride) {
+  int64_t row = 0;
+  for (; row + R <= count; row += R) {
+    multiply_float_rows<R, B>(matrix, from + row * stride, stride, block, to + row * to_stride, to_stride);
+  }
+  if constexpr (R > 1) {
+    if (row < count) {
+      multiply_float_blocks<R - 1, B>(matrix, from + row * stride, stride, count - row, block, to + row * to_stride, to_stride);
+    }
+  }
+}
+
+void multiply_floats(const PackedFloats& matrix, const float* from, int64_t stride, int64_t count, int64_t begin, int64_t end, float* to,
+                     int64_t to_stride) {
+  if (count > kNearRows) {
+    multiply_floats(matrix, from, stride, kNearRows, begin, end, to, to_stride);
+    multiply_floats(matrix, from + kNearRows * stride, stride, count - kNearRows, begin, end, to + kNearRows * to_stride, to_stride);
+    return;
+  }
+  int64_t block = begin;
+  // as many sums as a processor has under way, since each waits for the one before it
+  for (; count <= 2 && block + 4 <= end; block += 4) {
+    multiply_float_blocks<2, 4>(matrix, from, stride, count, block, to, to_stride);
+  }
+  for (; block + kNearBlocks <= end; block += kNearBlocks) {
+    multiply_float_blocks<kFloatRows, kNearBlocks>(matrix, from, stride, count, block, to, to_stride);
+  }
+  for (; block < end; ++block) {
+    multiply_float_blocks<kFloatRows, 1>(matrix, from, stride, count, block, to, to_stride);
   }
 }
 
@@ -404,13 +517,13 @@ void largest(const float* row, int64_t width, int64_t count, float* numbers, int
 
 namespace RELUFORMER_ISA {
 extern const TranslationKernels translation_kernels;
-const TranslationKernels translation_kernels{attend, quantize, multiply, add_and_norm, log_sum, largest};
+const TranslationKernels translation_kernels{attend, weigh, multiply_floats, quantize, multiply, add_and_norm, log_sum, largest};
 }  // namespace RELUFORMER_ISA
 
 #if defined(__AVX512VNNI__)
 const TranslationKernels* avx512::amx_translation_kernels() {
 #ifdef RELUFORMER_AMX
-  static const TranslationKernels kernels{attend, quantize, multiply_by_amx, add_and_norm, log_sum, largest};
+  static const TranslationKernels kernels{attend, weigh, multiply_floats, quantize, multiply_by_amx, add_and_norm, log_sum, largest};
   static const bool has_amx = may_use_amx();
   return has_amx ? &kernels : nullptr;
 #else

@@ -12,16 +12,26 @@ constexpr int64_t kDepth = 64;                 // inputs of a tile of AMX: the n
 
 enum DecodingActivation : int64_t { kDecodingRelu, kDecodingRelu2, kDecodingSoftmax };
 
-// One query each of some rows: a row sees `length` keys, the one of position t at keys + t · position + place_t · row. place_t is
-// places[t · places_stride] where there are places, else 0.
+// How scores become the weights of a row: activation(scale · score) · row_scale; a softmax does not read row_scale.
+struct Weighing {
+  int64_t activation;
+  float scale, row_scale;
+};
+
+// A query that sees `length` keys: that of position t is at keys + t · position + places[t · places_stride] · row.
 struct Cached {
   const float *query, *keys, *values;  // of the row's head
   int64_t length, position, row;
   const int32_t* places;
   int64_t places_stride;
-  int64_t dims;       // of a head
-  float scale;        // of the scores
-  float row_scale;    // of the weights; not read for a softmax
+  int64_t dims;  // of a head
+};
+
+// A matrix of floats, packed so that one vector holds one input each of sixteen outputs: (outputs / 16, inputs, 16), with zeros behind
+// the outputs.
+struct PackedFloats {
+  const float *weights, *biases;  // biases: (outputs,), or null
+  int64_t inputs, outputs;
 };
 
 // A matrix of int8 weights, packed so that one vector holds four inputs each of sixteen outputs: (outputs / 16, inputs / 4, 16, 4),
@@ -35,7 +45,12 @@ struct PackedBytes {
 
 struct TranslationKernels {
   // One row's head: output (dims,). room: (length,)
-  void (*attend)(const Cached& call, int64_t activation, float* room, float* output);
+  void (*attend)(const Cached& call, const Weighing& weighing, float* room, float* output);
+  // Scores of a row → weights, written over them.
+  void (*weigh)(float* scores, int64_t width, const Weighing& weighing);
+  // Outputs of the blocks of sixteen in [begin, end), to (count, to_stride), for rows of (count, stride).
+  void (*multiply_floats)(const PackedFloats& matrix, const float* from, int64_t stride, int64_t count, int64_t begin, int64_t end, float* to,
+                          int64_t to_stride);
   // Rows (count, width) → bytes x / scale + 128 (count, stride) and scales; stride is width rounded up to 64, with bytes of 128 behind.
   void (*quantize)(const float* from, int64_t count, int64_t width, uint8_t* bytes, int64_t stride, float* scales);
   // Outputs of the blocks of sixteen in [begin, end) for all rows: to (count, outputs).
