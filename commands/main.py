@@ -16,9 +16,8 @@ from importlib import import_module
 from reluformer.commands.parsing import Parser
 from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 
-# Those of an interruption are what a shell tells of a process that the signal ended: 128 + SIGINT, 128 + SIGTERM.
-EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_STOPPED = 0, 2, 130, 143
-EXIT_BROKEN_PIPE = 141  # of a program that a closed pipe ends, to a shell
+# What a shell tells of a process that SIGINT, SIGPIPE or SIGTERM ended is 128 + the signal.
+EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_STOPPED = 0, 2, 130, 141, 143
 # Every verb, and what it makes or shows.
 VERBS = {
     "init": "a recipe for your own parallel text",
@@ -39,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        argv: arguments after the program's name; None takes the process' own, and ends the process where a launcher of several
-            has started it (`reluformer.training.run.interruptions.end_worker`).
+        argv: arguments after the program's name; None takes the process' own, and ends a process of several (`end_worker`).
 
     Returns:
         Exit status: 0, 2 for what a person must change (one line on stderr), 130 when interrupted, 141 when whoever reads the

@@ -47,11 +47,7 @@ def run(arguments: list[str]) -> int:
 
 
 def train_and_document(recipe: Recipe, *, overwrite: bool = False) -> Path:
-    """`reluformer.training.train.train`, then training curve, attention map and card; returns the run folder.
-
-    Raises:
-        UserError, TrainingStopped: as `train`.
-    """
+    """`reluformer.training.train.train`, then training curve, attention map and card; returns the run folder."""
     from reluformer.training.train import train
 
     run = train(recipe, overwrite=overwrite)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from tqdm.auto import tqdm
 
@@ -17,22 +16,18 @@ from reluformer.training.data.readers import is_unicode, text_file, text_lines
 from reluformer.training.shipped import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from reluformer.training.translation import Translator
+    pass
 
 
 def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
     parser = Parser(prog="reluformer translate", description="Translates text: arguments, a file, or standard input.")
-    parser.add_argument("text", nargs="*", help="texts to translate")
-    parser.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="NAME_OR_PATH",
-        help="run folder, checkpoint, exported model, id on the Hub, or one that comes with the package, such as "
-        f"tatoeba-en-de; default: {DEFAULT_MODEL}, German to English",
-    )
-    parser.add_argument("--input", metavar="FILE", help="one sentence a line; - is standard input, the default")
-    parser.add_argument("--output", metavar="FILE", help="default: standard output")
+    add, default = parser.add_argument, f"default: {DEFAULT_MODEL}, German to English"
+    kinds = "run folder, checkpoint, exported model, id on the Hub, or one of the package, such as tatoeba-en-de"
+    add("text", nargs="*", help="texts to translate")
+    add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help=f"{kinds}; {default}")
+    add("--input", metavar="FILE", help="one sentence a line; - is standard input, the default")
+    add("--output", metavar="FILE", help="default: standard output")
     add_decoding_options(parser)
     options = parser.parse_args(arguments)
     if options.text and options.input:
@@ -45,21 +40,20 @@ def run(arguments: list[str]) -> int:
 
     names = ("num_beams", "length_penalty", "batch_tokens", "long_sources", "attn_implementation", "device", "compute")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    translator = quick_translator(options.model, **given) or _load_translator(options.model, given)
+    translator = quick_translator(options.model, **given)
+    if translator is None:
+        from reluformer.export.running import load_translator
+
+        translator = load_translator(options.model, **given)
     # The bar goes to stderr; a person who gave a text or two, or sees each line as it is done, has no need of it.
     progress = not options.text and (options.output is not None or not sys.stdout.isatty())
     translations = translator.stream(texts, progress=progress)  # all texts are checked before a file is opened
-    with _output(options.output) as stream:
-        write_lines(translations, stream, len(texts))
+    if options.output is None:
+        write_lines(translations, sys.stdout, len(texts))
+    else:
+        with Path(options.output).open("w", encoding="utf-8", newline="\n") as stream:
+            write_lines(translations, stream, len(texts))
     return 0
-
-
-def _load_translator(path_or_hub_id: str, given: dict[str, Any]) -> Translator:
-    from reluformer.export.running import load_translator
-    from reluformer.modeling_reluformer.registration import register
-
-    register()
-    return load_translator(path_or_hub_id, **given)
 
 
 def read_lines(path: str) -> list[str]:
@@ -98,13 +92,7 @@ def _check_output(name: str, source: str | None) -> None:
 
 
 def write_lines(translations: Iterable[str], stream: TextIO, total: int) -> None:
-    """Each translation as one line as soon as it is there; a line break in it becomes a space, with a note on stderr.
-
-    Args:
-        translations: in order.
-        stream: where to write.
-        total: how many there will be, to say what is written if one of them fails.
-    """
+    """Each of `total` translations as one line as soon as it is there; a line break in it becomes a space, with a note."""
     written = 0
     try:
         for translation in translations:
@@ -123,13 +111,3 @@ def write_lines(translations: Iterable[str], stream: TextIO, total: int) -> None
 
 def _note(text: str) -> None:
     tqdm.write(f"reluformer: note: {text}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _output(path: str | None) -> Iterator[TextIO]:
-    """The file, opened to be written, or standard output for None."""
-    if path is None:
-        yield sys.stdout
-        return
-    with Path(path).open("w", encoding="utf-8", newline="\n") as stream:
-        yield stream

@@ -2,17 +2,11 @@
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: the message names what was given, what was expected and what to do.
-
-    The command line prints it as one line and exits with status 2; from Python it is a `ValueError` like any other.
-    """
+    """A mistake in what the user gave: the message names what was given, what was expected and what to do. Exit status 2."""
 
 
 class TrainingStopped(Exception):
-    """SIGTERM has ended a training in an orderly way, after a checkpoint; the message says where it goes on.
-
-    The command line prints it as one line and exits with status 143.
-    """
+    """SIGTERM has ended a training after a checkpoint; the message says where it goes on. Exit status 143."""
 
 
 def one_line(error: BaseException | str) -> str:

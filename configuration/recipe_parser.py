@@ -70,7 +70,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[\d.]
 
 def _plain_values(text: str | bytes, where: str) -> Any:
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader)
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"

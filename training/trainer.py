@@ -53,10 +53,10 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
     counted. Evaluation: the same means with `eval_`, `eval_loss` among them.
 
     Args:
+        others: as in `Seq2SeqTrainer`; `train_dataset` has columns `input_ids` and `labels` of unpadded lists.
         tokens_per_batch: budget of a batch in tokens with padding.
         translation_scorer: called at every evaluation; its values are logged as `eval_bleu` and so on.
         settings: what checkpoints keep of the recipe, see `run_folder.settings_of`.
-        others: as in `Seq2SeqTrainer`; `train_dataset` has columns `input_ids` and `labels` of unpadded lists.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
     ) -> None:
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
+            each = f"`torchrun --nproc_per_node {self.args.n_gpu} -m reluformer train …`"
             raise UserError(
-                f"one process sees {self.args.n_gpu} GPUs; start one process for each with `torchrun --nproc_per_node "
-                f"{self.args.n_gpu} -m reluformer train …`, or choose one with CUDA_VISIBLE_DEVICES=0"
+                f"one process sees {self.args.n_gpu} GPUs; start {each}, or choose one by CUDA_VISIBLE_DEVICES=0"
             )
         self.args.dataloader_pin_memory &= self.args.device.type != "cpu"  # torch would warn at each evaluation
         self.translation_scorer, self.settings = translation_scorer, settings
@@ -118,9 +118,9 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         """The Trainer's; it refuses to resume with another training set."""
         before = read_run_state(Path(resume_from_checkpoint)) if isinstance(resume_from_checkpoint, str) else {}
         if before.get("data", self.fingerprint) != self.fingerprint:
+            advice = "restore them, or give another name, or --overwrite to train anew"
             raise UserError(
-                f"{resume_from_checkpoint}: was trained with other training data than those that were read now; restore them, "
-                "or give another name, or --overwrite to train anew"
+                f"{resume_from_checkpoint}: was trained with other training data than those read now; {advice}"
             )
         self._began = time.perf_counter() - before.get("seconds", 0.0)
         with self.stop_on_sigterm.listening():
@@ -159,7 +159,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         self.state.save_to_json(str(partial / "trainer_state.json"))
         off_schedule = self.stop_on_sigterm.off_schedule
         run_state = {"settings": self.settings, "data": self.fingerprint, "seconds": self.seconds}
-        publish_checkpoint(partial, checkpoint, {**run_state, "off_schedule": off_schedule})
+        publish_checkpoint(partial, checkpoint, run_state | {"off_schedule": off_schedule})
         if not off_schedule:
             remove_off_schedule(checkpoint)
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint

@@ -1,6 +1,5 @@
 """The package without its extras: the model and its translations, and one line for every other verb."""
 
-import json
 import subprocess
 import sys
 import tomllib
@@ -23,23 +22,6 @@ sys.argv = ["reluformer", *{arguments!r}]
 sys.modules |= dict.fromkeys({names!r})
 from reluformer.commands.main import main
 sys.exit(main())
-"""
-IN_PYTHON = """
-import sys
-sys.modules |= dict.fromkeys({names!r})
-import torch
-from reluformer import relu_attention
-from transformers import AutoModelForSeq2SeqLM
-model = AutoModelForSeq2SeqLM.from_pretrained({folder!r})
-print(tuple(model.generate(torch.ones(1, 3, dtype=torch.long), max_new_tokens=3, min_new_tokens=3).shape), end="|")
-query = torch.randn(1, 2, 3, 4)
-print(tuple(relu_attention(query, query, query, row_scale=torch.ones(1, 1, 3)).shape))
-"""
-EVERY_VERB = """
-import json, sys
-sys.modules |= dict.fromkeys({names!r})
-from reluformer.commands.main import main
-print(json.dumps({{call[0]: main(call) for call in {calls!r}}}))
 """
 
 
@@ -72,50 +54,6 @@ def test_the_light_install_translates(tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("\n") == 1
         assert "Loading weights" not in done.stderr  # a pipe is no place for a bar
-
-
-@pytest.mark.slow
-def test_the_light_install_loads_generates_and_attends(tmp_path):
-    tiny_model().save_pretrained(tmp_path)
-    program = IN_PYTHON.format(names=names_of_the_extras(), folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("|") == ["(1, 4)", "(1, 2, 3, 4)\n"]
-
-
-@pytest.mark.slow
-def test_every_other_verb_works_or_is_refused_in_one_line(tmp_path):
-    """With arguments that are right as far as they are read before the missing package is needed."""
-    tokenizer = demo_tokenizer(50)
-    tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    recipe, folder = str(ROOT / "configuration" / "recipes" / "demo.yaml"), str(tmp_path)
-    calls = {
-        "init": ["--source", "a.de", "--target", "a.en"],
-        "train": ["--config", recipe],
-        "evaluate": ["--run", folder],
-        "analyze": ["--model", folder, "--what", "entropy"],
-        "convert": ["--from", folder, "--to", str(tmp_path / "converted"), "--attention", "softmax"],
-        "card": ["--run", folder],
-        "publish": ["--run", folder, "--repo_id", "someone/model"],
-        "space": ["--model", folder],
-        "export": ["--model", folder, "--output", str(tmp_path / "exported")],
-        "kernel": ["--output", str(tmp_path / "kernel")],
-    }
-    assert {*calls, "translate"} == {*cli.VERBS}
-    program = EVERY_VERB.format(names=names_of_the_extras(), calls=[[verb, *rest] for verb, rest in calls.items()])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    statuses = json.loads(done.stdout.splitlines()[-1])
-    assert statuses.pop("kernel") == 0 and (tmp_path / "kernel" / "README.md").is_file()
-    assert statuses.pop("convert") == 0 and (tmp_path / "converted" / "config.json").is_file()
-    assert set(statuses.values()) == {2}
-    lines = [line for line in done.stderr.splitlines() if line.startswith("reluformer: error: ")]
-    assert len(lines) == len(statuses), done.stderr
-    for verb, line in zip(statuses, lines, strict=True):
-        extra = {"space": "space", "export": "onnx"}.get(verb, "train")
-        assert line.startswith(f"reluformer: error: {verb}: needs the package '")
-        assert f"which is not installed; pip install 'reluformer[{extra}]' brings what the command needs" in line
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,3 @@ def test_a_pipe_that_is_closed_early_ends_the_command_quietly(monkeypatch, capfd
         assert cli.main(["--help"]) == 141
         print("what Python writes when it ends", file=closed_pipe)
     assert capfd.readouterr().err == ""
-
-
-def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
-    def missing(arguments):
-        raise KeyError("a mistake")
-
-    monkeypatch.setattr("reluformer.commands.card.run", missing)
-    with pytest.raises(KeyError):
-        cli.main(["card"])

@@ -3,7 +3,6 @@
 import json
 import re
 
-import datasets
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -127,28 +126,6 @@ def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, monkeypatch):
     ):
         with pytest.raises(UserError, match=named):
             train(parse_recipe(["--config", str(recipe_file), *arguments]))
-
-
-def test_pairs_come_from_files_and_from_datasets_alike(recipe_file, tmp_path):
-    from reluformer.training.data.corpus import has_split, load_split
-
-    pairs = [("ein hund", "a dog"), ("zwei", "two")]
-    for side, language in ((0, "de"), (1, "en")):
-        text = "".join(f"{pair[side]}\n" for pair in pairs)
-        (tmp_path / f"train.{language}").write_text(text, encoding="utf-8")
-    rows = [{"translation": dict(zip(("de", "en"), pair, strict=True))} for pair in pairs]
-    datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(tmp_path / "set")
-    common = ["--config", str(recipe_file), "--data.demo", "null"]
-    files = ["--data.train.source", str(tmp_path / "train.de"), "--data.train.target", str(tmp_path / "train.en")]
-    loaded = [
-        load_split(parse_recipe([*common, *origin]).data, "train")[0].to_list()
-        for origin in (files, ["--data.dataset.path", str(tmp_path / "set")])
-    ]
-    assert loaded[0] == loaded[1] == [{"source": source, "target": target} for source, target in pairs]
-    data = parse_recipe([*common, *files]).data
-    assert not has_split(data, "test")
-    with pytest.raises(UserError, match="splits it has: train"):
-        load_split(data, "test")
 
 
 def test_a_run_shorter_than_logging_steps_ends(recipe_file, capsys):

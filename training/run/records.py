@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,10 @@ def command_line(argv: Sequence[str] | None = None) -> str:
 
 def machine_facts() -> dict[str, Any]:
     """Processor, cores (of the machine, and those this process may use), threads, platform, Python and accelerators."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts: dict[str, Any] = {
         "cpu": _in_file("/proc/cpuinfo", r"^model name\s*: (.+)$") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
-        "usable_cores": usable,
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -69,11 +68,8 @@ def peak_memory(device: torch.device) -> int | None:
 
 def package_versions() -> dict[str, str | None]:
     """Installed version of everything that can change a figure; None where a package is not installed."""
-    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
+    found = {name: [*distributions(name=name)] for name in PACKAGES}
+    return {name: installed[0].version if installed else None for name, installed in found.items()}
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any]:
@@ -93,16 +89,8 @@ def git_state(folder: Path | None = None) -> dict[str, Any]:
 
 
 def run_record(command: str | None, recipe_name: str | None, seed: int | None) -> dict[str, Any]:
-    """What has to stand beside any measured figure.
-
-    Args:
-        command: the command line that was given; None takes `command_line()`. Secrets in it are replaced by ….
-        recipe_name: name of the recipe, None without one.
-        seed: of the run, None where nothing is random.
-
-    Returns:
-        `command`, `recipe`, `seed`, `date` (ISO 8601, UTC), `git_commit`, `git_dirty`, `machine`, `versions`.
-    """
+    """What has to stand beside any measured figure: `command` (default: `command_line()`) without secrets, `recipe`, `seed`,
+    `date` (ISO 8601, UTC), `git_commit`, `git_dirty`, `machine` and `versions`."""
     state = git_state()
     return {
         "command": without_secrets(command_line() if command is None else command),

@@ -35,12 +35,9 @@ def without_secrets(text: str) -> str:
 
 def public_text(text: str) -> str:
     """A text or command without secrets, and without the folders of paths that are absolute or lead out of the current one."""
-    return _PATH.sub(lambda found: _public_path(found[0]), without_secrets(text))
-
-
-def _public_path(path: str) -> str:
-    name = last_part(path)
-    return HIDDEN if name == HIDDEN else f"{HIDDEN}/{name}"
+    return _PATH.sub(
+        lambda found: f"{HIDDEN}/{last_part(found[0])}".replace(f"{HIDDEN}/{HIDDEN}", HIDDEN), without_secrets(text)
+    )
 
 
 def last_part(path: str) -> str:

@@ -42,11 +42,7 @@ _SCHEDULES_OF_ANY_LENGTH = ("constant", "constant_with_warmup", "inverse_sqrt", 
 
 @contextlib.contextmanager
 def only_training_in(folder: Path) -> Iterator[None]:
-    """Holds the lock of a run folder, the file `.<name>.lock` beside it; the system releases it if the process dies.
-
-    Raises:
-        UserError: another training holds it.
-    """
+    """Holds the lock of a run folder, the file `.<name>.lock` beside it; the system releases it if the process dies."""
     place = folder.resolve()
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -60,9 +56,7 @@ def only_training_in(folder: Path) -> Iterator[None]:
 def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | None:
     """The checkpoint to resume at: `training.resume_from_checkpoint`, or the last one in the run folder. None starts anew.
 
-    Args:
-        recipe: the run that is about to begin.
-        overwrite: remove what an earlier run left in the folder.
+    With `overwrite`, what an earlier run left in the folder is removed.
 
     Raises:
         UserError: a finished run, a folder that is not a run's, a checkpoint that does not exist, a recipe that differs from

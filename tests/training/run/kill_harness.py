@@ -59,12 +59,7 @@ training:
 
 
 class Harness:
-    """Starts, kills and compares runs in one folder.
-
-    Args:
-        folder: for the recipe, the runs and their logs.
-        seed: of the moments.
-    """
+    """Starts, kills and compares runs in one folder, at moments that follow from a seed."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.moments = folder, random.Random(seed)
@@ -72,9 +67,8 @@ class Harness:
         self.recipe.write_text(RECIPE, encoding="utf-8")
         self.kills: list[dict[str, Any]] = []
         self.runs_compared = 0
-        self.began = time.perf_counter()
         process = self._start("undisturbed")
-        while not self._log("undisturbed").exists():  # until the libraries are imported, once for all processes
+        while not (folder / "undisturbed.log").exists():  # until the libraries are imported, once for all processes
             time.sleep(0.005)
         started = time.perf_counter()
         self._finish("undisturbed", process)
@@ -91,9 +85,9 @@ class Harness:
                     break
             if not is_finished(self.folder / name):
                 self._finish(name, self._start(name))
-            differences = compare(end_of(self.folder / name), self.expected)
-            if differences:
-                raise AssertionError(f"{name}: differs from the run that was never killed: {', '.join(differences)}")
+            end = end_of(self.folder / name)
+            differences = [key for key in self.expected if not torch.equal(end[key], self.expected[key])]
+            assert end.keys() == self.expected.keys() and not differences, f"{name}: differs in {differences}"
             self.runs_compared += 1
 
     def _are_missing(self, count: int) -> bool:
@@ -109,7 +103,8 @@ class Harness:
         is_first, before = not run_folder.exists(), begun(run_folder)
         process, started = self._start(name), time.perf_counter()
         if writing:
-            wait_for_a_checkpoint_being_written(run_folder, before, process)
+            while process.is_alive() and not begun(run_folder) - before:
+                time.sleep(0.0005)
             time.sleep(self.moments.uniform(0, 0.02))
         else:
             process.join(self.moments.uniform(0.01, self.seconds))
@@ -119,26 +114,24 @@ class Harness:
             if is_first:  # the machine is less busy than it was: later moments would come too late
                 self.seconds = min(self.seconds, time.perf_counter() - started)
             return False
-        if process.exitcode != -9:
-            raise AssertionError(f"{name}: exit status {process.exitcode}: {last_line(self._log(name))}")
+        assert process.exitcode == -9, self._end_of_log(name, process)
         half = sorted(folder.name for folder, _ in begun(run_folder) - before)
         whole = [folder.name for folder in checkpoint_folders(run_folder)] if run_folder.is_dir() else []
-        seconds = round(time.perf_counter() - started, 3)
         places = {"half_written": (half or [None])[-1], "goes_on_at": (whole or [None])[-1]}
-        self.kills.append({"run": name, "seconds": seconds, **places})
+        self.kills.append({"run": name, "seconds": round(time.perf_counter() - started, 3), **places})
         return True
 
     def _start(self, name: str) -> Process:
         arguments = ["train", "--config", str(self.recipe), "--training.output_dir", str(self.folder / name)]
-        return start(arguments, self._log(name))
+        return start(arguments, self.folder / f"{name}.log")
 
     def _finish(self, name: str, process: Process) -> None:
         process.join()
-        if process.exitcode:
-            raise AssertionError(f"{name}: exit status {process.exitcode}: {last_line(self._log(name))}")
+        assert process.exitcode == 0, self._end_of_log(name, process)
 
-    def _log(self, name: str) -> Path:
-        return self.folder / f"{name}.log"
+    def _end_of_log(self, name: str, process: Process) -> str:
+        text = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        return f"{name}: exit status {process.exitcode}: {text[-2000:]}"
 
     def report(self) -> dict[str, Any]:
         """What was done; to be called when every run has ended like the undisturbed one."""
@@ -150,7 +143,6 @@ class Harness:
             "after_the_last_update": sum(kill["goes_on_at"] == f"checkpoint-{UPDATES}" for kill in self.kills),
             "runs_ended_and_compared": self.runs_compared,
             "runs_that_differ": 0,
-            "seconds": round(time.perf_counter() - self.began, 1),
             "seconds_of_the_undisturbed_run": round(self.seconds, 3),
             "each": self.kills,
         }
@@ -158,10 +150,8 @@ class Harness:
 
 def start(arguments: list[str], log: Path) -> Process:
     """Runs the command line in a new process, forked from one that has imported the libraries; `log` takes what it prints."""
-    os.environ |= {
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }  # for the server, which the first process starts
+    # for the server, which the first process starts
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["reluformer.training.train", "reluformer.hub_cards.card"])
     process = context.Process(target=_run, args=(arguments, str(log)), daemon=True)
@@ -180,11 +170,6 @@ def _run(arguments: list[str], log: str) -> None:
         sys.exit(main(arguments))
 
 
-def last_line(log: Path) -> str:
-    """Names the error of a process that failed."""
-    return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-
-
 def begun(run_folder: Path) -> set[tuple[Path, int]]:
     """Checkpoints that are, or were, being written, with the number of the folder on the disk."""
     found = set()
@@ -192,12 +177,6 @@ def begun(run_folder: Path) -> set[tuple[Path, int]]:
         with contextlib.suppress(FileNotFoundError):  # it has got its name while we look
             found.add((folder, folder.stat().st_ino))
     return found
-
-
-def wait_for_a_checkpoint_being_written(run_folder: Path, before: set[tuple[Path, int]], process: Process) -> None:
-    """Returns when one has begun that was not there before, or the process has ended."""
-    while process.is_alive() and not begun(run_folder) - before:
-        time.sleep(0.0005)
 
 
 def end_of(run_folder: Path) -> dict[str, Any]:
@@ -211,14 +190,6 @@ def end_of(run_folder: Path) -> dict[str, Any]:
     losses = [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
     end["losses"] = torch.tensor(losses, dtype=torch.float64)
     return end
-
-
-def compare(end: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Names of what differs in any bit."""
-    different = end.keys() ^ expected.keys()
-    return sorted(
-        different | {name for name in end.keys() & expected.keys() if not torch.equal(end[name], expected[name])}
-    )
 
 
 def main() -> None:
