@@ -43,7 +43,9 @@ def run(arguments: list[str]) -> int:
     translator = quick_translator(options.model, **given)
     if translator is None:
         from reluformer.export.running import load_translator
+        from reluformer.modeling_reluformer.registration import register
 
+        register()
         translator = load_translator(options.model, **given)
     # The bar goes to stderr; a person who gave a text or two, or sees each line as it is done, has no need of it.
     progress = not options.text and (options.output is not None or not sys.stdout.isatty())
