@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import metadata_load, metadata_save
 from sacrebleu.metrics import CHRF
 
 from benchmarks import javascript
@@ -34,6 +35,10 @@ from reluformer.training.scoring.metrics import score_translations
 from reluformer.training.translation import Translator
 
 FIGURES = "figures.json"
+EXAMPLES = {
+    "de": ("Wo ist der Bahnhof?", "Ich habe heute leider keine Zeit.", "Kannst du mir bitte helfen?"),
+    "en": ("Where is the station?", "I'm sorry, I don't have time today.", "Can you help me, please?"),
+}
 _COMPARED, _TIMED, _SHOWN = 500, 200, 10  # sentences
 _SECTION = """## As it comes with the package
 
@@ -185,7 +190,10 @@ def write_card(run: Path, folder: Path, figures: dict[str, Any]) -> None:
     """The run's card, for the folder in a clone, with the section of what was measured of the folder's own files."""
     card = render_card(run, license="cc-by-2.0", repo_id=folder.as_posix())
     before, limits, after = card.partition("## Limits\n")
-    (folder / CARD_FILE).write_text(f"{before}{section(folder, figures)}{limits}{after}", encoding="utf-8")
+    path = folder / CARD_FILE
+    path.write_text(f"{before}{section(folder, figures)}{limits}{after}", encoding="utf-8")
+    language = load_recipe(run / RECIPE_FILE).data.source_language
+    metadata_save(path, metadata_load(path) | {"widget": [{"text": text} for text in EXAMPLES[language]]})
 
 
 def section(folder: Path, figures: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import metadata_load
 from torch.hub import download_url_to_file
 from transformers import PreTrainedConfig
 
@@ -23,7 +24,9 @@ from reluformer.export.exporting import export
 from reluformer.export.running import DECODER_FILE, ENCODER_FILE, load_translator
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
 from reluformer.training.run.records import new_folder
+from reluformer.training.run.run_folder import CARD_FILE
 from reluformer.training.scoring.evaluation import read_translations
+from reluformer.training.shipped import located
 from reluformer.training.translation import LIMIT_OFFSET, LIMIT_STEP
 
 STATIC = Path(__file__).parent / "static"
@@ -82,11 +85,14 @@ def write_page(models: Sequence[str | Path], folder: str | Path, examples: Seque
 
 
 def examples_of(model: str | Path) -> list[str]:
-    """A few short sources that a run has translated for its evaluation; none where the folder holds no such file."""
-    for path in sorted(Path(model).glob("translations.*.tsv")):
+    """A few short sources that a run has translated for its evaluation, else the `widget` of the card; none without either."""
+    folder = Path(located(model))
+    for path in sorted(folder.glob("translations.*.tsv")):
         sources = dict.fromkeys(source for source, _, _ in read_translations(path))
         return [source for source in sources if len(source) <= _LONGEST_EXAMPLE][:EXAMPLES]
-    return []
+    card = folder / CARD_FILE
+    metadata = metadata_load(card) if card.is_file() else None
+    return [each["text"] for each in (metadata or {}).get("widget", [])]
 
 
 def _names(models: Sequence[str | Path]) -> list[str]:

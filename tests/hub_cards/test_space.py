@@ -68,6 +68,11 @@ def test_examples_are_short_sources_that_a_run_has_translated(tmp_path):
     assert space.examples_of(tmp_path / "none") == []
 
 
+def test_examples_are_else_those_of_the_card(tmp_path):
+    (tmp_path / "README.md").write_text("---\nwidget:\n- text: eins\n- text: zwei\n---\n")
+    assert space.examples_of(tmp_path) == ["eins", "zwei"]
+
+
 def test_a_model_of_moses_text_is_refused(without_export, tmp_path):
     without_export.moses = object()
     with pytest.raises(UserError, match="me/a: was trained on text that Moses has tokenised"):
