@@ -23,7 +23,7 @@ from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import time_contenders
 from benchmarks.translation import model_facts
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM, use_sparse_ffn
-from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
+from reluformer.modeling_reluformer.sparse_ffn.forward import sparse_blocks
 
 TORCH, DENSE, SPARSE, BOTH = "torch", "dense", "zeros", "both"
 THREADS = (1, 2)

@@ -50,11 +50,10 @@ def relu_attention(
 
     Args:
         query: (batch, heads, queries, head_dim), any strides. float64, float32, bfloat16 or float16.
-        key, value: (batch, key_heads, keys, head_dim), in the dtype of the query. `heads` is a multiple of `key_heads`;
-            neighbouring query heads share a head of keys (grouped keys). A value that is NaN or infinite reaches every query
-            that sees its key, whatever the weight, and with `causal` earlier ones too.
-        gamma: of the scaling "variance", r_i = 1 / (gamma sqrt(n_i / 2)) with n_i visible keys; sqrt(2 n) is a good start for n
-            tokens. A number above 0, or a tensor () or (heads,), which gets a gradient.
+        key, value: (batch, key_heads, keys, head_dim), in the dtype of the query; neighbouring query heads share a head of keys.
+            A value that is NaN or infinite reaches every query that sees its key, and with `causal` earlier ones too.
+        gamma: of the scaling "variance", r_i = 1 / (gamma sqrt(n_i / 2)) with n_i visible keys; sqrt(2 n) suits n tokens. A
+            number above 0, or a tensor () or (heads,), which gets a gradient.
         scaling, alpha: "variance"; "length", r_i = n_i^-alpha with alpha from 0 to 2, default 1; "none", r_i = 1.
         row_scale: in place of these three, r_i > 0 itself, (batch, 1 or heads, queries). Gets a gradient.
         causal: key j is visible to query i only if j <= i + query_offset. scale: default 1/sqrt(head_dim).

@@ -17,7 +17,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 from transformers.utils import is_torchdynamo_compiling, logging
 
 from ..attention_reluformer import Visibility
-from ..fused.visible_attention import AttentionSettings, attend_visible
+from ..fused.module import AttentionSettings, attend_visible
 from ..loss_reluformer import row_entropy, row_penalty
 from . import ATTENTION_NAME
 from .regularization import collect, collects

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..configuration_reluformer import AttentionConfig
-from ..fused.visible_attention import AttentionSettings
+from ..fused.module import AttentionSettings
 from . import ATTENTION_NAME
 from .regularization import watch
 

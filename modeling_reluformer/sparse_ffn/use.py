@@ -10,8 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..fused.compiled.library import library
-from .blocks import Block, sparse_blocks
-from .forward import DTYPES, SparseFeedForward, SparseProjection
+from .forward import DTYPES, Block, SparseFeedForward, SparseProjection, sparse_blocks
 
 # A forward that computes something else is off by about its whole output.
 _TOLERANCE = 0.05

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from reluformer.modeling_reluformer.fused import visible_attention
+from reluformer.modeling_reluformer.fused import module as fused_module
 from reluformer.modeling_reluformer.other_models.attention import VisibilityMask
 
 from .foreign_cases import build, oracle, padding, real, tokens
@@ -44,7 +44,7 @@ def compact(monkeypatch):
     def refuse(*arguments, **keywords):
         raise AssertionError("a queries × keys tensor was asked for")
 
-    monkeypatch.setattr(visible_attention, "reference_attention", refuse)
+    monkeypatch.setattr(fused_module, "reference_attention", refuse)
     monkeypatch.setattr(VisibilityMask, "dense", refuse)
 
 

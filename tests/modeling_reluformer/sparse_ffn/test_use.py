@@ -17,7 +17,7 @@ from reluformer import (
 )
 from reluformer.modeling_reluformer.fused.compiled.library import library, python_loop
 from reluformer.modeling_reluformer.sparse_ffn import forward
-from reluformer.modeling_reluformer.sparse_ffn.blocks import sparse_blocks
+from reluformer.modeling_reluformer.sparse_ffn.forward import sparse_blocks
 
 from ...conftest import TINY, random_tokens, tiny_model
 from ..cases import decoder_model, vision_config
