@@ -69,8 +69,7 @@ def analyze(options: AnalysisOptions) -> Analysed:
     if lacking and not takes_all:
         raise UserError("--what: " + "; ".join(f"{name} needs {needs}" for name, needs in lacking.items()))
     config = {name: value for name, value in subject.model.config.to_dict().items() if name.startswith("attention_")}
-    model = {"name": options.model, "config": config}
-    facts = {"model": model, "device": str(subject.model.device), **subject.facts}
+    facts = {"model": {"name": options.model, "config": config}, "device": str(subject.model.device), **subject.facts}
     done = Analysed(notes=list(subject.notes))
     for name in (name for name in names if name not in lacking):
         module, function = ANALYSES[name][0].split(".")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -94,9 +94,9 @@ def visible_keys(module: str, batch: Batch, weights: Tensor) -> tuple[Tensor, Te
     weights: (batch, heads, queries, keys).
     """
     size, _, queries, keys = weights.shape
-    sides = ("encoder" if module == ENCODER_SELF else "decoder", "decoder" if module == DECODER_SELF else "encoder")
     all_real = [torch.ones(size, length, dtype=torch.bool, device=weights.device) for length in (queries, keys)]
-    rows, columns = (batch.real.get(side, real) for side, real in zip(sides, all_real, strict=True))
+    rows = batch.real.get("encoder" if module == ENCODER_SELF else "decoder", all_real[0])
+    columns = batch.real.get("decoder" if module == DECODER_SELF else "encoder", all_real[1])
     visible = columns.unsqueeze(1).expand(size, queries, keys)
     return rows, (visible.tril() if module == DECODER_SELF else visible)[rows]
 
@@ -118,11 +118,12 @@ def block_rows(model: PreTrainedModel, batches: Iterable[Batch]) -> Iterator[Blo
 def recorded(blocks: Iterable[FeedForward], batch: Batch) -> Iterator[list[BlockRows]]:
     """A list that gets what these blocks compute, in order, while a model is run on the batch."""
     rows: list[BlockRows] = []
-    with ExitStack() as hooks:
-        for block in blocks:
-            for handle in _record(block, batch, rows):
-                hooks.callback(handle.remove)
+    handles = [handle for block in blocks for handle in _record(block, batch, rows)]
+    try:
         yield rows
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _record(block: FeedForward, batch: Batch, rows: list[BlockRows]) -> list[RemovableHandle]:

@@ -122,9 +122,8 @@ def draw_bars(rows: Rows, columns: dict[str, tuple[str, str]], label: str, path:
             left = [row["layer"] + (place - (len(columns) - 1) / 2) * width for row in layers]
             axes.bar(left, [row[name] for row in layers], width * 0.95, color=color)
     grid[0, 0].set_ylabel(label, fontsize=9)
-    if len(columns) > 1:
-        handles = [Patch(color=color, label=series) for series, color in columns.values()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
+    handles = [Patch(color=color, label=series) for series, color in columns.values()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     return save(figure, path, title)
 
 

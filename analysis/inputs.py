@@ -174,10 +174,8 @@ def _read_lines(options: AnalysisOptions) -> tuple[datasets.Dataset, int | None,
         lines, report = read_parallel_files(options.text, target, name="text", documents=options.documents)
         return lines if options.target_text else lines.remove_columns("target"), options.max_length, report
     recipe = Path(options.model) / RECIPE_FILE
-    if not recipe.is_file():
-        return None
-    data = load_recipe(recipe).data
-    if not has_split(data, "test"):
+    data = load_recipe(recipe).data if recipe.is_file() else None
+    if data is None or not has_split(data, "test"):
         return None
     lines, report = load_split(data, "test")
     if data.packing is None:
@@ -253,8 +251,8 @@ def _read_pictures(options: AnalysisOptions) -> Subject:
 def _picture_batches(files: list[Path], name: str, model: PreTrainedModel) -> Iterator[Batch]:
     """All pictures in order, with as many channels as the model takes; a processor wants that of a grey one as a dimension."""
     processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
-    grey, starts = getattr(model.config, "num_channels", 3) == 1, range(0, len(files), BATCH_PICTURES)
-    for start in tqdm(starts, desc="analysing", unit="batch", leave=False, disable=None):
+    grey = getattr(model.config, "num_channels", 3) == 1
+    for start in tqdm(range(0, len(files), BATCH_PICTURES), desc="analysing", unit="batch", leave=False, disable=None):
         images = map(Image.open, files[start : start + BATCH_PICTURES])
         loaded = [np.array(each.convert("L"))[..., None] if grey else each.convert("RGB") for each in images]
         pixels = processor(images=loaded, return_tensors="pt")["pixel_values"]

@@ -27,8 +27,7 @@ def likelihood(subject: Subject) -> Measured:
     """Plain likelihood and accuracy of the given text by position."""
     outputs = ((batch.labels, forward(subject.model, batch).logits) for batch in subject.batches())
     table = likelihood_table(outputs)
-    color = color_of_model(subject.model.config)
-    draw = partial(draw_positions, table, _PANELS, color, "position of the predicted token")
+    draw = partial(draw_positions, table, _PANELS, color_of_model(subject.model.config), "position of the token")
     return Measured(table, in_words(table, "nll", "accuracy", "tokens"), draw)
 
 

@@ -23,7 +23,7 @@ from reluformer.configuration.errors import UserError
 def anisotropy(subject: Subject) -> Measured:
     """Mean pairwise cosine of the value slots of every layer (Eq. 4, Figure 3)."""
     table = anisotropy_table(subject.model)
-    draw = partial(draw_bars, table, {"anisotropy": ("", TEAL)}, "anisotropy (mean cosine of value slots)")
+    draw = partial(draw_bars, table, {"anisotropy": ("mean cosine of value slots", TEAL)}, "anisotropy")
     return Measured(table, in_words(table, "anisotropy"), draw)
 
 
@@ -125,7 +125,7 @@ def variance_ratio(subject: Subject) -> Measured:
             f"input; it reads {' and '.join(_POST_NORM)} models"
         )
     table = ratio_table(block_rows(subject.model, subject.batches()))
-    draw = partial(draw_bars, table, {"variance_ratio": ("", TEAL)}, "Var(FFN out) / Var(residual)")
+    draw = partial(draw_bars, table, {"variance_ratio": ("Var(FFN out) / Var(residual)", TEAL)}, "ratio")
     return Measured(table, in_words(table, "variance_ratio"), draw)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks.studies.pictures import image_processor
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
 from reluformer.analysis import inputs
-from reluformer.analysis.analyses import ANALYSES, NEEDS
+from reluformer.analysis.analyses import ANALYSES, INPUT, NEEDS, TEXT
 from reluformer.analysis.inputs import pair_batches
 from reluformer.commands import main as cli
 from reluformer.training.translation import Translator
@@ -87,10 +87,9 @@ def result(folder, what):
     return json.loads((folder / f"{what}.json").read_text(encoding="utf-8"))
 
 
-def taken_of(last):
-    """The analyses that need no more than the one of `NEEDS` in which these words stand."""
-    most = next(place for place, needs in enumerate(NEEDS) if last in needs)
-    return {name for name, (_, needs) in ANALYSES.items() if NEEDS.index(needs) <= most}
+def taken_with(last):
+    """The analyses that need no more than this one of `NEEDS`."""
+    return {name for name, (_, needs) in ANALYSES.items() if NEEDS.index(needs) <= NEEDS.index(last)}
 
 
 def test_every_analysis_writes_its_files(capsys, folder, files, pairs, tmp_path):
@@ -165,8 +164,11 @@ def test_all_of_a_decoder_alone(undrawn, kind, capsys, folder, files, tmp_path):
     options = ["--model", folder(kind), "--text", files / "text", "--context", 10, "--output", tmp_path]
     status, _, err = run(capsys, "--what", "all", *options)
     assert status == 0, err
-    names = taken_of("model of language")
-    assert {path.stem for path in tmp_path.glob("*.json")} == {path.stem for path in tmp_path.glob("*.png")} == names
+    assert (
+        {path.stem for path in tmp_path.glob("*.json")}
+        == {path.stem for path in tmp_path.glob("*.png")}
+        == taken_with(TEXT)
+    )
     read = result(tmp_path, "entropy")["text"]
     # every context but the first begins with the last token of the one before
     assert read["contexts"] == -(-read["tokens"] // 9) and read["context"] == 10
@@ -181,7 +183,7 @@ def test_all_of_a_classifier_of_pictures(undrawn, classifier, capsys, tmp_path):
     options = ["--model", classifier / "model", "--images", classifier / "test", "--output", tmp_path]
     status, _, err = run(capsys, "--what", "all", *options)
     assert status == 0, err
-    assert {path.stem for path in tmp_path.glob("*.json")} == taken_of("text, or pictures")
+    assert {path.stem for path in tmp_path.glob("*.json")} == taken_with(INPUT)
     found = result(tmp_path, "ffn-sparsity")
     assert found["pictures"]["pictures"] == 2 and found["table"][0]["tokens"] == 2 * 4
     assert 0 < result(tmp_path, "entropy")["table"][0]["zero_fraction"] < 1

@@ -39,13 +39,9 @@ def test_groups_of_positions_by_hand():
     for name, (first, last) in spans.items():
         wanted, seen = ids[:, first + 1 : last + 1], logits[:, first:last].double()
         p = seen.softmax(dim=-1)
-        expected = {
-            "tokens": wanted.numel(),
-            "nll": -p.gather(2, wanted.unsqueeze(2)).log().mean().item(),
-            "accuracy": (p.argmax(dim=-1) == wanted).double().mean().item(),
-        }
-        for column, value in expected.items():
-            assert table[name][column] == pytest.approx(value, rel=1e-5), (name, column)
+        assert table[name]["tokens"] == wanted.numel()
+        assert table[name]["nll"] == pytest.approx(-p.gather(2, wanted.unsqueeze(2)).log().mean().item(), rel=1e-5)
+        assert table[name]["accuracy"] == pytest.approx((p.argmax(dim=-1) == wanted).double().mean().item())
 
 
 @pytest.mark.parametrize(("label", "value"), [(-100, "nan"), (1, "inf")])

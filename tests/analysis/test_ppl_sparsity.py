@@ -32,17 +32,14 @@ def activations(name):
     return held[f"{name}.activations"], held[f"{name}.value_slots"]
 
 
-def step_of(truncation):
-    return float(truncation.candidates[1] - truncation.candidates[0])
-
-
 @pytest.mark.parametrize("name", AUTHORS)
 def test_thresholds_are_those_of_the_authors_code(name):
     truncation = TailTruncation(*activations(name))
+    step = float(truncation.candidates[1] - truncation.candidates[0])
     assert float(truncation.candidates[-1]) == pytest.approx(LARGEST[name], rel=1e-6)
     for cett, threshold in AUTHORS[name].items():
         # the sums of another machine may turn one comparison with a candidate
-        assert truncation.threshold(float(cett)) == pytest.approx(threshold, abs=1.5 * step_of(truncation))
+        assert truncation.threshold(float(cett)) == pytest.approx(threshold, abs=1.5 * step)
 
 
 def test_where_no_candidate_is_small_enough_nothing_is_dropped():
