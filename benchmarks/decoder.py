@@ -27,12 +27,8 @@ from reluformer.training.foreign_models import convert_model
 RELU, UNREGULARIZED, SOFTMAX = "ReLU", "ReLU, λ = 0", "softmax"
 GPT2, LLAMA = GPT2LMHeadModel.__name__, LlamaForCausalLM.__name__
 COMPARED = {RELU: (UNREGULARIZED, SOFTMAX, GPT2, LLAMA), SOFTMAX: (GPT2, LLAMA)}
-TASKS, LIBRARIES, DTYPES, CONTEXTS = (
-    ("training", "prefill", "generation"),
-    (GPT2, LLAMA),
-    ("float32", "bfloat16"),
-    (128, 1024, 4096),
-)
+TASKS, LIBRARIES = ("training", "prefill", "generation"), (GPT2, LLAMA)
+DTYPES, CONTEXTS = ("float32", "bfloat16"), (128, 1024, 4096)
 SHAPE = {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "vocab_size": 4000}
 QUICK_SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 60}
 BATCH_TOKENS, NEW_TOKENS, SECONDS = 4096, 32, 8.0
@@ -55,10 +51,8 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
     ids = torch.randint(3, shape["vocab_size"], (rows, cell["context"]))
     tokens = ids.numel()
     if training:
-        steps = {
-            name: training_step(model, {"input_ids": ids, "labels": ids}, cell["dtype"])
-            for name, model in models.items()
-        }
+        batch = {"input_ids": ids, "labels": ids}
+        steps = {name: training_step(model, batch, cell["dtype"]) for name, model in models.items()}
     elif cell["task"] == "prefill":
         inputs = {"input_ids": ids, "use_cache": True, "logits_to_keep": 1}
         steps = {name: inference_step(model, inputs, "float32") for name, model in models.items()}
@@ -77,14 +71,13 @@ def build(library: str, sizes: dict[str, int], training: bool, dtype: torch.dtyp
     """
     theirs = library_model(library, sizes).to(torch.float32 if training else dtype)
     relu = {"attention_activation": "relu", "attention_gamma": math.sqrt(2 * sizes["max_position_embeddings"])}
-    changes: dict[str, dict[str, Any]] = {RELU: relu, SOFTMAX: {}}
+    changes: dict[str, dict[str, Any]] = {RELU: relu}
     if training:
-        changes = {RELU: relu, UNREGULARIZED: {**relu, "regularization_weight": 0.0}, SOFTMAX: {}}
-    # copies: what is converted may share memory, and each contender is trained by itself
-    models = {
-        name: convert_model(copy.deepcopy(theirs), {**fields, "skip_logits": True})[0]
-        for name, fields in changes.items()
-    }
+        changes[UNREGULARIZED] = {**relu, "regularization_weight": 0.0}
+    models = {}
+    for name, fields in (*changes.items(), (SOFTMAX, {})):
+        # copies: what is converted may share memory, and each contender is trained by itself
+        models[name], *_ = convert_model(copy.deepcopy(theirs), {**fields, "skip_logits": True})
     return {name: model.train(training) for name, model in {**models, library: theirs}.items()}
 
 

@@ -28,9 +28,7 @@ WARM_UP_AGAIN_BELOW = 0.3  # seconds; a longer call is not repeated before it is
 class Timing:
     """What was measured in one cell.
 
-    seconds: of one call, by contender and number of the round.
-    repetitions: calls in each round, by contender.
-    left_out: why a contender was not timed.
+    seconds: of one call, by contender and number of the round. repetitions: calls in a round. left_out: why one was not timed.
     """
 
     seconds: dict[str, dict[int, float]]
@@ -59,16 +57,13 @@ class Timing:
         """
         times = {name: self.summary(name) for name in self.seconds}
         speeds = {name: 1e3 * amount / values["median_ms"] for name, values in times.items()}
-        return {
-            **({"unit": unit, "speeds": speeds} if unit else {}),
-            "times": times,
-            "speedups": {
-                name: {rival: self.speedup(name, rival) for rival in rivals if rival in times}
-                for name, rivals in compared.items()
-                if name in times
-            },
-            "left_out": self.left_out,
+        speedups = {
+            name: {rival: self.speedup(name, rival) for rival in rivals if rival in times}
+            for name, rivals in compared.items()
+            if name in times
         }
+        facts = {"unit": unit, "speeds": speeds} if unit else {}
+        return {**facts, "times": times, "speedups": speedups, "left_out": self.left_out}
 
 
 def time_contenders(
@@ -93,11 +88,8 @@ def time_contenders(
         round_seconds: how long one contender's calls in one round last, at least about.
     """
     calls = {name: _one_call(step, synchronize) for name, step in contenders.items()}
-    left_out = {
-        name: f"a call took {seconds:.1f} s, the limit is {slowest:g} s"
-        for name, seconds in calls.items()
-        if seconds > slowest and name not in always
-    }
+    too_slow = [name for name, seconds in calls.items() if seconds > slowest and name not in always]
+    left_out = {name: f"a call took {calls[name]:.1f} s, the limit is {slowest:g} s" for name in too_slow}
     steps = {name: step for name, step in contenders.items() if name not in left_out}
     repetitions = {name: max(1, math.ceil(round_seconds / calls[name])) for name in steps}
     share = budget / max(1, len(steps))
@@ -139,13 +131,12 @@ def _alternate(
 
 
 def _time(step: Step, repetitions: int, synchronize: Step | None) -> float:
-    if synchronize is not None:
-        synchronize()
+    wait = synchronize or (lambda: None)
+    wait()
     start = time.perf_counter()
     for _ in range(repetitions):
         step()
-    if synchronize is not None:
-        synchronize()
+    wait()
     return (time.perf_counter() - start) / repetitions
 
 

@@ -25,13 +25,8 @@ COMPARED = {RELU: (SOFTMAX, VIT), SOFTMAX: (VIT,)}
 TASKS, DTYPES, THREADS = ("training", "inference"), ("float32", "bfloat16"), (1, 2)
 PATCHES = {49: 4, 196: 2, 784: 1}  # in a picture of 28 × 28 pixels → their size
 BATCH_TOKENS, SECONDS = 128 * 49, 6.0
-SHAPE = {
-    "hidden_size": 96,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 3,
-    "intermediate_size": 384,
-    "hidden_act": "gelu",
-}
+SHAPE = {"hidden_size": 96, "num_hidden_layers": 6, "num_attention_heads": 3, "intermediate_size": 384}
+SHAPE |= {"hidden_act": "gelu"}
 SHAPE |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SHAPE |= {"image_size": 28, "num_channels": 3, "num_labels": 10}
 QUICK_SHAPE = {**SHAPE, "hidden_size": 12, "num_hidden_layers": 1, "intermediate_size": 12}

@@ -27,14 +27,9 @@ STUDIES_FOLDER = Path(__file__).parent / "catalogue"
 ROWS_FILE = "rows.yaml"
 BASES = "bases"
 # What a row's figures do not depend on, or what its seed says.
-_NOT_IN_THE_KEY = (
-    ("name",),
-    ("description",),
-    ("model", "attn_implementation"),  # the same function, to rounding
-    ("data", "homepage"),  # for the message that the corpus is missing
-    ("training", "output_dir"),
-    ("training", "seed"),
-)
+_NOT_IN_THE_KEY = (("name",), ("description",), ("training", "output_dir"), ("training", "seed"))
+_NOT_IN_THE_KEY += (("model", "attn_implementation"),)  # the same function, to rounding
+_NOT_IN_THE_KEY += (("data", "homepage"),)  # for the message that the corpus is missing
 
 
 @dataclass(frozen=True)
@@ -59,11 +54,7 @@ def study_names(folder: Path = STUDIES_FOLDER) -> list[str]:
 
 
 def load_study(name: str, folder: Path = STUDIES_FOLDER) -> Study:
-    """The study of a name.
-
-    Raises:
-        UserError: no such study, or a file that does not say what a study says.
-    """
+    """Raises a `UserError` where there is no such study, or its file does not say what a study says."""
     if name not in study_names(folder):
         raise UserError(f"--study: no study {name!r}; choose one of {', '.join(study_names(folder))}")
     path = folder / f"{name}.yaml"
@@ -94,7 +85,7 @@ def load_rows(size: str, folder: Path = STUDIES_FOLDER) -> Catalogue:
     """All rows at a size. Where several have one key, all of them are the first one, with the analyses of all.
 
     Raises:
-        UserError: a file that does not say what rows say; one line.
+        UserError: the file does not say what rows say.
     """
     path = folder / ROWS_FILE
     rows: dict[str, Row] = {}

@@ -48,13 +48,8 @@ def tasks_by_study(
 ) -> dict[str, list[Task]]:
     """The tasks of each study, all rows with the first seed before any with the second; each row once.
 
-    Args:
-        studies: whose rows they are.
-        catalogue: the rows at the size.
-        places: of runs and results.
-        only: names of rows, if not all are wanted; also of rows that others of a study start from. A study that has none of
-            them is left out.
-        seeds: instead of the studies' own.
+    only: names of rows, if not all are wanted; also of rows that others of a study start from. A study that has none of them is
+    left out. seeds: instead of the studies' own.
 
     Raises:
         UserError: `only` names a row that none of the studies has at this size.

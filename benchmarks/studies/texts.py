@@ -125,9 +125,9 @@ def train_byte_tokenizer(texts: Iterator[str], *, vocab_size: int, max_length: i
 
 @dataclass(frozen=True)
 class Contexts(Dataset):
-    """The stream of a split's tokens, cut into contexts of one length; what is left at the end fills none.
+    """The stream of a split's `tokens` (stream,), int32, cut into contexts of one length; what is left at the end fills none.
 
-    tokens: (stream,), int32. length: of a context. documents: name, bytes and tokens (with the end token) of each document.
+    documents: name, bytes and tokens (with the end token) of each.
     """
 
     tokens: Tensor
