@@ -61,15 +61,12 @@ def test_the_page_is_a_folder_of_static_files(without_export, tmp_path, capsys):
     assert "sdk: static" in (page / "README.md").read_text()
 
 
-def test_examples_are_short_sources_that_a_run_has_translated(tmp_path):
+def test_examples_are_short_sources_that_a_run_has_translated_or_those_of_the_card(tmp_path):
+    assert space.examples_of(tmp_path) == []
+    (tmp_path / "README.md").write_text("---\nwidget:\n- text: eins\n- text: drei\n---\n")
+    assert space.examples_of(tmp_path) == ["eins", "drei"]
     lines = ["source\thypothesis\treference", *(f"{text}\tx\ty" for text in ("eins", "eins", "a" * 81, "zwei"))]
     (tmp_path / "translations.test.tsv").write_text("\n".join(lines) + "\n")
-    assert space.examples_of(tmp_path) == ["eins", "zwei"]
-    assert space.examples_of(tmp_path / "none") == []
-
-
-def test_examples_are_else_those_of_the_card(tmp_path):
-    (tmp_path / "README.md").write_text("---\nwidget:\n- text: eins\n- text: zwei\n---\n")
     assert space.examples_of(tmp_path) == ["eins", "zwei"]
 
 
