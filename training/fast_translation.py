@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reluformer.modeling_reluformer.attention_reluformer import scale_of_rows, sinusoidal_table
-from reluformer.modeling_reluformer.fused.compiled.library import library
-from reluformer.modeling_reluformer.sparse_ffn.forward import quantized_neurons
+from reluformer.modeling_reluformer.fused.compiled.library import library, quantized_neurons
 
 if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a short translation
     from types import SimpleNamespace
@@ -38,7 +37,7 @@ _SERVED: dict[str, tuple[Any, ...]] = {
 }
 # Of `GenerationConfig`: what `Search` has, and what only names tokens or writes nothing here.
 _OPTIONS = {
-    *("num_beams", "length_penalty", "max_new_tokens", "min_new_tokens", "early_stopping", "max_length"),
+    *("num_beams", "length_penalty", "max_new_tokens", "max_length"),
     *("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version", "use_cache"),
 }
 _NEVER = -1.0e9  # the score of a hypothesis that must not be chosen, as in Transformers
@@ -105,8 +104,6 @@ class Search:
     num_beams: int
     max_new_tokens: int
     length_penalty: float = 1.0
-    min_new_tokens: int = 0
-    early_stopping: bool | str = False
 
 
 class FastTranslationModel:
@@ -130,9 +127,7 @@ class FastTranslationModel:
         for i in range(config.encoder_layers):
             tensors += self._layer(f"model.encoder.layers.{i}.", config.encoder_attention_heads)
         for i in range(config.decoder_layers):
-            tensors += self._layer(
-                f"model.decoder.layers.{i}.", config.decoder_attention_heads, has_cross_attention=True
-            )
+            tensors += self._layer(f"model.decoder.layers.{i}.", config.decoder_attention_heads, is_decoder=True)
         heads = config.encoder_attention_heads, config.decoder_attention_heads
         activation = _ACTIVATIONS[config.attention_activation]
         scale = config.d_model**0.5 if config.scale_embedding else 1.0
@@ -159,8 +154,8 @@ class FastTranslationModel:
         translations: list[list[int]] = [[] for _ in range(sources)]
         running = list(range(sources))
         tokens, parents = torch.full((sources,), self.start), None
-        for position in range(search.max_new_tokens):
-            tokens, parents = self._logits(state, tokens, parents, position < search.min_new_tokens).argmax(dim=1), None
+        for _ in range(search.max_new_tokens):
+            tokens, parents = self._model.step(state, tokens, parents).argmax(dim=1), None
             chosen = tokens.tolist()
             for row, token in zip(running, chosen, strict=True):
                 translations[row].append(token)
@@ -179,13 +174,11 @@ class FastTranslationModel:
         everything = list(running)
         tokens, parents = torch.full((sources * beams,), self.start), None
         for position in range(search.max_new_tokens):
-            logits = self._logits(state, tokens, parents, position < search.min_new_tokens)
+            logits = self._model.step(state, tokens, parents)
             scores = torch.tensor([each.scores for each in running]).flatten()
             found, places = self._operators.continuations(logits, scores, beams, 2 * beams)
             last = position + 1 == search.max_new_tokens
-            rows: list[int] = []
-            following: list[int] = []
-            kept: list[_Hypotheses] = []
+            kept, rows, following = [], [], []
             for i, (hypotheses, numbers, own) in enumerate(zip(running, found.tolist(), places.tolist(), strict=True)):
                 chosen = [divmod(place, logits.shape[1]) for place in own]
                 hypotheses.extend(numbers, chosen, self.end, last)
@@ -198,13 +191,6 @@ class FastTranslationModel:
             running = kept
             tokens, parents = torch.tensor(following), torch.tensor(rows)
         return [each.best for each in everything]
-
-    def _logits(self, state: Any, tokens: Tensor, parents: Tensor | None, must_go_on: bool) -> Tensor:
-        """Of the next token of each hypothesis, (rows, vocabulary); the end is left out where it must not come yet."""
-        logits = self._model.step(state, tokens, parents)
-        if must_go_on:
-            logits[:, self.end] = float("-inf")
-        return logits
 
     def _float(self, name: str) -> Tensor:
         return self._weights[name].detach().to(torch.float32).contiguous()
@@ -226,10 +212,10 @@ class FastTranslationModel:
         bias = self._float("final_logits_bias").flatten()
         return [weight, bias if self.compute == "int8" else bias.to(weight.dtype), scales]
 
-    def _layer(self, prefix: str, heads: int, has_cross_attention: bool = False) -> list[Tensor]:
+    def _layer(self, prefix: str, heads: int, is_decoder: bool = False) -> list[Tensor]:
         own, cross, attentions = f"{prefix}self_attn.", f"{prefix}encoder_attn.", ["self_attn"]
         tensors = self._matrix(own, "q_proj", "k_proj", "v_proj") + self._matrix(own, "out_proj")
-        if has_cross_attention:
+        if is_decoder:
             tensors += self._matrix(cross, "q_proj") + self._matrix(cross, "k_proj", "v_proj")
             tensors += self._matrix(cross, "out_proj")
             attentions.append("encoder_attn")
@@ -284,11 +270,7 @@ class _Hypotheses:
             return True
         if len(self.finished) < self.beams:
             return False
-        if self.search.early_stopping is True:
-            return True
-        penalty = self.search.length_penalty
-        longest = self.search.max_new_tokens if self.search.early_stopping == "never" and penalty > 0 else length
-        return self.scores[0] / longest**penalty <= self.finished[-1][0]
+        return self.scores[0] / length**self.search.length_penalty <= self.finished[-1][0]
 
     @property
     def best(self) -> list[int]:

@@ -38,11 +38,10 @@ _Key = tuple[int, int]  # the number of a text, and of a piece in it
 
 
 class Translator:
-    """Plain text in, plain text out.
+    """Plain text in, plain text out; a Moses step that the tokenizer records is applied before and undone after.
 
     A translation does not depend on what else is translated: padding is masked, and sentences share a batch only if
-    they have the same limit on the decoding length. A Moses step that the tokenizer records is applied before and
-    undone after.
+    they have the same limit on the decoding length.
 
     Args:
         model: a sequence-to-sequence model; it is put into evaluation mode for each call and given back as it was.
@@ -96,13 +95,9 @@ class Translator:
     ) -> None:
         self.model = model if device is None else model.to(_device_of(device))
         self.tokenizer = tokenizer
-        self.num_beams = num_beams
-        self.length_penalty = length_penalty
-        self.max_new_tokens = max_new_tokens
-        self.batch_tokens = batch_tokens
-        self.long_sources = long_sources
+        self.num_beams, self.length_penalty, self.max_new_tokens = num_beams, length_penalty, max_new_tokens
+        self.batch_tokens, self.long_sources, self.compute = batch_tokens, long_sources, compute
         self.generation = generation
-        self.compute = compute
         self._fast: tuple[Any, FastTranslationModel] | None = None
         self._said: str | None = None
         self._computed: str | None = None
@@ -152,9 +147,7 @@ class Translator:
     @overload
     def __call__(self, texts: Iterable[str], progress: bool = False, **options: Any) -> list[str]: ...
     def __call__(self, texts: str | Iterable[str], progress: bool = False, **options: Any) -> str | list[str]:
-        """Translates one text to a text, or several to a list in the same order.
-
-        Texts of nothing but white space are translated to "" without the model.
+        """Translates one text to a text, or several to a list in the same order; white space to "" without the model.
 
         Args:
             texts: a text or any iterable of texts, a generator too; it is read to its end first.
@@ -184,11 +177,7 @@ class Translator:
         return self._translations(sources, self._parts(sources), progress)
 
     def target_ids(self, text: str) -> list[int]:
-        """The token ids of one text's translation as the model gave them, with `</s>` unless it was cut.
-
-        Raises:
-            UserError: as a call does.
-        """
+        """The token ids of one text's translation as the model gave them, with `</s>` unless it was cut."""
         end, ids = self.tokenizer.eos_token_id, []
         with self._evaluation_mode():
             for piece in self._encode([text])[0]:
@@ -287,10 +276,8 @@ class Translator:
     def _generate(self, sources: list[list[int]]) -> tuple[Tensor, int]:
         """Target ids (sentences, longest translation) and how many of the translations were cut at the limit."""
         limit = self.limit(max(map(len, sources)))
-        settings = {**self.model.generation_config.to_diff_dict(), **self.generation}
-        if (fast := self._fast_model(len(sources), settings)) is not None:
-            more = {name: settings[name] for name in ("min_new_tokens", "early_stopping") if settings.get(name)}
-            found = fast.translate(sources, Search(self.num_beams, limit, self.length_penalty, **more))
+        if (fast := self._fast_model(len(sources))) is not None:
+            found = fast.translate(sources, Search(self.num_beams, limit, self.length_penalty))
             ids = pad_sequence([torch.tensor([fast.start, *each]) for each in found], True, self.tokenizer.pad_token_id)
             return ids, sum(each[-1] != fast.end for each in found)
         padded = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
@@ -313,9 +300,9 @@ class Translator:
         finished = torch.isin(before, torch.as_tensor(ends, device=ids.device)).any(dim=1)
         return ids, int((~finished).sum())
 
-    def _fast_model(self, sources: int, settings: dict[str, Any]) -> FastTranslationModel | None:
+    def _fast_model(self, sources: int) -> FastTranslationModel | None:
         """Made anew when the weights have changed. The library is built for it if there are enough sentences to gain from it."""
-        reason = reason_against(self.model, settings)
+        reason = reason_against(self.model, {**self.model.generation_config.to_diff_dict(), **self.generation})
         if reason is None and library(large=sources >= _WORTH_BUILDING) is None:
             reason = "there is no compiled library"
         if reason is not None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ReLUSquaredActivation
 
-from ..fused.compiled.library import library
+from ..fused.compiled.library import library, quantized_neurons
 from ..layers_reluformer import SparseActivation
 
 MOST_ROWS = 8
@@ -124,13 +124,6 @@ class Neurons(NamedTuple):
     weight: Tensor
     scale: Tensor | None
     bias: Tensor | None
-
-
-def quantized_neurons(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights in 127 steps either way, int8 (neurons, features), and a scale for each neuron (neurons,)."""
-    scale = weight.float().abs().amax(1) / 127
-    steps = (weight.float() / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)).round()
-    return steps.to(torch.int8), scale
 
 
 class PreparedWeights:

@@ -51,9 +51,9 @@ def generated(model, search: Search) -> list[list[int]]:
     longest = max(map(len, SOURCES))
     ids = torch.tensor([source + [0] * (longest - len(source)) for source in SOURCES])
     mask = torch.tensor([[1] * len(source) + [0] * (longest - len(source)) for source in SOURCES])
-    options = {name: getattr(search, name) for name in ("num_beams", "max_new_tokens", "min_new_tokens")}
+    options = {name: getattr(search, name) for name in ("num_beams", "max_new_tokens")}
     if search.num_beams > 1:
-        options |= {"length_penalty": search.length_penalty, "early_stopping": search.early_stopping}
+        options["length_penalty"] = search.length_penalty
     rows = model.generate(ids, attention_mask=mask, do_sample=False, max_length=None, **options)[:, 1:].tolist()
     return [row[: row.index(2) + 1] if 2 in row else row for row in rows]
 
@@ -62,10 +62,9 @@ def generated(model, search: Search) -> list[list[int]]:
     "search",
     [
         Search(1, 12),
-        Search(1, 5, min_new_tokens=3),
         Search(4, 12),
-        Search(3, 9, length_penalty=0.0, early_stopping=True),
-        Search(2, 9, length_penalty=2.0, early_stopping="never", min_new_tokens=2),
+        Search(3, 9, length_penalty=0.0),
+        Search(2, 9, length_penalty=2.0),
     ],
     ids=str,
 )

@@ -181,3 +181,10 @@ def _loaded(path: Path) -> Any:
                 VARIABLE,
             )
     return operators
+
+
+def quantized_neurons(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights in 127 steps either way, int8 (neurons, features), and a scale for each neuron (neurons,)."""
+    scale = weight.float().abs().amax(1) / 127
+    steps = (weight.float() / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)).round()
+    return steps.to(torch.int8), scale
