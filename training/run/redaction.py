@@ -35,9 +35,12 @@ def without_secrets(text: str) -> str:
 
 def public_text(text: str) -> str:
     """A text or command without secrets, and without the folders of paths that are absolute or lead out of the current one."""
-    return _PATH.sub(
-        lambda found: f"{HIDDEN}/{last_part(found[0])}".replace(f"{HIDDEN}/{HIDDEN}", HIDDEN), without_secrets(text)
-    )
+
+    def hidden(found: re.Match) -> str:
+        name = last_part(found[0])
+        return name if name == HIDDEN else f"{HIDDEN}/{name}"
+
+    return _PATH.sub(hidden, without_secrets(text))
 
 
 def last_part(path: str) -> str:

@@ -27,6 +27,8 @@ def test_an_unfinished_run_resumes_at_its_last_checkpoint(folder_of):
     assert checkpoint_to_resume(recipe) == folder / "checkpoint-6"
     write_recipe(recipe)
     assert load_recipe(folder / RECIPE_FILE).training.max_steps == 6
+    assert checkpoint_to_resume(recipe, overwrite=True) is None
+    assert list(folder.iterdir()) == []
 
 
 def test_a_run_begins_where_nothing_is_or_only_a_file_that_was_being_written(recipe_file):
@@ -119,12 +121,6 @@ def test_an_explicit_checkpoint_is_followed_or_refused(folder_of, tmp_path):
     recipe.training.resume_from_checkpoint = str(folder / "checkpoint-3")
     with pytest.raises(UserError, match="checkpoint-3' is no checkpoint"):
         checkpoint_to_resume(recipe)
-
-
-def test_a_finished_run_is_replaced_on_demand(folder_of):
-    recipe, folder = folder_of(6, finished=True)
-    assert checkpoint_to_resume(recipe, overwrite=True) is None
-    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
