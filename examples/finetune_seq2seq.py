@@ -1,4 +1,4 @@
-"""Fine-tunes a ReLUFormer as any other sequence-to-sequence model, with Transformers and Datasets.
+"""Fine-tunes a ReLUFormer as any other sequence-to-sequence model, with Transformers, Datasets and Evaluate.
 
     python examples/finetune_seq2seq.py --model runs/demo --source train.de --target train.en --output_dir finetuned
 
@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import reluformer  # noqa: F401  (registers the model with the Auto classes)
-from reluformer.training.scoring.metrics import score_translations
+from reluformer.training.scoring.translation_metric import TranslationMetric
 
 
 def read_lines(path: str) -> list[str]:
@@ -52,12 +52,14 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
     encoded = pairs.map(encode, batched=True, remove_columns=["source", "target"])
 
+    metric = TranslationMetric()
+
     def scores(prediction) -> dict[str, float]:
         texts = []
         for ids in prediction:
             ids[ids == -100] = tokenizer.pad_token_id
             texts.append(tokenizer.batch_decode(ids, skip_special_tokens=True))
-        found = score_translations(*texts)
+        found = metric.compute(predictions=texts[0], references=texts[1])
         return {name: found[name] for name in ("bleu", "chrf", "exact_match")}
 
     trainer = Seq2SeqTrainer(
