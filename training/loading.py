@@ -25,7 +25,7 @@ from transformers import (
 from reluformer import ReLUFormerForCausalLM, ReLUFormerForConditionalGeneration, ReLUFormerForImageClassification
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
-from reluformer.training.shipped import located
+from reluformer.training.shipped import located, shipped_models
 
 Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerForImageClassification
 _MODELS = {model.config_class: model for model in Model.__args__}
@@ -223,5 +223,6 @@ def _load(auto_class: Any, path_or_hub_id: str | Path, what: str, **options: Any
                     "it, load it with Transformers once and save it with save_pretrained, which writes model.safetensors"
                 ) from error
         kind = "" if isinstance(error, (OSError, ValueError, RuntimeError)) else f"{type(error).__name__}: "
-        place = "" if folder.exists() else "no such folder here, and from the Hub: "
+        ours = ", ".join(shipped_models()) or "none"
+        place = "" if folder.exists() else f"no such folder here, no model of the package ({ours}), and from the Hub: "
         raise UserError(f"{name}: its {what} cannot be loaded: {place}{kind}{one_line(error)}") from error

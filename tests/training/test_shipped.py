@@ -33,12 +33,13 @@ def test_a_name_is_that_of_a_folder_here_or_of_a_model_of_the_package(models):
 
 
 def test_an_unknown_name_is_answered_with_those_that_are_there(models, monkeypatch, capsys):
-    with pytest.raises(UserError, match=rf"'a-c': no such folder, and not one of .* \(a-b, {DEFAULT_MODEL}\); give"):
+    with pytest.raises(
+        UserError, match=rf"a-c: .*: no such folder here, no model of the package \(a-b, {DEFAULT_MODEL}\)"
+    ):
         Translator.from_pretrained("a-c")
     monkeypatch.setattr(shipped, "MODELS", models / "none")
     assert cli.main(["translate", "eins"]) == 2
-    said = f"'{DEFAULT_MODEL}': no such folder, and not one of the models that come with the package (there is none)"
-    assert said in capsys.readouterr().err
+    assert "no such folder here, no model of the package (none), and from the Hub: " in capsys.readouterr().err
 
 
 def test_without_a_model_the_one_from_german_to_english_translates(models, capsys):
