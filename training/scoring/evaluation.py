@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
-import re
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,6 @@ from reluformer.training.scoring.metrics import describe_scores, score_documents
 from reluformer.training.translation import Translator
 
 _COLUMNS = ("source", "hypothesis", "reference")
-_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
-_UNESCAPES = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
 def evaluate_split(recipe: Recipe, split: str, translator: Translator) -> dict[str, Any]:
@@ -62,10 +60,8 @@ def evaluate(
     Writes `evaluation.<split>.json` and `translations.<split>.tsv` (see `read_translations`) into `folder`.
 
     Args:
-        translator: with the model.
         pairs: columns "source" and "target"; or packed documents, which are scored as they are and, as one
             scoring unit common to all lengths of packing, as whole original documents.
-        folder, split: where to write, and the names of the two files.
         record: what to put before the scores: where they come from.
         language, text: see `score_translations`.
 
@@ -103,8 +99,6 @@ class ValidationTranslation:
     """Translates and scores a fixed set of pairs in the middle of training, each process its share.
 
     Args:
-        tokenizer: of the model.
-        sources, references: plain text, as many of each.
         decoding: options of `Translator`.
         language, text: see `score_translations`; no language for plain text, since Moses takes its time.
         cased: False leaves out the scores that say nothing of a model whose tokenizer lower-cases.
@@ -133,14 +127,10 @@ class ValidationTranslation:
 def write_translations(
     path: Path, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> Path:
-    r"""Writes source, hypothesis, reference as tab-separated UTF-8 with a header.
-
-    Tab, line feed, carriage return and backslash inside a text are written as `\t`, `\n`, `\r` and `\\`.
-    """
-    escapes = str.maketrans(_ESCAPES)
-    rows = [_COLUMNS, *zip(sources, hypotheses, references, strict=True)]
-    lines = ["\t".join(cell.translate(escapes) for cell in cells) + "\n" for cells in rows]
-    path.write_text("".join(lines), encoding="utf-8", newline="\n")
+    """Writes source, hypothesis, reference as tab-separated UTF-8 with a header; a text with a tab or line break is quoted."""
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream, "excel-tab", lineterminator="\n")
+        rows.writerows([_COLUMNS, *zip(sources, hypotheses, references, strict=True)])
     return path
 
 
@@ -148,19 +138,16 @@ def read_translations(path: str | Path) -> list[tuple[str, str, str]]:
     """The (source, hypothesis, reference) rows of a file that `write_translations` wrote.
 
     Raises:
-        UserError: the file is missing or is another kind of file, with the line.
+        UserError: the file is missing or is another kind of file.
     """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file; `reluformer evaluate` writes it")
-    rows = []
-    # Not splitlines(): it would also split at characters such as U+2028 inside a sentence.
-    for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), start=1):
-        cells = tuple(re.sub(r"\\[\\tnr]", lambda match: _UNESCAPES[match[0]], cell) for cell in line.split("\t"))
-        if len(cells) != len(_COLUMNS) or (number == 1 and cells != _COLUMNS):
-            raise UserError(f"{path}, line {number}: expected the cells {', '.join(_COLUMNS)}; found {len(cells)}")
-        rows.append(cells)
-    return rows[1:]
+    with path.open(encoding="utf-8", newline="") as stream:
+        header, *rows = map(tuple, csv.reader(stream, "excel-tab"))
+    if header != _COLUMNS or any(len(row) != len(_COLUMNS) for row in rows):
+        raise UserError(f"{path}: expected the tab-separated columns {', '.join(_COLUMNS)} in every line")
+    return rows
 
 
 def format_samples(rows: Sequence[tuple[str, str, str]], count: int, width: int = 100) -> str:

@@ -7,7 +7,7 @@ import datasets
 import pytest
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.scoring.evaluation import evaluate, format_samples, read_translations, write_translations
+from reluformer.training.scoring.evaluation import evaluate, format_samples, read_translations
 from reluformer.training.scoring.metrics import score_translations
 
 PAIRS = datasets.Dataset.from_dict(
@@ -37,18 +37,11 @@ def test_files_and_result_agree(tmp_path):
     assert result["bleu"] == score_translations([row[1] for row in rows], [row[2] for row in rows])["bleu"]
 
 
-def test_a_row_of_the_table_is_one_line(tmp_path):
-    path = write_translations(tmp_path / "a.tsv", ["a\tb\r"], ["\\t"], ["x\ny"])
-    assert path.read_bytes() == b"source\thypothesis\treference\na\\tb\\r\t\\\\t\tx\\ny\n"
-    assert read_translations(path) == [("a\tb\r", "\\t", "x\ny")]
-
-
-def test_another_table_is_refused_with_its_line(tmp_path):
-    path = tmp_path / "a.tsv"
-    for content, says in (("source\thypothesis\treference\na\tb\n", "line 2"), ("a\tb\tc\n", "line 1")):
-        path.write_text(content)
-        with pytest.raises(UserError, match=says):
-            read_translations(path)
+def test_another_table_is_refused(tmp_path):
+    for content in ("source\thypothesis\treference\na\tb\n", "a\tb\tc\n"):
+        (tmp_path / "a.tsv").write_text(content)
+        with pytest.raises(UserError, match="expected the tab-separated columns source, hypothesis, reference"):
+            read_translations(tmp_path / "a.tsv")
     with pytest.raises(UserError, match="no such file"):
         read_translations(tmp_path / "b.tsv")
 
