@@ -32,15 +32,9 @@ from reluformer.training.data.corpus import CorpusReport, has_split, load_split,
 from reluformer.training.data.documents import PackedDocuments, pack_documents
 from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.readers import is_unicode, text_file, text_lines
-from reluformer.training.loading import (
-    device_of,
-    load_model_and_tokenizer,
-    load_model_config,
-    load_whole,
-    load_with_tokenizer,
-)
+from reluformer.training.loading import load_model_and_tokenizer, load_model_config, load_whole, load_with_tokenizer
 from reluformer.training.run.run_folder import RECIPE_FILE
-from reluformer.training.translation import Translator
+from reluformer.training.translation import Translator, device_of
 
 # Tokens of a batch, padding included; weights of one head and layer, such as those of a single pair of 1,024 tokens; pictures.
 BATCH_TOKENS, BATCH_WEIGHTS, BATCH_PICTURES = 2_048, 2**20, 32

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from tqdm.auto import tqdm
 
@@ -14,9 +14,6 @@ from reluformer.commands.parsing import Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.readers import is_unicode, text_file, text_lines
 from reluformer.training.shipped import DEFAULT_MODEL
-
-if TYPE_CHECKING:
-    pass
 
 
 def run(arguments: list[str]) -> int:
@@ -34,7 +31,10 @@ def run(arguments: list[str]) -> int:
         raise UserError("translate: give texts or --input, not both")
     if options.output is not None:
         _check_output(options.output, options.input)
-    texts = _texts_of_arguments(options.text) or read_lines(options.input or "-")
+    texts = options.text or read_lines(options.input or "-")
+    for number, text in enumerate(texts, start=1):
+        if not is_unicode(text):
+            raise UserError(f"translate: line {number} of the text is not UTF-8: {text!a}")
 
     from reluformer.training.saved_translation import quick_translator
 
@@ -51,10 +51,10 @@ def run(arguments: list[str]) -> int:
     progress = not options.text and (options.output is not None or not sys.stdout.isatty())
     translations = translator.stream(texts, progress=progress)  # all texts are checked before a file is opened
     if options.output is None:
-        write_lines(translations, sys.stdout, len(texts))
+        write_lines(translations, sys.stdout)
     else:
         with Path(options.output).open("w", encoding="utf-8", newline="\n") as stream:
-            write_lines(translations, stream, len(texts))
+            write_lines(translations, stream)
     return 0
 
 
@@ -62,24 +62,13 @@ def read_lines(path: str) -> list[str]:
     """Lines of a file, perhaps compressed, or, for "-", of standard input. Only "\\n" ends a line: line n is translation n.
 
     Raises:
-        UserError: no such file, a damaged one, a table, or bytes that are not UTF-8, with the line.
+        UserError: no such file, a damaged one, or a table.
     """
     instead = "write the column to translate into a text file, or give plain text as standard input"
     try:
-        lines = list(text_lines(sys.stdin.buffer if path == "-" else text_file(path, instead)))
+        return list(text_lines(sys.stdin.buffer if path == "-" else text_file(path, instead)))
     except UserError as error:
         raise UserError(f"--input: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not is_unicode(line):
-            raise UserError(f"--input: {path!r}, line {number}: not UTF-8")
-    return lines
-
-
-def _texts_of_arguments(texts: list[str]) -> list[str]:
-    for number, text in enumerate(texts, start=1):
-        if not is_unicode(text):
-            raise UserError(f"translate: text {number}: not UTF-8 ({text!a})")
-    return texts
 
 
 def _check_output(name: str, source: str | None) -> None:
@@ -93,23 +82,12 @@ def _check_output(name: str, source: str | None) -> None:
         raise UserError(f"--output: {name!r} cannot be written ({error.strerror}); give another file") from error
 
 
-def write_lines(translations: Iterable[str], stream: TextIO, total: int) -> None:
-    """Each of `total` translations as one line as soon as it is there; a line break in it becomes a space, with a note."""
-    written = 0
-    try:
-        for translation in translations:
-            line = re.sub(r"[\r\n]+", " ", translation)
-            if line != translation:
-                _note(f"translation {written + 1} held line breaks, written as spaces")
-            stream.write(f"{line}\n")
-            stream.flush()
-            written += 1
-    except BrokenPipeError:
-        raise
-    except BaseException:
-        _note(f"the first {written:,} of {total:,} translations are written")
-        raise
-
-
-def _note(text: str) -> None:
-    tqdm.write(f"reluformer: note: {text}", file=sys.stderr)
+def write_lines(translations: Iterable[str], stream: TextIO) -> None:
+    """Each translation as one line as soon as it is there; a line break in it becomes a space, with a note."""
+    for number, translation in enumerate(translations, start=1):
+        line = re.sub(r"[\r\n]+", " ", translation)
+        if line != translation:
+            note = f"translation {number} held line breaks, written as spaces"
+            tqdm.write(f"reluformer: note: {note}", file=sys.stderr)
+        stream.write(f"{line}\n")
+        stream.flush()

@@ -33,7 +33,6 @@ def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | Non
 
     Args:
         run_dir: folder with `checkpoint-N` folders that hold safetensors weights, in one file or in shards.
-        last_k: how many, at least 1.
         last_update: later checkpoints do not count, as they are not of this run. None: all do.
 
     Raises:

@@ -188,24 +188,6 @@ def load_tokenizer(path_or_hub_id: str | Path) -> PreTrainedTokenizerBase:
     return _load(AutoTokenizer, path_or_hub_id, "tokenizer")
 
 
-def device_of(name: str | torch.device | None) -> torch.device:
-    """The device of that name, or for None a GPU if CUDA has one, else the CPU.
-
-    Raises:
-        UserError: no name of a device, or of one on which nothing can be computed here.
-    """
-    try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name is None else name)
-    except RuntimeError as error:
-        raise UserError(f"device: {name!r} is no device; give cpu, cuda or cuda:1") from error
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: a torch without CUDA
-        reason = one_line(str(error).partition("\n")[0])
-        raise UserError(f"device: {name!r} was asked for, but cannot be used here: {reason}") from error
-    return device
-
-
 def _load(auto_class: Any, path_or_hub_id: str | Path, what: str, **options: Any) -> Any:
     name = str(located(path_or_hub_id))
     folder = Path(name)

@@ -237,7 +237,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         self._last_logged_update = self.state.global_step
 
     def _means_since_last_log(self) -> dict[str, float]:
-        means, tokens = self._training_means.pop(self._sum_over_processes)
+        means, tokens = self._training_means.pop(self.accelerator.reduce)
         means.pop("loss", None)  # the Trainer's own `loss` is the mean over updates
         updates = self.state.global_step - self._last_logged_update
         speed = {
@@ -248,16 +248,13 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         self._start_the_clock()
         return {**means, **speed}
 
-    def _sum_over_processes(self, values: torch.Tensor) -> torch.Tensor:
-        return self.accelerator.reduce(values, reduction="sum")
-
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """The Trainer's loop, then the exact means over target tokens and, in training, the scores of translations."""
         started, cpu_started = time.perf_counter(), time.process_time()
         # Some trainers gather with the rows that accelerate repeats to fill the last batch, and would score them twice.
         self.gather_function = self.accelerator.gather_for_metrics
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        means, _ = self._evaluation_means.pop(self._sum_over_processes)
+        means, _ = self._evaluation_means.pop(self.accelerator.reduce)
         scores = {}
         if metric_key_prefix == "eval" and self.translation_scorer is not None:
             model = self.accelerator.unwrap_model(self.model)

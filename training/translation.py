@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
-from reluformer.configuration.errors import UserError
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.training.data.moses import MosesStep
 from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, multiplies_bytes, reason_against
@@ -93,7 +93,7 @@ class Translator:
         compute: str = "float32",
         **generation: Any,
     ) -> None:
-        self.model = model if device is None else model.to(_device_of(device))
+        self.model = model if device is None else model.to(device_of(device))
         self.tokenizer = tokenizer
         self.num_beams, self.length_penalty, self.max_new_tokens = num_beams, length_penalty, max_new_tokens
         self.batch_tokens, self.long_sources, self.compute = batch_tokens, long_sources, compute
@@ -127,7 +127,7 @@ class Translator:
         """
         from reluformer.training.loading import load_model_and_tokenizer
 
-        device = _device_of(device)  # first: loading can take minutes
+        device = device_of(device)  # first: loading can take minutes
         model, tokenizer = load_model_and_tokenizer(path_or_hub_id, attn_implementation=attn_implementation)
         if device.type == "cpu":
             model.float()  # weights that are stored in bfloat16, in which a CPU is slower
@@ -346,7 +346,19 @@ def _check_generation_options(names: Iterable[str]) -> None:
             )
 
 
-def _device_of(name: str | torch.device | None) -> torch.device:
-    from reluformer.training.loading import device_of
+def device_of(name: str | torch.device | None) -> torch.device:
+    """The device of that name, or for None a GPU if CUDA has one, else the CPU.
 
-    return device_of(name)
+    Raises:
+        UserError: no name of a device, or of one on which nothing can be computed here.
+    """
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name is None else name)
+    except RuntimeError as error:
+        raise UserError(f"device: {name!r} is no device; give cpu, cuda or cuda:1") from error
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: a torch without CUDA
+        reason = one_line(str(error).partition("\n")[0])
+        raise UserError(f"device: {name!r} was asked for, but cannot be used here: {reason}") from error
+    return device

@@ -89,10 +89,6 @@ def load_split(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusRe
 
     Where the recipe names documents there is a column "document" too.
 
-    Args:
-        data: the recipe's section.
-        split: "train", "validation" or "test".
-
     Raises:
         UserError: the recipe has no such split, or its files cannot be used.
     """
@@ -127,17 +123,9 @@ def read_parallel_files(
     documents: str | Path | None = None,
     only: Sequence[str] | None = None,
 ) -> tuple[datasets.Dataset, CorpusReport]:
-    """Reads two text files, perhaps compressed, line n of one translating line n of the other.
+    """Reads two text files, perhaps compressed, to the columns of `load_split`; line n of one translates line n of the other.
 
-    Args:
-        source: path of the source side.
-        target: path of the target side.
-        name: of the corpus, for the report.
-        documents: path of a file whose line n names the document of pair n.
-        only: names of the documents to keep; None keeps all.
-
-    Returns:
-        The columns "source" and "target", with `documents` "document" too, and the report.
+    Line n of `documents` names the document of pair n. Documents that are not in `only` are left out; None keeps all.
 
     Raises:
         UserError: a file that is missing or cannot be read, a table or text in UTF-16; different numbers of lines; no pair left;

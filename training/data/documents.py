@@ -117,17 +117,12 @@ def pack_documents(
 
     Args:
         sentences: columns "source", "target", "document"; the sentences of a document stand together.
-        tokenizer: each text it encodes ends in `</s>`.
         max_tokens: L: most tokens of a packed document on either side, `</s>` included.
         too_long: what becomes of a sentence that alone is longer: see `PackingConfig`.
-        name: of the corpus, for the report.
-        workers: processes that tokenise, as of `encode_pairs`.
 
     Raises:
-        UserError: no "document" column; nothing left.
+        UserError: nothing left.
     """
-    if "document" not in sentences.column_names:
-        raise UserError(f"{name}: the pairs have no column 'document', so it is not known which belong together")
     most = max_tokens if too_long == "skip" else sys.maxsize
     rows = encode_rows(sentences, tokenizer, max_length=most, name=name, workers=workers)
     documents = sentences["document"][:]

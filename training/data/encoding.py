@@ -23,18 +23,10 @@ ENCODED_FEATURES = datasets.Features({name: datasets.List(datasets.Value("int32"
 def encode_pairs(
     pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, *, max_length: int, name: str, workers: int = 1
 ) -> tuple[datasets.Dataset, CorpusReport]:
-    """Token ids of raw pairs, columns "input_ids" and "labels"; both end in `</s>`.
+    """Token ids of raw pairs, columns "input_ids" and "labels"; both end in `</s>`. The processes, `workers`, change no row.
 
-    The tokenizer's Moses step, if it has one, is applied here. A pair is skipped and counted (with its number in
-    `pairs`, from 1) if either side has more than `max_length` tokens, `</s>` included, or none but `</s>`; nothing is
-    truncated.
-
-    Args:
-        pairs: columns "source" and "target".
-        tokenizer: of both sides.
-        max_length: most tokens of a side.
-        name: of the corpus, for the report.
-        workers: processes that encode. The rows are the same for any number.
+    The tokenizer's Moses step, if it has one, is applied here. A pair is skipped and counted if either side has more than
+    `max_length` tokens, `</s>` included, or none but `</s>`; nothing is truncated.
 
     Raises:
         UserError: a tokenizer that does not end a sentence with its `eos_token`; no pair left.

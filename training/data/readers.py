@@ -16,11 +16,9 @@ _HEAD_BYTES = 4_096
 
 
 def text_file(path: str | Path, instead: str | None = None) -> Path:
-    """The path of a text file; raises `UserError` where there is none.
+    """The path of a text file, from one that may begin with `~`; raises `UserError` where there is none.
 
-    Args:
-        path: may begin with `~`.
-        instead: what to do with a table; None takes a file that is named as one, too.
+    `instead` says what to do with a table; None takes a file that is named as one, too.
     """
     path = Path(path).expanduser()
     if path.is_dir() or not path.exists():

@@ -28,10 +28,6 @@ class DivergenceWatch(TrainerCallback):
     With `stop` each raises a `UserError`. With `record` a loss that is not finite ends the training in an orderly way; the other
     two do not: the residual connection goes around a dead module, and such runs can still translate.
 
-    Args:
-        trainer: whose training is watched.
-        on_divergence: as in the recipe.
-
     Attributes:
         divergence: None unless the training was ended; the `step` after which a loss that is not finite was logged, and the
             `reason` in words.

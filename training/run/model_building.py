@@ -78,12 +78,8 @@ def _checkpoint_config(path_or_hub_id: str, tokenizer: PreTrainedTokenizerBase |
     """That of a ReLUFormer for translation with such a tokenizer; a `UserError` where it is another kind of model."""
     config: Any = load_model_config(path_or_hub_id)
     if not isinstance(config, ReLUFormerConfig):
-        marian = (
-            f"; run `reluformer convert --from {path_or_hub_id} --to FOLDER` first"
-            if config.model_type == "marian"
-            else ""
-        )
-        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model, and a ReLUFormer is needed{marian}")
+        advice = f"run `reluformer convert --from {path_or_hub_id} --to FOLDER` if it is a Marian"
+        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model, and a ReLUFormer is needed; {advice}")
     if tokenizer is not None:
         require_embeddings(path_or_hub_id, tokenizer, config.vocab_size)
     return config
@@ -102,10 +98,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> ReLUForme
     # What `generate` does by default with the saved model is what the recipe evaluates.
     settings = model.generation_config
     settings.num_beams, settings.length_penalty = recipe.evaluation.num_beams, recipe.evaluation.length_penalty
-    settings.max_new_tokens, settings.max_length = (
-        recipe.data.max_length,
-        None,
-    )  # a checkpoint's may have the other limit
+    settings.max_new_tokens = recipe.data.max_length
+    settings.max_length = None  # a checkpoint's may have this limit
     return model
 
 

@@ -24,10 +24,7 @@ class TokenMeans:
     ) -> None:
         """Adds the values of one batch; one that is None, or that the model does not have, is left out.
 
-        Args:
-            outputs: of the model, or any mapping to scalars.
-            target_tokens: tokens of this batch that count in the loss; scalar.
-            divisor: what the model divided its sums over target tokens by; None: by `target_tokens`.
+        `divisor` is what the model divided its sums over target tokens by; None: by the `target_tokens` of the batch.
         """
         tokens = target_tokens.detach().float()
         factors = dict.fromkeys(SUMS_PER_TARGET, tokens if divisor is None else divisor)
@@ -40,8 +37,7 @@ class TokenMeans:
     def pop(self, reduce: Callable[[torch.Tensor], torch.Tensor]) -> tuple[dict[str, float], int]:
         """Means since the last call, and the number of target tokens; empty and 0 if nothing was added.
 
-        Args:
-            reduce: sums a tensor over all processes; every process must call this.
+        `reduce` sums a tensor over all processes; every process must call this.
         """
         if not self._sums:
             return {}, 0

@@ -46,12 +46,8 @@ class SourceEncoder:
     def encode(self, texts: Sequence[str], name: str = "the text") -> tuple[list[Pieces], list[int]]:
         """The pieces of each text, and the numbers (from 1) of the texts that were split, with a warning.
 
-        Args:
-            texts: plain text.
-            name: what the texts are, for the message.
-
         Raises:
-            UserError: texts that are too long, with "error".
+            UserError: texts that are too long, with "error"; `name` says there what they are.
         """
         whole = zip(texts, self._ids(texts), strict=True)
         sources: list[Pieces] = [[ids] if text.strip() else [] for text, ids in whole]

@@ -26,8 +26,6 @@ def score_translations(
     """Corpus scores of translations, of sentences or packed documents, against one reference each.
 
     Args:
-        hypotheses: translations.
-        references: as many references, in the same order.
         language: ISO 639-1 code of the target language. Given, the Moses-tokenised figure of plain text is added; where
             `sacremoses` is not installed or has no rules for the language, a warning says what is missing.
         text: "moses" where Moses has tokenised both sides, which needs `language`: `tokenized_bleu` is taken of them as they
