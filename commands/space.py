@@ -32,17 +32,10 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    """Says nothing of requests that are answered."""
-
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        pass
-
-
 def page_server(page: Path, port: int) -> ThreadingHTTPServer:
     """Serves a page's files to this machine; 0: a free port."""
     try:
-        return ThreadingHTTPServer(("127.0.0.1", port), partial(_Quiet, directory=page))
+        return ThreadingHTTPServer(("127.0.0.1", port), partial(SimpleHTTPRequestHandler, directory=page))
     except OSError as error:
         raise UserError(f"--port: {port} cannot be listened on ({error.strerror}); give another, 0 for any") from error
 

@@ -59,11 +59,7 @@ def run(arguments: list[str]) -> int:
 
 
 def read_lines(path: str) -> list[str]:
-    """Lines of a file, perhaps compressed, or, for "-", of standard input. Only "\\n" ends a line: line n is translation n.
-
-    Raises:
-        UserError: no such file, a damaged one, or a table.
-    """
+    """Lines of a file, perhaps compressed, or, for "-", of standard input. Only "\\n" ends a line: line n is translation n."""
     instead = "write the column to translate into a text file, or give plain text as standard input"
     try:
         return list(text_lines(sys.stdin.buffer if path == "-" else text_file(path, instead)))

@@ -170,9 +170,7 @@ def convert_model(foreign: PreTrainedModel, changes: Mapping[str, Any] | None = 
     """A Marian, ViT, GPT-2 or Llama in memory → a ReLUFormer in evaluation mode with its weights, dtype and settings of
     generation. The two may share memory.
 
-    Args:
-        foreign: a `MarianMTModel`, `ViTForImageClassification`, `GPT2LMHeadModel` or `LlamaForCausalLM`.
-        changes: fields of the configuration that are to differ, and `preset`; see `changed_config`.
+    `changes` are fields of the configuration that are to differ, and `preset`; see `changed_config`.
 
     Returns:
         The model, and the names of its parameters that are new and untrained.

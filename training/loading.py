@@ -171,16 +171,12 @@ def _new_parameters(info: Mapping[str, Any]) -> list[str]:
     """Names of the parameters that the weights may lack; `info` is the report of `from_pretrained`."""
     missing = sorted(info["missing_keys"])
     other_shapes = [f"{name} {list(saved)} → {list(wanted)}" for name, saved, wanted in info["mismatched_keys"]]
-    problems = [*(name for name in missing if not _is_optional(name)), *info["unexpected_keys"], *other_shapes]
+    needed = [name for name in missing if ".mlp." in name or set(_OPTIONAL_MODULES).isdisjoint(name.split("."))]
+    problems = [*needed, *info["unexpected_keys"], *other_shapes]
     if problems:
         wrong = f"{len(problems)} tensors are missing, left over or of another shape, the first: {min(problems)}"
         raise UserError(f"the weights do not fit the configuration: {wrong}")
     return missing
-
-
-def _is_optional(name: str) -> bool:
-    parts = name.split(".")
-    return "mlp" not in parts and not set(_OPTIONAL_MODULES).isdisjoint(parts)
 
 
 def load_tokenizer(path_or_hub_id: str | Path) -> PreTrainedTokenizerBase:

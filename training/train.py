@@ -121,6 +121,8 @@ def _trainer(
     recipe: Recipe, corpus: PreparedCorpus, model: PreTrainedModel, settings: dict[str, Any]
 ) -> ReLUFormerTrainer:
     say(f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
+    is_scored = recipe.evaluation.at_most and recipe.training.eval_strategy != "no"
+    scorer = ValidationTranslation(recipe, corpus.tokenizer, corpus.pairs["validation"]) if is_scored else None
     try:
         return ReLUFormerTrainer(
             model,
@@ -130,27 +132,11 @@ def _trainer(
             eval_dataset=corpus.encoded.get("validation"),
             processing_class=corpus.tokenizer,
             tokens_per_batch=recipe.batching.tokens_per_batch,
-            translation_scorer=_translation_scorer(recipe, corpus),
+            translation_scorer=scorer,
             settings=settings,
         )
     except (ImportError, RuntimeError) as error:  # a package that report_to needs
         raise UserError(f"training: {one_line(error)}") from error
-
-
-def _translation_scorer(recipe: Recipe, corpus: PreparedCorpus) -> ValidationTranslation | None:
-    evaluation, data = recipe.evaluation, recipe.data
-    if not evaluation.at_most or recipe.training.eval_strategy == "no":
-        return None
-    pairs = corpus.pairs["validation"]
-    return ValidationTranslation(
-        corpus.tokenizer,
-        list(pairs["source"]),
-        list(pairs["target"]),
-        {name: getattr(evaluation, name) for name in ("num_beams", "length_penalty", "batch_tokens")},
-        language=data.target_language if data.text == "moses" else None,
-        text=data.text,
-        cased=SCORES[evaluation.headline].cased,
-    )
 
 
 def _train(trainer: ReLUFormerTrainer, recipe: Recipe, resume_from: Path | None) -> DivergenceWatch:

@@ -40,8 +40,6 @@ from reluformer.training.run.token_means import TokenMeans
 
 # Scores a model during training: (model, process index, number of processes) → values, the same on every process.
 TranslationScorer = Callable[[torch.nn.Module, int, int], dict[str, float]]
-
-
 _LOADER_OPTIONS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")
 
 

@@ -32,14 +32,7 @@ VALIDATION, TEST = ["--validation", "val.de", "val.en"], ["--test", "test.de", "
     ("options", "name", "preset", "splits", "watched", "said"),
     [
         ([*VALIDATION, *TEST], "de_en", "reluformer", ["test"], "steps", []),
-        (
-            [*VALIDATION, "--softmax"],
-            "de_en_softmax",
-            "vanilla",
-            ["validation"],
-            "steps",
-            ["no --test: the validation"],
-        ),
+        ([*VALIDATION, "--softmax"], "de_en_softmax", "vanilla", ["validation"], "steps", ["no --test: the val"]),
         ([], "de_en", "reluformer", [], "no", ["no --validation", "no --test: nothing"]),
     ],
 )

@@ -125,17 +125,10 @@ def test_options_and_later_files_are_laid_over_a_recipe_and_its_base(write, smal
     )
     recipe = load_recipe(top)
     assert recipe.model == {**SMALL["model"], "preset": "vanilla", "d_model": 32}
-    assert (recipe.name, recipe.data.source_language, recipe.data.demo.train, recipe.data.demo.seed) == (
-        "top",
-        "de",
-        50,
-        4,
-    )
+    assert (recipe.name, recipe.data.source_language) == ("top", "de")
+    assert (recipe.data.demo.train, recipe.data.demo.seed) == (50, 4)
     assert (recipe.training.max_steps, recipe.training.learning_rate) == (20, 1e-3)
-    assert [(path.rpartition("/")[2], says["name"]) for path, says in recipe_layers(top)][::2] == [
-        ("small.yaml", "small"),
-        ("top.yaml", "top"),
-    ]
+    assert [says["name"] for _, says in recipe_layers(top)] == ["small", "middle", "top"]
     last = write("training: {seed: 3}\n", "last")
     options = ["--model.d_model", "64", "--data.demo.seed", "7", "--training.learning_rate=1e-2"]
     over = parse_recipe(["--config", top, "--config", last, *options])
@@ -181,7 +174,6 @@ def test_a_recipe_reads_back_as_it_was_written(small, tmp_path):
     ("text", "named"),
     [
         ("base: nowhere\n", "base: no file 'nowhere'; give the path"),
-        ("base: [small]\n", "base: no file"),
         ("base: top\n", "stands on itself"),
         ("base: small\nmodell: {d_model: 8}\n", "no key 'modell'; did you mean model"),
         ("base: small\ntokenizer: {vocabsize: 3}\n", "did you mean tokenizer.vocab_size"),
@@ -189,7 +181,6 @@ def test_a_recipe_reads_back_as_it_was_written(small, tmp_path):
         ("base: small\nmax_steps: 3\n", "did you mean training.max_steps?"),
         ("base: small\ndata.max_length: 3\n", "did you mean data.max_length?"),
         ("base: small\ntokenizer: 8000\n", "tokenizer is a section: expected keys, found 8000"),
-        ("base: small\ndata: os.path.join\n", "data is a section"),
         ("base: small\nmodel: {a: {class_path: os.system}}\n", "names no classes"),
         ("base: small\nname: a\nname: b\n", "top.yaml, line 3: is no YAML: the key 'name' stands here twice"),
         ("name: !!python/object/apply:os.getcwd []\n", "is no YAML"),
@@ -206,16 +197,12 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
     ("arguments", "named"),
     [
         (["--training.max_step", "3"], "no key 'training.max_step'; did you mean training.max_steps or "),
-        (["--training.warmup", "3"], "no key 'training.warmup'; did you mean training.warmup_"),
         (["--max_steps", "100"], "no key 'max_steps'; did you mean training.max_steps?"),
-        (["--bf16=1"], "did you mean training.bf16?"),
         (["--d_model", "64"], "did you mean model.d_model?"),
         (["--nothing_like_it", "1"], "`reluformer train --help` lists all keys"),
-        (["--training.max_steps", "many"], "training.max_steps"),
         (["--training.max_steps"], "--training.max_steps: expected a value"),
         (["--model.d_model", "[16"], "--model.d_model, line 1: is no YAML"),
         (["--batching.tokens_per_batch", "1.5"], "batching.tokens_per_batch"),
-        (["--evaluation.headline", "rouge"], "evaluation.headline"),
         (["--data.demo.train", "x"], "data.demo: "),
         (["--data.demo.train", "0"], "0 does not conform to restriction v>0"),
         (["--training.label_smoothing_factor", "0.1"], "model.label_smoothing"),
@@ -238,7 +225,6 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
         (["--data.demo", "null"], "none of them"),
         (["--data.max_length", "9000"], "batching.tokens_per_batch"),
         (["--evaluation.splits", "[dev]"], "Got value: dev"),
-        (["--evaluation.num_beams", "0"], "evaluation.num_beams"),
         (["--averaging.last_checkpoints", "3"], "writes no checkpoint before the last update"),
         (["--averaging.last_checkpoints", "2", "--training.save_steps", "2", "--training.save_total_limit", "1"], "keeps 1"),
         (["--initialize_from", "x", "--tokenizer.lowercase", "true"], "comes with the model of initialize_from"),

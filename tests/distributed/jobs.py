@@ -12,7 +12,9 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from transformers import set_seed
 
 from reluformer import ReLUFormerForConditionalGeneration
+from reluformer.configuration.recipe import DataConfig, EvaluationConfig
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.run.interruptions import orderly_end
 from reluformer.training.scoring.evaluation import ValidationTranslation
@@ -90,10 +93,14 @@ def translate(folder: Path, rank: int, world: int) -> None:
     model = ReLUFormerForConditionalGeneration(config).eval()
     options = {"num_beams": 2, "length_penalty": 1.0, "batch_tokens": 64}
     reference = Translator(model, tokenizer, **options)(pairs["source"][0])
+    # without training arguments, which would end the connection of the processes
+    data = DataConfig(source_language="de", target_language="en")
+    recipe = SimpleNamespace(evaluation=EvaluationConfig(**options), data=data)
     scores = []
     for count in (5, 1):
-        sources, references = pairs["source"][:count], [reference, *pairs["target"][1:count]]
-        scores.append(ValidationTranslation(tokenizer, sources, references, options)(model, rank, world))
+        some = {"source": pairs["source"][:count], "target": [reference, *pairs["target"][1:count]]}
+        scorer = ValidationTranslation(recipe, tokenizer, datasets.Dataset.from_dict(some))
+        scores.append(scorer(model, rank, world))
     if rank == 0:
         _write(folder / f"translate-{world}.json", {"scores": scores})
 

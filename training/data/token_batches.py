@@ -33,8 +33,6 @@ class TokenBatchSampler:
 
     Args:
         source_lengths, target_lengths: tokens of each pair (pairs,).
-        tokens_per_batch: the budget.
-        seed: of the plan.
         batches_per_update: processes × accumulation steps.
 
     A training loop must call `set_epoch` before it iterates.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
-from reluformer.configuration.scores import SCORES_IN_TRAINING
+from reluformer.configuration.scores import SCORES, SCORES_IN_TRAINING
 from reluformer.training.data.corpus import load_split
 from reluformer.training.data.documents import PackedDocuments, pack_split
 from reluformer.training.run.progress import say, tell
@@ -96,31 +95,29 @@ def evaluate(
 
 @dataclass(frozen=True)
 class ValidationTranslation:
-    """Translates and scores a fixed set of pairs in the middle of training, each process its share.
+    """Translates and scores pairs (columns "source" and "target") in the middle of training, each process its share.
 
-    Args:
-        decoding: options of `Translator`.
-        language, text: see `score_translations`; no language for plain text, since Moses takes its time.
-        cased: False leaves out the scores that say nothing of a model whose tokenizer lower-cases.
+    The scores are those of `SCORES_IN_TRAINING`, without those that say nothing of a model whose tokenizer lower-cases if the
+    recipe's headline is not cased.
     """
 
+    recipe: Recipe
     tokenizer: PreTrainedTokenizerBase
-    sources: Sequence[str]
-    references: Sequence[str]
-    decoding: Mapping[str, Any]
-    language: str | None = None
-    text: Literal["plain", "moses"] = "plain"
-    cased: bool = True
+    pairs: datasets.Dataset
 
     def __call__(self, model: PreTrainedModel, process_index: int = 0, processes: int = 1) -> dict[str, float]:
         """Scores of `model`, from 0 to 100, the same on every process; every process must call this."""
-        mine = range(process_index, len(self.sources), processes)
-        translations = Translator(model, self.tokenizer, **self.decoding)([self.sources[index] for index in mine])
+        evaluation, data, sources = self.recipe.evaluation, self.recipe.data, list(self.pairs["source"])
+        decoding = {name: getattr(evaluation, name) for name in ("num_beams", "length_penalty", "batch_tokens")}
+        mine = range(process_index, len(sources), processes)
+        translations = Translator(model, self.tokenizer, **decoding)([sources[index] for index in mine])
         if processes > 1:
             gathered = dict(gather_object(list(zip(mine, translations, strict=True))))
-            translations = [gathered[index] for index in range(len(self.sources))]
-        scores = score_translations(translations, self.references, language=self.language, text=self.text)
-        wanted = [score.name for score in SCORES_IN_TRAINING if self.cased or not score.cased]
+            translations = [gathered[index] for index in range(len(sources))]
+        language = data.target_language if data.text == "moses" else None  # for plain text Moses would take its time
+        scores = score_translations(translations, list(self.pairs["target"]), language=language, text=data.text)
+        cased = SCORES[evaluation.headline].cased
+        wanted = [score.name for score in SCORES_IN_TRAINING if cased or not score.cased]
         return {name: scores[name] for name in wanted if name in scores}
 
 
@@ -150,17 +147,8 @@ def read_translations(path: str | Path) -> list[tuple[str, str, str]]:
     return rows
 
 
-def format_samples(rows: Sequence[tuple[str, str, str]], count: int, width: int = 100) -> str:
-    """`count` of the rows (source, hypothesis, reference), evenly spread over the corpus, so neither chosen nor random, in lines
-    of at most `width` characters."""
+def format_samples(rows: Sequence[tuple[str, str, str]], count: int) -> str:
+    """`count` of the rows (source, hypothesis, reference), evenly spread over the corpus, so neither chosen nor random."""
     count = min(count, len(rows))
-    lines = []
-    for place in range(count):
-        texts = rows[place * len(rows) // count]
-        for name, text in zip(("source", "translation", "reference"), texts, strict=True):
-            name = f"{name:<13}"
-            lines.append(
-                textwrap.fill(text.strip() or "(empty)", width, initial_indent=name, subsequent_indent=" " * 13)
-            )
-        lines.append("")
-    return "\n".join(lines[:-1])
+    chosen = [rows[place * len(rows) // count] for place in range(count)]
+    return "\n\n".join("source       {}\ntranslation  {}\nreference    {}".format(*row) for row in chosen)

@@ -123,7 +123,6 @@ def _moses_score(score: Score, hypotheses: list[str], references: list[str], lan
     except UserError as error:  # sacremoses is optional, and has rules for few languages
         logger.warning("%s is left out: %s", score.name, error)
         return {}
-
     sides = (moses.apply([text.lower() for text in texts], side="target") for texts in (hypotheses, references))
     scores = _score(score, *sides)
     scores[f"{score.name}_signature"] += f"|lowercased|moses:{language}|sacremoses:{version('sacremoses')}"

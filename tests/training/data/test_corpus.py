@@ -225,11 +225,7 @@ def test_a_data_set_of_the_translation_feature(tmp_path):
 def test_errors_of_a_data_set_list_what_exists(tmp_path):
     folder = saved(tmp_path, ROWS)
     for path, options, says in (
-        (
-            folder,
-            {"source_column": "text"},
-            r"no column 'text'; there are: translation\.de, translation\.en; set data\.",
-        ),
+        (folder, {"source_column": "text"}, r"no column 'text'; there are: translation\.de, translation\.en; set "),
         (folder, {"languages": {**LANGUAGES, "source_language": "en"}}, r"'translation\.en' is both source and target"),
         (folder, {"split": "test"}, "split 'test'\\) cannot be loaded"),
         (tmp_path / "nowhere", {}, "cannot be loaded"),
