@@ -167,7 +167,7 @@ def statistics_gradients(case: AttentionCase, inputs: AttentionInputs, statistic
 def penalty(visible_keys: Tensor, row_sum: Tensor, row_sum_log: Tensor | None = None) -> Tensor:
     """Eq. 7 of S and T (batch, heads, length), the mean over heads and rows; of |log S| alone without T."""
     entropy = torch.zeros_like(row_sum) if row_sum_log is None else row_entropy(row_sum, row_sum_log)
-    return row_penalty(row_sum, entropy, visible_keys, DEFAULT_ENTROPY_MARGIN).mean()
+    return row_penalty(row_sum, entropy, visible_keys.unsqueeze(1), DEFAULT_ENTROPY_MARGIN).mean()
 
 
 def cells(quick: bool) -> Iterator[Names]:

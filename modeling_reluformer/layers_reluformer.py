@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -575,6 +576,7 @@ def checked_keywords(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator of forward passes: the cache may come by either name, and unknown keywords go through (each version of the
     library has new ones), but for a part of the input and what nearly is a name of ours."""
     known = [*inspect.signature(forward).parameters]
+    known += ["shift_labels"] if "logits_to_keep" in known else []  # see `ReLUFormerForCausalLM.forward`
     known += ["past_key_values"] if "cache" in known else []
 
     @functools.wraps(forward)
@@ -583,6 +585,8 @@ def checked_keywords(forward: Callable[..., Any]) -> Callable[..., Any]:
             if "cache" in kwargs:
                 raise TypeError("cache and past_key_values are two names of one argument; give one of them.")
             kwargs["cache"] = kwargs.pop("past_key_values")
+            if CACHE_NAME == "cache" and not is_compiling():  # as the library's own models say it
+                warnings.warn("`past_key_values` is deprecated; use `cache`.", FutureWarning, stacklevel=2)
         for name in kwargs.keys() - {*known}:
             if kwargs[name] is not None:
                 _check_unknown(self, name, known)

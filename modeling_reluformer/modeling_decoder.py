@@ -223,6 +223,8 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
                 numbers side by side. A cache that such a call fills says nothing of them: tokens that follow would see them all.
             logits_to_keep: how many of the last positions get logits, or which; 0: all.
             num_items_in_batch, skip_logits: as in `ReLUFormerForConditionalGeneration.forward`.
+            kwargs: among others `shift_labels`, (batch, length), in place of `labels`: the label that each position predicts, as
+                it is. The Trainer gives it where a sequence is divided among processes.
 
         Returns:
             logits (batch, length, vocabulary), None with `skip_logits`; with `labels`, the fields of `ReLUFormerCausalLMOutput`.
@@ -232,12 +234,13 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
                 embeddings, masks or labels of a wrong shape or dtype.
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
         """
-        measured = None
-        if labels is not None:
+        # not named above: the Trainer waits for every argument with "label" in it
+        shift_labels, measured = kwargs.pop("shift_labels", None), None
+        if labels is not None or shift_labels is not None:
             use_cache = False if self.training else use_cache
             if segment_ids is None:
                 segment_ids = packed_segments(position_ids, attention_mask, cache)
-            labels = next_token_labels(labels, segment_ids)
+            labels = next_token_labels(labels, segment_ids) if shift_labels is None else shift_labels
             # each row that predicts a label counts as that one label
             measured = self._measured((labels != IGNORED_LABEL).to(wide(self.lm_head.weight.dtype)))
         outputs = self.model(

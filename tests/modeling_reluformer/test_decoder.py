@@ -113,6 +113,13 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_cut():
     torch.testing.assert_close(sum(parts), whole)
 
 
+def test_labels_that_are_shifted_already():
+    model, ids = decoder_model(**RELU), token_ids()
+    aligned = torch.cat([ids[:, 1:], torch.full((3, 1), -100)], dim=1)
+    expected, found = model(ids, labels=ids), model(ids, shift_labels=aligned)
+    torch.testing.assert_close((found.loss, found.regularization), (expected.loss, expected.regularization))
+
+
 @pytest.mark.parametrize(
     ("inputs", "error", "named"),
     [

@@ -122,7 +122,6 @@ def test_a_keyword_of_a_later_library_goes_through(call):
         (translation, "past_key_value", "did you mean past_key_values?"),
         (translation, "position_ids", "leave it out"),
         (language, "is_causal", "leave it out"),
-        (language, "shift_labels", "leave it out"),
         (vision, "output_hidden_state", "did you mean output_hidden_states?"),
         (vision, "input_ids", "leave it out"),
     ],

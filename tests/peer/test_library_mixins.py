@@ -236,7 +236,10 @@ class LlamaReluTest(RefusesSdpa, DecoderTests, unittest.TestCase):
 
 
 class LlamaSoftmaxTest(DecoderTests, unittest.TestCase):
-    attention_fields = {**DECODER_PRESETS["llama_relu"], "attention_activation": "softmax", "ffn_type": "dglu"}
+    attention_fields = {
+        **DECODER_PRESETS["llama_relu"],
+        **{"attention_activation": "softmax", "attention_scaling": "none", "ffn_type": "dglu"},
+    }
 
 
 class VisionTests(ModelTests):

@@ -20,7 +20,7 @@ from .foreign_cases import SMALL, bert_config, build, tokens
 PLAIN_LOADING = """
 import sys
 sys.modules["reluformer"] = None  # whoever imports it fails
-from transformers import transformers.AutoModel
+import transformers
 transformers.AutoModel.from_pretrained(sys.argv[1], **dict(pair.split("=") for pair in sys.argv[2:]))
 """
 
