@@ -572,11 +572,10 @@ def run_layers(
 _INPUTS = re.compile(r"\w+_(ids|mask|embeds|values)|\w*labels|is_causal")
 
 
-def checked_keywords(forward: Callable[..., Any]) -> Callable[..., Any]:
+def checked_keywords(forward: Callable[..., Any], more: Sequence[str] = ()) -> Callable[..., Any]:
     """A decorator of forward passes: the cache may come by either name, and unknown keywords go through (each version of the
-    library has new ones), but for a part of the input and what nearly is a name of ours."""
-    known = [*inspect.signature(forward).parameters]
-    known += ["shift_labels"] if "logits_to_keep" in known else []  # see `ReLUFormerForCausalLM.forward`
+    library has new ones), but for a part of the input and what nearly is a name of ours. `more`: what it takes in its kwargs."""
+    known = [*inspect.signature(forward).parameters, *more]
     known += ["past_key_values"] if "cache" in known else []
 
     @functools.wraps(forward)

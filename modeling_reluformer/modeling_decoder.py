@@ -193,7 +193,7 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @checked_keywords
+    @partial(checked_keywords, more=["shift_labels"])
     @can_return_tuple
     def forward(
         self,
