@@ -97,11 +97,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, specification: Specificati
     if operator is None:
         refuse_dual(query, key, value, specification.row_scale)
         operator = operator_for(query)
+    seed = None
     if specification.dropout_p > 0:
         # drawn from torch's generator: the same seed gives the same masks, also when a checkpoint recomputes
         seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu")
-        specification = replace(specification, seed=seed)
-    return operator(query, key, value, *specification.arguments())[:wanted]
+    return operator(query, key, value, *specification.arguments(seed))[:wanted]
 
 
 def _with_row_scale(

@@ -153,13 +153,11 @@ class _LaunchedAttention(torch.autograd.Function):
     """The operator on CUDA outside of compiled graphs, where what torch.library does around a call takes longer than the call."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _forward(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:  # a setup_context of its own would cost time
         ctx.set_materialize_grads(False)
+        output = _forward(*inputs)
         _save(ctx, inputs, output)
+        return output
 
     @staticmethod
     @once_differentiable

@@ -17,7 +17,7 @@ from ..attention_reluformer import ATTENTION_SCALINGS, LARGEST_ALPHA, NON_NEGATI
 STATISTICS = ("none", "sum", "sum+entropy")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Specification:
     """What `relu_attention` computes of query, key and value. Its options are the arguments of the same names there.
 
@@ -44,9 +44,10 @@ class Specification:
     dropout_p: float = 0.0
     statistics: str = "none"
 
-    def arguments(self) -> tuple[Any, ...]:
-        """The fields, as the operators take them. Written out: this is part of what a short call costs."""
-        tensors = self.row_scale, self.key_padding_mask, self.cu_seqlens_q, self.cu_seqlens_k, self.offset, self.seed
+    def arguments(self, seed: Tensor | None = None) -> tuple[Any, ...]:
+        """The fields, as the operators take them, with another seed. Written out: this is part of what a short call costs."""
+        seed = self.seed if seed is None else seed
+        tensors = self.row_scale, self.key_padding_mask, self.cu_seqlens_q, self.cu_seqlens_k, self.offset, seed
         return *tensors, self.activation, self.scale, self.causal, self.query_offset, self.dropout_p, self.statistics
 
     @property

@@ -149,12 +149,27 @@ class _Plan(NamedTuple):
 
     arguments: of the kernels, those that are no tensors.
     more: statistics or dropout are computed too.
-    compiled: what Triton compiled, by kernel, tiles and what else the form depends on. A compiled kernel is called without
-        Triton's look at every argument, which takes longer than a small attention.
+    launches: by kernel and strides that the plan does not know.
     """
 
     arguments: dict[str, Any]
     more: bool
+    launches: dict[Any, _Launch]
+
+
+class _Launch(NamedTuple):
+    """What the launches of a kernel share, worked out once: a small attention takes less time than that.
+
+    rows: batch × heads, and tokens, of the blocks that its programs compute. arguments: of the kernel in its order, None where a
+    call puts its own. places: of these, with their names. compiled: by the alignment of the tensors; called without Triton's
+    look at every argument.
+    """
+
+    sizes: Tiles
+    block: int
+    rows: tuple[int, int]
+    arguments: list[Any]
+    places: list[tuple[int, str]]
     compiled: dict[Any, Any]
 
 
@@ -216,33 +231,48 @@ def _launch(name: str, kernel: Any, plan: _Plan, specification: Specification, f
 
     The arguments that a kernel names are taken from `arguments` and the plan; strides that stand in neither, from their tensor.
     """
-    sizes = tile_sizes(name, arguments["query"], plan.more)
     ends = specification.cu_seqlens_q, specification.cu_seqlens_k
+    launch = plan.launches.get((name, form))
+    if launch is None:
+        launch = plan.launches[name, form] = _prepared(name, kernel, plan, ends[0] is not None, arguments)
+    heads, length = launch.rows
+    ends = ends[::-1] if name == "key_value_gradient" else ends
+    arguments["tiles"], arguments["tile_count"] = _tile_table(*ends, launch.block, length)
+    programs = heads * arguments["tile_count"]
+    if programs > 0:
+        values = launch.arguments.copy()
+        for place, its_name in launch.places:
+            values[place] = arguments[its_name]
+        # the alignment that Triton compiles for
+        aligned = tuple([item.data_ptr() % 16 == 0 for item in arguments.values() if isinstance(item, Tensor)])
+        _start(kernel, programs, launch, aligned, values, arguments["query"].device)
+
+
+def _prepared(name: str, kernel: Any, plan: _Plan, packed: bool, arguments: dict[str, Any]) -> _Launch:
+    sizes = tile_sizes(name, arguments["query"], plan.more)
     rows, block, looped, step = arguments["query"], sizes.queries, "keys", sizes.keys
     if name == "key_value_gradient":
-        rows, block, looped, step, ends = arguments["key"], sizes.keys, "queries", sizes.queries, ends[::-1]
-    table, tile_count = _tile_table(*ends, block, rows.shape[2])
-    arguments |= plan.arguments | {"tiles": table, "tile_count": tile_count}
-    arguments |= {"BLOCK_Q": sizes.queries, "BLOCK_K": sizes.keys}
-    arguments["EVEN"] = table is None and arguments[looped] % step == 0
-    programs = rows.shape[0] * rows.shape[1] * tile_count
-    if programs > 0:
-        missing = [name for name in kernel.arg_names if name not in arguments]
-        arguments |= {name: arguments[name.removesuffix("_strides")].stride()[:3] for name in missing}
-        _start(kernel, programs, sizes, plan.compiled, form, {name: arguments[name] for name in kernel.arg_names})
+        rows, block, looped, step = arguments["key"], sizes.keys, "queries", sizes.queries
+    known = plan.arguments | {"BLOCK_Q": sizes.queries, "BLOCK_K": sizes.keys}
+    known["EVEN"] = not packed and known[looped] % step == 0
+    given = {*arguments, "tiles", "tile_count"}
+    for missing in (each for each in kernel.arg_names if each not in given and each not in known):
+        known[missing] = arguments[missing.removesuffix("_strides")].stride()[:3]
+    places = [(place, each) for place, each in enumerate(kernel.arg_names) if each in given]
+    count = rows.shape[0] * rows.shape[1]
+    return _Launch(sizes, block, (count, rows.shape[2]), [known.get(each) for each in kernel.arg_names], places, {})
 
 
-def _start(kernel: Any, programs: int, sizes: Tiles, compiled: dict, form: Any, arguments: dict[str, Any]) -> None:
-    # the alignment that Triton compiles for
-    aligned = tuple(item.data_ptr() % 16 == 0 for item in arguments.values() if isinstance(item, Tensor))
-    place = kernel, sizes, form, aligned
-    device = arguments["query"].device
+def _start(
+    kernel: Any, programs: int, launch: _Launch, aligned: tuple[bool, ...], values: list[Any], device: torch.device
+) -> None:
     elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
     with torch.cuda.device(device) if elsewhere else nullcontext():
-        if (known := compiled.get(place)) is not None:
-            known[(programs, 1, 1)](*arguments.values())
+        if (known := launch.compiled.get(aligned)) is not None:
+            known[(programs, 1, 1)](*values)
         else:
-            compiled[place] = kernel[(programs,)](**arguments, num_warps=sizes.warps, num_stages=sizes.stages)
+            options = {"num_warps": launch.sizes.warps, "num_stages": launch.sizes.stages}
+            launch.compiled[aligned] = kernel[(programs,)](*values, **options)
 
 
 def _tile_table(own: Tensor | None, other: Tensor | None, block: int, length: int) -> tuple[Tensor | None, int]:
@@ -252,7 +282,7 @@ def _tile_table(own: Tensor | None, other: Tensor | None, block: int, length: in
     those that exist start past the end of the last sequence, and their programs stop at once.
     """
     if own is None:
-        return None, triton.cdiv(length, block)
+        return None, -(-length // block)
     sequences = own.numel() - 1
     if sequences < 1:
         return None, 0

@@ -88,8 +88,9 @@ def compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernels = []
 
-    def start(kernel, programs, sizes, compiled, form, arguments):
-        kernels.append(kernel.warmup(**arguments, num_warps=sizes.warps, num_stages=sizes.stages, grid=(programs,)))
+    def start(kernel, programs, launch, aligned, values, device):
+        options = {"num_warps": launch.sizes.warps, "num_stages": launch.sizes.stages}
+        kernels.append(kernel.warmup(*values, **options, grid=(programs,)))
 
     monkeypatch.setattr(triton_launch, "_start", start)
 
