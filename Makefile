@@ -67,11 +67,11 @@ test-newest-short: .venv-newest/dev
 test-oldest: .venv-oldest/dev
 	.venv-oldest/bin/python -m pytest -rfEs
 
-# Speed and memory of the attention and of whole models, beside rivals, on this machine alone, which must be idle. Writes
+# Speed of the attention and of whole models, beside rivals, on this machine alone, which must be idle. Writes
 # benchmarks/results/, benchmarks/ATTENTION.md and MODELS.md. All of it with the allocator as it comes; benchmarks/NOTES.md says what glibc's
 # variables give. On a GPU: python -m benchmarks.gpu --help
 bench: .venv/all
-	$(BIN)/python -m benchmarks attention memory end-to-end generation translating vision decoder
+	$(BIN)/python -m benchmarks attention end-to-end generation translating vision decoder
 
 # Models whose feed-forward networks skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
 # Writes benchmarks/results/sparse-models-cpu.json and benchmarks/SPARSE.md.

@@ -1,6 +1,6 @@
-"""Speed and memory on this machine, which must be idle: measures, and writes the pages.
+"""Speed on this machine, which must be idle: measures, and writes the pages.
 
-    python -m benchmarks attention memory …      those results/<name>-cpu.json, then the pages; `make bench` names all
+    python -m benchmarks attention vision …      those results/<name>-cpu.json, then the pages; `make bench` names all
     python -m benchmarks attention --quick       seconds; writes no page, and what it measures means nothing
     python -m benchmarks pages                   the pages alone, from the result files
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from benchmarks import attention, decoder, memory, translating, translation, vision, zeros
+from benchmarks import attention, decoder, translating, translation, vision, zeros
 from benchmarks.measurement_file import PAGES, RESULTS
 from benchmarks.pages import write_pages
 
@@ -23,7 +23,6 @@ BENCHMARKS = {
     benchmark.file: benchmark
     for benchmark in (
         attention.BENCHMARK,
-        memory.BENCHMARK,
         translation.BENCHMARK,
         translation.TABLE_4_BENCHMARK,
         translating.BENCHMARK,

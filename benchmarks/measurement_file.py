@@ -33,7 +33,7 @@ class Benchmark:
     """One result file, `results/<file>-cpu.json`.
 
     cells: quick → what each cell is, by the names of its facts; `threads` among them are those of torch.
-    measure: a cell and the options → what was measured: `Timing.record`, or bytes of memory, and facts beside it.
+    measure: a cell and the options → what was measured: `Timing.record`, and facts beside it.
     settings: what all cells have in common.
     """
 

@@ -26,19 +26,12 @@ from reluformer.analysis.drawing import RELU, SOFTMAX, shade
 
 Result = Mapping[str, Any]
 SHORT = (16, 32, 64, 128, 256)
-MEMORY_LENGTH, MEMORY_BYTES = 8192, 300e6
 ZEROS_SHARE = 95
 # Colour, marker, label; lines of ReLU are shades of its colour.
 SPEED_LINES = {
     PLAIN: (RELU, "o", "ReLU, fused"),
     WITH_STATISTICS: (shade(RELU, 0.5), "^", "ReLU, fused, with S and T"),
 }
-MEMORY_LINES = {
-    "fused": (RELU, "o", "ReLU, fused"),
-    "sdpa": (SOFTMAX, "s", "softmax, SDPA"),
-    "eager relu": (shade(RELU, 0.5), "^", "ReLU, eager"),
-}
-MEMORY_PANELS = {"attention": "attention alone, 8 heads of 64", "model": "a model, 2 padded sequences"}
 
 
 def goals_of(files: Collection[str]) -> list[dict[str, Any]]:
@@ -47,12 +40,10 @@ def goals_of(files: Collection[str]) -> list[dict[str, Any]]:
     return [goal for goal in says if goal["file"] in files]
 
 
-def goal_table(
-    goals: Iterable[Mapping[str, Any]], results: Mapping[str, Result | None], more: Iterable[Sequence[str]] = ()
-) -> list[str]:
+def goal_table(goals: Iterable[Mapping[str, Any]], results: Mapping[str, Result | None]) -> list[str]:
     """One line a goal: in how many cells it is met, and the lowest value with its cell. goals.yaml says what a goal is."""
     rows = [row for goal in goals if (row := _goal_row(goal, results[goal["file"]]))]
-    return table(("what", "over", "goal", "met in", "lowest"), [*rows, *more])
+    return table(("what", "over", "goal", "met in", "lowest"), rows)
 
 
 def _goal_row(goal: Mapping[str, Any], result: Result | None) -> list[str]:
@@ -176,8 +167,6 @@ def _memory(result: Result) -> Iterator[str]:
     """By contender, in MB."""
     settings, cells = result["settings"], result["cells"]
     yield f"How: {settings['method']}"
-    if any(cell["what"] == "attention" for cell in cells):
-        yield from ("", "![extra peak memory by length](results/memory-cpu.png)")
     for what in dict.fromkeys(cell["what"] for cell in cells):
         row = "vocabulary" if what == "vocabulary" else "length"
         chosen = {(cell["contender"], cell[row]): cell for cell in cells if cell["what"] == what}
@@ -193,18 +182,11 @@ def _megabytes(cell: Result | None) -> str:
     return f"not run: {cell['not_run']}" if "not_run" in cell else f"{cell['extra_bytes'] / 1e6:,.0f} MB"
 
 
-def _memory_goal(result: Result | None) -> Iterator[list[str]]:
-    for cell in () if result is None else result["cells"]:
-        if (cell["what"], cell["contender"], cell["length"]) == ("attention", "fused", MEMORY_LENGTH):
-            what, goal = f"extra peak memory, n = {MEMORY_LENGTH:,}", f"< {MEMORY_BYTES / 1e6:.0f} MB"
-            yield [what, "", goal, _share(int(cell["extra_bytes"] < MEMORY_BYTES), 1), _megabytes(cell)]
-
-
 def _translation(result: Result) -> Iterator[str]:
     facts = ["shape", "inputs", "dtype", "attention_dropout"]
     rivals = (MARIAN, MARIAN_SMOOTHED, "vanilla")
     yield from tables_of(result, ["task"], facts, compared={RELUFORMER: rivals, OURS_UNREGULARIZED: rivals[:2]})
-    reasons = [item for cell in result["cells"] for item in cell["left_out"].items()]
+    reasons = [item for cell in result["cells"] for item in cell.get("left_out", {}).items()]
     yield from ("", *dict.fromkeys(f"- {name} is left out: {text}" for name, text in reasons))
 
 
@@ -298,10 +280,8 @@ SECTIONS: dict[str, dict[str, tuple[str, Callable[[Result], Iterable[str]]]]] = 
 
 def write_pages(folder: Path, pages: Path) -> Iterator[Path]:
     """Writes the pages of the result files in `folder`, and beside these the pictures; yields what was written."""
-    for file, draw in (("attention", _plot_speedups), ("memory", _plot_memory)):
-        result = read_result(folder / f"{file}-cpu.json")
-        if result is not None:
-            yield draw(result, folder / f"{file}-cpu.png")
+    if (result := read_result(folder / "attention-cpu.json")) is not None:
+        yield _plot_speedups(result, folder / "attention-cpu.png")
     for name in SECTIONS:
         path = pages / f"{name}.md"
         path.write_text(render(name, folder), encoding="utf-8")
@@ -327,20 +307,6 @@ def _plot_speedups(result: Result, path: Path) -> Path:
     return _save(figure, path, "line: median, band: P10 to P90 of the rounds")
 
 
-def _plot_memory(result: Result, path: Path) -> Path:
-    """Extra peak of a training step against length, both logarithmic."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    for axes, (what, title) in zip(figure.subplots(1, 2, sharey=True), MEMORY_PANELS.items(), strict=True):
-        cells = [cell for cell in result["cells"] if cell["what"] == what]
-        for contender, (color, marker, label) in MEMORY_LINES.items():
-            own = [cell for cell in cells if cell["contender"] == contender and "extra_bytes" in cell]
-            lengths, sizes = [cell["length"] for cell in own], [cell["extra_bytes"] / 1e9 for cell in own]
-            axes.plot(lengths, sizes, color=color, marker=marker, label=label)
-        axes.set(yscale="log", title=title, xlabel="length n", ylabel="extra peak memory, GB")
-        _length_axis(axes, sorted({cell["length"] for cell in cells}))
-    return _save(figure, path)
-
-
 def _length_axis(axes: Axes, lengths: list[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
@@ -360,7 +326,7 @@ def render(name: str, folder: Path = RESULTS) -> str:
     """A page as Markdown."""
     results = {file: read_result(folder / f"{file}-cpu.json") for file in SECTIONS[name]}
     lines = [f"# {TITLES[name]}", "", ABOUT_ALL, ABOUT[name], "## Goals", ""]
-    lines += goal_table(goals_of(results), results, _memory_goal(results.get("memory")))
+    lines += goal_table(goals_of(results), results)
     for file, (heading, body) in SECTIONS[name].items():
         result = results[file]
         lines += ["", f"## {heading}", ""]

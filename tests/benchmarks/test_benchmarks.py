@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,12 +13,8 @@ from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.measurement_file import RESULTS, Benchmark, read_result
 
 # Each takes several seconds; the others run the same code.
-SLOW = {"memory", "attention", "end-to-end", "decoder"}
-LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
-MARKS = {name: [pytest.mark.slow] if name in SLOW else [] for name in BENCHMARKS} | {
-    "memory": [pytest.mark.slow, LINUX]
-}
-NAMES = [pytest.param(name, marks=MARKS[name]) for name in BENCHMARKS]
+SLOW = {"attention", "end-to-end", "decoder"}
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in BENCHMARKS]
 
 
 def committed_cells(name):
@@ -43,12 +38,9 @@ def test_a_quick_run_times_every_contender_of_the_committed_results(name, tmp_pa
     assert result["environment"]["MALLOC_ARENA_MAX"] == "1" and result["machine"]["memory_gb"] > 0
     committed = committed_cells(name)
     for cell in result["cells"]:
-        if "extra_bytes" in cell:
-            assert cell["extra_bytes"] > 0 and cell["contender"] in {each["contender"] for each in committed}
-            continue
         alike = [each for each in committed if each["speedups"].keys() >= cell["speedups"].keys()]
         assert any(cell["times"].keys() <= each["times"].keys() for each in alike), "contenders of a committed cell"
-        assert all(values["rounds"] == 3 for values in cell["times"].values()) and cell["left_out"] == {}
+        assert all(values["rounds"] == 3 for values in cell["times"].values())
         for rival, ratio in next(iter(cell["speedups"].values())).items():
             mine, other = (cell["times"][who] for who in (next(iter(cell["speedups"])), rival))
             low, high = sorted((other["p10_ms"] / mine["p90_ms"], other["p90_ms"] / mine["p10_ms"]))

@@ -19,12 +19,10 @@ def test_where_nothing_was_measured_the_page_says_so(tmp_path):
     assert (tmp_path / "MODELS.md").read_text(encoding="utf-8").count("Not measured.") == len(pages.SECTIONS["MODELS"])
 
 
-def test_the_pictures_are_drawn_of_the_committed_results(tmp_path):
-    for name in ("attention", "memory"):
-        (tmp_path / f"{name}-cpu.json").write_bytes((RESULTS / f"{name}-cpu.json").read_bytes())
-    drawn = [path for path in write_pages(tmp_path, tmp_path) if path.suffix == ".png"]
-    assert [path.name for path in drawn] == ["attention-cpu.png", "memory-cpu.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+def test_the_picture_is_drawn_of_the_committed_results(tmp_path):
+    (tmp_path / "attention-cpu.json").write_bytes((RESULTS / "attention-cpu.json").read_bytes())
+    drawn, *pages_ = write_pages(tmp_path, tmp_path)
+    assert drawn.read_bytes().startswith(b"\x89PNG") and all(path.suffix == ".md" for path in pages_)
 
 
 def ratio(median):
