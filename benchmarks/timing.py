@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,11 @@ WARM_UP_AGAIN_BELOW = 0.3  # seconds; a longer call is not repeated before it is
 class Timing:
     """What was measured in one cell.
 
-    seconds: of one call, by contender and number of the round. repetitions: calls in a round. left_out: why one was not timed.
+    seconds: of one call, by contender and number of the round. repetitions: calls in a round.
     """
 
     seconds: dict[str, dict[int, float]]
     repetitions: dict[str, int]
-    left_out: dict[str, str] = field(default_factory=dict)
 
     def summary(self, name: str) -> dict[str, float]:
         """Time of a call in milliseconds, and how it was measured."""
@@ -48,7 +47,7 @@ class Timing:
         return {"median": median, "p10": low, "p90": high}
 
     def record(self, compared: Compared, amount: float = 0.0, unit: str = "") -> dict[str, Any]:
-        """`times`, `speedups`, `left_out`, and with a unit `unit` and `speeds`, for the result file.
+        """`times`, `speedups`, and with a unit `unit` and `speeds`, for the result file.
 
         Args:
             compared: contender → those that it is compared with.
@@ -63,15 +62,13 @@ class Timing:
             if name in times
         }
         facts = {"unit": unit, "speeds": speeds} if unit else {}
-        return {**facts, "times": times, "speedups": speedups, "left_out": self.left_out}
+        return {**facts, "times": times, "speedups": speedups}
 
 
 def time_contenders(
     contenders: Mapping[str, Step],
     *,
     budget: float = 0.0,
-    slowest: float = math.inf,
-    always: Collection[str] = (),
     synchronize: Step | None = None,
     rounds: int | None = None,
     round_seconds: float = ROUND_SECONDS,
@@ -82,19 +79,15 @@ def time_contenders(
         contenders: what to call, by name.
         budget: seconds for the cell, without `rounds`, divided equally; more are taken where the least number of rounds needs
             them: 15 of up to 50 ms, 7 of up to a second, 3 of longer ones.
-        slowest, always: a contender with a call of more seconds is left out, unless it is one of `always`.
         synchronize: waits for the device, for work that goes on after the call has returned.
         rounds: this many for all, instead of what the budget allows.
         round_seconds: how long one contender's calls in one round last, at least about.
     """
     calls = {name: _one_call(step, synchronize) for name, step in contenders.items()}
-    too_slow = [name for name, seconds in calls.items() if seconds > slowest and name not in always]
-    left_out = {name: f"a call took {calls[name]:.1f} s, the limit is {slowest:g} s" for name in too_slow}
-    steps = {name: step for name, step in contenders.items() if name not in left_out}
-    repetitions = {name: max(1, math.ceil(round_seconds / calls[name])) for name in steps}
-    share = budget / max(1, len(steps))
-    counts = {name: rounds or _round_count(share, repetitions[name] * calls[name]) for name in steps}
-    return Timing(_alternate(steps, repetitions, counts, synchronize), repetitions, left_out)
+    repetitions = {name: max(1, math.ceil(round_seconds / seconds)) for name, seconds in calls.items()}
+    share = budget / len(contenders)
+    counts = {name: rounds or _round_count(share, repetitions[name] * seconds) for name, seconds in calls.items()}
+    return Timing(_alternate(contenders, repetitions, counts, synchronize), repetitions)
 
 
 def _round_count(share: float, round_seconds: float) -> int:
@@ -109,7 +102,7 @@ def _one_call(step: Step, synchronize: Step | None) -> float:
 
 
 def _alternate(
-    steps: dict[str, Step], repetitions: dict[str, int], counts: dict[str, int], synchronize: Step | None
+    steps: Mapping[str, Step], repetitions: dict[str, int], counts: dict[str, int], synchronize: Step | None
 ) -> dict[str, dict[int, float]]:
     total = max(counts.values())
     # In this order of importance a contender's rounds are spread evenly, and those of a slower one are among them.
