@@ -138,7 +138,9 @@ runs/demo/README.md:
 
 # docs/example_card.md from a finished run: make example-card RUN=runs/demo
 example-card: .venv/all
-	$(BIN)/reluformer card --run $(RUN) --output docs/example_card.md
+	$(BIN)/reluformer card --run $(RUN)
+	cp $(RUN)/training_curve.png $(RUN)/attention_map.png docs/example_card_files/
+	sed -E 's#\]\((training_curve|attention_map)#](example_card_files/\1#' $(RUN)/README.md > docs/example_card.md
 
 # dist/*.tar.gz, the source package, and dist/*.whl, built from it with the compiled attention inside, for this kind of processor
 # and the torch of .venv; needs a C++ compiler.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ def render_card(
     language: str | Sequence[str] | None = None,
     dataset: str | None = None,
     repo_id: str | None = None,
-    pictures: str = "",
 ) -> str:
     """The card of a model as Markdown with metadata.
 
@@ -45,7 +43,6 @@ def render_card(
         language: codes of ISO 639, of a translation the source's and the target's.
         dataset: id on the Hub of what it was trained and evaluated on.
         repo_id: where the model will be on the Hub, for the examples; default a path to fill in.
-        pictures: what stands before the names of pictures, such as "files/".
 
     `license`, `language` and `dataset` that are None are those of the recipe or of the card in the folder, if it has any.
 
@@ -69,31 +66,16 @@ def render_card(
         evaluated_text=evaluated_text,
         measured_on=_measured_on,
         statistics=_attention_statistics(model),
-        pictures={picture: f"{pictures}{picture}" for picture in PICTURES if model.has(picture)},
+        pictures=[picture for picture in PICTURES if model.has(picture)],
     )
     # Parts that are left out leave empty lines behind.
     return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
 
 
-def write_card(folder: str | Path, *, output: str | Path | None = None, **options: Any) -> Path:
-    """Writes `render_card` over an older card, and returns its path.
-
-    Args:
-        folder: see `render_card`.
-        output: file; None is README.md in the folder. Elsewhere, the card's pictures are copied to `<stem>_files` beside it.
-        options: license, language, dataset and repo_id of `render_card`.
-    """
-    folder = Path(folder)
-    path = folder / CARD_FILE if output is None else Path(output)
-    is_elsewhere = path.parent.resolve() != folder.resolve()
-    beside = path.with_name(f"{path.stem}_files")
-    text = render_card(folder, pictures=f"{beside.name}/" if is_elsewhere else "", **options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for name in PICTURES:
-        if is_elsewhere and (folder / name).is_file():
-            beside.mkdir(exist_ok=True)
-            shutil.copyfile(folder / name, beside / name)
-    path.write_text(text, encoding="utf-8")
+def write_card(folder: str | Path, **options: Any) -> Path:
+    """Writes `render_card` to README.md in the folder, over an older card, and returns its path."""
+    path = Path(folder) / CARD_FILE
+    path.write_text(render_card(folder, **options), encoding="utf-8")
     return path
 
 
