@@ -23,7 +23,7 @@ FLAGS = {
 
 def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
-    from reluformer.configuration.recipe_parser import build_recipe, recipe_parser, recipe_text, recipe_values
+    from reluformer.configuration.recipe_parser import parse_recipe, recipe_parser, recipe_text
 
     if not arguments:
         raise UserError("train: give a recipe, such as `reluformer train mine.yaml`; see `reluformer train --help`")
@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
         return 0
     recipes = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     options = [word for word in arguments[len(recipes) :] if word not in FLAGS]
-    recipe = build_recipe(recipe_values([*(word for path in recipes for word in ("--config", path)), *options]))
+    recipe = parse_recipe([*(word for path in recipes for word in ("--config", path)), *options])
     if "--print_config" in arguments:
         from reluformer.training.train import check
 

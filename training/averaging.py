@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -18,14 +17,9 @@ from reluformer.training.run.checkpoints import checkpoint_folders, update_of
 logger = logging.getLogger(__name__)
 
 
-class AveragedCheckpoints(NamedTuple):
-    """`state_dict`: the averaged tensors that the checkpoints hold (a tied one once). `folders`: oldest first."""
-
-    state_dict: dict[str, Tensor]
-    folders: list[Path]
-
-
-def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | None = None) -> AveragedCheckpoints:
+def average_checkpoints(
+    run_dir: str | Path, last_k: int, last_update: int | None = None
+) -> tuple[dict[str, Tensor], list[Path]]:
     """Averages the weights of the last `last_k` checkpoints of a run, or with a warning of those that there are.
 
     Sums are kept in float64; the mean has the checkpoints' own dtype and is on the CPU. Tensors that are not floating point are
@@ -34,6 +28,9 @@ def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | Non
     Args:
         run_dir: folder with `checkpoint-N` folders that hold safetensors weights, in one file or in shards.
         last_update: later checkpoints do not count, as they are not of this run. None: all do.
+
+    Returns:
+        The averaged tensors that the checkpoints hold (a tied one once), and the folders, oldest first.
 
     Raises:
         UserError: no checkpoints; weights that are missing or unreadable, naming the folder.
@@ -51,7 +48,7 @@ def average_checkpoints(run_dir: str | Path, last_k: int, last_update: int | Non
         for name, total in sums.items():
             total += weights[name]
     means = {name: (total / len(folders)).to(last[name].dtype) for name, total in sums.items()}
-    return AveragedCheckpoints({**last, **means}, folders)
+    return {**last, **means}, folders
 
 
 def _load_weights(folder: Path) -> dict[str, Tensor]:

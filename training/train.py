@@ -67,9 +67,8 @@ def train(recipe: Recipe, *, overwrite: bool = False) -> FinishedRun | None:
             resume_from = checkpoint_to_resume(recipe, overwrite=overwrite and is_main)
             if is_main:
                 write_recipe(recipe)
-        settings = settings_of(recipe)  # before the Trainer completes its arguments
         corpus = prepare_corpus(recipe, resume_from)
-        trainer = _trainer(recipe, corpus, build_model(recipe, corpus.tokenizer), settings)
+        trainer = _trainer(recipe, corpus, build_model(recipe, corpus.tokenizer))
         watch = _train(trainer, recipe, resume_from)
         averaged = []
         if watch.divergence is None:  # else weights that are no numbers are neither averaged, nor saved, nor evaluated
@@ -117,9 +116,7 @@ def is_sharded(training: Any) -> bool:
     return bool(training.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
-def _trainer(
-    recipe: Recipe, corpus: PreparedCorpus, model: PreTrainedModel, settings: dict[str, Any]
-) -> ReLUFormerTrainer:
+def _trainer(recipe: Recipe, corpus: PreparedCorpus, model: PreTrainedModel) -> ReLUFormerTrainer:
     say(f"model: {model.num_parameters():,} parameters, attention by {model.config._attn_implementation}")
     is_scored = recipe.evaluation.at_most and recipe.training.eval_strategy != "no"
     scorer = ValidationTranslation(recipe, corpus.tokenizer, corpus.pairs["validation"]) if is_scored else None
@@ -133,7 +130,7 @@ def _trainer(
             processing_class=corpus.tokenizer,
             tokens_per_batch=recipe.batching.tokens_per_batch,
             translation_scorer=scorer,
-            settings=settings,
+            settings=settings_of(recipe),  # before the Trainer completes its arguments
         )
     except (ImportError, RuntimeError) as error:  # a package that report_to needs
         raise UserError(f"training: {one_line(error)}") from error
@@ -161,10 +158,10 @@ def _average(trainer: ReLUFormerTrainer, last_checkpoints: int) -> list[str]:
     if last_checkpoints < 2:
         return []
     trainer.accelerator.wait_for_everyone()  # until the main process has written the last of them
-    averaged = average_checkpoints(trainer.args.output_dir, last_checkpoints, trainer.state.global_step)
+    weights, folders = average_checkpoints(trainer.args.output_dir, last_checkpoints, trainer.state.global_step)
     # Files hold a tied tensor once; the other names of it follow by themselves.
-    trainer.accelerator.unwrap_model(trainer.model).load_state_dict(averaged.state_dict, strict=False)
-    names = [folder.name for folder in averaged.folders]
+    trainer.accelerator.unwrap_model(trainer.model).load_state_dict(weights, strict=False)
+    names = [folder.name for folder in folders]
     say(f"weights: the mean of {', '.join(names)}")
     return names
 

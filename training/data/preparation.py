@@ -18,7 +18,6 @@ from reluformer.training.run.model_building import build_config, run_tokenizer
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import write_json
 from reluformer.training.scoring.long_sources import SourceEncoder
-from reluformer.training.tokenization import train_tokenizer
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     for split in splits:
         pairs[split], report = load_split(data, split)
         told(report)
-    tokenizer = run_tokenizer(recipe, lambda: _new_tokenizer(recipe, pairs["train"]), resume_from)
+    tokenizer = run_tokenizer(recipe, pairs["train"], resume_from)
     positions = build_config(recipe, tokenizer).max_position_embeddings
     max_length = positions if data.packing else data.max_length
     # The other processes find in the cache what the first one has encoded.
@@ -81,16 +80,3 @@ def _check_sources(
         encoder = SourceEncoder(tokenizer, positions, "error", MosesStep.from_tokenizer(tokenizer))
         for split in recipe.evaluation.splits:
             encoder.encode(list(pairs[split]["source"]), f"{split} split")
-
-
-def _new_tokenizer(recipe: Recipe, pairs: datasets.Dataset) -> PreTrainedTokenizerBase:
-    wanted, data = recipe.tokenizer, recipe.data
-    return train_tokenizer(
-        pairs,
-        vocab_size=wanted.vocab_size,
-        lowercase=wanted.lowercase,
-        moses=wanted.moses,
-        source_language=data.source_language,
-        target_language=data.target_language,
-        max_length=data.max_length,
-    )

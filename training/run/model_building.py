@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase, set_seed
@@ -24,6 +25,7 @@ from reluformer.training.loading import (
     require_embeddings,
 )
 from reluformer.training.run.progress import say
+from reluformer.training.tokenization import train_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -103,11 +105,9 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> ReLUForme
     return model
 
 
-def run_tokenizer(
-    recipe: Recipe, train: Callable[[], PreTrainedTokenizerBase], resume_from: Path | None
-) -> PreTrainedTokenizerBase:
-    """The tokenizer of a run, the same on every process: that of `resume_from`, that which the recipe names, or a new one, which
-    `train` makes of the training split, and which is written into the run folder."""
+def run_tokenizer(recipe: Recipe, pairs: datasets.Dataset, resume_from: Path | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a run, the same on every process: that of `resume_from`, that which the recipe names, or a new one of the
+    training `pairs`, which is written into the run folder."""
     with recipe.training.main_process_first(local=False, desc="tokenizer"):
         if resume_from is not None:
             return load_tokenizer(resume_from)
@@ -117,7 +117,16 @@ def run_tokenizer(
                     return load_tokenizer(path)
         if not recipe.training.should_save:  # the main process has trained it
             return load_tokenizer(recipe.run_folder)
-        tokenizer = train()
+        wanted, data = recipe.tokenizer, recipe.data
+        tokenizer = train_tokenizer(
+            pairs,
+            vocab_size=wanted.vocab_size,
+            lowercase=wanted.lowercase,
+            moses=wanted.moses,
+            source_language=data.source_language,
+            target_language=data.target_language,
+            max_length=data.max_length,
+        )
         tokenizer.save_pretrained(recipe.run_folder)
     say(f"tokenizer: {len(tokenizer):,} pieces")
     return tokenizer
