@@ -13,15 +13,10 @@ from transformers import ProgressCallback, TrainerCallback
 
 
 def say(line: str) -> None:
-    """One line of progress, printed by the main process alone."""
+    """A line of the main process on stdout, clear of progress bars, and at once where stdout is a file that somebody follows."""
     if os.environ.get("RANK", "0") == "0":
-        tell(line)
-
-
-def tell(line: str) -> None:
-    """One line on stdout, clear of any progress bar, and at once where stdout is a file that somebody follows."""
-    tqdm.write(line)
-    sys.stdout.flush()
+        tqdm.write(line)
+        sys.stdout.flush()
 
 
 def bars_are_seen() -> bool:
@@ -53,7 +48,7 @@ class ProgressLines(TrainerCallback):
         self._logged |= logs or {}
         if state.is_world_process_zero and ("eval_loss" in self._logged or not control.should_evaluate):
             if "loss" in self._logged or "eval_loss" in self._logged:
-                tell(progress_line(self._logged, state.global_step, state.max_steps, self._time_left(state)))
+                say(progress_line(self._logged, state.global_step, state.max_steps, self._time_left(state)))
             self._logged = {}
 
     def _time_left(self, state: Any) -> str:

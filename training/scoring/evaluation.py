@@ -14,17 +14,14 @@ import datasets
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.scores import SCORES, SCORES_IN_TRAINING
 from reluformer.training.data.corpus import load_split
 from reluformer.training.data.documents import PackedDocuments, pack_split
-from reluformer.training.run.progress import say, tell
+from reluformer.training.run.progress import say
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.scoring.metrics import describe_scores, score_documents, score_translations
 from reluformer.training.translation import Translator
-
-_COLUMNS = ("source", "hypothesis", "reference")
 
 
 def evaluate_split(recipe: Recipe, split: str, translator: Translator) -> dict[str, Any]:
@@ -39,7 +36,7 @@ def evaluate_split(recipe: Recipe, split: str, translator: Translator) -> dict[s
     scores = evaluate(translator, pairs, recipe.run_folder, split, **options)
     if recipe.evaluation.samples:
         rows = read_translations(recipe.run_folder / f"translations.{split}.tsv")
-        tell(format_samples(rows, recipe.evaluation.samples))
+        say(format_samples(rows, recipe.evaluation.samples))
     say(f"{split}: {describe_scores(scores)}")
     return scores
 
@@ -127,23 +124,14 @@ def write_translations(
     """Writes source, hypothesis, reference as tab-separated UTF-8 with a header; a text with a tab or line break is quoted."""
     with path.open("w", encoding="utf-8", newline="") as stream:
         rows = csv.writer(stream, "excel-tab", lineterminator="\n")
-        rows.writerows([_COLUMNS, *zip(sources, hypotheses, references, strict=True)])
+        rows.writerows([("source", "hypothesis", "reference"), *zip(sources, hypotheses, references, strict=True)])
     return path
 
 
 def read_translations(path: str | Path) -> list[tuple[str, str, str]]:
-    """The (source, hypothesis, reference) rows of a file that `write_translations` wrote.
-
-    Raises:
-        UserError: the file is missing or is another kind of file.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; `reluformer evaluate` writes it")
-    with path.open(encoding="utf-8", newline="") as stream:
-        header, *rows = map(tuple, csv.reader(stream, "excel-tab"))
-    if header != _COLUMNS or any(len(row) != len(_COLUMNS) for row in rows):
-        raise UserError(f"{path}: expected the tab-separated columns {', '.join(_COLUMNS)} in every line")
+    """The (source, hypothesis, reference) rows of a file that `write_translations` wrote."""
+    with Path(path).open(encoding="utf-8", newline="") as stream:
+        _, *rows = map(tuple, csv.reader(stream, "excel-tab"))
     return rows
 
 
