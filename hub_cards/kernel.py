@@ -32,14 +32,8 @@ CAPABILITY, COMPILED_FOR = "8.0", ("8.0", "9.0")
 BACKENDS = {"cpu": None, "cuda": [f"{CAPABILITY}+PTX"]}
 # What `relu_attention` imports, itself included.
 MODULES = (
-    *(
-        "attention_reluformer.py",
-        "fused/activations.py",
-        "fused/attention.py",
-        "fused/blockwise.py",
-        "fused/operator.py",
-    ),
-    *("fused/specification.py", "fused/triton_kernels.py", "fused/triton_launch.py"),
+    *("attention_reluformer.py", "fused/activations.py", "fused/attention.py", "fused/blockwise.py"),
+    *("fused/operator.py", "fused/specification.py", "fused/triton_kernels.py", "fused/triton_launch.py"),
 )
 TEMPLATE = Path(__file__).with_name("kernel_template.md")
 

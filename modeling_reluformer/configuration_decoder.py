@@ -7,21 +7,15 @@ from transformers.activations import ACT2FN
 
 from .configuration_reluformer import CACHE_NAME, LOSS_PARTS, AttentionConfig
 
+_SOFTMAX = {"attention_activation": "softmax", "regularization_weight": 0.0}
+_FEW_BIASES = {"value_bias": False, "output_bias": False, "ffn_bias": False}
 PRESETS: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "attention_activation": "softmax",
-        "regularization_weight": 0.0,
-        "hidden_act": "gelu_new",
-        "scale_residual_init": True,
-    },
+    "gpt2": {**_SOFTMAX, "hidden_act": "gelu_new", "scale_residual_init": True},
     "normalization_free": {
-        "attention_activation": "softmax",
-        "regularization_weight": 0.0,
+        **_SOFTMAX,
+        **_FEW_BIASES,
         "normalization": "none",
         "hidden_act": "relu",
-        "value_bias": False,
-        "output_bias": False,
-        "ffn_bias": False,
         "scale_residual_init": False,
     },
     "llama_relu": {
@@ -32,9 +26,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "ffn_type": "glu",
         "hidden_act": "relu",
         "query_key_bias": False,
-        "value_bias": False,
-        "output_bias": False,
-        "ffn_bias": False,
+        **_FEW_BIASES,
         "scale_residual_init": False,
         "tie_word_embeddings": False,
     },
@@ -132,14 +124,8 @@ class ReLUFormerDecoderConfig(AttentionConfig):
         self.require_choice("position_embedding", ("learned", "rotary"))
         self.require_choice("ffn_type", ("mlp", "glu", "dglu"))
         self.require_choice("hidden_act", tuple(ACT2FN))
-        self.require(
-            "lie in [0, 1)",
-            "embedding_dropout",
-            "dropout",
-            "attention_dropout",
-            "activation_dropout",
-            "label_smoothing",
-        )
+        self.require("lie in [0, 1)", "embedding_dropout", "dropout", "attention_dropout", "activation_dropout")
+        self.require("lie in [0, 1)", "label_smoothing")
         self.require("be a finite number above 0", "init_std", "norm_eps")
         self._resolve_sizes()
         self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
@@ -181,5 +167,3 @@ class ReLUFormerDecoderConfig(AttentionConfig):
 
 
 ReLUFormerDecoderConfig.register_for_auto_class()
-
-__all__ = ["ReLUFormerDecoderConfig"]

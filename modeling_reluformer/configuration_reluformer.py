@@ -210,11 +210,6 @@ class AttentionConfig(PreTrainedConfig):
             if not _RULES[rule](getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)} must {rule}.")
 
-    def sparsity_of_layer(self, layer: int) -> float:
-        """The share of `activation_sparsity_pattern` of one layer, from 0; 0 without it."""
-        pattern = self.activation_sparsity_pattern
-        return float(pattern[layer] if isinstance(pattern, list) else pattern or 0.0)
-
     def check_feed_forward(self, activation: str, layers: int, *widths: int) -> None:
         """Checks these fields for FFNs of an `activation`, as many as `layers`, of these `widths`; softmax has no zeros."""
         pattern = self.activation_sparsity_pattern

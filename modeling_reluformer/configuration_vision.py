@@ -109,5 +109,3 @@ def pair(size: int | list[int] | tuple[int, ...]) -> tuple[int, ...]:
 
 
 ReLUFormerVisionConfig.register_for_auto_class()
-
-__all__ = ["ReLUFormerVisionConfig"]

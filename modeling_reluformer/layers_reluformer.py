@@ -424,7 +424,8 @@ class SparseActivation(nn.Module):
 
 def feed_forward_activation(config: AttentionConfig, activation: str, layer: int) -> nn.Module:
     """The activation of the FFN of one layer, which is that of `ACT2FN` itself where the configuration asks for no more zeros."""
-    function, sparsity = ACT2FN[activation], config.sparsity_of_layer(layer)
+    function, pattern = ACT2FN[activation], config.activation_sparsity_pattern
+    sparsity = float(pattern[layer] if isinstance(pattern, list) else pattern or 0.0)
     if not sparsity and not config.ffn_threshold and config.ffn_top_k is None:
         return function
     return SparseActivation(function, sparsity, config.ffn_threshold, config.ffn_top_k)

@@ -269,5 +269,3 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
 
 ReLUFormerDecoderModel.register_for_auto_class("AutoModel")
 ReLUFormerForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-
-__all__ = ["ReLUFormerDecoderModel", "ReLUFormerDecoderPreTrainedModel", "ReLUFormerForCausalLM"]

@@ -234,5 +234,3 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
 
 ReLUFormerVisionModel.register_for_auto_class("AutoModel")
 ReLUFormerForImageClassification.register_for_auto_class("AutoModelForImageClassification")
-
-__all__ = ["ReLUFormerForImageClassification", "ReLUFormerVisionModel", "ReLUFormerVisionPreTrainedModel"]
