@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import platform
 import re
@@ -133,25 +132,20 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 def write_json(path: str | Path, obj: Any) -> Path:
     """Writes `obj` as indented JSON, as `write_whole` does, NaN and infinity as "nan", "inf" and "-inf"; returns the path."""
-    write_whole(path, json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    plain = json.loads(json.dumps(obj, default=_plain), parse_constant=lambda name: str(float(name)))
+    write_whole(path, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
     return Path(path)
 
 
 def _plain(obj: Any) -> Any:
-    """`obj` in JSON's own types."""
-    if isinstance(obj, Mapping):
-        return {str(key): _plain(value) for key, value in obj.items()}
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        return _plain({field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)})
-    if isinstance(obj, (list, tuple)):
-        return [_plain(value) for value in obj]
+    """What JSON has no type for, in one that it has."""
     if hasattr(obj, "tolist"):  # numbers and arrays of numpy and torch
-        return _plain(obj.tolist())
-    if isinstance(obj, Path) or (isinstance(obj, float) and not math.isfinite(obj)):
+        return obj.tolist()
+    if isinstance(obj, Path):
         return str(obj)
-    if obj is None or isinstance(obj, (str, int, float)):
-        return obj
-    raise TypeError(f"cannot write {type(obj).__name__} as JSON: {obj!r}")
+    if isinstance(obj, Mapping):
+        return dict(obj)
+    return dataclasses.asdict(obj)
 
 
 def _in_file(path: str, pattern: str) -> str | None:

@@ -93,7 +93,7 @@ def test_write_json_takes_what_training_produces(tmp_path):
 
 def test_write_json_leaves_the_old_file_if_it_fails(tmp_path):
     path = write_json(tmp_path / "a.json", {"old": 1})
-    with pytest.raises(TypeError, match="object"):
+    with pytest.raises(TypeError, match="dataclass"):
         write_json(path, {"new": object()})
     assert json.loads(path.read_text()) == {"old": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
