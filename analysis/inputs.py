@@ -32,7 +32,7 @@ from reluformer.training.data.corpus import CorpusReport, has_split, load_split,
 from reluformer.training.data.documents import PackedDocuments, pack_documents
 from reluformer.training.data.encoding import encode_pairs
 from reluformer.training.data.readers import is_unicode, text_file, text_lines
-from reluformer.training.loading import load_model_and_tokenizer, load_model_config, load_whole, load_with_tokenizer
+from reluformer.training.loading import load_model_and_tokenizer, load_model_config, load_whole
 from reluformer.training.run.run_folder import RECIPE_FILE
 from reluformer.training.translation import Translator, device_of
 
@@ -198,7 +198,7 @@ def _read_text(options: AnalysisOptions) -> Subject:
 
     A context begins with the last token of the one before it, so that each token but the first is predicted once.
     """
-    model, tokenizer = load_with_tokenizer(AutoModelForCausalLM, options.model)
+    model, tokenizer = load_model_and_tokenizer(options.model, model_class=AutoModelForCausalLM)
     model.to(device_of(options.device)).eval()
     if options.text is None:
         return Subject(model)

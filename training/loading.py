@@ -45,13 +45,14 @@ _OPTIONAL_MODULES = ("log_gamma", "gate_proj", "q_norm", "k_norm", "output_norm"
 
 
 def load_model_and_tokenizer(
-    path_or_hub_id: str | Path, *, attn_implementation: str | None = None
+    path_or_hub_id: str | Path, *, model_class: Any = AutoModelForSeq2SeqLM, attn_implementation: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A sequence-to-sequence model and its tokenizer.
+    """A model, by default a sequence-to-sequence model, and its tokenizer.
 
     Args:
         path_or_hub_id: folder written by `save_pretrained` (a run folder, a checkpoint), name of a model that comes with the
             package, or repository id on the Hub.
+        model_class: the Auto class of another kind of model.
         attn_implementation: how attention is computed; None takes the model's default.
 
     Raises:
@@ -59,24 +60,17 @@ def load_model_and_tokenizer(
             damaged, incomplete, no numbers or no safetensors; a tokenizer that is damaged or another model's.
     """
     kind = load_model_config(path_or_hub_id)
-    if not kind.is_encoder_decoder:
+    if model_class is AutoModelForSeq2SeqLM and not kind.is_encoder_decoder:
         raise UserError(f"{path_or_hub_id}: a {kind.model_type} model is no encoder-decoder; give a translation model")
-    return load_with_tokenizer(AutoModelForSeq2SeqLM, path_or_hub_id, attn_implementation=attn_implementation)
+    model = load_whole(model_class, path_or_hub_id, attn_implementation=attn_implementation)
+    tokenizer = load_tokenizer(path_or_hub_id)
+    require_embeddings(path_or_hub_id, tokenizer, model.get_input_embeddings().weight.shape[0])
+    return model, tokenizer
 
 
 def load_model_config(path_or_hub_id: str | Path) -> PreTrainedConfig:
     """The configuration of a folder or repository; a `UserError` where none is there, or it is damaged."""
     return _load(AutoConfig, path_or_hub_id, "model")
-
-
-def load_with_tokenizer(
-    model_class: Any, name: str | Path, *, attn_implementation: str | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """As `load_model_and_tokenizer`, for the Auto class of another kind of model."""
-    model = load_whole(model_class, name, attn_implementation=attn_implementation)
-    tokenizer = load_tokenizer(name)
-    require_embeddings(name, tokenizer, model.get_input_embeddings().weight.shape[0])
-    return model, tokenizer
 
 
 def require_embeddings(name: str | Path, tokenizer: PreTrainedTokenizerBase, embeddings: int) -> None:
