@@ -38,8 +38,6 @@ from reluformer.training.run.interruptions import StopOnSigterm
 from reluformer.training.run.progress import ProgressBars, ProgressLines, bars_are_seen
 from reluformer.training.run.token_means import TokenMeans
 
-# Scores a model during training: (model, process index, number of processes) → values, the same on every process.
-TranslationScorer = Callable[[torch.nn.Module, int, int], dict[str, float]]
 _LOADER_OPTIONS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")
 
 
@@ -53,7 +51,8 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
     Args:
         others: as in `Seq2SeqTrainer`; `train_dataset` has columns `input_ids` and `labels` of unpadded lists.
         tokens_per_batch: budget of a batch in tokens with padding.
-        translation_scorer: called at every evaluation; its values are logged as `eval_bleu` and so on.
+        translation_scorer: called at every evaluation with the model, the number of the process and how many there are; its
+            values, the same in every process, are logged as `eval_bleu` and so on.
         settings: what checkpoints keep of the recipe, see `run_folder.settings_of`.
     """
 
@@ -61,7 +60,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         self,
         *args: Any,
         tokens_per_batch: int,
-        translation_scorer: TranslationScorer | None = None,
+        translation_scorer: Callable[[torch.nn.Module, int, int], dict[str, float]] | None = None,
         settings: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -227,24 +226,21 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs.update(self._means_since_last_log())
+            means, tokens = self._training_means.pop(self.accelerator.reduce)
+            updates = self.state.global_step - self._last_logged_update
+            logs |= {
+                **means,
+                "loss": logs["loss"],  # the Trainer's is the mean over updates
+                "target_tokens_per_update": tokens / max(updates, 1),
+                "target_tokens_per_second": tokens / (time.perf_counter() - self._clock_start),
+                "cpu_seconds": time.process_time() - self._cpu_start,
+            }
+            self._start_the_clock()
         super().log(logs, start_time)
 
     def _start_the_clock(self) -> None:
         self._clock_start, self._cpu_start = time.perf_counter(), time.process_time()
         self._last_logged_update = self.state.global_step
-
-    def _means_since_last_log(self) -> dict[str, float]:
-        means, tokens = self._training_means.pop(self.accelerator.reduce)
-        means.pop("loss", None)  # the Trainer's own `loss` is the mean over updates
-        updates = self.state.global_step - self._last_logged_update
-        speed = {
-            "target_tokens_per_update": tokens / max(updates, 1),
-            "target_tokens_per_second": tokens / (time.perf_counter() - self._clock_start),
-            "cpu_seconds": time.process_time() - self._cpu_start,
-        }
-        self._start_the_clock()
-        return {**means, **speed}
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """The Trainer's loop, then the exact means over target tokens and, in training, the scores of translations."""

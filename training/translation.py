@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a 
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_BATCH_TOKENS = 4_096
 # Limits of the decoding length are stepwise in the source length, and a batch never crosses a step.
 LIMIT_STEP = 16
 LIMIT_OFFSET = 16
@@ -87,7 +86,7 @@ class Translator:
         num_beams: int = 5,
         length_penalty: float = 1.0,
         max_new_tokens: int | None = None,
-        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        batch_tokens: int = 4_096,
         long_sources: LongSources = "error",
         device: str | torch.device | None = None,
         compute: str = "float32",
@@ -205,7 +204,13 @@ class Translator:
 
     def _check_options(self) -> None:
         if self.generation:
-            _check_generation_options(self.generation)
+            from transformers import GenerationConfig
+
+            for name in self.generation.keys() - (GenerationConfig().to_dict().keys() - _NOT_HERE):
+                raise UserError(
+                    f"{name}: not an option of translating; give options of GenerationConfig (max_new_tokens in place of "
+                    "max_length) that leave one translation for each text"
+                )
         for name in ("num_beams", "batch_tokens", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -332,18 +337,6 @@ class Translator:
                 yield
         finally:
             self.model.train(training)
-
-
-def _check_generation_options(names: Iterable[str]) -> None:
-    from transformers import GenerationConfig
-
-    known = GenerationConfig().to_dict().keys() - _NOT_HERE
-    for name in names:
-        if name not in known:
-            raise UserError(
-                f"{name}: not an option of translating; give options of GenerationConfig (max_new_tokens in place of max_length) "
-                "that leave one translation for each text"
-            )
 
 
 def device_of(name: str | torch.device | None) -> torch.device:
