@@ -26,9 +26,8 @@ def run(arguments: list[str]) -> int:
 
     from reluformer.training.conversion import convert
 
-    conversion = convert(**vars(options))
-    for note in conversion.notes:
+    model, notes = convert(**vars(options))
+    for note in notes:
         print(f"reluformer: note: {note}", file=sys.stderr)
-    config, parameters = conversion.model.config, conversion.model.num_parameters()
-    print(f"{conversion.folder}: {parameters:,} parameters, {config.attention_activation} attention")
+    print(f"{options.target}: {model.num_parameters():,} parameters, {model.config.attention_activation} attention")
     return 0

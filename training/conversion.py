@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -22,17 +22,9 @@ _PREPROCESSOR_FILES = ("*token*.json", "*vocab.json", "*.spm", "*.jinja", "prepr
 _TOKENIZER_CLASSES = {"marian": ("source.spm", "MarianTokenizer"), "gpt2": ("tokenizer.json", "GPT2Tokenizer")}
 
 
-class Conversion(NamedTuple):
-    """The folder and the model as it was saved; `notes`: a line for each thing that did not carry over unchanged."""
-
-    folder: Path
-    model: Model
-    notes: tuple[str, ...]
-
-
 def convert(
     source: str | Path, target: str | Path, *, attention: str | None = None, overwrite: bool = False
-) -> Conversion:
+) -> tuple[Model, list[str]]:
     """Writes a model as a ReLUFormer, with its tokenizer or image processor.
 
     Args:
@@ -42,6 +34,9 @@ def convert(
         attention: a preset or an activation, with the same weights, which needs fine-tuning. None keeps the attention of the
             source, and the converted model computes what the other one does.
         overwrite: replace a model that is in `target` already; other files there stay.
+
+    Returns:
+        The model as it was saved, and a line for each thing that did not carry over unchanged.
 
     Raises:
         UserError: a source that is no such model, one that ReLUFormer cannot represent, or a folder that is in use.
@@ -68,7 +63,7 @@ def convert(
         notes.append(f"{len(new)} parameters are new and untrained, the first is {new[0]}")
     model.save_pretrained(target)
     notes += _copy_preprocessor(source, target, config.model_type)
-    return Conversion(target, model, tuple(notes))
+    return model, notes
 
 
 def _attention_changes(attention: str | None, kind: type[AttentionConfig]) -> dict[str, Any]:

@@ -117,11 +117,6 @@ def llama_config(config: Any) -> ReLUFormerDecoderConfig:
     )
 
 
-def marian_weights(state_dict: Mapping[str, Tensor]) -> Weights:
-    """The weights of a `MarianMTModel`, whose names are ours, without the tables of positions."""
-    return {name: tensor for name, tensor in state_dict.items() if not name.endswith("embed_positions.weight")}
-
-
 def vit_weights(state_dict: Mapping[str, Tensor]) -> Weights:
     """The weights of a `ViTForImageClassification` under our names."""
     return {_renamed(name, _VIT_NAMES): tensor for name, tensor in state_dict.items()}
@@ -159,7 +154,7 @@ class ForeignModel:
 
 # By the model type of the checkpoint.
 FOREIGN_MODELS = {
-    "marian": ForeignModel("Marian", MarianMTModel, marian_config, marian_weights),
+    "marian": ForeignModel("Marian", MarianMTModel, marian_config, dict),  # whose names are ours
     "vit": ForeignModel("ViT", ViTForImageClassification, vit_config, vit_weights),
     "gpt2": ForeignModel("GPT-2", GPT2LMHeadModel, gpt2_config, gpt2_weights),
     "llama": ForeignModel("Llama", LlamaForCausalLM, llama_config, llama_weights),

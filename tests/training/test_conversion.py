@@ -130,7 +130,7 @@ def test_half_precision_stays_as_it_is(tmp_path):
 @pytest.mark.parametrize("attention", ["relu", "rela", "relu_vit", "sigmoid"])
 def test_another_attention_keeps_the_weights(attention, tmp_path):
     save_marian(tmp_path / "marian")
-    conversion = convert(tmp_path / "marian", tmp_path / "swapped", attention=attention)
+    _, notes = convert(tmp_path / "marian", tmp_path / "swapped", attention=attention)
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "swapped")
     expected = {"relu": ("relu", "variance", 0.01), "rela": ("relu", "none", 0.0)}
     expected |= {"relu_vit": ("relu", "length", 0.0), "sigmoid": ("sigmoid", "variance", 0.0)}
@@ -143,7 +143,7 @@ def test_another_attention_keeps_the_weights(attention, tmp_path):
     new = sorted(weights.keys() - marian.keys())
     assert all("norm" in name for name in new)
     assert bool(new) == (attention in ("rela", "relu_vit"))
-    assert any(f"{len(new)} parameters are new" in note for note in conversion.notes) == bool(new)
+    assert any(f"{len(new)} parameters are new" in note for note in notes) == bool(new)
     if not new:  # what a swapped model has learned since is kept when it is swapped back
         convert(tmp_path / "swapped", tmp_path / "back", attention="vanilla")
         back = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back")
@@ -181,12 +181,13 @@ def test_what_cannot_be_represented_is_refused(tmp_path):
 
 def test_a_folder_is_written_to_only_when_asked_and_other_files_stay(tmp_path):
     save_marian(tmp_path / "marian")
-    target = convert(tmp_path / "marian", tmp_path / "target").folder
+    target = tmp_path / "target"
+    convert(tmp_path / "marian", target)
     (target / "notes.txt").write_text("years of work", encoding="utf-8")
     with pytest.raises(UserError, match="--overwrite"):
         convert(tmp_path / "marian", target, attention="relu")
-    config = convert(tmp_path / "marian", target, attention="relu", overwrite=True).model.config
-    assert config.attention_activation == "relu" and (target / "notes.txt").is_file()
+    model, _ = convert(tmp_path / "marian", target, attention="relu", overwrite=True)
+    assert model.config.attention_activation == "relu" and (target / "notes.txt").is_file()
     with pytest.raises(UserError, match="holds the source"):
         convert(tmp_path / "marian", tmp_path / "marian", overwrite=True)
     with pytest.raises(UserError, match="is not empty"):
@@ -200,12 +201,12 @@ def test_the_tokenizer_is_copied_without_its_library(tmp_path, monkeypatch):
         (tmp_path / "tokenizer" / name).write_bytes(content)
     save_marian(tmp_path / "marian", tokenizer=tmp_path / "tokenizer")
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    assert convert(tmp_path / "marian", tmp_path / "target").notes == ()
+    assert convert(tmp_path / "marian", tmp_path / "target")[1] == []
     assert all((tmp_path / "target" / name).read_bytes() == content for name, content in files.items())
     settings = json.loads((tmp_path / "target" / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert settings == {"tokenizer_class": "MarianTokenizer"}
     (tmp_path / "marian" / "source.spm").unlink()
-    assert "none was copied" in convert(tmp_path / "marian", tmp_path / "bare").notes[0]
+    assert "none was copied" in convert(tmp_path / "marian", tmp_path / "bare")[1][0]
 
 
 def test_marians_sentencepiece_tokenizer_loads_unchanged(tmp_path, monkeypatch):

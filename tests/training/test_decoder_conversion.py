@@ -70,17 +70,17 @@ def test_the_converted_model_computes_the_same(foreign, tmp_path, capsys):
 def test_another_attention_keeps_the_weights(foreign, attention, tmp_path):
     convert(tmp_path / "foreign", tmp_path / "softmax")
     for source in ("foreign", "softmax"):
-        conversion = convert(tmp_path / source, tmp_path / f"relu-{source}", attention=attention)
-        config = conversion.model.config
-        assert conversion.notes == ()
+        converted, notes = convert(tmp_path / source, tmp_path / f"relu-{source}", attention=attention)
+        config = converted.config
+        assert notes == []
         found = (config.attention_activation, config.attention_scaling, config.regularization_weight)
         assert found == ("relu", "variance", 0.01)
         is_llama = foreign.config.model_type == "llama"
         assert (config.norm_type, config.ffn_type) == (("rms_norm", "glu") if is_llama else ("layer_norm", "mlp"))
         model = AutoModelForCausalLM.from_pretrained(tmp_path / f"relu-{source}")
         assert model.config._attn_implementation == "fused" and model(token_ids()).logits.isfinite().all()
-    back = convert(tmp_path / "relu-softmax", tmp_path / "back", attention="gpt2")
-    torch.testing.assert_close(back.model(token_ids()).logits, foreign(token_ids()).logits, atol=1e-5, rtol=0)
+    back, _ = convert(tmp_path / "relu-softmax", tmp_path / "back", attention="gpt2")
+    torch.testing.assert_close(back(token_ids()).logits, foreign(token_ids()).logits, atol=1e-5, rtol=0)
 
 
 def test_every_field_arrives():
@@ -104,9 +104,9 @@ def test_an_old_checkpoint_of_the_model_without_head(tmp_path):
     weights |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 40, 40).tril() for layer in range(2)}
     save_file(weights, tmp_path / "old" / "model.safetensors", metadata={"format": "pt"})
     assert isinstance(GPT2Model.from_pretrained(tmp_path / "old"), GPT2Model)
-    found = convert(tmp_path / "old", tmp_path / "ours")
-    torch.testing.assert_close(found.model(token_ids()).logits, foreign(token_ids()).logits, atol=1e-5, rtol=0)
-    assert "no tokenizer" in found.notes[0]
+    found, notes = convert(tmp_path / "old", tmp_path / "ours")
+    torch.testing.assert_close(found(token_ids()).logits, foreign(token_ids()).logits, atol=1e-5, rtol=0)
+    assert "no tokenizer" in notes[0]
 
 
 def test_the_tokenizer_of_a_gpt2_that_does_not_name_its_class_keeps_its_special_tokens(tmp_path):
@@ -140,7 +140,8 @@ def test_what_cannot_be_represented_is_refused(make, fields, named, tmp_path):
 def test_a_gated_ffn_without_its_gate_is_refused(tmp_path):
     """`gate_proj` of attention may be new, that of the FFN may not."""
     llama_model().save_pretrained(tmp_path / "llama")
-    path = convert(tmp_path / "llama", tmp_path / "ours").folder / "model.safetensors"
+    convert(tmp_path / "llama", tmp_path / "ours")
+    path = tmp_path / "ours" / "model.safetensors"
     weights = load_file(path)
     del weights["model.layers.0.mlp.gate_proj.weight"]
     save_file(weights, path, metadata={"format": "pt"})

@@ -46,12 +46,12 @@ def test_the_converted_model_computes_the_same(vit, tmp_path, capsys):
 def test_another_attention_keeps_the_weights(vit, tmp_path):
     convert(tmp_path / "vit", tmp_path / "ours")
     for source in ("vit", "ours"):
-        found = convert(tmp_path / source, tmp_path / f"relu-{source}", attention="relu_vit")
-        assert found.notes == ("8 parameters are new and untrained, the first is model.layers.0.self_attn.k_norm.bias",)
-        config = found.model.config
+        found, notes = convert(tmp_path / source, tmp_path / f"relu-{source}", attention="relu_vit")
+        assert notes == ["8 parameters are new and untrained, the first is model.layers.0.self_attn.k_norm.bias"]
+        config = found.config
         assert (config.attention_activation, config.attention_scaling, config.pooling) == ("relu", "length", "cls")
-    plain = convert(tmp_path / "vit", tmp_path / "plain", attention="relu")
-    assert plain.notes == () and plain.model.config.attention_scaling == "length"
+    plain, notes = convert(tmp_path / "vit", tmp_path / "plain", attention="relu")
+    assert notes == [] and plain.config.attention_scaling == "length"
 
 
 def test_what_cannot_be_taken_over_is_refused(vit, tmp_path):
@@ -64,7 +64,7 @@ def test_what_cannot_be_taken_over_is_refused(vit, tmp_path):
     weights = load_file(path)
     del weights["classifier.bias"], weights["classifier.weight"]
     save_file(weights, path, metadata={"format": "pt"})
-    assert "no classifier" in convert(tmp_path / "vit", tmp_path / "c").notes[0]
+    assert "no classifier" in convert(tmp_path / "vit", tmp_path / "c")[1][0]
     weights.pop(next(name for name in weights if "position_embeddings" in name))
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(UserError, match="the weights lack 1 tensors of a ViT, the first is "):
