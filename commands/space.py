@@ -11,7 +11,19 @@ from reluformer.configuration.errors import UserError
 
 def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; without `--output` it serves until it is interrupted."""
-    options = _parser().parse_args(arguments)
+    parser = Parser(
+        prog="reluformer space",
+        description="A page of static files that translates in the reader's browser and shows the attention of every head: "
+        "serves it on this machine alone, or writes it with --output. Needs pip install 'reluformer[onnx]'; the first "
+        "time it fetches ONNX Runtime for the web (33 MB) from the npm registry.",
+    )
+    add, example = parser.add_argument, "to begin with; may be repeated; default: the run's"
+    add("--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
+    add("--second", metavar="PATH_OR_ID", help="another model, to be shown beside it")
+    add("--output", metavar="FOLDER", help="new folder to write the page into, instead of serving it")
+    add("--port", type=int, default=7860, help="default: 7860")
+    add("--example", action="append", default=[], metavar="TEXT", help=example)
+    options = parser.parse_args(arguments)
     if not 0 <= options.port < 2**16:
         raise UserError(f"--port: {options.port} is no port; give 0, for any that is free, to 65535")
 
@@ -38,19 +50,3 @@ def page_server(page: Path, port: int) -> ThreadingHTTPServer:
         return ThreadingHTTPServer(("127.0.0.1", port), partial(SimpleHTTPRequestHandler, directory=page))
     except OSError as error:
         raise UserError(f"--port: {port} cannot be listened on ({error.strerror}); give another, 0 for any") from error
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="reluformer space",
-        description="A page of static files that translates in the reader's browser and shows the attention of every head: "
-        "serves it on this machine alone, or writes it with --output. Needs pip install 'reluformer[onnx]'; the first "
-        "time it fetches ONNX Runtime for the web (33 MB) from the npm registry.",
-    )
-    add, example = parser.add_argument, "to begin with; may be repeated; default: the run's"
-    add("--model", required=True, metavar="PATH_OR_ID", help="run folder, checkpoint or id on the Hub")
-    add("--second", metavar="PATH_OR_ID", help="another model, to be shown beside it")
-    add("--output", metavar="FOLDER", help="new folder to write the page into, instead of serving it")
-    add("--port", type=int, default=7860, help="default: 7860")
-    add("--example", action="append", default=[], metavar="TEXT", help=example)
-    return parser

@@ -10,17 +10,13 @@ from typing import Any
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from reluformer.configuration.errors import UserError
-
 RUN_STATE_FILE = "run_state.json"
 # A checkpoint is written in here, and gets its name when it is whole.
 PARTIAL_FOLDER = ".checkpoint.partial"
 
 
 def checkpoint_folders(run_folder: str | Path) -> list[Path]:
-    """The `checkpoint-N` folders of a run, sorted by N; a `UserError` where the run folder does not exist."""
-    if not Path(run_folder).is_dir():
-        raise UserError(f"{run_folder}: no such folder; give the folder of a run, with checkpoint-N folders in it")
+    """The `checkpoint-N` folders of a run, sorted by N."""
     found = Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
     return sorted((path for path in found if path.is_dir() and update_of(path) >= 0), key=update_of)
 

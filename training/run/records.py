@@ -71,15 +71,15 @@ def package_versions() -> dict[str, str | None]:
     return {name: installed[0].version if installed else None for name, installed in found.items()}
 
 
-def git_state(folder: Path | None = None) -> dict[str, Any]:
-    """`commit` of the checkout that the code in `folder` (default: this package's) runs from, and `dirty`: whether tracked files
+def git_state(source: Path) -> dict[str, Any]:
+    """`commit` of the checkout that the code in `source`, a file or folder, runs from, and `dirty`: whether tracked files
     differ from it, other than those that measurements write.
 
     Both are None where the code does not run from a checkout: installed from a wheel (even into an environment that lies inside
     somebody's repository), before the first commit, or on a machine without git.
     """
-    source = Path(__file__).resolve() if folder is None else folder.resolve()
-    base = source.parent if folder is None else source
+    source = source.resolve()
+    base = source if source.is_dir() else source.parent
     if _git(base, "ls-files", "--error-unmatch", str(source)) is None:
         return {"commit": None, "dirty": None}
     written = [f":(top,exclude){path}" for path in WRITTEN_BY_MEASUREMENTS]
@@ -90,7 +90,7 @@ def git_state(folder: Path | None = None) -> dict[str, Any]:
 def run_record(command: str | None, recipe_name: str | None, seed: int | None) -> dict[str, Any]:
     """What has to stand beside any measured figure: `command` (default: `command_line()`) without secrets, `recipe`, `seed`,
     `date` (ISO 8601, UTC), `git_commit`, `git_dirty`, `machine` and `versions`."""
-    state = git_state()
+    state = git_state(Path(__file__))
     return {
         "command": without_secrets(command_line() if command is None else command),
         "recipe": recipe_name,

@@ -63,8 +63,6 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
             the one that the checkpoint was trained with.
     """
     folder, explicit = recipe.run_folder, recipe.training.resume_from_checkpoint
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; give another training.output_dir")
     # what a process that was killed left half written has a name with a dot
     if not _is_written_by_a_run(folder) and any(not path.name.startswith(".") for path in folder.glob("*")):
         raise UserError(f"{folder}: holds files that no run wrote; give another training.output_dir")
