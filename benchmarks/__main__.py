@@ -19,18 +19,8 @@ from benchmarks import attention, decoder, translating, translation, vision, zer
 from benchmarks.measurement_file import PAGES, RESULTS
 from benchmarks.pages import write_pages
 
-BENCHMARKS = {
-    benchmark.file: benchmark
-    for benchmark in (
-        attention.BENCHMARK,
-        translation.BENCHMARK,
-        translation.TABLE_4_BENCHMARK,
-        translating.BENCHMARK,
-        vision.BENCHMARK,
-        decoder.BENCHMARK,
-        zeros.BENCHMARK,
-    )
-}
+ALL = [module.BENCHMARK for module in (attention, translation, translating, vision, decoder, zeros)]
+BENCHMARKS = {benchmark.file: benchmark for benchmark in (*ALL, translation.TABLE_4_BENCHMARK)}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +28,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("what", nargs="+", choices=[*BENCHMARKS, "pages"])
     parser.add_argument("--output", type=Path, default=RESULTS, help="default: benchmarks/results/")
     parser.add_argument("--quick", action="store_true", help="seconds, sizes that mean nothing: does the program work?")
-    parser.add_argument("--threads", type=int, help="threads of torch; default: as many as torch takes by itself")
     parser.add_argument("--seed", type=int, default=0, help="of inputs and weights (default: 0)")
     options = parser.parse_args(arguments)
     logging.set_verbosity_error()

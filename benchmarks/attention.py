@@ -1,9 +1,9 @@
-"""Attention alone: ReLU attention beside softmax, sparsemax, entmax15 and ReLA, forward, and forward with backward.
+"""Attention alone: ReLU attention beside softmax, sparsemax and entmax15, forward, and forward with backward.
 
 Ours are `relu_attention` with each of its statistics. Rivals: softmax in `scaled_dot_product_attention`, and with all their
-weights in memory (eager): softmax, ReLU, sparsemax, entmax15 and ReLA (ReLU without scale, then its gated norm over the
-merged heads). Queries, keys, values and the gradient of the output are independent normal numbers, (batch, heads, length,
-head_dim), contiguous; the row scale is ReLUFormer's, 1 / (gamma sqrt(n_i / 2)). That ours are right is what the tests show.
+weights in memory (eager): softmax, ReLU, sparsemax and entmax15. Queries, keys, values and the gradient of the output are
+independent normal numbers, (batch, heads, length, head_dim), contiguous; the row scale is 1 / (gamma sqrt(n_i / 2)). That ours
+are right is what the tests show.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import time_contenders
 from reluformer import relu_attention
 from reluformer.modeling_reluformer.attention_reluformer import reference_attention
-from reluformer.modeling_reluformer.layers_reluformer import GatedRMSNorm
 from reluformer.modeling_reluformer.loss_reluformer import DEFAULT_ENTROPY_MARGIN, row_entropy, row_penalty
 
 # name of the contender → the statistics it returns
 OURS = {"fused": "none", "fused+S": "sum", "fused+S+T": "sum+entropy"}
 PLAIN, _, WITH_STATISTICS = OURS
 SDPA, EAGER_RELU = "sdpa softmax", "eager relu"
-SPARSE = ("sparsemax", "entmax15", "rela")
+SPARSE = ("sparsemax", "entmax15")
 EAGER = ("eager softmax", EAGER_RELU, *SPARSE)
 GAMMA = 8.0
 
@@ -106,43 +105,26 @@ def sdpa(case: AttentionCase, dropout_p: float = 0.0) -> Forward:
     return lambda query, key, value: (nn.functional.scaled_dot_product_attention(query, key, value, **options),)
 
 
-def eager(inputs: AttentionInputs, activation: str, statistics: str = "none") -> Forward:
+def eager(inputs: AttentionInputs, activation: str) -> Forward:
     """The reference with all its weights; ReLU with ReLUFormer's row scale, the others without."""
 
     def forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         scale = inputs.row_scale if activation == "relu" else None
-        result = reference_attention(
-            query, key, value, activation=activation, mask=inputs.mask, row_scale=scale, statistics=statistics
-        )
-        return tuple(part for part in (result.output, result.row_sum, result.row_sum_log) if part is not None)
-
-    return forward
-
-
-def rela(inputs: AttentionInputs, norm: GatedRMSNorm) -> Forward:
-    def forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        output = reference_attention(query, key, value, activation="relu", mask=inputs.mask).output
-        return (norm(output.transpose(1, 2).flatten(2)),)
+        result = reference_attention(query, key, value, activation=activation, mask=inputs.mask, row_scale=scale)
+        return (result.output,)
 
     return forward
 
 
 def timed_step(case: AttentionCase, inputs: AttentionInputs, name: str) -> Step:
     """What is called in the rounds for one of OURS, SDPA and EAGER."""
-    leaves, gradients = inputs.leaves, (inputs.output_gradient,)
+    gradients = (inputs.output_gradient,)
     if name in OURS:
         forward = fused(case, inputs, OURS[name])
         gradients += statistics_gradients(case, inputs, OURS[name])
-    elif name == SDPA:
-        forward = sdpa(case)
-    elif name == "rela":
-        norm = GatedRMSNorm(case.heads * case.head_dim).to(case.device, case.dtype)
-        forward = rela(inputs, norm)
-        leaves += tuple(norm.parameters())
-        gradients = (inputs.output_gradient.transpose(1, 2).flatten(2),)
     else:
-        forward = eager(inputs, name.removeprefix("eager "))
-    return training_step(forward, leaves, gradients) if case.backward else inference_step(forward, inputs.leaves)
+        forward = sdpa(case) if name == SDPA else eager(inputs, name.removeprefix("eager "))
+    return training_step(forward, inputs.leaves, gradients) if case.backward else inference_step(forward, inputs.leaves)
 
 
 def inference_step(forward: Forward, inputs: tuple[Tensor, ...]) -> Step:
@@ -150,24 +132,22 @@ def inference_step(forward: Forward, inputs: tuple[Tensor, ...]) -> Step:
 
 
 def training_step(forward: Forward, leaves: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> Step:
-    """Forward over the first three leaves and backward to all of them."""
-    return lambda: torch.autograd.grad(forward(*leaves[:3]), leaves, gradients)
+    return lambda: torch.autograd.grad(forward(*leaves), leaves, gradients)
 
 
 def statistics_gradients(case: AttentionCase, inputs: AttentionInputs, statistics: str) -> tuple[Tensor, ...]:
-    """Gradients of S, or of S and T, as the regulariser sends them; none without backward."""
+    """Gradients of S, or of S and T, as the regulariser sends them: of Eq. 7 with both, of |log S| alone without T.
+
+    None without backward.
+    """
     if statistics == "none" or not case.backward:
         return ()
     with torch.no_grad():
         _, *sums = fused(case, inputs, statistics)(*inputs.leaves)
     sums = [tensor.detach().requires_grad_() for tensor in sums]
-    return torch.autograd.grad(penalty(inputs.visible_keys, *sums), sums)
-
-
-def penalty(visible_keys: Tensor, row_sum: Tensor, row_sum_log: Tensor | None = None) -> Tensor:
-    """Eq. 7 of S and T (batch, heads, length), the mean over heads and rows; of |log S| alone without T."""
-    entropy = torch.zeros_like(row_sum) if row_sum_log is None else row_entropy(row_sum, row_sum_log)
-    return row_penalty(row_sum, entropy, visible_keys.unsqueeze(1), DEFAULT_ENTROPY_MARGIN).mean()
+    entropy = row_entropy(*sums) if len(sums) == 2 else torch.zeros_like(sums[0])
+    penalty = row_penalty(sums[0], entropy, inputs.visible_keys.unsqueeze(1), DEFAULT_ENTROPY_MARGIN)
+    return torch.autograd.grad(penalty.mean(), sums)
 
 
 def cells(quick: bool) -> Iterator[Names]:

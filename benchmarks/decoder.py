@@ -20,7 +20,7 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig,
 
 from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import time_contenders
-from benchmarks.translation import generation_step, inference_step, model_facts, training_step
+from benchmarks.translation import generation_step, inference_step, parameters_of, training_step
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
 from reluformer.training.foreign_models import convert_model
 
@@ -60,7 +60,7 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
         tokens = 3 if options.quick else NEW_TOKENS
         steps = {name: decoding_step(model, ids[:, :-tokens], tokens) for name, model in models.items()}
     record = time_contenders(steps, **effort(options, budget=SECONDS)).record(COMPARED, tokens, "tokens a second")
-    return {"rows": rows, "tokens": tokens, **model_facts(models), **record}
+    return {"rows": rows, "tokens": tokens, "parameters": parameters_of(models), **record}
 
 
 def build(library: str, sizes: dict[str, int], training: bool, dtype: torch.dtype) -> dict[str, PreTrainedModel]:

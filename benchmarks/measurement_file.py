@@ -43,8 +43,10 @@ class Benchmark:
     settings: Mapping[str, Any]
 
     def run(self, options: argparse.Namespace) -> Path:
-        """Measures every cell and writes the file."""
-        record, start = begin(options), time.perf_counter()
+        """Measures every cell, with inputs and weights of the options' seed, and writes the file."""
+        torch.manual_seed(options.seed)
+        library(large=True)  # built before anything is timed
+        record, start = circumstances(options), time.perf_counter()
         threads = torch.get_num_threads()
         cells: list[Names] = []
         for names in tqdm(list(self.cells(options.quick)), desc=self.file, unit="cell"):
@@ -65,24 +67,14 @@ def read_result(path: Path) -> Names | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def begin(options: argparse.Namespace) -> dict[str, Any]:
-    """Sets threads and seed as the options say; what stands beside all that is measured.
-
-    Returns:
-        `run_record` with the machine's memory and its load of the last minute (1 is one busy core), and `environment`
-        (variables that change timing or allocation), `loop` (which loop computes attention, compiled or python), `quick`.
-    """
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    torch.manual_seed(options.seed)
+def circumstances(options: argparse.Namespace) -> Names:
+    """`run_record` with the machine's memory and its load of the last minute (1 is one busy core), and `environment` (variables
+    that change timing or allocation), `loop` (which loop computes attention, compiled or python), `quick`."""
     record = run_record(f"python -m benchmarks {shlex.join(sys.argv[1:])}", None, options.seed)
     record["machine"]["memory_gb"] = round(psutil.virtual_memory().total / 1e9, 1)
     record["machine"]["load_average"] = round(os.getloadavg()[0], 2)
-    record["environment"] = {
-        name: value for name, value in sorted(os.environ.items()) if name.startswith(RECORDED_VARIABLES)
-    }
-    library(large=True)  # built before anything is timed
-    return {**record, "loop": loop_name(), "quick": options.quick}
+    environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(RECORDED_VARIABLES)}
+    return {**record, "environment": environment, "loop": loop_name(), "quick": options.quick}
 
 
 def effort(options: argparse.Namespace, **given: float) -> dict[str, float]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
@@ -19,7 +18,7 @@ from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS, read_result
 from benchmarks.translating import BEST as BEST_TYPE
 from benchmarks.translating import CTRANSLATE2, OURS_BY_TYPE
-from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS_UNREGULARIZED
+from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS_UNREGULARIZED, VANILLA
 from benchmarks.translation import OURS as RELUFORMER
 from benchmarks.zeros import OURS as ZEROS_MODEL
 from reluformer.analysis.drawing import RELU, SOFTMAX, shade
@@ -156,7 +155,7 @@ def _attention(result: Result) -> Iterator[str]:
     yield from ("### A call by itself: n = 1, ms", "")
     calls = [cell for cell in result["cells"] if cell["length"] == 1]
     yield from cell_table(calls, ["dtype", "pass"], compared={})
-    rivals = [SDPA, *EAGER, *PRODUCTS, *list(OURS)[1:]]
+    rivals = [SDPA, *EAGER, *TIMED_ONCE, *list(OURS)[1:]]
     with_row = [cell for cell in result["cells"] if SPARSE[0] in cell["times"] or cell["length"] > SHORT[-1]]
     compared = {PLAIN: rivals, WITH_STATISTICS: [SDPA]}
     facts = ["length", "batch", "heads"]
@@ -184,7 +183,7 @@ def _megabytes(cell: Result | None) -> str:
 
 def _translation(result: Result) -> Iterator[str]:
     facts = ["shape", "inputs", "dtype", "attention_dropout"]
-    rivals = (MARIAN, MARIAN_SMOOTHED, "vanilla")
+    rivals = (MARIAN, MARIAN_SMOOTHED, VANILLA)
     yield from tables_of(result, ["task"], facts, compared={RELUFORMER: rivals, OURS_UNREGULARIZED: rivals[:2]})
     reasons = [item for cell in result["cells"] for item in cell.get("left_out", {}).items()]
     yield from ("", *dict.fromkeys(f"- {name} is left out: {text}" for name, text in reasons))
@@ -221,7 +220,7 @@ def _zeros_models(result: Result) -> Iterator[str]:
     yield from ("", *cell_table(cells, ["shape", "zeros", "beams", "threads"], value=a_token))
 
 
-PRODUCTS = ("products only", "products only, torch.mm")
+TIMED_ONCE = ("rela", "products only", "products only, torch.mm")
 TITLES = {
     "ATTENTION": "Speed and memory of ReLU attention",
     "MODELS": "Whole models beside their rivals",
@@ -236,9 +235,9 @@ ABOUT = {
     "ATTENTION": """\
 `fused` is `relu_attention`, `S` and `T` the statistics of the regulariser; `sdpa softmax` is
 `torch.nn.functional.scaled_dot_product_attention`. The other rivals hold all weights, and were not timed (–) where
-that takes too long. `products only` are the matrix products in blocks and nothing else, by oneDNN and by `torch.mm`;
-the program that timed them is in commit e8591422. Goals of short lengths are over the fastest of two rivals, both
-without statistics.
+that takes too long. `rela` is ReLU without a scale and ReLA's norm of the result; `products only` are the matrix
+products in blocks and nothing else, by oneDNN and by `torch.mm`. What timed these is in commit e8591422. Goals of short
+lengths are over the fastest of two rivals, both without statistics.
 """,
     "MODELS": """\
 All have new weights. `ReLUFormer` and `ReLU` have their regulariser in the loss, `λ = 0` has none; Marian, ViT, GPT-2
@@ -303,21 +302,14 @@ def _plot_speedups(result: Result, path: Path) -> Path:
             axes.fill_between(lengths, low, high, color=color, alpha=0.15, linewidth=0)
         axes.axhline(1.0, color=SOFTMAX, linewidth=1.2, label="softmax, SDPA")
         axes.set(ylim=(0, None), title=f"{dtype}, {which}", xlabel="length n", ylabel="speedup over SDPA softmax")
-        _length_axis(axes, lengths)
-    return _save(figure, path, "line: median, band: P10 to P90 of the rounds")
-
-
-def _length_axis(axes: Axes, lengths: list[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _save(figure: Figure, path: Path, note: str = "") -> Path:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
     lines, names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(lines, names, title=note, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    says = "line: median, band: P10 to P90 of the rounds"
+    figure.legend(lines, names, title=says, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
     figure.savefig(path, dpi=130, metadata={"Software": None})
     return path
 
@@ -340,7 +332,7 @@ def overview_table() -> str:
     lines = []
     for words, inputs in (("short sentences", "multi30k-like"), ("documents of 1,024 tokens", "1,024 tokens")):
         where = {"shape": "wide", "inputs": inputs}
-        lines.append(_overview(f"translation, {words}", "end-to-end", "generation", (RELUFORMER, "vanilla"), where))
+        lines.append(_overview(f"translation, {words}", "end-to-end", "generation", (RELUFORMER, VANILLA), where))
     both = ("ReLU", "softmax")
     for length in (49, 196, 784):
         where = {"length": length, "threads": 2}

@@ -7,34 +7,26 @@ The corpus comes with a validation split alone. The pairs are drawn by a fixed s
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+CORPUS, OUTPUT = Path("data/tatoeba"), Path("runs/tatoeba")
 LANGUAGES, TEST_PAIRS = ("de", "en"), 2000
 Pair = tuple[str, str]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, default=Path("data/tatoeba"), help="default: data/tatoeba")
-    parser.add_argument("--output", type=Path, default=Path("runs/tatoeba"), help="default: runs/tatoeba")
-    options = parser.parse_args(arguments)
-    sides = [
-        gzip.decompress((options.corpus / f"train.{language}.gz").read_bytes()).decode().removesuffix("\n").split("\n")
-        for language in LANGUAGES
-    ]
+def main() -> None:
+    files = [CORPUS / f"train.{language}.gz" for language in LANGUAGES]
+    sides = [gzip.decompress(file.read_bytes()).decode().removesuffix("\n").split("\n") for file in files]
     train, test = split(list(zip(*sides, strict=True)), TEST_PAIRS)
-    options.output.mkdir(parents=True, exist_ok=True)
+    OUTPUT.mkdir(parents=True, exist_ok=True)
     for name, pairs in (("train", train), ("test", test)):
         for language, lines in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):
             text = "".join(f"{line}\n" for line in lines).encode()
-            (options.output / f"{name}.{language}.gz").write_bytes(gzip.compress(text, mtime=0))  # the same bytes again
-    print(f"{options.output}: {len(train):,} pairs to train, {len(test):,} to test")
-    return 0
+            (OUTPUT / f"{name}.{language}.gz").write_bytes(gzip.compress(text, mtime=0))  # the same bytes again
+    print(f"{OUTPUT}: {len(train):,} pairs to train, {len(test):,} to test")
 
 
 def split(pairs: Sequence[Pair], count: int, seed: int = 1) -> tuple[list[Pair], list[Pair]]:
@@ -50,4 +42,4 @@ def split(pairs: Sequence[Pair], count: int, seed: int = 1) -> tuple[list[Pair],
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
 
 from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import time_contenders
-from benchmarks.translation import inference_step, model_facts, training_step
+from benchmarks.translation import inference_step, parameters_of, training_step
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
 
 RELU, SOFTMAX, VIT = "ReLU", "softmax", "ViTForImageClassification"
@@ -49,7 +49,7 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
     else:
         steps = {name: inference_step(model, {"pixel_values": pixels}, cell["dtype"]) for name, model in models.items()}
     record = time_contenders(steps, **effort(options, budget=SECONDS)).record(COMPARED, count, "images a second")
-    return {"images": count, **model_facts(models), **record}
+    return {"images": count, "parameters": parameters_of(models), **record}
 
 
 def build(name: str, shape: Names, seed: int) -> PreTrainedModel:

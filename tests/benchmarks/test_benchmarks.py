@@ -75,6 +75,6 @@ def test_threads_of_a_cell_are_set_for_it_alone(tmp_path):
     before, seen = torch.get_num_threads(), []
     cells = [{"threads": before + 1}, {}]
     measure = lambda cell, options: seen.append(torch.get_num_threads()) or {}  # noqa: E731
-    options = argparse.Namespace(quick=True, threads=None, seed=0, output=tmp_path)
+    options = argparse.Namespace(quick=True, seed=0, output=tmp_path)
     Benchmark("threads", lambda quick: cells, measure, {}).run(options)
     assert seen == [before + 1, before] and torch.get_num_threads() == before
