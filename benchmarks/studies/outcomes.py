@@ -1,4 +1,4 @@
-"""What the rows of a study gave: the figures of each seed, and whether they count as evidence."""
+"""What the rows of a study gave: the figures of each seed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.studies.parser import Catalogue, TableRow, table_of
-from benchmarks.studies.study import Budget, Figure, Study
-from benchmarks.studies.tasks import Places, Task, has_diverged, is_stale, read_json, read_result, spent
+from benchmarks.studies.study import Figure, Study
+from benchmarks.studies.tasks import Places, Task, read_json, read_result
 from reluformer.configuration.errors import UserError
 
 RUN, PENDING, NOT_HERE = "run", "pending", "not trained"
@@ -24,74 +24,43 @@ _STEP = re.compile(r"([\w-]+)(?:\[([^\]]*)\])?(?:\.|$)")
 class Outcome:
     """A row of a study's table with its results.
 
-    status: `RUN`, `PENDING` or `NOT_HERE`. why: in words, where it is not `RUN`, or where a seed is missing. results, below: by
-    seed, those that count as evidence, and those below the budget. beside: all rows of the table, by name.
+    status: `RUN`, `PENDING` or `NOT_HERE`. why: in words, where it is not `RUN`, or where a seed is missing. results: by seed.
+    beside: all rows of the table, by name.
     """
 
     entry: TableRow
     status: str
     why: str
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
-    below: dict[int, dict[str, Any]] = field(default_factory=dict)
     tasks: dict[int, Task] = field(default_factory=dict)
     beside: Mapping[str, Outcome] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
-    def shown(self) -> dict[int, dict[str, Any]]:
-        """Results by seed: those that are evidence, or else those below the budget."""
-        return self.results or self.below
-
 
 def at_size(study: Study, size: str) -> Study:
-    """The study without the figures that this size does not show, and without the claims that are made of them."""
+    """The study without the figures that this size does not show, and without the claims that are made of them; of the size
+    smoke, which shows that everything runs and nothing else, without any claim."""
     figures = {name: figure for name, figure in study.figures.items() if size in figure.sizes}
     gone = study.figures.keys() - figures.keys()
     return dataclasses.replace(
-        study, figures=figures, claims=[claim for claim in study.claims if claim.figure not in gone]
+        study, figures=figures, claims=[claim for claim in study.claims if claim.figure not in gone and size != "smoke"]
     )
 
 
 def outcomes_of(study: Study, catalogue: Catalogue, places: Places) -> dict[str, Outcome]:
     """Every row of the study's table, by the name the study uses."""
-    budget = study.budget.get(catalogue.size)
-    outcomes = {entry.name: _outcome(entry, budget, places) for entry in table_of(study, catalogue)}
+    outcomes = {entry.name: _outcome(entry, places) for entry in table_of(study, catalogue)}
     for outcome in outcomes.values():
         outcome.beside = outcomes
     return outcomes
 
 
-def _outcome(entry: TableRow, budget: Budget | None, places: Places) -> Outcome:
+def _outcome(entry: TableRow, places: Places) -> Outcome:
     if entry.row is None:
         return Outcome(entry, NOT_HERE, entry.not_here or "no row at this size")
-    outcome = Outcome(entry, PENDING, "")
-    missing = []
-    for seed in entry.seeds:
-        task = outcome.tasks[seed] = Task(entry.row, seed, places)
-        result = read_result(task)
-        if result is None:
-            missing.append(f"seed {seed}: {'its result is of an earlier recipe' if is_stale(task) else 'not run'}")
-        elif reason := _below(result, budget):
-            outcome.below[seed] = result
-            missing.append(f"seed {seed}: {reason}")
-        else:
-            outcome.results[seed] = result
-    outcome.status = RUN if outcome.results else PENDING
-    outcome.why = "; ".join(missing)
-    return outcome
-
-
-def _below(result: Mapping[str, Any], budget: Budget | None) -> str | None:
-    """Why a result is no evidence yet; None if it is. A run that diverged has shown what it would show."""
-    if budget is None:
-        return "this size is no evidence"
-    if has_diverged(result):
-        return None
-    updates, seconds = spent(result)
-    if updates < budget.updates:
-        return f"{updates:,} of {budget.updates:,} updates"
-    if seconds < budget.seconds:
-        return f"{seconds / 60:.0f} of {budget.seconds / 60:.0f} min of training and validation"
-    return None
+    tasks = {seed: Task(entry.row, seed, places) for seed in entry.seeds}
+    results = {seed: result for seed, task in tasks.items() if (result := read_result(task)) is not None}
+    why = "; ".join(f"seed {seed}: not run" for seed in tasks if seed not in results)
+    return Outcome(entry, RUN if results else PENDING, why, results, tasks)
 
 
 def value(figure: Figure, outcome: Outcome, seed: int | None = None) -> float | None:
@@ -101,8 +70,10 @@ def value(figure: Figure, outcome: Outcome, seed: int | None = None) -> float | 
         UserError: a path that is none.
     """
     if figure.relative_to:
-        return _relative(figure, outcome, seed)
-    content: Any = outcome.shown.get(seed)
+        itself, rows = dataclasses.replace(figure, relative_to={}), (outcome, compared_with(figure, outcome))
+        own, other = (row and value(itself, row, seed) for row in rows)
+        return None if own is None or not other else 100 * (own / other - 1)
+    content: Any = outcome.results.get(seed)
     if figure.file is not None:
         file = Path(figure.file)
         content = read_json(file) if file.is_file() else {}
@@ -114,15 +85,6 @@ def value(figure: Figure, outcome: Outcome, seed: int | None = None) -> float | 
 def compared_with(figure: Figure, outcome: Outcome) -> Outcome | None:
     """The row that a relative figure of another one is compared with; None where there is none."""
     return outcome.beside.get(figure.relative_to.get(outcome.entry.name, ""))
-
-
-def _relative(figure: Figure, outcome: Outcome, seed: int | None) -> float | None:
-    other, itself = compared_with(figure, outcome), dataclasses.replace(figure, relative_to={})
-    # What is evidence is compared with evidence alone.
-    if other is None or (seed in outcome.results and seed not in other.results):
-        return None
-    values = [value(itself, each, seed) for each in (outcome, other)]
-    return None if None in values or not values[1] else 100 * (values[0] / values[1] - 1)
 
 
 def select(content: Any, path: str) -> Any:

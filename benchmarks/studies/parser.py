@@ -169,22 +169,16 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recipe_of(row: Row, seed: int, output_dir: Path, start_dir: Path | None = None) -> dict[str, Any]:
-    """The recipe of one training of a row, as in a recipe file; `{studies}/` in a path is the folder of the studies.
+    """The recipe of one training of a row, as in a recipe file.
 
     output_dir: the run folder. start_dir: that of what the row starts from, if it does; the tokenizer comes from there, too.
     """
     own: dict[str, Any] = {"name": row.name, "training": {"seed": seed, "output_dir": str(output_dir)}}
-    recipe = _located(row.recipe)
+    recipe = dict(row.recipe)
     if start_dir is not None:
         own["initialize_from"] = str(start_dir)
         recipe.pop("tokenizer", None)
     return merged({"name": row.name}, recipe, own)  # the name first, since a person reads the file
-
-
-def _located(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _located(inner) for key, inner in value.items()}
-    return value.replace("{studies}", str(STUDIES_FOLDER)) if isinstance(value, str) else value
 
 
 def _all_values(family: RowFamily, size: str) -> Iterator[dict[str, Any]]:

@@ -29,8 +29,7 @@ Seeds = dict[float, list[float]]
 def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder: Path) -> Path | None:
     """Draws a plot of a study; None if no row has a figure for it.
 
-    Lines are means over the seeds; where there are several, a band reaches from the lowest to the highest. Rows below their
-    budget are not drawn.
+    Lines are means over the seeds; where there are several, a band reaches from the lowest to the highest.
     """
     lines = {label: _points(plot, name, study, outcomes) for label, name in plot.lines.items()}
     if not any(lines.values()):

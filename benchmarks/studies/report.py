@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,8 +33,7 @@ measured](evidence.md) sets each ReLU row beside its softmax row.
 _HOW_TO_READ = """### How to read it
 
 - A claim *agrees* or *disagrees* with our figures, or is *undecided*, with the reason. *Not measured*: its rows are of
-  another size, or cannot be run here. *Pending*: a row has not been trained, or for less than its study's budget; its figures
-  are then in italics.
+  another size, or cannot be run here. *Pending*: a row has not been trained.
 - **Which of two is ahead** in BLEU, accuracy or perplexity is decided by a paired bootstrap ({samples} samples, drawn as by
   sacreBLEU, of {fewest} or more sentences, pictures or documents). With three seeds or more, each sample draws the seeds of
   each row as well ([the multi-bootstrap](https://arxiv.org/abs/2106.16163)), and the 95 % interval of the difference must
@@ -55,14 +53,15 @@ _SMALLER = (
     "Corpora, pictures and models are smaller than the papers', so that BLEU, accuracy and perplexity themselves cannot be "
     "compared with the papers'; orderings and signs can."
 )
+_OURS, _ALL = "ours", "all"
 _PAPERS = {
-    RELUFORMER_PAPER: "ReLUFormer",
-    "arXiv 2309.08586": "ReLU in Vision Transformers",
-    "arXiv 2410.09637": "language models without norms",
-    "arXiv 2411.02335": "activation sparsity",
-    "arXiv 2210.06313": "the lazy neuron",
+    RELUFORMER_PAPER: f"ReLUFormer ({RELUFORMER_PAPER})",
+    "arXiv 2309.08586": "ReLU in Vision Transformers (arXiv 2309.08586)",
+    "arXiv 2410.09637": "language models without norms (arXiv 2410.09637)",
+    "arXiv 2411.02335": "activation sparsity (arXiv 2411.02335)",
+    "arXiv 2210.06313": "the lazy neuron (arXiv 2210.06313)",
+    _OURS: "our own studies",
 }
-_ALL = "all"
 _WORDS = (AGREES, DISAGREES, UNDECIDED, NOT_MEASURED, PENDING)
 
 Loaded = Sequence[tuple[str, Study]]
@@ -90,13 +89,13 @@ def write_reproduction(
         loaded = [(name, at_size(study, size)) for name, study in everywhere]
         catalogue, places = load_rows(size, studies), Places.of(size, runs, results)
         found = {name: outcomes_of(study, catalogue, places) for name, study in loaded}
-        if size != sizes[0] and not any(outcome.shown for of in found.values() for outcome in of.values()):
+        if size != sizes[0] and not any(outcome.results for of in found.values() for outcome in of.values()):
             train = f"`python -m benchmarks.studies --size {size}` trains them; the tests check their recipes."
             lines.append(f"No row was run. {train}")
             continue
         verdicts = {name: judge(study, found[name]) for name, study in loaded}
         lines += [_SMALLER, ""] if size != "paper" else []
-        lines += [*_tally(loaded, verdicts), *_predictions(loaded, verdicts)]
+        lines += _tally(loaded, verdicts)
         lines.append(_HOW_TO_READ.format(samples=f"{SAMPLES:,}", fewest=FEWEST_ITEMS))
         for name, study in loaded:
             lines += _study(name, study, found[name], verdicts[name], path, size)
@@ -105,40 +104,20 @@ def write_reproduction(
 
 
 def _tally(loaded: Loaded, verdicts: Verdicts) -> list[str]:
-    """How the claims of each paper stand, by what they are about; our own studies are not counted."""
+    """How the claims of each paper, and our own expectations, stand by what they are about."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for name, study in loaded:
-        for verdict in () if study.ours else verdicts[name]:
+        for verdict in verdicts[name]:
             for kind in (verdict.kind, _ALL):
-                counts.setdefault((study.paper, kind), Counter())[verdict.verdict] += 1
+                counts.setdefault((_OURS if study.ours else study.paper, kind), Counter())[verdict.verdict] += 1
     words = [word for word in _WORDS if any(count[word] for count in counts.values())]
     rows = [
-        [f"{title} ({paper})", kind, *(str(count[word]) for word in words), str(count.total())]
+        [title, kind, *(str(count[word]) for word in words), str(count.total())]
         for paper, title in _PAPERS.items()
         for kind in (*KINDS, _ALL)
         if (count := counts.get((paper, kind)))
     ]
-    return ["### The claims of the papers", "", *table(["paper", "about", *words, _ALL], rows), ""]
-
-
-def _predictions(loaded: Loaded, verdicts: Verdicts) -> list[str]:
-    """What we expected of rows before they were trained, with its outcome; the figures stand in each study."""
-    ours = [(name, study, verdict) for name, study in loaded if study.ours for verdict in verdicts[name]]
-    if not ours:
-        return []
-    counts = Counter(verdict.verdict for *_, verdict in ours)
-    words = ", ".join(f"{word} {counts[word]}" for word in _WORDS if counts[word])
-    rows = [
-        [f"[`{name}`](#{_anchor(study.title)})", verdict.text.removeprefix("prediction: "), f"**{verdict.verdict}**"]
-        for name, study, verdict in ours
-    ]
-    head = ["### What we expected, and what came", "", f"{len(ours)} expectations of our own studies: {words}.", ""]
-    return [*head, *table(["study", "expectation", "outcome"], rows), ""]
-
-
-def _anchor(title: str) -> str:
-    """The name by which a link reaches a heading."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+    return ["### The claims", "", *table(["of", "about", *words, _ALL], rows), ""]
 
 
 def _study(
@@ -176,7 +155,7 @@ def _table(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
 def _scored_on(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
     """On what, and how, the scores of a study were measured, a sentence for each."""
     paths, found = {figure.path for figure in study.figures.values()}, set()
-    for result in (result for outcome in outcomes.values() for result in outcome.shown.values()):
+    for result in (result for outcome in outcomes.values() for result in outcome.results.values()):
         for name, kind in STATISTICS.items():
             if (measured := result.get(name)) and f"{name}.score" in paths:
                 texts = f"{len(kind.rows(measured)):,} {kind.items} of `{corpus_of(result['recipe'])}`"
@@ -204,7 +183,7 @@ def _ours(study: Study, name: str, outcome: Outcome) -> str:
         number = value(figure, outcome)
         return "–" if number is None else f"{number:.{figure.digits}f}"
     texts, values = [], []
-    for seed, result in outcome.shown.items():
+    for seed, result in outcome.results.items():
         number = value(figure, outcome, seed)
         if has_diverged(result):
             texts.append("does not converge")
@@ -214,8 +193,7 @@ def _ours(study: Study, name: str, outcome: Outcome) -> str:
     if not values:
         return texts[0] if texts else "–"
     mean = f"{sum(values) / len(values):.{figure.digits}f}"
-    text = mean if len(texts) == 1 else f"{mean} ({', '.join(texts)})"
-    return text if outcome.results else f"*{text}*"
+    return mean if len(texts) == 1 else f"{mean} ({', '.join(texts)})"
 
 
 def _status(outcome: Outcome) -> str:

@@ -11,20 +11,39 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.studies.commands import commands_of
+import yaml
+from PIL import Image
+
 from benchmarks.studies.parser import Catalogue, Row, table_of
+from benchmarks.studies.pictures import read_idx
 from benchmarks.studies.scores import STATISTICS
-from benchmarks.studies.study import Study
-from benchmarks.studies.tasks import Places, Task, has_diverged, read_json, state_of, write_result
+from benchmarks.studies.study import Analysis, Study
+from benchmarks.studies.tasks import (
+    Places,
+    Task,
+    evaluated_split,
+    has_diverged,
+    missing_analyses,
+    read_json,
+    state_of,
+    unevaluated_splits,
+    write_result,
+)
+from benchmarks.studies.texts import documents as documents_of
 from reluformer.configuration.errors import UserError, one_line
+from reluformer.configuration.recipe_parser import load_recipe
+from reluformer.training.data.corpus import load_split
+from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
+from reluformer.training.scoring.evaluation import read_translations
 
 # A job is one core's: more threads than cores make a small model slower, and two jobs would share them. The two of glibc
 # keep the memory of the logits, which it would otherwise give back to the system after every update.
@@ -46,7 +65,7 @@ def tasks_by_study(
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
 ) -> dict[str, list[Task]]:
-    """The tasks of each study, all rows with the first seed before any with the second; each row once.
+    """The tasks of each study, each row once with a seed, all rows with the first seed before any with the second.
 
     only: names of rows, if not all are wanted; also of rows that others of a study start from. A study that has none of them is
     left out. seeds: instead of the studies' own.
@@ -57,17 +76,16 @@ def tasks_by_study(
     found: dict[str, list[Task]] = {}
     known: dict[str, Row] = {}
     for name, study in studies.items():
-        table = [entry for entry in table_of(study, catalogue) if entry.row is not None]
-        rows = _with_rows_before({entry.name: entry.row for entry in table})
+        table = {entry.name: entry for entry in table_of(study, catalogue) if entry.row is not None}
+        rows = _with_rows_before({own: entry.row for own, entry in table.items()})
         known |= rows
-        wanted = {rows[own].key: rows[own] for own in (only or [entry.name for entry in table]) if own in rows}
-        of_rows = {key: [entry.seeds for entry in table if entry.row.key == key] for key in wanted}
-        other = [study.seeds.get(catalogue.size, [1])]  # of what stands in no table
-        pairs = [(seed, key) for key, own in of_rows.items() for each in own or other for seed in seeds or each]
-        order = list(dict.fromkeys(seed for seed, _ in pairs))
-        in_order = sorted(dict.fromkeys(pairs), key=lambda pair: order.index(pair[0]))
+        wanted = [own for own in only or table if own in rows]
+        seeds_of = dict.fromkeys(rows, study.seeds.get(catalogue.size, [1]))  # also of what stands in no table
+        seeds_of |= {own: entry.seeds for own, entry in table.items()}
+        tasks = [Task(rows[own], seed, places) for own in wanted for seed in seeds or seeds_of[own]]
         if wanted or not only:
-            found[name] = [Task(wanted[key], seed, places) for seed, key in in_order]
+            once = {(task.row.key, task.seed): task for task in tasks}
+            found[name] = sorted(once.values(), key=lambda task: task.seed)
     if unknown := [row for row in only if row not in known]:
         choose = "`--list` names the studies" if len(studies) > 1 else f"choose of {', '.join(known) or 'none'}"
         raise UserError(f"--only: no row {unknown[0]!r} at size {catalogue.size}; {choose}")
@@ -160,6 +178,86 @@ class Runner:
         again = f"python -m benchmarks.studies --size {self.size} --only {task.row.name} --seed {task.seed}"
         path = write_result(task, again)
         self.say(f"{head}: {_summary(read_json(path))}; {path}")
+
+
+# What is left to do of a row
+
+
+def commands_of(task: Task, state: str) -> list[list[str]]:
+    """What is left to do in a state, in order: a module and its arguments each."""
+    is_translation = "task" not in task.row.recipe
+    train = ["reluformer", "train", "--config"] if is_translation else ["benchmarks.studies.training"]
+    train.append(str(task.recipe_file))
+    if state in ("missing", "begun"):
+        task.recipe_file.parent.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(task.recipe(), sort_keys=False, allow_unicode=True, width=120)
+        task.recipe_file.write_text(text, encoding="utf-8")
+        return [train]
+    if state == "trained":
+        splits = unevaluated_splits(task.run_folder)
+        if not is_translation:
+            return [train] if splits else []
+        return [["reluformer", "evaluate", "--run", str(task.run_folder), "--split", split] for split in splits]
+    # A result of another machine has no model here to analyse.
+    has_model = (task.run_folder / RECORD_FILE).is_file()
+    return analysis_commands(task, missing_analyses(task)) if has_model else []
+
+
+def analysis_commands(task: Task, wanted: Sequence[str]) -> list[list[str]]:
+    """The commands that make the wanted analyses of a row: one for all that read the same text.
+
+    The text, the test split or its beginning, is written first; for a language model, its documents one below the other.
+    """
+
+    def same(analysis: Analysis) -> tuple[bool, int]:
+        return (analysis.documents, analysis.lines or 0)
+
+    analyses = sorted((analysis for analysis in task.row.analyses if analysis.what in wanted), key=same)
+    commands = []
+    for (documents, lines), group in groupby(analyses, key=same):
+        folder = task.analysis_folder / f"{'sentences' if documents else 'text'}-{lines or 'all'}"
+        inputs = (_sentences if documents else _inputs)(task, lines or None, folder)
+        names = [analysis.what for analysis in group]
+        given = ["--model", str(task.run_folder), *inputs, "--output", str(task.analysis_folder)]
+        commands.append(["reluformer", "analyze", "--what", *names, *given])
+    return commands
+
+
+def _inputs(task: Task, lines: int | None, folder: Path) -> list[str]:
+    """Writes the text, where there is one; the options that name it, or the pictures."""
+    kind = task.row.recipe.get("task")
+    if kind == "language_modeling":
+        documents = documents_of(task.recipe()["data"], evaluated_split(task.run_folder, "documents"))
+        text = (line for _, document in documents for line in document.split("\n"))
+        return ["--text", _written(folder / "text.txt", islice(text, lines))]
+    if kind == "image_classification":
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, picture in enumerate(read_idx(task.recipe()["data"]["test"]["images"], 3)):
+            Image.fromarray(picture).save(folder / f"{number:06}.png")
+        return ["--images", str(folder)]
+    rows = read_translations(task.run_folder / "translations.test.tsv")[:lines]
+    source = _written(folder / "source.txt", (row[0] for row in rows))
+    target = _written(folder / "target.txt", (row[2] for row in rows))
+    return ["--text", source, "--target-text", target]
+
+
+def _sentences(task: Task, lines: int | None, folder: Path) -> list[str]:
+    """Writes the sentences of the test split, and the document of each."""
+    data = load_recipe(task.run_folder / RECIPE_FILE).data
+    sentences, _ = load_split(data, "test")
+    files = []
+    for option, column in (("--text", "source"), ("--target-text", "target"), ("--documents", "document")):
+        files += [option, _written(folder / f"{column}.txt", sentences[column][:lines])]
+    return [*files, "--max_length", str(data.max_length)]
+
+
+def _written(path: Path, lines: Iterable[str]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+    return str(path)
+
+
+# What is said of it, and its processes
 
 
 def _beginning(task: Task, state: str, commands: Sequence[list[str]]) -> str:

@@ -156,20 +156,12 @@ class Plot:
 
 
 @dataclass(kw_only=True)
-class Budget:
-    """What a row must have had before its figures count as evidence, validations included; less is "pending"."""
-
-    updates: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(kw_only=True)
 class Study:
-    """One table or figure of a paper, or, with `ours`, a study of our own, whose claims are not counted among the papers'.
+    """One table or figure of a paper, or, with `ours`, a study of our own, whose claims are expectations.
 
     title, position: what it is, and its place in a report. source: where in the paper, on which corpus, and how our rows differ
-    from it. rows, figures: the rows and columns of its table. seeds, budget: by size; a size without a budget gives no evidence.
-    pictures: rows by label whose pictures, drawn by one of their analyses, are shown.
+    from it. rows, figures: the rows and columns of its table. seeds: by size. pictures: rows by label whose pictures, drawn by
+    one of their analyses, are shown.
     """
 
     title: str
@@ -179,7 +171,6 @@ class Study:
     figures: dict[str, Figure]
     claims: list[Claim] = field(default_factory=list)
     seeds: dict[str, list[int]] = field(default_factory=dict)
-    budget: dict[str, Budget] = field(default_factory=dict)
     plots: list[Plot] = field(default_factory=list)
     pictures: dict[str, str] = field(default_factory=dict)
     paper: str = RELUFORMER_PAPER

@@ -112,11 +112,6 @@ def read_result(task: Task) -> dict[str, Any] | None:
     return result if (result.get("key"), result.get("seed")) == (task.row.key, task.seed) else None
 
 
-def is_stale(task: Task) -> bool:
-    """Whether there is a result of this name that was measured with another recipe."""
-    return task.result_file.is_file() and read_result(task) is None
-
-
 def has_diverged(result: Mapping[str, Any]) -> bool:
     """Whether the training of a result did not converge."""
     return bool(result["training"].get("diverged"))
@@ -154,28 +149,21 @@ def write_result(task: Task, command: str) -> Path:
     Raises:
         UserError: there is no result of what it started from.
     """
-    run = collect(task.run_folder)
+    folder, recipe = task.run_folder, _recipe(task.run_folder)
+    log = read_json(folder / "trainer_state.json")["log_history"]
     result = {
         **{"row": task.row.name, "key": task.row.key, "seed": task.seed, "command": command},
-        **run,
-        "training_seconds": training_seconds(run["log_history"]),
-        "cpu_seconds": cpu_seconds(run["log_history"]),
-        "start": task.start and _start(task.start),
-        "analyses": _analyses(task),
-        **_scores(task.run_folder, run["recipe"]),
-    }
-    return write_json(task.result_file, result)
-
-
-def collect(folder: Path) -> dict[str, Any]:
-    """What was measured in a finished run: `recipe` without secrets, `training` (its record), `evaluations` by split, and
-    `log_history`."""
-    return {
-        "recipe": public_values(_recipe(folder), without_secrets),
+        "recipe": public_values(recipe, without_secrets),
         "training": read_json(folder / RECORD_FILE),
         "evaluations": {path.name.split(".")[1]: read_json(path) for path in sorted(folder.glob("evaluation.*.json"))},
-        "log_history": read_json(folder / "trainer_state.json")["log_history"],
+        "log_history": log,
+        "training_seconds": training_seconds(log),
+        "cpu_seconds": cpu_seconds(log),
+        "start": task.start and _start(task.start),
+        "analyses": _analyses(task),
+        **_scores(folder, recipe),
     }
+    return write_json(task.result_file, result)
 
 
 def _recipe(folder: Path) -> dict[str, Any]:

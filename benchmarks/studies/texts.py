@@ -9,11 +9,10 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
-import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -37,7 +36,6 @@ from transformers import (
 
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
 from reluformer.analysis.ppl_sparsity import perplexity
-from reluformer.configuration.errors import UserError
 
 END, PADDING = "<|endoftext|>", "<|padding|>"
 ITEMS, MODEL = "target_tokens", ReLUFormerForCausalLM
@@ -91,17 +89,10 @@ def _lines(path: str) -> Iterator[bytes]:
 
 
 def package_files(packages: Mapping[str, Any]) -> dict[str, Path]:
-    """Path from site-packages → path here of the Python files of installed packages, without the folders `exclude`, sorted.
-
-    Raises:
-        UserError: a package that is not installed.
-    """
+    """Path from site-packages → path here of the Python files of installed packages, without the folders `exclude`, sorted."""
     excluded, found = set(packages.get("exclude", ())), {}
     for name in packages["names"]:
-        try:
-            installed = distribution(name)
-        except PackageNotFoundError as error:
-            raise UserError(f"data: the package {name} is not installed: pip install {name}") from error
+        installed = distribution(name)
         for file in installed.files or ():
             if file.suffix == ".py" and ".." not in file.parts and excluded.isdisjoint(file.parts[:-1]):
                 found[file.as_posix()] = Path(str(installed.locate_file(file)))
@@ -142,8 +133,6 @@ class Contexts(Dataset):
             ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
             parts.append([*ids, tokenizer.eos_token_id])
             told.append((name, len(text.encode("utf-8")), len(ids) + 1))
-        if sum(map(len, parts)) < length:
-            raise UserError(f"data: the texts hold less than one context of {length} tokens; give more of them")
         return cls(torch.cat([torch.tensor(part, dtype=torch.int32) for part in parts]), length, told)
 
     def __len__(self) -> int:
@@ -207,32 +196,20 @@ def evaluate(recipe: Recipe, split: str, model: PreTrainedModel, folder: Path) -
     """Predicts every token of a split from those before it in its context, and writes `documents.<split>.tsv`.
 
     Returns:
-        `documents`, `tokens` (with the end of each document), `bytes`, `perplexity` (per token), `perplexity_per_byte`,
-        `bits_per_byte`, and `seconds`.
-
-    Raises:
-        UserError: a loss that is no number.
+        `documents`, `tokens` (with the end of each document), `perplexity` of a token, and `seconds`.
     """
     data = recipe["data"]
     contexts = Contexts.of(documents(data, split), AutoTokenizer.from_pretrained(folder), data["max_length"])
     started = time.perf_counter()
     nats = np.concatenate(list(_losses(model, contexts, recipe["evaluation"].get("batch_size", 32))))
     seconds = time.perf_counter() - started
-    if not np.isfinite(nats).all():
-        raise UserError(f"{split}: the loss of {int((~np.isfinite(nats)).sum()):,} tokens is no number")
     of_documents = np.add.reduceat(nats, np.cumsum([0, *(tokens for *_, tokens in contexts.documents)])[:-1])
     with (folder / f"documents.{split}.tsv").open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
         writer.writerow(("document", "bytes", "tokens", "nats"))
         writer.writerows((*each, f"{of:.6f}") for each, of in zip(contexts.documents, of_documents, strict=True))
-    size = sum(bytes_ for _, bytes_, _ in contexts.documents)
-    per_byte = float(nats.sum()) / size
-    return {
-        **{"documents": len(contexts.documents), "tokens": len(nats), "bytes": size, "seconds": seconds},
-        "perplexity": perplexity(float(nats.mean())),
-        "perplexity_per_byte": perplexity(per_byte),
-        "bits_per_byte": per_byte / math.log(2),
-    }
+    counts = {"documents": len(contexts.documents), "tokens": len(nats), "seconds": seconds}
+    return {**counts, "perplexity": perplexity(float(nats.mean()))}
 
 
 @torch.inference_mode()

@@ -31,7 +31,6 @@ STUDY = {
         "over": {"label": "over softmax, %", "path": "bleu.score", "digits": 1, "relative_to": {"relu": "softmax"}},
     },
     "seeds": {"cpu": [1, 2]},
-    "budget": {"cpu": {"updates": 2400}},
     "plots": [
         {"file": "p.png", "title": "widths", "x": "n", "y": "bleu", "x_label": "n", "lines": {"width": "width_{n}"}}
     ],
