@@ -187,6 +187,5 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
     return timing.record({name: [rival for rival in contenders if rival != name] for name in OURS})
 
 
-LAYOUT = "(batch, heads, length, head_dim), contiguous"
-SETTINGS = {"budget": SECONDS, "short_budget": SHORT_SECONDS, "layout": LAYOUT}
+SETTINGS = {"budget": SECONDS, "short_budget": SHORT_SECONDS, "layout": "(batch, heads, length, head_dim), contiguous"}
 BENCHMARK = Benchmark("attention", cells, measure, SETTINGS)

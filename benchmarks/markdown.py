@@ -7,13 +7,7 @@ from statistics import fmean
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[object]], *, numbers: bool = False) -> list[str]:
-    r"""The lines of a table.
-
-    Args:
-        header: of the columns.
-        rows: cells of any type; a `|` in them is written as `\|`.
-        numbers: all columns but the first are aligned to the right.
-    """
+    r"""The lines of a table; a `|` in a cell is written as `\|`. numbers: all columns but the first are aligned to the right."""
     header = list(header)
     below = ["---", *["--:" if numbers else "---"] * (len(header) - 1)]
     cells = [header, *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,6 @@ SPEED_LINES = {
 }
 
 
-def goals_of(files: Collection[str]) -> list[dict[str, Any]]:
-    """The goals of these result files, from goals.yaml."""
-    says = yaml.safe_load(Path(__file__).with_name("goals.yaml").read_text(encoding="utf-8"))
-    return [goal for goal in says if goal["file"] in files]
-
-
 def goal_table(goals: Iterable[Mapping[str, Any]], results: Mapping[str, Result | None]) -> list[str]:
     """One line a goal: in how many cells it is met, and the lowest value with its cell. goals.yaml says what a goal is."""
     rows = [row for goal in goals if (row := _goal_row(goal, results[goal["file"]]))]
@@ -58,12 +52,9 @@ def _goal_row(goal: Mapping[str, Any], result: Result | None) -> list[str]:
     what = ", ".join(" / ".join(map(_text, values)) for values in goal["where"].values())
     facts = {name: value for name, value in cell.items() if name not in ("unit", "device")}
     where = ", ".join(_text(value) for value in facts.values() if not isinstance(value, dict | float))
-    met = _share(sum(value >= at_least for value, _ in found), len(found))
+    count = sum(value >= at_least for value, _ in found)
+    met = f"{count} of {len(found)}" if count == len(found) else f"**{count} of {len(found)}**"
     return [f"{ours}: {what}", " or ".join(rivals), f"≥ {at_least}×", met, f"{lowest:.2f}× ({where})"]
-
-
-def _share(met: int, of: int) -> str:
-    return f"{met} of {of}" if met == of else f"**{met} of {of}**"
 
 
 def verdict(value: float, goal: float, *, at_most: bool = False) -> str:
@@ -146,8 +137,8 @@ def origin(result: Result, file: str) -> list[str]:
     return ["**A quick run, to try the programs: its values mean nothing.**", "", *lines] if result["quick"] else lines
 
 
-def _one_table(result: Result, facts: Sequence[str]) -> list[str]:
-    return cell_table(result["cells"], facts)
+def _one_table(*facts: str) -> Callable[[Result], list[str]]:
+    return lambda result: cell_table(result["cells"], facts)
 
 
 def _attention(result: Result) -> Iterator[str]:
@@ -254,11 +245,11 @@ SECTIONS: dict[str, dict[str, tuple[str, Callable[[Result], Iterable[str]]]]] = 
     "ATTENTION": {
         "attention": ("Attention alone", _attention),
         "memory": ("Peak memory of a training step", _memory),
-        "loss": ("The loss without logits", partial(_one_table, facts=["dtype", "positions", "width", "vocabulary"])),
+        "loss": ("The loss without logits", _one_table("dtype", "positions", "width", "vocabulary")),
     },
     "MODELS": {
         "end-to-end": ("Translation", _translation),
-        "generation": ("Beam search of the systems of Table 4", partial(_one_table, facts=["shape"])),
+        "generation": ("Beam search of the systems of Table 4", _one_table("shape")),
         "translating": ("Translating on a CPU, beside CTranslate2", _translating),
         "vision": (
             "Vision Transformers",
@@ -318,7 +309,8 @@ def render(name: str, folder: Path = RESULTS) -> str:
     """A page as Markdown."""
     results = {file: read_result(folder / f"{file}-cpu.json") for file in SECTIONS[name]}
     lines = [f"# {TITLES[name]}", "", ABOUT_ALL, ABOUT[name], "## Goals", ""]
-    lines += goal_table(goals_of(results), results)
+    goals = yaml.safe_load(Path(__file__).with_name("goals.yaml").read_text(encoding="utf-8"))
+    lines += goal_table([goal for goal in goals if goal["file"] in results], results)
     for file, (heading, body) in SECTIONS[name].items():
         result = results[file]
         lines += ["", f"## {heading}", ""]

@@ -1,4 +1,4 @@
-"""How large the repository is: `make size` counts this checkout, `python -m benchmarks.size FOLDER` another one."""
+"""How large the repository is, beside what it may be at most."""
 
 from __future__ import annotations
 
@@ -36,11 +36,9 @@ print(f"{len(sizes)}, {sum(sizes):,}")
 """
 
 
-def main() -> int:
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
-    listed = subprocess.run(["git", "ls-files"], cwd=root, check=True, capture_output=True, text=True).stdout
-    print("\n".join(table(("what", "lines", "at most"), rows(root, [Path(name) for name in listed.splitlines()]))))
-    return 0
+def main() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    print("\n".join(table(("what", "lines", "at most"), rows(ROOT, [Path(name) for name in listed.splitlines()]))))
 
 
 def rows(root: Path, names: list[Path]) -> list[tuple[str, str, str]]:
@@ -91,4 +89,4 @@ def published(root: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -29,7 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.report is not None:
-        return _report(options)
+        if options.study or options.only or options.seed or options.list:
+            raise UserError("--report: is of all studies, and runs none; leave --study, --only, --seed and --list out")
+        sizes = [options.size] if options.size else ["cpu", "paper"]
+        print(write_reproduction(options.report, sizes=sizes, runs=options.runs, results=options.results))
+        return 0
     size = options.size or "cpu"
     studies = {name: load_study(name) for name in options.study or study_names()}
     studies = dict(sorted(studies.items(), key=lambda named: named[1].position))
@@ -60,16 +64,6 @@ def _list(studies: Mapping[str, Study], found: Mapping[str, Sequence[Task]], *, 
         print(f"{name:<17} {finished:>2} of {len(tasks):>2} rows   {title}")
         for task in tasks if with_rows else ():
             print(f"  {task.name}: {state_of(task)}")
-    return 0
-
-
-def _report(options: argparse.Namespace) -> int:
-    if options.study or options.only or options.seed or options.list:
-        raise UserError("--report: is of all studies, and runs none; leave --study, --only, --seed and --list out")
-    sizes = [options.size] if options.size else ["cpu", "paper"]
-    if not any(found for size in sizes for found in (options.results / size).glob("*.json")):
-        raise UserError(f"--results: '{options.results}' holds no result of size {' or '.join(sizes)}; run a row first")
-    print(write_reproduction(options.report, sizes=sizes, runs=options.runs, results=options.results))
     return 0
 
 

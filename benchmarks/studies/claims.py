@@ -16,7 +16,6 @@ from benchmarks.studies.parser import filled, row_of_line
 from benchmarks.studies.scores import FEWEST_ITEMS, STATISTICS, Comparison, bootstrap_of_means, comparable, in_words
 from benchmarks.studies.study import Claim, Figure, Study
 from benchmarks.studies.tasks import has_diverged, spent
-from reluformer.configuration.errors import UserError
 
 AGREES, DISAGREES, PENDING = "agrees", "disagrees", "pending"
 UNDECIDED = "undecided"  # the figures say neither
@@ -53,7 +52,7 @@ def judge(study: Study, outcomes: Mapping[str, Outcome]) -> list[Verdict]:
 
 def _kind(claim: Claim, study: Study) -> str:
     """What a claim is about: a score, speed, or else what goes on in a model."""
-    path = "bleu" if claim.diverges else _figure(claim, study).path
+    path = "bleu" if claim.diverges else study.figures[claim.figure].path
     if path in _SPEED or "speed" in path:
         return "speed"
     return next((kind for kind in KINDS if kind.lower() in path), "mechanism")
@@ -76,24 +75,10 @@ def _filled(claim: Claim, template: str, values: Mapping[str, Any]) -> Claim:
     return dataclasses.replace(claim, text=f"{claim.text} ({of})", **changes)
 
 
-def _figure(claim: Claim, study: Study) -> Figure:
-    if claim.figure not in study.figures:
-        raise UserError(f"claim {claim.text!r}: no figure {claim.figure!r}; the study has {', '.join(study.figures)}")
-    return study.figures[claim.figure]
-
-
 def _rows_of(claim: Claim) -> list[str]:
-    kinds = {
-        "higher and lower": [claim.higher, claim.lower] if claim.higher and claim.lower else None,
-        "best and among": [claim.best, *claim.among] if claim.best and claim.among else None,
-        "equal": claim.equal,
-        "diverges and twin": [claim.diverges, claim.twin] if claim.diverges and claim.twin else None,
-        "row with above or below": [claim.row] if claim.row and (claim.above, claim.below) != (None, None) else None,
-    }
-    given = [rows for rows in kinds.values() if rows]
-    if len(given) != 1:
-        raise UserError(f"claim {claim.text!r}: give exactly one of {'; '.join(kinds)}")
-    return given[0]
+    if claim.best:
+        return [claim.best, *claim.among]
+    return claim.equal or [row for row in (claim.higher, claim.lower, claim.diverges, claim.twin, claim.row) if row]
 
 
 def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Word:
@@ -101,7 +86,7 @@ def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Word:
     if absent := [name for name in names if name not in outcomes]:
         return NOT_MEASURED, f"{absent[0]} is no row of this size"
     rows = [outcomes[name] for name in names]
-    figure = None if claim.diverges else _figure(claim, study)
+    figure = None if claim.diverges else study.figures[claim.figure]
     if figure is not None and figure.file is not None:  # another benchmark has measured it, without any training
         values = [value(figure, row) for row in rows]
         return (PENDING, f"{figure.file} does not hold it") if None in values else _compare(claim, values, figure)

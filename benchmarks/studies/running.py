@@ -180,9 +180,6 @@ class Runner:
         self.say(f"{head}: {_summary(read_json(path))}; {path}")
 
 
-# What is left to do of a row
-
-
 def commands_of(task: Task, state: str) -> list[list[str]]:
     """What is left to do in a state, in order: a module and its arguments each."""
     is_translation = "task" not in task.row.recipe
@@ -257,14 +254,10 @@ def _written(path: Path, lines: Iterable[str]) -> str:
     return str(path)
 
 
-# What is said of it, and its processes
-
-
 def _beginning(task: Task, state: str, commands: Sequence[list[str]]) -> str:
     """What is said of a row first."""
     if state == "finished" and not commands:
-        again = "to train it again, give folders of their own: --runs runs/again --results runs/again/results"
-        return f"finished already ({task.result_file}); {again}"
+        return f"finished already ({task.result_file})"
     doing = {"finished": "analyses", "trained": "evaluation", "begun": "goes on", "missing": "starts"}[state]
     replaced = f", {task.result_file} will be replaced" if task.result_file.is_file() and state != "finished" else ""
     return f"{doing}{replaced}; log: {task.log_file}"

@@ -86,10 +86,6 @@ def _accuracy_rows(statistics: Statistics) -> np.ndarray:
     return np.stack([right, np.ones_like(right)], axis=1)
 
 
-def _accuracy_of(sums: np.ndarray) -> float:
-    return 100 * float(sums[0]) / float(sums[1])
-
-
 def perplexity_statistics(documents: Path, split: str, context: int) -> dict[str, Any]:
     """Perplexity of a split, per token (`score`) and per byte; `documents` holds the tokens and the nats of each.
 
@@ -119,10 +115,6 @@ def _head(metric: str, signature: str, score: float, references: Iterable[str]) 
     return {"metric": metric, "signature": signature, "score": score, "references": digest}
 
 
-def _perplexity_of(sums: np.ndarray) -> float:
-    return float(np.exp(sums[0] / sums[1]))
-
-
 @dataclass(frozen=True)
 class Statistic:
     """A score that is compared by a paired bootstrap; a result holds its statistics under the score's name.
@@ -141,9 +133,13 @@ class Statistic:
 
 STATISTICS = {
     "bleu": Statistic("BLEU", "BLEU", "texts", bleu_rows, _bleu_of),
-    "accuracy": Statistic("accuracy", "points", "pictures", _accuracy_rows, _accuracy_of),
+    "accuracy": Statistic(
+        "accuracy", "points", "pictures", _accuracy_rows, lambda sums: 100 * float(sums[0]) / float(sums[1])
+    ),
     "perplexity": Statistic(
-        "perplexity", "perplexity", "documents", _perplexity_rows, _perplexity_of, lower_is_better=True
+        *("perplexity", "perplexity", "documents", _perplexity_rows),
+        lambda sums: float(np.exp(sums[0] / sums[1])),
+        lower_is_better=True,
     ),
 }
 
@@ -215,9 +211,8 @@ def bootstrap_of_means(
 ) -> Comparison:
     """Paired bootstrap of two mean scores, each over the seeds of a row: every sample draws the same items for all of them.
 
-    The samples are sacreBLEU's. They say whether other test items would turn the difference of these models. Of
-    `SEVERAL_SEEDS` seeds or more, a sample draws the seeds, too, of each row by itself (the multi-bootstrap, arXiv
-    2106.16163), and so says whether other trainings would; of only three, the interval is rather too narrow than too wide.
+    The samples are sacreBLEU's. They say whether other test items would turn the difference; of `SEVERAL_SEEDS` seeds or more,
+    whose samples draw the seeds of each row, too (the multi-bootstrap, arXiv 2106.16163), whether other trainings would.
 
     Raises:
         ValueError: statistics that are not [`comparable`].

@@ -13,7 +13,6 @@ import yaml
 
 from benchmarks.studies.parser import Row, recipe_of
 from benchmarks.studies.scores import accuracy_statistics, bleu_statistics, perplexity_statistics
-from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import SPLITS
 from reluformer.training.run.checkpoints import checkpoint_folders
 from reluformer.training.run.records import write_json
@@ -25,7 +24,6 @@ RESULTS = Path("benchmarks/results/studies")
 _PER_UPDATE = "_per_update"
 
 State = Literal["finished", "trained", "begun", "missing"]
-Log = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -144,11 +142,7 @@ def evaluated_split(folder: Path, name: str) -> str | None:
 
 
 def write_result(task: Task, command: str) -> Path:
-    """Collects a finished run into the result file, with the command that repeats it.
-
-    Raises:
-        UserError: there is no result of what it started from.
-    """
+    """Collects a finished run into the result file, with the command that repeats it."""
     folder, recipe = task.run_folder, _recipe(task.run_folder)
     log = read_json(folder / "trainer_state.json")["log_history"]
     result = {
@@ -158,7 +152,7 @@ def write_result(task: Task, command: str) -> Path:
         "evaluations": {path.name.split(".")[1]: read_json(path) for path in sorted(folder.glob("evaluation.*.json"))},
         "log_history": log,
         "training_seconds": training_seconds(log),
-        "cpu_seconds": cpu_seconds(log),
+        "cpu_seconds": sum(entry.get("cpu_seconds", 0.0) for entry in log),  # on all threads of the process
         "start": task.start and _start(task.start),
         "analyses": _analyses(task),
         **_scores(folder, recipe),
@@ -170,7 +164,7 @@ def _recipe(folder: Path) -> dict[str, Any]:
     return yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
 
 
-def training_seconds(log_history: Log) -> float:
+def training_seconds(log_history: Iterable[Mapping[str, Any]]) -> float:
     """Seconds of all logged updates and of the validations between them; of every part of a run that was interrupted."""
     seconds, update = 0.0, 0
     for entry in log_history:
@@ -182,17 +176,9 @@ def training_seconds(log_history: Log) -> float:
     return seconds
 
 
-def cpu_seconds(log_history: Log) -> float | None:
-    """CPU seconds of all logged updates, on all threads of the process; None where the log is older than this figure."""
-    found = [entry["cpu_seconds"] for entry in log_history if "cpu_seconds" in entry]
-    return sum(found) if found else None
-
-
 def _start(start: Task) -> dict[str, Any]:
     """What a result says of the training that its own started from; updates and seconds are of all that went before."""
     result = read_result(start)
-    if result is None:
-        raise UserError(f"{start.result_file}: expected the result of what it starts from; run {start.name} again")
     updates, seconds = spent(result)
     return {name: result[name] for name in ("row", "key", "seed")} | {"updates": updates, "training_seconds": seconds}
 

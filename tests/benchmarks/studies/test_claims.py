@@ -5,7 +5,6 @@ import yaml
 
 from benchmarks.studies.parser import ROWS_FILE
 from benchmarks.studies.scores import STATISTICS, bootstrap_of_means
-from reluformer.configuration.errors import UserError
 from reluformer.training.run.records import write_json
 
 ORDER = {"higher": "softmax", "lower": "relu"}
@@ -248,12 +247,3 @@ def test_a_row_that_cannot_be_run_here_says_why(study):
     verdict = study.verdict()
     assert verdict.verdict == "not measured" and "needs a GPU" in verdict.why
     assert "| WMT | 27.64 | – | – | – | – | not trained: needs a GPU |" in study.report()
-
-
-def test_claims_that_say_nothing_or_two_things_are_refused(study):
-    study.give("softmax", 1, 0.9)
-    study.give("relu", 1, 0.6)
-    for claim in ({}, {**ORDER, "row": "relu", "above": 1.0}, {"higher": "relu"}, {**ORDER, "figure": "missing"}):
-        study.claims(claim)
-        with pytest.raises(UserError, match="claim 'a claim'"):
-            study.verdict()

@@ -15,7 +15,7 @@ from benchmarks.studies import running
 from benchmarks.studies import training as row_training
 from benchmarks.studies.parser import ROWS_FILE, STUDIES_FOLDER, load_rows, load_study
 from benchmarks.studies.running import Runner, tasks_by_study
-from benchmarks.studies.tasks import Places, Task, cpu_seconds, read_result, state_of, training_seconds
+from benchmarks.studies.tasks import Places, Task, read_result, state_of, training_seconds
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.training.trainer import ReLUFormerTrainer
@@ -114,7 +114,7 @@ def test_missing_rows_are_trained_and_finished_ones_left_alone(studies):
     assert "BLEU" in studies.said[-1]
     studies.run(first)
     assert [name for name, _ in studies.started] == ["softmax"]
-    assert any("finished already" in line and "to train it again, give folders" in line for line in studies.said)
+    assert any("finished already" in line for line in studies.said)
 
 
 @pytest.mark.slow
@@ -180,7 +180,6 @@ def test_seconds_are_those_of_updates_and_validations():
         {"step": 15, "train_runtime": 999.0},  # of the last part alone, if a run was interrupted
     ]
     assert training_seconds(log) == 20.0 + 5.0 + 3.0
-    assert cpu_seconds(log) == 23.5 and cpu_seconds(log[2:]) is None, "an older log has none"
 
 
 @pytest.mark.slow
@@ -220,7 +219,6 @@ def test_sigterm_ends_the_rows_of_a_study_with_it(tmp_path, monkeypatch):
         (["--only", "vanilla", "--only", "vanila"], "no row 'vanila'"),
         (["--size", "huge"], "huge"),
         (["--report", "x.md", "--study", "t2"], "--report"),
-        (["--report", "x.md"], "holds no result of size cpu or paper; run a row first"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(arguments, named, capsys, tmp_path):

@@ -89,6 +89,11 @@ def test_a_study_has_rows_seeds_and_figures_for_all_that_it_says(name, catalogue
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_claim_is_made_of_rows_that_exist_at_some_size(name, catalogues):
+    for claim in STUDIES[name].claims:  # each of exactly one kind
+        pairs = [(claim.higher, claim.lower), (claim.best, claim.among), (claim.diverges, claim.twin)]
+        assert all(bool(one) == bool(other) for one, other in pairs), claim.text
+        kinds = [claim.higher, claim.best, claim.equal, claim.diverges, claim.row]
+        assert sum(map(bool, kinds)) == 1 and bool(claim.row) == ({claim.above, claim.below} != {None}), claim.text
     rows = [(row, catalogue.rows[row].values) for catalogue in catalogues.values() for row in catalogue.rows]
     trained = [
         claim for claim in STUDIES[name].claims if claim.diverges or not STUDIES[name].figures[claim.figure].file
