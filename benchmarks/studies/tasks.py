@@ -100,8 +100,7 @@ def state_of(task: Task) -> State:
         return "finished"
     if is_trained:
         return "trained"
-    checkpoints = checkpoint_folders(task.run_folder) if task.run_folder.is_dir() else []
-    return "begun" if checkpoints else "missing"
+    return "begun" if checkpoint_folders(task.run_folder) else "missing"
 
 
 def read_result(task: Task) -> dict[str, Any] | None:

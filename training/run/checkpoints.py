@@ -16,7 +16,7 @@ PARTIAL_FOLDER = ".checkpoint.partial"
 
 
 def checkpoint_folders(run_folder: str | Path) -> list[Path]:
-    """The `checkpoint-N` folders of a run, sorted by N."""
+    """The `checkpoint-N` folders of a run, sorted by N; none where there is no such run."""
     found = Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
     return sorted((path for path in found if path.is_dir() and update_of(path) >= 0), key=update_of)
 

@@ -116,7 +116,7 @@ class Harness:
             return False
         assert process.exitcode == -9, self._end_of_log(name, process)
         half = sorted(folder.name for folder, _ in begun(run_folder) - before)
-        whole = [folder.name for folder in checkpoint_folders(run_folder)] if run_folder.is_dir() else []
+        whole = [folder.name for folder in checkpoint_folders(run_folder)]
         places = {"half_written": (half or [None])[-1], "goes_on_at": (whole or [None])[-1]}
         self.kills.append({"run": name, "seconds": round(time.perf_counter() - started, 3), **places})
         return True
