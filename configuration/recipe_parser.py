@@ -270,8 +270,12 @@ def parse_recipe(arguments: Sequence[str]) -> Recipe:
 
 
 def load_recipe(*paths: str | Path) -> Recipe:
-    """The recipe of YAML files, later ones laid over earlier ones; see [`parse_recipe`] for errors."""
-    return parse_recipe([argument for path in paths for argument in ("--config", str(path))])
+    """The recipe of YAML files, later ones laid over earlier ones, to be read and not trained by; see [`parse_recipe`] for errors."""
+    values = recipe_values([argument for path in paths for argument in ("--config", str(path))])
+    training = values.get("training") or {}
+    if training.get("bf16") and not torch.cuda.is_available():  # what a GPU trained is looked at without one, too
+        values["training"] = {**training, "use_cpu": True}
+    return build_recipe(values)
 
 
 class _DefaultArguments(Seq2SeqTrainingArguments):

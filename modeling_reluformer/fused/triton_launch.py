@@ -54,8 +54,8 @@ TILES = {
         4: {64: Tiles(32, 32, 4, 2), 128: Tiles(32, 32, 8, 2), 256: Tiles(16, 16, 8, 1)},
     },
 }
-# Of 16-bit elements where a program may have 227 KiB of shared memory: by a sweep on an H100, first without statistics and
-# dropout, then with any of them. `python -m benchmarks.gpu tune` repeats it.
+# Of 16-bit elements where a program may have 227 KiB of shared memory: by sweeps on an H100, first without statistics and dropout,
+# then with what makes a kernel compute more. `python -m benchmarks.gpu tune` repeats them.
 HOPPER = {
     "forward": {64: (Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 3)), 128: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 3))},
     "query_gradient": {64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3)), 128: (Tiles(128, 64, 8, 3),) * 2},
@@ -63,11 +63,12 @@ HOPPER = {
 }
 
 
-def tile_sizes(kernel: str, query: Tensor, more: bool = False) -> Tiles:
-    """The tiles of a kernel, smaller for few queries, as in decoding. more: statistics or dropout are computed too."""
+def tile_sizes(kernel: str, query: Tensor, statistics: bool = False, dropout: bool = False) -> Tiles:
+    """The tiles of a kernel, smaller for few queries, as in decoding."""
     width = max(64, triton.next_power_of_2(query.shape[-1]))
     tiles = TILES[kernel][query.element_size()][width]
     if query.element_size() == 2 and width <= 128 and _has_much_shared_memory(query.device):
+        more = dropout or (statistics and kernel != "forward")  # in which tensor cores compute S
         tiles = HOPPER[kernel][width][more]
     return tiles._replace(queries=min(tiles.queries, max(16, triton.next_power_of_2(max(1, query.shape[2])))))
 
@@ -148,12 +149,10 @@ class _Plan(NamedTuple):
     """What calls of one form share.
 
     arguments: of the kernels, those that are no tensors.
-    more: statistics or dropout are computed too.
     launches: by kernel and strides that the plan does not know.
     """
 
     arguments: dict[str, Any]
-    more: bool
     launches: dict[Any, _Launch]
 
 
@@ -223,7 +222,7 @@ def _plan_of(forms: tuple[Any, ...], rest: tuple[Any, ...], options: tuple[Any, 
         "HEAD_DIM": shape[-1],
         "DIM": max(16, triton.next_power_of_2(shape[-1])),
     }
-    return _Plan(arguments, dropout_p > 0 or level > 0, {})
+    return _Plan(arguments, {})
 
 
 def _launch(name: str, kernel: Any, plan: _Plan, specification: Specification, form: Any, /, **arguments: Any) -> None:
@@ -249,7 +248,7 @@ def _launch(name: str, kernel: Any, plan: _Plan, specification: Specification, f
 
 
 def _prepared(name: str, kernel: Any, plan: _Plan, packed: bool, arguments: dict[str, Any]) -> _Launch:
-    sizes = tile_sizes(name, arguments["query"], plan.more)
+    sizes = tile_sizes(name, arguments["query"], plan.arguments["STATISTICS"] > 0, plan.arguments["DROPOUT"])
     rows, block, looped, step = arguments["query"], sizes.queries, "keys", sizes.keys
     if name == "key_value_gradient":
         rows, block, looped, step = arguments["key"], sizes.keys, "queries", sizes.queries
