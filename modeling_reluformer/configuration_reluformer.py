@@ -242,6 +242,25 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+def require_tensor_parallel(config: "ReLUFormerConfig", processes: int) -> None:
+    """Raises a `ValueError` where `processes` with some heads and FFN columns each would not compute the same model."""
+    needs_all = {
+        "attention_output_norm": config.attention_output_norm != "none",
+        "attention_gamma_learnable": config.attention_gamma_learnable,
+        "activation_function": config.activation_function == "softmax",
+        "ffn_top_k": config.ffn_top_k is not None,
+        "activation_sparsity_pattern": bool(config.activation_sparsity_pattern),
+        "encoder_attention_heads": config.encoder_attention_heads % processes,
+        "decoder_attention_heads": config.decoder_attention_heads % processes,
+    }
+    for name, is_set in needs_all.items():
+        if is_set:
+            raise ValueError(
+                f"{name}={getattr(config, name)!r} does not go with tp_size={processes}: each process holds an equal share of "
+                "the heads, whole ones, and of the FFN's columns, and sees no others. Use tp_size=1."
+            )
+
+
 @strict
 class ReLUFormerConfig(AttentionConfig):
     r"""
@@ -321,6 +340,21 @@ class ReLUFormerConfig(AttentionConfig):
         widths = (self.encoder_ffn_dim, self.decoder_ffn_dim)
         self.check_feed_forward(self.activation_function, self.encoder_layers + self.decoder_layers, *widths)
         super().__post_init__(**kwargs)
+        self.base_model_tp_plan = self._tensor_parallel_plan()
+
+    def _tensor_parallel_plan(self) -> dict[str, str]:
+        """How tensor parallelism cuts the model: whole heads of attention, columns of the FFN, rows of the embeddings."""
+        attention = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "out_proj": "rowwise"}
+        if self.attention_gate:
+            attention["gate_proj"] = "colwise"
+        if self.attention_qk_norm:
+            attention |= dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
+        plan = {"shared": "embedding_rowwise"} if self.share_encoder_decoder_embeddings else {}
+        for stack, modules in {"encoder": ("self_attn",), "decoder": ("self_attn", "encoder_attn")}.items():
+            layer = f"{stack}.layers.*"
+            plan |= {f"{layer}.{module}.{name}": how for module in modules for name, how in attention.items()}
+            plan |= {f"{layer}.fc1": "colwise", f"{layer}.fc2": "rowwise", f"{stack}.embed_tokens": "embedding_rowwise"}
+        return plan
 
     def _check_sizes(self) -> None:
         for part in ("encoder", "decoder"):

@@ -713,13 +713,23 @@ class AttentionPreTrainedModel(PreTrainedModel):
     def _statistics(self) -> str:
         """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be reported."""
         config = self.config
+        if (self._tp_size or 1) > 1:
+            for name, weight in self._loss_weights().items():
+                if weight > 0:
+                    raise ValueError(
+                        f"{name}={weight} needs all heads and neurons, of which a tensor-parallel process holds some: it "
+                        "computes no such loss. Set it to 0, leave labels out, or load the model with tp_size=1."
+                    )
+            return "none"
         if config.attention_activation not in NON_NEGATIVE:
             return "none"
         return "sum+entropy" if config.regularization_weight > 0 or not self.training else "sum"
 
+    def _loss_weights(self) -> dict[str, float]:
+        return {"regularization_weight": self.config.regularization_weight, "ffn_l1_weight": self.ffn_l1_weight}
+
     def _warn_about_missing_labels(self) -> None:
-        weights = {"regularization_weight": self.config.regularization_weight, "ffn_l1_weight": self.ffn_l1_weight}
-        for name, weight in weights.items():
+        for name, weight in self._loss_weights().items():
             if weight > 0 and not is_compiling():
                 logger.warning_once(
                     f"A training pass without labels: the model's own loss, and with it the term of {name}={weight}, is not "
@@ -748,13 +758,14 @@ class AttentionPreTrainedModel(PreTrainedModel):
         hidden_states, smoothing = outputs.last_hidden_state, self.config.label_smoothing
         logits, loss_sum = None, None
         # what wraps or replaces the layer (LoRA, say) computes other logits than its weight
-        if skip_logits and type(self.lm_head) is nn.Linear and vocabulary_loss is not None:
+        whole = type(self.lm_head) is nn.Linear and (self._tp_size or 1) == 1
+        if skip_logits and whole and vocabulary_loss is not None:
             loss_sum = vocabulary_loss(hidden_states, self.lm_head.weight, labels, bias, smoothing)
         else:
             if skip_logits and not is_compiling():
                 logger.warning_once(
                     f"skip_logits saves no memory here, all logits are computed for the loss: lm_head is {type(self.lm_head)}, "
-                    "not nn.Linear, or the package reluformer is not installed."
+                    "not one whole nn.Linear, or the package reluformer is not installed."
                 )
             logits = self.lm_head(hidden_states)
             if bias is not None:

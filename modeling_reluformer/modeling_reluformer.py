@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -24,7 +24,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_reluformer import positions_from_segments, sinusoidal_table, wide
-from .configuration_reluformer import CACHE_NAME, ReLUFormerConfig
+from .configuration_reluformer import CACHE_NAME, ReLUFormerConfig, require_tensor_parallel
 from .layers_reluformer import (
     AttentionContext,
     AttentionPreTrainedModel,
@@ -168,6 +168,12 @@ class ReLUFormerPreTrainedModel(AttentionPreTrainedModel):
             return {name: source for name, source in (self._tied_weights_keys or {}).items() if "lm_head" not in name}
         return super().get_expanded_tied_weights_keys(all_submodels)
 
+    @classmethod
+    def maybe_distribute_model(cls, model: PreTrainedModel, distributed_config: Any, *args: Any) -> PreTrainedModel:
+        if distributed_config is not None and distributed_config.tp_size > 1:
+            require_tensor_parallel(model.config, distributed_config.tp_size)
+        return super().maybe_distribute_model(model, distributed_config, *args)
+
     def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         if not self.config.share_encoder_decoder_embeddings:
             raise ValueError(
@@ -194,6 +200,10 @@ class ReLUFormerStack(ReLUFormerPreTrainedModel):
         self.layers = nn.ModuleList(ReLUFormerLayer(config, index, is_decoder) for index in range(layers))
         self.gradient_checkpointing = False
         self.post_init()
+
+    def init_parallel_plans(self) -> None:
+        super().init_parallel_plans()
+        self._tp_plan = {}  # the plan of the configuration names modules of the whole model, not of a stack
 
     def _with_positions(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, segments: Tensor | None, seen: int | Tensor = 0
@@ -405,6 +415,8 @@ class ReLUFormerModel(ReLUFormerPreTrainedModel):
 
 class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedModel, GenerationMixin):
     """ReLUFormer for translation and other sequence-to-sequence tasks."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: ReLUFormerConfig) -> None:
         super().__init__(config)

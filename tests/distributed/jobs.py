@@ -15,9 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
+import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from accelerate import PartialState
+from packaging.version import Version
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -42,6 +45,10 @@ LONGER_THAN_ANY_JOB = 240.0  # seconds; what hangs says where
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 # fields of the model, and skip_logits
 SHARDED = (({}, False), ({}, True), ({"tie_word_embeddings": False}, True))
+NORMS_AND_GATE = {"attention_gate": True, "attention_qk_norm": True, "ffn_output_norm": "layer_norm"}
+TWO_VOCABULARIES = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+TENSOR_PARALLEL = ({}, {**NORMS_AND_GATE, **TWO_VOCABULARIES})
+HAS_TENSOR_PARALLELISM = Version(transformers.__version__) >= Version("5.23")
 
 
 def train(folder: Path, rank: int, world: int) -> None:
@@ -124,6 +131,34 @@ def shard(folder: Path, rank: int, world: int) -> None:
         dist.all_reduce(held)
         assert held == whole.num_parameters()
         _assert_same_gradients(sharded, whole, 1e-6)
+
+
+def tensor_parallel(folder: Path, rank: int, world: int) -> None:
+    """A model that is cut into heads, columns and rows has the translations, the loss and the gradients of a whole one."""
+    from transformers.distributed import DistributedConfig  # not in Transformers 5.17
+
+    dist.init_process_group("gloo")
+    for number, fields in enumerate(TENSOR_PARALLEL):
+        saved = folder / f"whole-{number}"
+        model = tiny_model(**NO_DROPOUT, **fields, regularization_weight=0.0)
+        model.save_pretrained(saved)  # on the first process alone
+        dist.barrier()
+        options = ({}, {"distributed_config": DistributedConfig(tp_size=world)})
+        whole, cut = (ReLUFormerForConditionalGeneration.from_pretrained(saved, **given) for given in options)
+        rows = [cut.model.decoder.layers[0].encoder_attn.q_proj, cut.get_input_embeddings()]
+        for layer in (*rows, cut.model.decoder.embed_tokens, cut.lm_head):
+            assert layer.weight.to_local().shape[0] * world == layer.weight.shape[0]
+        batch = collate(tiny_pairs(6).to_list())
+        source = {key: batch[key] for key in ("input_ids", "attention_mask")}
+        beams = [model.generate(**source, num_beams=3, max_new_tokens=8) for model in (whole, cut)]
+        assert torch.equal(*beams)
+        losses = [model(**batch, skip_logits=model is cut).loss for model in (whole, cut)]
+        torch.testing.assert_close(losses[1], losses[0])
+        sum(losses).backward()
+        _assert_same_gradients(cut, whole, 1e-5)
+        cut.config.regularization_weight = 0.1
+        with pytest.raises(ValueError, match=r"regularization_weight=0.1 needs all heads and neurons"):
+            cut(**batch)
 
 
 def _assert_same_gradients(model: nn.Module, whole: nn.Module, tolerance: float) -> None:

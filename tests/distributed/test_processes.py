@@ -1,4 +1,4 @@
-"""One process and several compute the same: training, evaluation, sharded parameters."""
+"""One process and several compute the same: training, evaluation, sharded parameters, tensor parallelism."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from .conftest import run_jobs
-from .jobs import UPDATES
+from .jobs import HAS_TENSOR_PARALLELISM, UPDATES
 
 
 def read(path):
@@ -50,3 +50,8 @@ def test_scores_of_translations_are_the_same_in_two_processes(jobs):
 
 def test_a_sharded_model_has_the_gradients_of_a_whole_one(tmp_path):
     run_jobs(tmp_path, "shard", "2")
+
+
+@pytest.mark.skipif(not HAS_TENSOR_PARALLELISM, reason="needs transformers 5.23")
+def test_a_tensor_parallel_model_computes_the_same_with_half_of_the_rows(tmp_path):
+    run_jobs(tmp_path, "tensor_parallel", "2")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.modeling_reluformer.configuration_reluformer import require_tensor_parallel
 
 from ..conftest import tiny_config
 from .exact_models import assert_equals_the_paper, exact_model, padded_batch, use_path, whole_batch
@@ -67,6 +68,22 @@ def test_only_relu_with_variance_scaling_is_regularised_by_default():
     assert ReLUFormerConfig(attention_scaling="length").regularization_weight == 0
     assert ReLUFormerConfig(attention_activation="relu2").regularization_weight == 0
     assert ReLUFormerConfig(attention_activation="softmax").attention_scaling == "none"
+
+
+def test_tensor_parallelism_is_refused_where_parts_of_it_would_compute_another_model():
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    require_tensor_parallel(tiny_config(**heads, attention_gate=True, attention_qk_norm=True), 4)
+    for field, value in {
+        "decoder_attention_heads": 2,
+        "encoder_attention_heads": 2,
+        "attention_output_norm": "gated_rms",
+        "attention_gamma_learnable": True,
+        "activation_function": "softmax",
+        "ffn_top_k": 4,
+        "activation_sparsity_pattern": 0.5,
+    }.items():
+        with pytest.raises(ValueError, match=f"{field}='?{value}'? does not go with tp_size=4"):
+            require_tensor_parallel(tiny_config(**{**heads, field: value}), 4)
 
 
 # field: what the model has beside, and a value that changes its logits or its loss, with the same weights
