@@ -241,7 +241,7 @@ def test_the_list_says_how_far_every_row_is(capsys, tmp_path):
 def test_every_study_of_the_smoke_size_can_be_reported(capsys, tmp_path):
     """Each row runs, and gives every figure that its studies show."""
     places = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--size", "smoke"]
-    assert studies_program.main(places) == 0
+    assert studies_program.main([*places, "--jobs", "2"]) == 0
     results = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "results" / "smoke").glob("*.json")]
     assert len({result["key"] for result in results}) == len(results)
     report = tmp_path / "reproduction.md"
