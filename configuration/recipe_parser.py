@@ -270,7 +270,7 @@ def parse_recipe(arguments: Sequence[str]) -> Recipe:
 
 
 def load_recipe(*paths: str | Path) -> Recipe:
-    """The recipe of YAML files, later ones laid over earlier ones, to be read and not trained by; see [`parse_recipe`] for errors."""
+    """The recipe of YAML files, later ones laid over earlier ones, to be read and not trained by; as [`parse_recipe`]."""
     values = recipe_values([argument for path in paths for argument in ("--config", str(path))])
     training = values.get("training") or {}
     if training.get("bf16") and not torch.cuda.is_available():  # what a GPU trained is looked at without one, too

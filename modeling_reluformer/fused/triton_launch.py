@@ -54,8 +54,8 @@ TILES = {
         4: {64: Tiles(32, 32, 4, 2), 128: Tiles(32, 32, 8, 2), 256: Tiles(16, 16, 8, 1)},
     },
 }
-# Of 16-bit elements where a program may have 227 KiB of shared memory: by sweeps on an H100, first without statistics and dropout,
-# then with what makes a kernel compute more. `python -m benchmarks.gpu tune` repeats them.
+# Of 16-bit elements where a program may have 227 KiB of shared memory: by sweeps on an H100, first without statistics and
+# dropout, then with what makes a kernel compute more. `python -m benchmarks.gpu tune` repeats them.
 HOPPER = {
     "forward": {64: (Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 3)), 128: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 3))},
     "query_gradient": {64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3)), 128: (Tiles(128, 64, 8, 3),) * 2},
