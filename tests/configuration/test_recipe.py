@@ -275,7 +275,9 @@ def test_a_model_that_does_not_exist_is_refused(small, model, named):
 def test_bfloat16_without_a_gpu_names_the_option_of_a_cpu(small, monkeypatch):
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
     assert "add `--training.use_cpu true`" in refusal("--config", small(), "--training.bf16", "true")
-    assert load_recipe(small(training={**SMALL["training"], "bf16": True})).training.bf16, "a GPU's run is read anywhere"
+    assert load_recipe(small(training={**SMALL["training"], "bf16": True})).training.bf16, (
+        "a GPU's run is read anywhere"
+    )
 
 
 def test_what_is_printed_is_a_recipe_that_can_be_trained(small, capsys, tmp_path):
