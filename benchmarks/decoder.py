@@ -22,7 +22,7 @@ from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import time_contenders
 from benchmarks.translation import generation_step, inference_step, parameters_of, training_step
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
-from reluformer.training.foreign_models import convert_model
+from reluformer.training.conversion import convert_model
 
 RELU, UNREGULARIZED, SOFTMAX = "ReLU", "ReLU, λ = 0", "softmax"
 GPT2, LLAMA = GPT2LMHeadModel.__name__, LlamaForCausalLM.__name__

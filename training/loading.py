@@ -127,42 +127,27 @@ def changed_config(config: AttentionConfig, changes: Mapping[str, Any]) -> Atten
         raise UserError(one_line(error)) from error
 
 
-def model_with_weights(
-    config: AttentionConfig, state_dict: Mapping[str, Tensor], *, dtype: torch.dtype
+def load_weights(
+    source: str | Path | Mapping[str, Tensor], config: AttentionConfig, *, dtype: torch.dtype
 ) -> tuple[Model, list[str]]:
-    """A model in evaluation mode with the weights of another.
+    """A model in evaluation mode with this configuration and the weights of another.
+
+    Args:
+        source: folder or Hub id of a ReLUFormer, whose generation settings come with it, or tensors by name.
 
     Returns:
         The model, and the names of its parameters that the weights lack and that were drawn anew: those of norms and
         gates of attention and FFN that the other model did not have.
 
     Raises:
-        UserError: weights left over, lacking or of another shape.
+        UserError: weights left over, lacking or of another shape; a source that cannot be loaded.
     """
-    model, info = _MODELS[type(config)].from_pretrained(
-        None,
-        config=config,
-        state_dict=dict(state_dict),
-        dtype=dtype,
-        ignore_mismatched_sizes=True,  # reported below
-        output_loading_info=True,
-    )
-    return model, _new_parameters(info)
-
-
-def load_weights(path_or_hub_id: str | Path, config: AttentionConfig, *, dtype: torch.dtype) -> tuple[Model, list[str]]:
-    """The model of a ReLUFormer checkpoint under another configuration; see `model_with_weights`.
-
-    The checkpoint's generation settings come with it.
-    """
-    model, info = load_with_report(
-        _MODELS[type(config)], path_or_hub_id, config=config, dtype=dtype, ignore_mismatched_sizes=True
-    )
-    return model, _new_parameters(info)
-
-
-def _new_parameters(info: Mapping[str, Any]) -> list[str]:
-    """Names of the parameters that the weights may lack; `info` is the report of `from_pretrained`."""
+    kind = _MODELS[type(config)]
+    options: dict[str, Any] = {"config": config, "dtype": dtype, "ignore_mismatched_sizes": True}  # reported below
+    if isinstance(source, Mapping):
+        model, info = kind.from_pretrained(None, state_dict=dict(source), output_loading_info=True, **options)
+    else:
+        model, info = load_with_report(kind, source, **options)
     missing = sorted(info["missing_keys"])
     other_shapes = [f"{name} {list(saved)} → {list(wanted)}" for name, saved, wanted in info["mismatched_keys"]]
     needed = [name for name in missing if ".mlp." in name or set(_OPTIONAL_MODULES).isdisjoint(name.split("."))]
@@ -170,7 +155,7 @@ def _new_parameters(info: Mapping[str, Any]) -> list[str]:
     if problems:
         wrong = f"{len(problems)} tensors are missing, left over or of another shape, the first: {min(problems)}"
         raise UserError(f"the weights do not fit the configuration: {wrong}")
-    return missing
+    return model, missing
 
 
 def load_tokenizer(path_or_hub_id: str | Path) -> PreTrainedTokenizerBase:

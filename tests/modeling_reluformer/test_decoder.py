@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM, use_relu_attention
-from reluformer.training.foreign_models import FOREIGN_MODELS, convert_model
+from reluformer.training.conversion import FOREIGN_MODELS, convert_model
 
 from ..training.tiny_run import collate
 from .cases import (

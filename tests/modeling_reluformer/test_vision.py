@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from reluformer import ReLUFormerForImageClassification, use_relu_attention
-from reluformer.training.foreign_models import convert_model, vit_weights
+from reluformer.training.conversion import convert_model, vit_weights
 
 from .cases import CLASSES, classes, pictures, row_penalties, vision_config, vision_model, vit_model
 

@@ -15,8 +15,7 @@ from transformers.generation import utils as generation_utils
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.training.conversion import convert
-from reluformer.training.foreign_models import converted_config, marian_config
+from reluformer.training.conversion import convert, converted_config, marian_config
 
 from ..conftest import skip_beams_of_two_vocabularies
 from .tiny_marian import VOCABULARY, marian_model, save_marian, train_sentencepiece

@@ -18,8 +18,7 @@ from transformers import (
 from reluformer import ReLUFormerForCausalLM
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.training.conversion import convert
-from reluformer.training.foreign_models import FOREIGN_MODELS, gpt2_config, llama_config
+from reluformer.training.conversion import FOREIGN_MODELS, convert, gpt2_config, llama_config
 
 from ..modeling_reluformer.cases import VOCABULARY, gpt2_model, llama_model, token_ids
 

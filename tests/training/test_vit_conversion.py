@@ -9,8 +9,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from reluformer import ReLUFormerForImageClassification
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.training.conversion import convert
-from reluformer.training.foreign_models import vit_weights
+from reluformer.training.conversion import convert, vit_weights
 
 NAMES = {0: "boot", 1: "shirt", 2: "bag"}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
