@@ -23,6 +23,6 @@ ANALYSES = {
     "variance-ratio": ("memories.variance_ratio", PAIRS),
     "anisotropy": ("memories.anisotropy", MODEL),
     "likelihood": ("likelihood.likelihood", TEXT),
-    "context": ("context.context", DOCUMENTS),
-    "random-context": ("context.random_context", DOCUMENTS),
+    "context": ("likelihood.context", DOCUMENTS),
+    "random-context": ("likelihood.random_context", DOCUMENTS),
 }

@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from reluformer.analysis import inputs
-from reluformer.analysis.context import Crossing, context, crossings, gain_table, random_context
 from reluformer.analysis.inputs import Subject
+from reluformer.analysis.likelihood import context, crossings, gain_table, random_context
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.documents import pack_documents
 from reluformer.training.data.encoding import encode_pairs
@@ -113,21 +113,21 @@ def test_what_is_crossed_with_what():
         document((50, 50)),  # has no second half
     ]
     assert list(crossings(parts, ["a", "a", "b", "c", "d"])) == [
-        Crossing(at=0, cut=2, other=3),
-        Crossing(at=1, cut=1, other=4),
-        Crossing(at=2, cut=1, other=0),  # from the first again
-        Crossing(at=3, cut=3, other=1),
+        (0, 2, 3),
+        (1, 1, 4),
+        (2, 1, 0),  # from the first again
+        (3, 3, 1),
     ]
     # the pieces of two documents take turns
     found = list(crossings([parts[2]] * 9, ["a"] * 4 + ["b"] * 5))
-    assert [each.other for each in found] == [4, 5, 6, 7, 0, 1, 2, 3, 0]
+    assert [other for _, _, other in found] == [4, 5, 6, 7, 0, 1, 2, 3, 0]
 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_both_sides_have_to_be_long_enough(side):
     short = ((9, 1), (1, 9))[side]
     parts = [document((4, 4), (4, 4)), document(short, short), document((2, 2), (2, 3), (2, 2))]
-    assert next(crossings(parts, list("abc"))) == Crossing(at=0, cut=1, other=2)
+    assert next(crossings(parts, list("abc"))) == (0, 1, 2)
 
 
 @pytest.mark.parametrize("kind", ["reluformer", "marian"])
@@ -135,13 +135,13 @@ def test_random_context_is_the_likelihood_behind_both_beginnings(kind, small_tok
     subject, parts = subject_of(kind, small_tokenizer, TEXTS)
     found, end, rows = list(crossings(parts, ["a", "b", "c"])), small_tokenizer.eos_token_id, []
     assert len(found) == 2
-    for crossing in found:
-        own, foreign = parts[crossing.at], parts[crossing.other]
-        before = [tokens_of(own[: crossing.cut], side) for side in (0, 1)]
-        other = [tokens_of(foreign, side)[-len(before[side]) :] for side in (0, 1)]
+    for at, cut, foreign in found:
+        own = parts[at]
+        before = [tokens_of(own[:cut], side) for side in (0, 1)]
+        other = [tokens_of(parts[foreign], side)[-len(before[side]) :] for side in (0, 1)]
         assert [len(each) for each in other] == [len(each) for each in before] and other != before
         within, random = (
-            nll_of(subject.model, *([*each[side], *tokens_of(own[crossing.cut :], side), end] for side in (0, 1)))
+            nll_of(subject.model, *([*each[side], *tokens_of(own[cut:], side), end] for side in (0, 1)))
             for each in (before, other)
         )
         behind = [nll[len(before[1]) :] for nll in (within, random)]
