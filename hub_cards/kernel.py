@@ -92,7 +92,7 @@ def _metadata(name: str, backend: str, build: str, modules: dict[str, str]) -> s
         "name": name,
         "id": f"_{name.replace('-', '_')}_{backend}_{build}",
         "version": VERSION,
-        "license": _license(),
+        "license": distribution("reluformer").metadata["License-Expression"],
         "python-depends": [],
         "backend": {"type": backend} | ({} if archs is None else {"archs": archs}),
         "digest": {"algorithm": "sha256", "files": digests},
@@ -104,7 +104,9 @@ def _card(name: str, repo_id: str, build: str) -> str:
     package = distribution("reluformer")
     card = ModelCard.from_template(
         ModelCardData(
-            library_name="kernels", license=_license().lower(), tags=["kernels", "attention", "arxiv:2302.06461"]
+            library_name="kernels",
+            license=package.metadata["License-Expression"].lower(),
+            tags=["kernels", "attention", "arxiv:2302.06461"],
         ),
         template_path=str(TEMPLATE),
         name=name,
@@ -121,7 +123,3 @@ def _card(name: str, repo_id: str, build: str) -> str:
         package_version=package.version,
     )
     return str(card).rstrip() + "\n"
-
-
-def _license() -> str:
-    return distribution("reluformer").metadata["License-Expression"]

@@ -182,7 +182,6 @@ def _write_record(
         "target_tokens_per_update": _mean_over_updates(history, "target_tokens_per_update"),
         "target_tokens_per_second": _mean_over_updates(history, "target_tokens_per_second"),
         "peak_memory_bytes": peak_memory(trainer.args.device),
-        "training_loss": next((log["train_loss"] for log in reversed(history) if "train_loss" in log), None),
         "parameters": trainer.model.num_parameters(),
         "processes": recipe.training.world_size,
         "averaged_checkpoints": averaged,

@@ -29,7 +29,6 @@ FIRST_YEAR, LAST_YEAR = 1100, 1999
 BASIC_NUMBERS = frozenset((*range(1, 101), 1000))
 HELD_OUT_LIMIT = 20_000
 DRAW_BLOCK = 4096
-FEATURES = datasets.Features({"source": datasets.Value("string"), "target": datasets.Value("string")})
 
 
 def demo_pairs(count: int, *, split: str, seed: int) -> datasets.Dataset:
@@ -57,7 +56,7 @@ def demo_pairs(count: int, *, split: str, seed: int) -> datasets.Dataset:
             if len(pairs) == count:
                 break
     sources, targets = zip(*pairs, strict=True)
-    return datasets.Dataset.from_dict({"source": list(sources), "target": list(targets)}, features=FEATURES)
+    return datasets.Dataset.from_dict({"source": list(sources), "target": list(targets)})
 
 
 def split_of_number(number: int) -> str:

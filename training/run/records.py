@@ -72,7 +72,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 def git_state(source: Path) -> dict[str, Any]:
-    """`commit` of the checkout that the code in `source`, a file or folder, runs from, and `dirty`: whether tracked files
+    """`git_commit` of the checkout that the code in `source`, a file or folder, runs from, and `git_dirty`: whether tracked files
     differ from it, other than those that measurements write.
 
     Both are None where the code does not run from a checkout: installed from a wheel (even into an environment that lies inside
@@ -81,23 +81,21 @@ def git_state(source: Path) -> dict[str, Any]:
     source = source.resolve()
     base = source if source.is_dir() else source.parent
     if _git(base, "ls-files", "--error-unmatch", str(source)) is None:
-        return {"commit": None, "dirty": None}
+        return {"git_commit": None, "git_dirty": None}
     written = [f":(top,exclude){path}" for path in WRITTEN_BY_MEASUREMENTS]
     changes = _git(base, "status", "--porcelain", "--untracked-files=no", "--", ":/", *written)
-    return {"commit": _git(base, "rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
+    return {"git_commit": _git(base, "rev-parse", "HEAD"), "git_dirty": None if changes is None else bool(changes)}
 
 
 def run_record(command: str | None, recipe_name: str | None, seed: int | None) -> dict[str, Any]:
     """What has to stand beside any measured figure: `command` (default: `command_line()`) without secrets, `recipe`, `seed`,
     `date` (ISO 8601, UTC), `git_commit`, `git_dirty`, `machine` and `versions`."""
-    state = git_state(Path(__file__))
     return {
         "command": without_secrets(command_line() if command is None else command),
         "recipe": recipe_name,
         "seed": seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git_commit": state["commit"],
-        "git_dirty": state["dirty"],
+        **git_state(Path(__file__)),
         "machine": machine_facts(),
         "versions": package_versions(),
     }

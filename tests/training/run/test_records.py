@@ -40,7 +40,7 @@ def checkout(tmp_path):
 
 def test_git_state_of_a_checkout_is_dirty_by_its_source_and_not_by_results(checkout):
     state = git_state(checkout / "source")
-    assert re.fullmatch(r"[0-9a-f]{40}", state["commit"]) and state["dirty"] is False
+    assert re.fullmatch(r"[0-9a-f]{40}", state["git_commit"]) and state["git_dirty"] is False
     results = checkout / "benchmarks" / "results" / "a.json"
     results.parent.mkdir(parents=True)
     for text in ("{}", "{1}"):
@@ -48,14 +48,14 @@ def test_git_state_of_a_checkout_is_dirty_by_its_source_and_not_by_results(check
         git(checkout, "add", "benchmarks")
         assert git_state(checkout / "source") == state
     (checkout / "source" / "file.py").write_text("2\n")
-    assert git_state(checkout / "source") == {**state, "dirty": True}
+    assert git_state(checkout / "source") == {**state, "git_dirty": True}
 
 
 def test_a_package_installed_inside_a_foreign_checkout_has_no_commit(checkout):
     installed = checkout / ".venv" / "package"
     installed.mkdir(parents=True)
     (installed / "records.py").write_text("")
-    assert git_state(installed) == {"commit": None, "dirty": None}
+    assert git_state(installed) == {"git_commit": None, "git_dirty": None}
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak of a process")
