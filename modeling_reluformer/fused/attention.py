@@ -17,8 +17,8 @@ from ..attention_reluformer import reference_attention, scale_of_rows, wide
 from .operator import compiled_operator, operator_for, refuse_dual
 from .specification import Specification, check_scaling
 
-# Plain products are faster than the blockwise loop for so few queries, and for so few scores of all heads together. On CUDA they
-# are a dozen launches where a kernel is one: there they serve who differentiates few queries, also more than once.
+# Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so few
+# scores of all heads together.
 PLAIN_QUERIES = 16
 PLAIN_SCORES = 2**20
 
@@ -144,9 +144,7 @@ def _with_row_scale(
 def _is_small(query: Tensor, key: Tensor) -> bool:
     batch, heads, queries, _ = query.shape
     few = queries <= PLAIN_QUERIES
-    if query.device.type == "cuda":
-        return few and (torch.is_grad_enabled() or torch.compiler.is_compiling())
-    return few or batch * heads * queries * key.shape[2] <= PLAIN_SCORES
+    return few or (query.device.type != "cuda" and batch * heads * queries * key.shape[2] <= PLAIN_SCORES)
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, specification: Specification) -> tuple[Tensor | None, ...]:
