@@ -72,10 +72,16 @@ def reason_against(model: PreTrainedModel | SavedModel, options: Mapping[str, An
     given = {name for name, value in options.items() if value not in (None, False) and not name.startswith("_")}
     if given - _OPTIONS:
         return f"{', '.join(sorted(given - _OPTIONS))} of GenerationConfig"
-    ends = model.generation_config.eos_token_id, model.generation_config.decoder_start_token_id
+    ends = _end_token(model.generation_config), model.generation_config.decoder_start_token_id
     if not all(isinstance(token, int) for token in ends):
         return f"eos_token_id={ends[0]!r} and decoder_start_token_id={ends[1]!r}, of which each must be one token"
     return None
+
+
+def _end_token(generation_config: Any) -> Any:
+    """The token that ends a translation; Transformers' Trainer may write a list of it. Several stay a list."""
+    token = generation_config.eos_token_id
+    return token[0] if isinstance(token, list) and len(token) == 1 else token
 
 
 def _reason_against_modules(model: PreTrainedModel) -> str | None:
@@ -117,7 +123,7 @@ class FastTranslationModel:
     def __init__(self, model: PreTrainedModel | SavedModel, compute: str) -> None:
         config = model.config
         self.config, self.compute = config, compute
-        self.end: int = model.generation_config.eos_token_id
+        self.end: int = _end_token(model.generation_config)
         self.start: int = model.generation_config.decoder_start_token_id
         self._weights = model.state_dict()
         self._operators = library(large=True)

@@ -54,6 +54,17 @@ def test_translations_and_shapes_are_those_of_transformers(name, tmp_path, token
     assert (quick.eos_token_id, quick.pad_token_id) == (whole.eos_token_id, whole.pad_token_id)
 
 
+def test_what_was_loaded_and_saved_again_and_what_trainer_saves_is_still_read(tmp_path):
+    tokenizer = demo_tokenizer(50)
+    tokenizer.save_pretrained(tmp_path)
+    model = tiny_model(activation_function="relu", vocab_size=len(tokenizer))
+    AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    model.generation_config.eos_token_id = [model.generation_config.eos_token_id]
+    model.save_pretrained(tmp_path)
+    quick = quick_translator(tmp_path, num_beams=2)
+    assert quick is not None and quick(TEXTS) == Translator.from_pretrained(tmp_path, device="cpu", num_beams=2)(TEXTS)
+
+
 def test_weights_in_bfloat16_are_computed_in_float32(tmp_path, tokenizer):
     model = save(tmp_path, tokenizer).bfloat16()
     model.save_pretrained(tmp_path)
