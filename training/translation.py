@@ -97,7 +97,7 @@ class Translator:
         self.num_beams, self.length_penalty, self.max_new_tokens = num_beams, length_penalty, max_new_tokens
         self.batch_tokens, self.long_sources, self.compute = batch_tokens, long_sources, compute
         self.generation = generation
-        self._fast: tuple[Any, FastTranslationModel] | None = None
+        self._fast: dict[str, tuple[Any, FastTranslationModel]] = {}  # by the type it computes in
         self._said: str | None = None
         self._computed: str | None = None
         self.shortened: list[int] = []
@@ -322,11 +322,12 @@ class Translator:
             self._computed = "int8" if multiplies_bytes() else "float32"
         weights = itertools.chain(self.model.parameters(), self.model.buffers())
         # a tensor of inference mode counts no changes
-        versions = ((weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights)
-        key = self._computed, *versions
-        if self._fast is None or self._fast[0] != key:
-            self._fast = key, FastTranslationModel(self.model, self._computed)
-        return self._fast[1]
+        versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
+        of_versions, fast = self._fast.get(self._computed, (None, None))
+        if of_versions != versions:
+            fast = FastTranslationModel(self.model, self._computed)
+            self._fast[self._computed] = versions, fast
+        return fast
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:

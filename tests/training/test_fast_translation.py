@@ -153,7 +153,7 @@ def test_a_translator_takes_the_steps_and_notices_new_weights(translator, monkey
     for bytes_are_fast, compute in ((False, "float32"), (True, "int8")):
         monkeypatch.setattr(translation, "multiplies_bytes", lambda fast=bytes_are_fast: fast)
         auto = Translator(translator.model, translator.tokenizer, max_new_tokens=4, compute="auto")
-        assert auto(["eins"]) and auto._fast[1].compute == compute
+        assert auto(["eins"]) and [*auto._fast] == [compute]
 
 
 def test_weights_that_were_made_in_inference_mode_translate():
@@ -162,6 +162,20 @@ def test_weights_that_were_made_in_inference_mode_translate():
         model = tiny_model(vocab_size=len(tokenizer), activation_function="relu")
     first, second = (Translator(model, tokenizer, max_new_tokens=3)(["eins"]) for _ in range(2))
     assert first == second
+
+
+def test_weights_are_packed_once_for_each_type_that_calls_ask_for():
+    tokenizer = demo_tokenizer(200)
+    translator = Translator(
+        tiny_model(vocab_size=len(tokenizer), activation_function="relu"), tokenizer, max_new_tokens=3
+    )
+    for _ in range(2):
+        for compute in ("int8", "float32"):
+            translator(["eins"], compute=compute)
+            packed = translator._fast[compute][1]
+            translator(["eins"], compute=compute)
+            assert translator._fast[compute][1] is packed
+    assert translator._fast.keys() == {"int8", "float32"}
 
 
 @pytest.mark.parametrize(

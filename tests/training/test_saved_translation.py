@@ -71,7 +71,7 @@ def test_weights_in_bfloat16_are_computed_in_float32(tmp_path, tokenizer):
     quick, whole = quick_translator(tmp_path), Translator.from_pretrained(tmp_path, device="cpu")
     wanted = Translator(model.float(), tokenizer)(TEXTS)
     assert quick(TEXTS) == whole(TEXTS) == wanted
-    assert whole._fast is not None
+    assert whole._fast
 
 
 def test_the_command_translates_without_transformers(tmp_path, tokenizer):
