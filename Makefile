@@ -26,7 +26,7 @@ ifneq ($(wildcard models/tatoeba-de-en),)
 	@echo; echo 'and by a model that comes with the package:'; printf '%s\n' $(EVERYDAY)
 	$(BIN)/reluformer translate $(EVERYDAY)
 endif
-	@echo; echo 'next: source .venv/bin/activate && reluformer translate --model runs/demo "vierundachtzig"'
+	@echo; echo 'next: source .venv/bin/activate && reluformer translate "Guten Morgen!"'
 
 # Every behaviour once: about five minutes on two cores.
 test: .venv/all
