@@ -37,12 +37,12 @@ _README = """---
 title: {title}
 emoji: 🔎
 sdk: static
-license: apache-2.0
+license: {license}
 short_description: Translates in your browser, and shows what each head reads
 ---
 
 A page of [ReLUFormer](https://arxiv.org/abs/2302.06461): `{names}` in ONNX, run by ONNX Runtime in the reader's browser.
-Written by `reluformer space`.
+Written by `reluformer space`, under the Apache License 2.0; what holds for a model says its card, in `models/NAME`.
 """
 
 
@@ -79,7 +79,8 @@ def write_page(models: Sequence[str | Path], folder: str | Path, examples: Seque
         described = [_write_model(model, name, page, examples) for model, name in zip(models, names, strict=True)]
         settings = {"examples": examples, "models": described}
         (page / "page.json").write_text(json.dumps(settings, ensure_ascii=False, indent=1), encoding="utf-8")
-        readme = _README.format(title=" and ".join(names), names="`, `".join(names))
+        license = _card(models[0]).get("license", "apache-2.0")
+        readme = _README.format(title=" and ".join(names), names="`, `".join(names), license=license)
         (page / "README.md").write_text(readme, encoding="utf-8")
     return Path(folder)
 
@@ -90,9 +91,13 @@ def examples_of(model: str | Path) -> list[str]:
     for path in sorted(folder.glob("translations.*.tsv")):
         sources = dict.fromkeys(source for source, _, _ in read_translations(path))
         return [source for source in sources if len(source) <= _LONGEST_EXAMPLE][:EXAMPLES]
-    card = folder / CARD_FILE
-    metadata = metadata_load(card) if card.is_file() else None
-    return [each["text"] for each in (metadata or {}).get("widget", [])]
+    return [each["text"] for each in _card(model).get("widget", [])]
+
+
+def _card(model: str | Path) -> dict[str, Any]:
+    """What the head of the model's card says, if it has one."""
+    card = Path(located(model)) / CARD_FILE
+    return (metadata_load(card) if card.is_file() else None) or {}
 
 
 def _names(models: Sequence[str | Path]) -> list[str]:
@@ -105,6 +110,8 @@ def _write_model(model: str | Path, name: str, page: Path, examples: Sequence[st
     """Exports a model into the page's folder `models/NAME`, and returns what the page says of it."""
     target = page / "models" / name
     export(model, target, int8=True, attentions=True)
+    if (card := Path(located(model)) / CARD_FILE).is_file():
+        shutil.copy(card, target)  # who made the model, and its licence
     translator = load_translator(target, num_beams=1)
     if translator.moses is not None:
         raise UserError(f"{model}: was trained on text that Moses has tokenised, which the page cannot do")

@@ -213,8 +213,8 @@ class Translator:
                 )
         for name in ("num_beams", "batch_tokens", "max_new_tokens"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name}: {value} must be at least 1")
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise UserError(f"{name}: {value!r} must be a whole number of at least 1")
         if self._positions is not None and (self.max_new_tokens or 0) > self._positions:
             raise UserError(
                 f"max_new_tokens: {self.max_new_tokens} is more than the {self._positions} positions the model has"

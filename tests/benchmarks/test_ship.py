@@ -35,7 +35,7 @@ def test_the_card_tells_what_was_measured(tmp_path):
     }
     text = ship.section(tmp_path, figures)
     for line in (
-        "Weights in bfloat16, which a CPU computes in float32: 2.5 MB.",
+        "Weights in bfloat16: 2.5 MB.",
         "| ours | 31.2 | 50.0 | 20.0 |",
         "| transformers.js in Node, greedy | 0.0200 |",
         "one by one, on A processor, 2 threads: 200 of them, and 500 in JavaScript. In Node, 499 of 500 translations",

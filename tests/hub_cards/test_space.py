@@ -45,8 +45,10 @@ def without_export(monkeypatch, tmp_path):
 
 
 def test_the_page_is_a_folder_of_static_files(without_export, tmp_path, capsys):
-    page = tmp_path / "page"
-    given = ["--model", "me/a", "--second", "you/a", "--output", str(page), "--example", "eins"]
+    page, model = tmp_path / "page", tmp_path / "a"
+    model.mkdir()
+    (model / "README.md").write_text("---\nlicense: cc-by-2.0\n---\n")
+    given = ["--model", str(model), "--second", "you/a", "--output", str(page), "--example", "eins"]
     assert cli.main(["space", *given]) == 0
     assert f"hf upload ME/NAME {page} --repo-type space" in capsys.readouterr().out
     names = {path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()}
@@ -58,7 +60,8 @@ def test_the_page_is_a_folder_of_static_files(without_export, tmp_path, capsys):
         "folder": "a", "name": "a", "first": "eins", "color": "",
         "about": "ReLU attention, γ = 8 · 2 + 2 layers of 4 heads · 3.0 MB",
     }  # fmt: skip
-    assert "sdk: static" in (page / "README.md").read_text()
+    assert "sdk: static\nlicense: cc-by-2.0" in (page / "README.md").read_text()
+    assert (page / "models/a/README.md").is_file(), "the licence of a model goes with it"
 
 
 def test_examples_are_short_sources_that_a_run_has_translated_or_those_of_the_card(tmp_path):

@@ -17,7 +17,7 @@ MODELS = {
     "relu": {},
     "learnable gamma": {"attention_gamma_learnable": True},
     "relu2, length": {"attention_activation": "relu2", "attention_scaling": "length", "attention_alpha": 0.5},
-    "unscaled": {"attention_scaling": "none"},
+    "unscaled": {"attention_scaling": "none", "scale_embedding": False},
     "softmax": {"preset": "vanilla"},
     "two vocabularies": {
         "share_encoder_decoder_embeddings": False,
@@ -147,7 +147,8 @@ def test_a_translator_takes_the_steps_and_notices_new_weights(translator, monkey
     monkeypatch.setattr(translator.model, "generate", None)  # nobody may call it
     first = translator(texts, num_beams=2)
     with torch.no_grad():
-        translator.model.lm_head.weight.neg_()
+        for layer in translator.model.model.decoder.layers:  # of whose weights there are packed copies
+            layer.fc2.weight.mul_(-30)
     assert translator(texts, num_beams=2) != first
     assert translator(texts, compute="int8")
     for bytes_are_fast, compute in ((False, "float32"), (True, "int8")):
