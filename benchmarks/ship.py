@@ -45,10 +45,10 @@ _SECTION = """## As it comes with the package
 It was trained on single sentences: give it one at a time. Several in one text are translated worse, without a warning, and so are
 other languages.
 
-Weights in bfloat16: {weights:.1f} MB. `Translator` computes them in float32, as all figures here; Transformers' own classes do with
-`from_pretrained(…, dtype="float32")`. In `onnx/`, graphs with 8-bit weights: {graphs:.1f} MB, which onnxruntime and
-[transformers.js](https://huggingface.co/docs/transformers.js) run. All figures of this section are of these files. The softmax twin
-has the same recipe but for its attention, and does not come with the package.
+Weights in bfloat16: {weights:.1f} MB. `Translator` computes them in float32, as all figures here; Transformers' own classes do so
+with `from_pretrained(…, dtype="float32")`. In `onnx/`, graphs with 8-bit weights: {graphs:.1f} MB, which onnxruntime and
+[transformers.js](https://huggingface.co/docs/transformers.js) run. All figures of this section are of these files. The softmax
+twin has the same recipe but for its attention, and does not come with the package.
 
 {scores}
 
