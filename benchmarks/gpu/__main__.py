@@ -5,11 +5,11 @@
     python -m benchmarks.gpu attention --minutes 8    TFLOP/s of attention alone, beside its rivals
     python -m benchmarks.gpu models --minutes 8       training and generation of whole models, beside the library's
     python -m benchmarks.gpu tune --minutes 8         tiles of each kernel; a trial on the CPU needs TRITON_INTERPRET=1
-    python -m benchmarks.gpu science --minutes 9      small trainings, several at once; any number of times
     python -m benchmarks.gpu page                     writes benchmarks/GPU.md from benchmarks/results/gpu/
 
 Each stage ends within its minutes, writes STAGE.json whole after every cell, and goes on where it stopped when it is called
 again: with what stands in the folder of --output, or else in benchmarks/results/gpu/, if the source and the card are the same.
+Trainings are those of the studies, several at once: `python -m benchmarks.studies --gpu --jobs 12 --study relu2`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.gpu.campaign import CUDA, RESULTS, run_stage
 
 PAGE = RESULTS.parents[1] / "GPU.md"
-STAGES = ("check", "attention", "models", "tune", "science")
+STAGES = ("check", "attention", "models", "tune")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,7 +33,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=8.0, help="the stage ends within them (default: 8)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder (default: benchmarks/results/gpu)")
     parser.add_argument("--toy", action="store_true", help="without a GPU, tiny sizes: does the program work?")
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="of science: where its checkpoints are")
     options = parser.parse_args(arguments)
     module = import_module(f"benchmarks.gpu.{options.stage}")
     if options.stage == "page":

@@ -89,9 +89,8 @@ def peak_bytes(step: Step) -> int:
 
 
 def _earlier_cells(path: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
-    names = ("toy",) if result["stage"] == "science" else ("toy", "source")  # a training's result is none of speed
     for earlier in (read_result(path), read_result(RESULTS / path.name)):
-        if earlier and all(earlier[name] == result[name] for name in names):
+        if earlier and all(earlier[name] == result[name] for name in ("toy", "source")):
             return earlier["cells"]
     return []
 

@@ -16,8 +16,8 @@ from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS
 
 Result = dict[str, Any]
 TITLES = {"check": "Is it right?", "attention": "Attention alone, TFLOP/s", "models": "Whole models"}
-TITLES |= {"tune": "Tiles of the kernels: queries, keys, warps, stages", "science": "Trainings"}
-HIDDEN = ("cell", "failed", "seconds", "kernels", "rounds", "repetitions", "left_out", "next", "validation")
+TITLES |= {"tune": "Tiles of the kernels: queries, keys, warps, stages"}
+HIDDEN = ("cell", "failed", "seconds", "kernels", "rounds", "repetitions", "left_out", "next")
 OVER_FLASH, STATISTICS_COST, GOAL_LENGTH = 1.5, 1.15, 16384
 TRITON_SIGMOID = {"forward": 515, "forward+backward": 371}  # TFLOP/s that it publishes, heads of 128
 TRAINING = (MARIAN_SMOOTHED, 1.2, {"task": "training", "lengths": LONG, "compiled": False})

@@ -37,7 +37,7 @@ def _run(arguments: Sequence[str]) -> int:
     size = options.size or "cpu"
     studies = {name: load_study(name) for name in options.study or study_names()}
     studies = dict(sorted(studies.items(), key=lambda named: named[1].position))
-    places = Places.of(size, options.runs, options.results)
+    places = Places.of(size, options.runs, options.results, options.gpu)
     found = tasks_by_study(studies, load_rows(size), places, only=options.only, seeds=options.seed)
     if options.list:
         return _list(studies, found, with_rows=bool(options.study or options.only))
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="these rows alone; may be repeated")
     parser.add_argument("--seed", action="append", type=int, default=[], help="instead of the study's; may be repeated")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at once, a core each; default: 1")
+    parser.add_argument("--gpu", action="store_true", help="train on the GPU, also what is made for CPU cores")
     parser.add_argument("--list", action="store_true", help="how far the studies are; with --study or --only, each row")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the report of all studies, run nothing")
     parser.add_argument("--runs", type=Path, default=RUNS, metavar="FOLDER", help=f"of run folders; default: {RUNS}")

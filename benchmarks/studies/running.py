@@ -176,6 +176,7 @@ class Runner:
 
     def _collect(self, task: Task, head: str) -> None:
         again = f"python -m benchmarks.studies --size {self.size} --only {task.row.name} --seed {task.seed}"
+        again += " --gpu" * task.places.on_gpu
         path = write_result(task, again)
         self.say(f"{head}: {_summary(read_json(path))}; {path}")
 

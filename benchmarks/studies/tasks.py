@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from benchmarks.studies.parser import Row, recipe_of
+from benchmarks.studies.parser import Row, merged, recipe_of
 from benchmarks.studies.scores import accuracy_statistics, bleu_statistics, perplexity_statistics
 from reluformer.configuration.recipe import SPLITS
 from reluformer.training.run.checkpoints import checkpoint_folders
@@ -28,14 +28,18 @@ State = Literal["finished", "trained", "begun", "missing"]
 
 @dataclass(frozen=True)
 class Places:
-    """The two folders of a size: of runs, which are large and stay on the machine, and of results, which are small files."""
+    """The two folders of a size: of runs, which are large and stay on the machine, and of results, which are small files.
+
+    on_gpu: its rows are trained there, whatever they say; the key of a row does not tell, its result's record does.
+    """
 
     runs: Path
     results: Path
+    on_gpu: bool = False
 
     @classmethod
-    def of(cls, size: str, runs: Path = RUNS, results: Path = RESULTS) -> Places:
-        return cls(runs / size, results / size)
+    def of(cls, size: str, runs: Path = RUNS, results: Path = RESULTS, on_gpu: bool = False) -> Places:
+        return cls(runs / size, results / size, on_gpu)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ class Task:
 
     def recipe(self) -> dict[str, Any]:
         """As in a recipe file."""
-        return recipe_of(self.row, self.seed, self.run_folder, self.start and self.start.run_folder)
+        recipe = recipe_of(self.row, self.seed, self.run_folder, self.start and self.start.run_folder)
+        return merged(recipe, {"training": {"use_cpu": False}}) if self.places.on_gpu else recipe
 
 
 def read_json(path: Path) -> Any:

@@ -13,14 +13,14 @@ import torch
 from benchmarks import attention, translation
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import attention as stage_attention
-from benchmarks.gpu import campaign, page, science
+from benchmarks.gpu import campaign, page
 from benchmarks.measurement_file import ROOT
 
 # What the machine with the GPU lacks: importing one of them there would cost the stage.
 STAGE = """
 import runpy, sys
 lacking = ("datasets", "jsonargparse", "sacremoses", "entmax", "num2words", "dill", "multiprocess")
-for name in () if sys.argv[1] == "science" else lacking:  # for which they are in the bundle
+for name in lacking:
     sys.modules[name] = None
 sys.argv = ["benchmarks.gpu", *sys.argv[1:]]
 runpy.run_module("benchmarks.gpu", run_name="__main__")
@@ -32,7 +32,7 @@ def options(folder, minutes=1.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["check", "attention", "models", "tune", "science"])
+@pytest.mark.parametrize("stage", ["check", "attention", "models", "tune"])
 def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, tmp_path):
     command = [sys.executable, "-c", STAGE, stage, "--toy", "--output", str(tmp_path), "--minutes", "9"]
     environment = {
@@ -145,26 +145,6 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monk
         "Not measured: `python -m benchmarks.gpu check` measures it.",
     ):
         assert line in text, line
-
-
-def test_trainings_that_are_not_over_go_on_from_parts_that_fit(tmp_path, monkeypatch):
-    monkeypatch.setattr(science, "MOST", 60_000)
-    runs, other, output = tmp_path / "runs", tmp_path / "other", tmp_path / "output"
-    for folder in (runs, other, output):
-        folder.mkdir()
-    for name, size in (("first", 30_000), ("large", 60_000), ("last", 5_000), ("not begun", None)):
-        if size is not None:
-            (runs / name / "checkpoint-300").mkdir(parents=True)
-            (runs / name / "checkpoint-300" / "model.safetensors").write_bytes(os.urandom(size))
-    (output / "checkpoints.tar.7").write_bytes(b"of an earlier time")
-    assert science.pack(runs, ["first", "large", "last", "not begun"], output) == 2
-    parts = sorted(path.name for path in output.iterdir())
-    assert parts == [f"checkpoints.tar.0{number}" for number in range(3)]
-    assert all(path.stat().st_size <= 20_000 for path in output.iterdir())
-    science.unpack(output, other)
-    model = "first/checkpoint-300/model.safetensors"
-    assert (other / model).read_bytes() == (runs / model).read_bytes()
-    assert sorted(path.name for path in other.iterdir()) == ["first", "last"]
 
 
 def test_the_page_is_that_of_the_committed_results():
