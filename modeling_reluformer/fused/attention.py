@@ -144,7 +144,9 @@ def _with_row_scale(
 def _is_small(query: Tensor, key: Tensor) -> bool:
     batch, heads, queries, _ = query.shape
     few = queries <= PLAIN_QUERIES
-    return few or (query.device.type != "cuda" and batch * heads * queries * key.shape[2] <= PLAIN_SCORES)
+    if query.device.type == "cuda":  # in generation, one launch of the kernel instead of a dozen
+        return few and (torch.is_grad_enabled() or query.dtype == torch.float64)
+    return few or batch * heads * queries * key.shape[2] <= PLAIN_SCORES
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, specification: Specification) -> tuple[Tensor | None, ...]:
