@@ -51,7 +51,7 @@ def _line(pair: Pair, rows: Mapping[str, Row], places: Places) -> list[str]:
     scores = [_scores(pair.score, side) for side in (softmax, relu)]
     seconds = [[_cpu_seconds(both[at], results[at]) for both, results in found] for at in (0, 1)]
     difference = _difference(pair.score, softmax, relu)
-    is_told = not any(None in of_side for of_side in seconds)  # older results do not tell them
+    is_told = not any(None in of_side for of_side in seconds)  # older results do not tell them, and a GPU's are none
     means = " / ".join(f"{fmean(of_side):,.0f}" for of_side in seconds) if is_told else "–"
     return [pair.task, label, *scores, difference, " and ".join(updates), means]
 
@@ -64,7 +64,8 @@ def _scores(score: str, results: Sequence[Mapping[str, Any]]) -> str:
 
 def _cpu_seconds(task: Task, result: Mapping[str, Any] | None) -> float | None:
     """CPU seconds of the updates, with those of all that it started from."""
-    own = result and result.get("cpu_seconds")
+    on_cpu = result is not None and result["recipe"]["training"].get("use_cpu", False)
+    own = result.get("cpu_seconds") if on_cpu else None
     if own is None or task.start is None:
         return own
     before = _cpu_seconds(task.start, read_result(task.start))

@@ -38,8 +38,8 @@ GONE = {"training": {"updates": 3, "diverged": {"update": 3, "reason": "a loss o
 
 def result(row, score, cpu_seconds, **changes):
     statistics = {"metric": "m", "signature": "s", "references": "r", "score": score}
-    training = {"updates": 10}
-    given = {"row": row, "training_seconds": 1.0, "cpu_seconds": cpu_seconds, "training": training}
+    training, recipe = {"updates": 10}, {"training": {"use_cpu": True}}
+    given = {"recipe": recipe, "row": row, "training_seconds": 1.0, "cpu_seconds": cpu_seconds, "training": training}
     return {**given, "accuracy": statistics, **changes}
 
 
@@ -83,5 +83,7 @@ def test_seconds_are_those_of_the_whole_chain(monkeypatch):
     given = {name: result(name, 1, own) for name, own in zip(names, (100.0, 5.0, 2.0), strict=True)}
     monkeypatch.setattr(evidence, "read_result", lambda task: given.get(task.row.name))
     assert [seconds(name) for name in names] == [100.0, 105.0, 107.0]
+    given[names[2]]["recipe"] = {"training": {}}
+    assert seconds(names[2]) is None, "the host's seconds beside a GPU are none of the training's"
     del given[names[0]]
     assert seconds(names[1]) is None, "what it started from does not tell them"
