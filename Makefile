@@ -33,9 +33,10 @@ test: .venv/all
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 # The exhaustive products: killed processes, torchrun, compiled kernels, pages in a browser, every activation with every
-# option. Continuous integration runs both.
+# option. Continuous integration runs both. What takes minutes begins first, so that no process waits for another at the end.
+LONGEST := tests/modeling_reluformer/fused/test_triton.py tests/benchmarks/studies/test_studies.py tests/benchmarks/test_ship.py
 test-slow: .venv/all
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m slow $(LONGEST) tests
 
 test-all: test test-slow
 
