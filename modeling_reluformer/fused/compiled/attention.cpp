@@ -154,7 +154,7 @@ double work_of(const Tensor& query, const Tensor& key, int64_t products) {
   return 2.0 * products * query.size(0) * query.size(1) * query.size(2) * key.size(2) * query.size(3);
 }
 
-// The place of a name in a list. loop.py and relu_attention ask for nothing else.
+// The place of a name in a list; Python asks for no other name.
 int64_t number_of(std::initializer_list<std::string_view> names, std::string_view name) {
   const auto found = std::find(names.begin(), names.end(), name);
   TORCH_CHECK_VALUE(found != names.end(), "reluformer_cpu::attention does not know '", name, "'.");

@@ -1,5 +1,5 @@
 // `reluformer_cpu::sparse_ffn` and its two halves: a feed-forward network of few rows that reads no weights behind a zero.
-// sparse_ffn/gather.py is the same in Python; sparse_kernels.cpp has the loops.
+// sparse_ffn/forward.py is the same in Python; sparse_kernels.cpp has the loops.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

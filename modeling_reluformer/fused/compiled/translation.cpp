@@ -386,12 +386,14 @@ struct Model : torch::CustomClassHolder {
     const int64_t rows = states.size(0), features = states.size(1), dims = features / heads;
     const int64_t longest = *std::max_element(state.lengths.begin(), state.lengths.end());
     std::vector<int64_t> firsts;
+    int64_t most = 0;
     for (int64_t row = 0; row < rows; ++row) {
       if (!row || state.sources[row] != state.sources[row - 1]) {
         firsts.push_back(row);
       }
+      most = std::max(most, row + 1 - firsts.back());
     }
-    const auto count = static_cast<int64_t>(firsts.size()), most = rows / count;
+    const auto count = static_cast<int64_t>(firsts.size());
     firsts.push_back(rows);
     const auto *from = query.const_data_ptr<float>(), *packed = state.cross[index].const_data_ptr<float>();
     auto* to = output.mutable_data_ptr<float>();

@@ -57,24 +57,25 @@ inline void exponentials(float* row, int64_t width, float shift) {
 }
 
 void weigh(float* scores, int64_t width, const Weighing& weighing) {
+  if (weighing.activation != kDecodingSoftmax) {
+    const bool squared = weighing.activation == kDecodingRelu2;
+    for (int64_t t = 0; t < width; ++t) {
+      const float scaled = scores[t] * weighing.scale, positive = scaled <= 0.0f ? 0.0f : scaled;  // a NaN stays one
+      scores[t] = positive * (squared ? positive * weighing.row_scale : weighing.row_scale);
+    }
+    return;
+  }
   for (int64_t t = 0; t < width; ++t) {
     scores[t] *= weighing.scale;
   }
-  float factor = weighing.row_scale;
-  if (weighing.activation == kDecodingSoftmax) {
-    exponentials(scores, width, *std::max_element(scores, scores + width));
-    float sum = 0.0f;
-    for (int64_t t = 0; t < width; ++t) {
-      sum += scores[t];
-    }
-    factor = 1.0f / sum;
-  } else {
-    for (int64_t t = 0; t < width; ++t) {
-      scores[t] = scores[t] <= 0.0f ? 0.0f : scores[t];  // a NaN stays one
-    }
-  }
+  exponentials(scores, width, *std::max_element(scores, scores + width));
+  float sum = 0.0f;
   for (int64_t t = 0; t < width; ++t) {
-    scores[t] *= weighing.activation == kDecodingRelu2 ? scores[t] * factor : factor;
+    sum += scores[t];
+  }
+  const float factor = 1.0f / sum;
+  for (int64_t t = 0; t < width; ++t) {
+    scores[t] *= factor;
   }
 }
 
