@@ -20,7 +20,9 @@ from benchmarks.measurement_file import PAGES, RESULTS
 from benchmarks.pages import write_pages
 
 ALL = [module.BENCHMARK for module in (attention, translation, translating, vision, decoder, zeros)]
-BENCHMARKS = {benchmark.file: benchmark for benchmark in (*ALL, translation.TABLE_4_BENCHMARK)}
+BENCHMARKS = {
+    benchmark.file: benchmark for benchmark in (*ALL, translation.TABLE_4_BENCHMARK, translating.TYPES_BENCHMARK)
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

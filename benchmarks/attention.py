@@ -4,6 +4,9 @@ Ours are `relu_attention` with each of its statistics. Rivals: softmax in `scale
 weights in memory (eager): softmax, ReLU, sparsemax and entmax15. Queries, keys, values and the gradient of the output are
 independent normal numbers, (batch, heads, length, head_dim), contiguous; the row scale is 1 / (gamma sqrt(n_i / 2)). That ours
 are right is what the tests show.
+
+FlexAttention computes ReLU + 1, normalised, by the score log(ReLU + 1): near ReLU attention, not the same. What would undo the
+softmax, `return_lse`, torch has not on a CPU, nor a backward pass there.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention
 
 from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import time_contenders
@@ -29,6 +33,7 @@ PLAIN, _, WITH_STATISTICS = OURS
 SDPA, EAGER_RELU = "sdpa softmax", "eager relu"
 SPARSE = ("sparsemax", "entmax15")
 EAGER = ("eager softmax", EAGER_RELU, *SPARSE)
+FLEX_RELU, FLEX_LENGTHS = "FlexAttention log(ReLU+1)", (512, 1024, 2048)  # each is compiled by itself
 GAMMA = 8.0
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -116,12 +121,28 @@ def eager(inputs: AttentionInputs, activation: str) -> Forward:
     return forward
 
 
+def flex(case: AttentionCase, score: Callable[..., Tensor] | None, compiled: bool = True) -> Forward:
+    """FlexAttention; score: of a score and its place, None for softmax."""
+    compute, mask = flex_attention.flex_attention, None
+    compute = torch.compile(compute, dynamic=False) if compiled else compute
+    if case.causal:
+        sizes = (None, None, case.length, case.length)
+        mask = flex_attention.create_block_mask(lambda b, h, query, key: query >= key, *sizes, device=case.device)
+    return lambda query, key, value: (compute(query, key, value, score_mod=score, block_mask=mask),)
+
+
+def log_relu(score: Tensor, *place: Tensor) -> Tensor:
+    return torch.log(torch.relu(score) + 1.0)
+
+
 def timed_step(case: AttentionCase, inputs: AttentionInputs, name: str) -> Step:
-    """What is called in the rounds for one of OURS, SDPA and EAGER."""
+    """What is called in the rounds for one of OURS, SDPA, FLEX_RELU and EAGER."""
     gradients = (inputs.output_gradient,)
     if name in OURS:
         forward = fused(case, inputs, OURS[name])
         gradients += statistics_gradients(case, inputs, OURS[name])
+    elif name == FLEX_RELU:
+        forward = flex(case, log_relu)
     else:
         forward = sdpa(case) if name == SDPA else eager(inputs, name.removeprefix("eager "))
     return training_step(forward, inputs.leaves, gradients) if case.backward else inference_step(forward, inputs.leaves)
@@ -171,7 +192,10 @@ def contenders_of(cell: Names) -> tuple[str, ...]:
         return (PLAIN, WITH_STATISTICS, SDPA, *((EAGER_RELU,) if length <= SHORT_LENGTHS[-1] else ()))
     if cell["causal"] and length > LONGEST_CAUSAL_EAGER:
         return (*OURS, SDPA)
-    return (*OURS, SDPA, *(EAGER[:2] if length > LONGEST_SPARSE else EAGER))
+    with_flex = (
+        length in FLEX_LENGTHS and cell["dtype"] == DTYPES[0] and not cell["causal"] and cell["pass"] == PASSES[0]
+    )
+    return (*OURS, SDPA, *((FLEX_RELU,) if with_flex else ()), *(EAGER[:2] if length > LONGEST_SPARSE else EAGER))
 
 
 def measure(cell: Names, options: argparse.Namespace) -> Names:

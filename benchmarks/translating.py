@@ -2,17 +2,23 @@
 
 All have random weights, the same layers and widths, and translate token ids to as many new tokens in every hypothesis.
 CTranslate2 is given the same thread count as torch; its converter takes one piece, the padding, from the vocabulary.
+
+What the types cost in quality is measured with the models that come with the package, on the test split of data/multi30k.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import itertools
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import sacrebleu
 import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -21,6 +27,7 @@ from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import time_contenders
 from benchmarks.translation import BEAMS, BOS, EOS, INPUTS, MARIAN, OURS, SHAPES, build, generation_step, padded_batch
 from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search
+from reluformer.training.translation import Translator
 
 OURS_BY_TYPE = {compute: f"{OURS} {compute}" for compute in COMPUTE}
 BEST = f"{OURS}, best type"
@@ -119,5 +126,43 @@ def _checked(translations: list[list[Any]], search: Search) -> list[list[Any]]:
     return translations
 
 
+def models_and_beams(quick: bool) -> Iterator[Names]:
+    for (source, target), beams in itertools.product((("de", "en"), ("en", "de")), (1, BEAMS)):
+        yield {"model": f"tatoeba-{source}-{target}", "source": source, "target": target, "beams": beams, "threads": 1}
+
+
+def measure_types(cell: Names, options: argparse.Namespace) -> Names:
+    """Of `generate` in float32 and of each of our types: BLEU, translations equal to those of `generate`, and CPU seconds."""
+    sources, references = (_multi30k_test(cell[side])[: 3 if options.quick else None] for side in ("source", "target"))
+    translator = Translator.from_pretrained(cell["model"])
+    model, tokenizer = translator.model, translator.tokenizer
+
+    def generated(texts: list[str]) -> list[str]:
+        found = []
+        for start in range(0, len(texts), 50):
+            batch = tokenizer(texts[start : start + 50], return_tensors="pt", padding=True)
+            ids = model.generate(**batch, num_beams=cell["beams"])
+            found += tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return found
+
+    ways: dict[str, Callable[[list[str]], list[str]]] = {"generate": generated}
+    ways |= {kind: partial(translator, num_beams=cell["beams"], compute=kind) for kind in COMPUTE}
+    translated, types = {}, {}
+    for name, translate in ways.items():
+        translate(sources[:1])  # which packs the weights
+        start = time.process_time()
+        texts = translated[name] = translate(sources)
+        seconds = time.process_time() - start
+        equal = sum(ours == theirs for ours, theirs in zip(texts, translated["generate"], strict=True))
+        types[name] = {"bleu": sacrebleu.corpus_bleu(texts, [references]).score, "equal": equal, "cpu_seconds": seconds}
+    return {"sentences": len(sources), "types": types}
+
+
+def _multi30k_test(language: str) -> list[str]:
+    with gzip.open(f"data/multi30k/test2016.{language}.gz", "rt", encoding="utf-8", newline="\n") as stream:
+        return stream.read().splitlines()
+
+
 SETTINGS = {"budget": SECONDS, "shapes": SHAPES, "new_tokens": NEW_TOKENS}
 BENCHMARK = Benchmark("translating", cells, measure, SETTINGS)
+TYPES_BENCHMARK = Benchmark("translating-types", models_and_beams, measure_types, {"corpus": "data/multi30k, test2016"})

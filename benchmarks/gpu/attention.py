@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import attention
-from benchmarks.attention import EAGER_RELU, OURS, AttentionCase, AttentionInputs, Forward
+from benchmarks.attention import EAGER_RELU, FLEX_RELU, OURS, AttentionCase, AttentionInputs, Forward
 from benchmarks.gpu.campaign import CUDA, DEVICE, Cell, timed
 
 LENGTHS = (16384, 1024, 4096, 512, 2048, 8192)  # what the goals are about comes first
 TOKENS, FEATURES, HEAD_DIMS = 16384, 2048, (64, 128)
-FLASH, CUDNN, FLEX, FLEX_RELU = "FlashAttention-2", "cuDNN", "FlexAttention softmax", "FlexAttention log(ReLU+1)"
+FLASH, CUDNN, FLEX = "FlashAttention-2", "cuDNN", "FlexAttention softmax"
 BACKENDS = {FLASH: SDPBackend.FLASH_ATTENTION, CUDNN: SDPBackend.CUDNN_ATTENTION}
 PASSES = {"forward": 1.0, "forward+backward": 3.5}
 LONGEST_EAGER = 4096  # which holds all weights
@@ -75,17 +74,8 @@ def rivals(case: AttentionCase, inputs: AttentionInputs, dropout_p: float) -> di
     if dropout_p == 0:
         # without a reset the compiler gives up after some shapes, and FlexAttention then holds all its scores in memory
         torch.compiler.reset()
-        found[FLEX] = flex(case, None)
-        found[FLEX_RELU] = flex(case, lambda score, *place: torch.log(torch.relu(score) + 1.0))
+        found[FLEX] = attention.flex(case, None, CUDA)
+        found[FLEX_RELU] = attention.flex(case, attention.log_relu, CUDA)
         if case.length <= LONGEST_EAGER:
             found[EAGER_RELU] = attention.eager(inputs, "relu")
     return found
-
-
-def flex(case: AttentionCase, score: Callable[..., Tensor] | None) -> Forward:
-    compute, mask = flex_attention.flex_attention, None
-    compiled = torch.compile(compute, dynamic=False) if CUDA else compute
-    if case.causal:
-        sizes = (None, None, case.length, case.length)
-        mask = flex_attention.create_block_mask(lambda b, h, query, key: query >= key, *sizes, device=case.device)
-    return lambda query, key, value: (compiled(query, key, value, score_mod=score, block_mask=mask),)

@@ -8,13 +8,17 @@ import pytest
 import torch
 
 from benchmarks import __main__ as benchmarks_program
-from benchmarks import attention
+from benchmarks import attention, translating
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.measurement_file import RESULTS, Benchmark, read_result
 
 # Each takes several seconds; the others run the same code.
 SLOW = {"attention", "end-to-end", "decoder"}
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in BENCHMARKS]
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+    for name in BENCHMARKS
+    if name != "translating-types"
+]
 
 
 def committed_cells(name):
@@ -59,6 +63,15 @@ def test_the_cells_are_those_of_the_committed_results(name):
         return [json.dumps({fact: cell[fact] for fact in planned[0] if fact in committed[0]}) for cell in cells]
 
     assert set(told(planned)) <= set(told(committed))
+
+
+def test_a_type_is_scored_beside_generate(monkeypatch):
+    texts = {"de": ["Wo ist der Bahnhof?", "Guten Morgen!"], "en": ["Where is the station?", "Good morning!"]}
+    monkeypatch.setattr(translating, "_multi30k_test", texts.get)
+    cell = next(translating.models_and_beams(quick=True))
+    types = translating.measure_types(cell, argparse.Namespace(quick=True))["types"]
+    assert list(types) == ["generate", "float32", "bfloat16", "int8"]
+    assert types["float32"]["equal"] == 2 and types["float32"]["bleu"] == types["generate"]["bleu"] > 10
 
 
 def test_the_slowest_rivals_stay_where_one_sequence_is_timed():
