@@ -88,6 +88,12 @@ def run(arguments: list[str]) -> int:
     languages = _language("--source", options.source), _language("--target", options.target)
     if languages[0] == languages[1]:
         raise UserError(f"--target: {options.target!r} ends in the language of --source; give two, such as .de and .en")
+    for split in ("validation", "test"):
+        endings = [without_compression(Path(path)).suffix.removeprefix(".") for path in getattr(options, split) or ()]
+        if set(endings) <= {*languages} and endings not in ([], [*languages]):
+            raise UserError(
+                f"--{split}: ends in {' and '.join(endings)}, not in {' and '.join(languages)}; source first"
+            )
     name = "_".join([*languages, *(["softmax"] if options.softmax else [])])
     output = options.output or f"{name}.yaml"
     if Path(output).exists():

@@ -128,12 +128,6 @@ def _of_training(recipe: Recipe) -> Iterator[str]:
         yield (
             "training.hub_token: would stand in the files of the run; leave it out, and set HF_TOKEN or run `hf auth login`"
         )
-    batches = training.accelerator_config
-    if batches.split_batches or batches.dispatch_batches or not batches.even_batches:
-        yield (
-            "training.accelerator_config: split_batches, dispatch_batches and even_batches=False cannot be used with batches of "
-            "unequal numbers of pairs; leave them out"
-        )
 
 
 def _of_averaging(recipe: Recipe) -> Iterator[str]:

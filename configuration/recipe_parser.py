@@ -165,6 +165,8 @@ def _lay_over(below: dict[str, Any], says: dict[str, Any], where: str, prefix: s
 
 def _model_laid_over(below: dict[str, Any], layer: dict[str, Any], where: str) -> dict[str, Any]:
     """A section `model` laid over another. A preset whose rows sum to one leaves out what the one below says of ReLU's."""
+    if not isinstance(layer, dict):
+        raise UserError(f"{where}: model: expected keys such as preset, found {layer!r}")
     if layer.get("preset") == "softmax":
         layer = {**layer, "preset": "vanilla"}
     activation = ReLUFormerConfig.presets.get(layer.get("preset"), {}).get("attention_activation")

@@ -15,6 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -66,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise UserError(
             "--softmax: its tokenizer cuts the text into other tokens than that of --relu; train both alike"
         )
-    target = relu.target_ids(options.text)
+    target = relu.model.generate(torch.tensor([source]), num_beams=relu.num_beams)[0, 1:].tolist()
     maps = {
         name: pair_maps(each.model, each.tokenizer, source, target)
         for name, each in (("softmax", softmax), ("ReLU", relu))

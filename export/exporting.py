@@ -81,7 +81,7 @@ def export(source: str | Path, target: str | Path, *, int8: bool = False, attent
     import onnxscript  # noqa: F401
 
     with new_folder(target) as folder:
-        model, tokenizer = load_model_and_tokenizer(source)
+        model, tokenizer = load_model_and_tokenizer(source, dtype=torch.float32)
         _check_model(source, model)
         found = write_checked(model, folder, attentions)
         if int8:

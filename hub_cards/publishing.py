@@ -58,7 +58,7 @@ def publish(
     Raises:
         UserError: a model that is not to be published as it is, a wrong repository id, no token, or a refusal of the Hub.
     """
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
+    if not re.fullmatch(r"(?!.*(--|\.\.))\w[\w.-]*/\w([\w.-]*\w)?", repo_id):
         raise UserError(f"--repo-id: {repo_id!r} is no repository; give owner/name, for example me/my-model")
     told = {"license": license, "language": language, "dataset": dataset}
     model = ModelFolder(folder, **told)

@@ -69,11 +69,16 @@ def reason_against(model: PreTrainedModel | SavedModel, options: Mapping[str, An
     for name, values in _SERVED.items():
         if getattr(config, name) not in values:
             return f"{name}={getattr(config, name)!r}"
-    given = {name for name, value in options.items() if value not in (None, False) and not name.startswith("_")}
-    if given - _OPTIONS:
-        return f"{', '.join(sorted(given - _OPTIONS))} of GenerationConfig"
-    ends = _end_token(model.generation_config), model.generation_config.decoder_start_token_id
-    if not all(isinstance(token, int) for token in ends):
+    # a token may be 0, which says nothing elsewhere
+    given = {name for name, value in options.items() if value or (name.startswith("forced_") and value == 0)}
+    if others := sorted(name for name in given - _OPTIONS if not name.startswith("_")):
+        return f"{', '.join(others)} of GenerationConfig"
+    own = model.generation_config
+    for name in ("eos_token_id", "decoder_start_token_id"):
+        if options.get(name, getattr(own, name)) != getattr(own, name):
+            return f"{name} is not that of the model"
+    ends = _end_token(own), own.decoder_start_token_id
+    if not all(isinstance(token, int) and 0 <= token < config.decoder_vocab_size for token in ends):
         return f"eos_token_id={ends[0]!r} and decoder_start_token_id={ends[1]!r}, of which each must be one token"
     return None
 
@@ -92,10 +97,14 @@ def _reason_against_modules(model: PreTrainedModel) -> str | None:
         return f"it serves ReLUFormerForConditionalGeneration on a CPU, not {kind.__name__} on {device}"
     if model.config._attn_implementation not in ("fused", "sdpa"):
         return f"attn_implementation={model.config._attn_implementation!r}"
-    linear = (module for name, module in model.named_modules() if name.endswith(("_proj", ".fc1", ".fc2")))
-    if any(type(module) is not nn.Linear or module.weight.dtype != torch.float32 for module in linear):
-        return "its weights are not those of float32 linear layers"
-    return None
+    for name, module in model.named_modules():
+        is_linear, is_norm = name.endswith(("_proj", ".fc1", ".fc2", "lm_head")), name.endswith("_layer_norm")
+        wanted = nn.Linear if is_linear else nn.LayerNorm if is_norm else type(module)
+        if module._forward_hooks or module._forward_pre_hooks or type(module) is not wanted:
+            return f"{name} is a {type(module).__name__}, perhaps with hooks"
+        if (is_linear or is_norm) and module.weight.dtype != torch.float32:
+            return f"{name} is of {module.weight.dtype}"
+    return None if model.lm_head.bias is None else "lm_head has a bias"
 
 
 def multiplies_bytes() -> bool:
@@ -146,6 +155,8 @@ class FastTranslationModel:
         """The best translation of each source, token ids to token ids, without the start token."""
         lengths = [len(source) for source in sources]
         ids = torch.tensor([token for source in sources for token in source])
+        if ids.numel() and not 0 <= ids.min() <= ids.max() < self.config.vocab_size:
+            raise IndexError(f"source ids {ids.min()} to {ids.max()}; the model has 0 to {self.config.vocab_size - 1}")
         state = torch.classes.reluformer_cpu.TranslationState(
             self._model.encode(ids, lengths),
             lengths,

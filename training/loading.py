@@ -45,7 +45,7 @@ _OPTIONAL_MODULES = ("log_gamma", "gate_proj", "q_norm", "k_norm", "output_norm"
 
 
 def load_model_and_tokenizer(
-    path_or_hub_id: str | Path, *, model_class: Any = AutoModelForSeq2SeqLM, attn_implementation: str | None = None
+    path_or_hub_id: str | Path, *, model_class: Any = AutoModelForSeq2SeqLM, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model, by default a sequence-to-sequence model, and its tokenizer.
 
@@ -53,7 +53,7 @@ def load_model_and_tokenizer(
         path_or_hub_id: folder written by `save_pretrained` (a run folder, a checkpoint), name of a model that comes with the
             package, or repository id on the Hub.
         model_class: the Auto class of another kind of model.
-        attn_implementation: how attention is computed; None takes the model's default.
+        options: of `from_pretrained`, such as `attn_implementation`; None takes the model's default.
 
     Raises:
         UserError: no such folder or repository, no model in it, a model that is not an encoder-decoder, weights that are
@@ -62,7 +62,7 @@ def load_model_and_tokenizer(
     kind = load_model_config(path_or_hub_id)
     if model_class is AutoModelForSeq2SeqLM and not kind.is_encoder_decoder:
         raise UserError(f"{path_or_hub_id}: a {kind.model_type} model is no encoder-decoder; give a translation model")
-    model = load_whole(model_class, path_or_hub_id, attn_implementation=attn_implementation)
+    model = load_whole(model_class, path_or_hub_id, **options)
     tokenizer = load_tokenizer(path_or_hub_id)
     require_embeddings(path_or_hub_id, tokenizer, model.get_input_embeddings().weight.shape[0])
     return model, tokenizer

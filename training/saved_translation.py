@@ -65,7 +65,6 @@ def quick_translator(
     folder = Path(located(path_or_hub_id))
     try:
         model, tokenizer = _saved_model(folder), _saved_tokenizer(folder)
-    # no such file, a damaged one, or one without something that is needed
     except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError):
         return None
     if model is None or tokenizer is None or len(tokenizer) > model.config.vocab_size:
@@ -86,7 +85,7 @@ class _Settings(SimpleNamespace):
 
 def _saved_model(folder: Path) -> SavedModel | None:
     config, generation = _Settings.of(folder / "config.json"), _Settings.of(folder / "generation_config.json")
-    if config.model_type != "reluformer" or not vars(config).keys() >= {*_READ}:
+    if config.model_type != "reluformer" or not vars(config).keys() >= {*_READ} or not _is_sound(config):
         return None
     # before the weights, which Transformers would read again
     if reason_against(SavedModel(config, generation, {}), generation.to_diff_dict()) is not None:
@@ -97,6 +96,13 @@ def _saved_model(folder: Path) -> SavedModel | None:
     if config.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.decoder.embed_tokens.weight"]
     return SavedModel(config, generation, weights) if _are_whole(weights, config) else None
+
+
+def _is_sound(config: _Settings) -> bool:
+    heads = config.encoder_attention_heads, config.decoder_attention_heads
+    scalings = ("none",) if config.attention_activation == "softmax" else ("variance", "length", "none")
+    of_rows = config.attention_gamma > 0 and 0 <= config.attention_alpha <= 2 and config.attention_scaling in scalings
+    return of_rows and config.max_position_embeddings > 0 and all(n > 0 and config.d_model % n == 0 for n in heads)
 
 
 def _are_whole(weights: dict[str, Tensor], config: _Settings) -> bool:

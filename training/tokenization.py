@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -19,7 +20,6 @@ from transformers import PreTrainedTokenizerFast
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.moses import MosesStep
-from reluformer.training.run.progress import bars_are_seen
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def train_tokenizer(
         special_tokens=RESERVED_TOKENS,
         limit_alphabet=ALPHABET_LIMIT,
         min_frequency=MINIMUM_PAIR_FREQUENCY,
-        show_progress=bars_are_seen(),
+        show_progress=sys.stderr.isatty(),  # a log file would hold every state of the bar
     )
     tokenizer.train_from_iterator(_texts(pairs, step), trainer, length=2 * len(pairs))
     trained = json.loads(tokenizer.to_str())["model"]

@@ -132,7 +132,7 @@ def _trainer(recipe: Recipe, corpus: PreparedCorpus, model: PreTrainedModel) -> 
             translation_scorer=scorer,
             settings=settings_of(recipe),  # before the Trainer completes its arguments
         )
-    except (ImportError, RuntimeError) as error:  # a package that report_to needs
+    except (ImportError, RuntimeError, ValueError) as error:  # of its arguments, such as report_to
         raise UserError(f"training: {one_line(error)}") from error
 
 

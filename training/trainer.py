@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from reluformer.training.run.checkpoints import (
     saved_processes,
 )
 from reluformer.training.run.interruptions import StopOnSigterm
-from reluformer.training.run.progress import ProgressBars, ProgressLines, bars_are_seen
+from reluformer.training.run.progress import ProgressBars, ProgressLines
 from reluformer.training.run.token_means import TokenMeans
 
 _LOADER_OPTIONS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")
@@ -78,7 +79,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         self._partial: Path | None = None  # while a checkpoint is being written
         if any(self.pop_callback(kind) for kind in (ProgressCallback, PrinterCallback)):  # a notebook's table stays
             self.add_callback(ProgressLines())
-            if bars_are_seen() and not self.args.disable_tqdm:
+            if sys.stderr.isatty() and not self.args.disable_tqdm:
                 self.add_callback(ProgressBars())
         self.stop_on_sigterm = StopOnSigterm(self)
         self.add_callback(self.stop_on_sigterm)

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.training.data.moses import MosesStep
+from reluformer.training.data.readers import is_unicode
 from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, multiplies_bytes, reason_against
 from reluformer.training.scoring.long_sources import LONG_SOURCES, LongSources, Pieces, SourceEncoder
 
@@ -32,7 +33,7 @@ _WORTH_BUILDING = 8  # sentences
 # `stream` sorts by length within so many batches.
 _BATCHES_AT_ONCE = 8
 # Options of `GenerationConfig` that would return something else than one translation of a text, or limit it twice.
-_NOT_HERE = {"max_length", "num_return_sequences", "return_dict_in_generate"}
+_NOT_HERE = {"max_length", "num_return_sequences", "return_dict_in_generate", "guidance_scale", "stop_strings"}
 _Key = tuple[int, int]  # the number of a text, and of a piece in it
 
 
@@ -64,18 +65,6 @@ class Translator:
         UserError: an option that is unknown or out of range.
 
     `shortened` are the numbers (from 1) of the texts of the last call that were split.
-
-    Example:
-
-    ```python
-    >>> from reluformer import Translator
-
-    >>> translator = Translator.from_pretrained("runs/demo")
-    >>> translator(["zwölf", "einundzwanzig"])
-    ['twelve', 'twenty-one']
-    >>> translator("zwölf", num_beams=1)
-    'twelve'
-    ```
     """
 
     def __init__(
@@ -127,9 +116,8 @@ class Translator:
         from reluformer.training.loading import load_model_and_tokenizer
 
         device = device_of(device)  # first: loading can take minutes
-        model, tokenizer = load_model_and_tokenizer(path_or_hub_id, attn_implementation=attn_implementation)
-        if device.type == "cpu":
-            model.float()  # weights that are stored in bfloat16, in which a CPU is slower
+        given = {"dtype": torch.float32} if device.type == "cpu" else {}  # in bfloat16 a CPU is slower
+        model, tokenizer = load_model_and_tokenizer(path_or_hub_id, attn_implementation=attn_implementation, **given)
         return cls(model, tokenizer, device=device, **options)
 
     @property
@@ -158,9 +146,9 @@ class Translator:
         """
         if options:
             changed = Translator(self.model, self.tokenizer, **{**self._options, **options})
-            changed._fast = self._fast
+            changed._fast, changed._said = self._fast, self._said
             translations = changed(texts, progress)
-            self.shortened = changed.shortened
+            self.shortened, self._computed, self._said = changed.shortened, changed._computed, changed._said
             return translations
         if isinstance(texts, str):
             return self([texts], progress)[0]
@@ -174,16 +162,6 @@ class Translator:
         """
         sources = self._encode(texts)
         return self._translations(sources, self._parts(sources), progress)
-
-    def target_ids(self, text: str) -> list[int]:
-        """The token ids of one text's translation as the model gave them, with `</s>` unless it was cut."""
-        end, ids = self.tokenizer.eos_token_id, []
-        with self._evaluation_mode():
-            for piece in self._encode([text])[0]:
-                generated = self._generate([piece])[0][0, 1:].tolist()
-                ids = [token for token in ids if token != end]
-                ids += generated[: generated.index(end) + 1] if end in generated else generated
-        return ids
 
     def limit(self, source_tokens: int) -> int:
         """The most target tokens, `</s>` included, for a source of so many tokens."""
@@ -215,6 +193,8 @@ class Translator:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and value >= 1):
                 raise UserError(f"{name}: {value!r} must be a whole number of at least 1")
+        if not (isinstance(self.length_penalty, (int, float)) and abs(self.length_penalty) <= 50):
+            raise UserError(f"length_penalty: {self.length_penalty!r} must be a number from -50 to 50")
         if self._positions is not None and (self.max_new_tokens or 0) > self._positions:
             raise UserError(
                 f"max_new_tokens: {self.max_new_tokens} is more than the {self._positions} positions the model has"
@@ -227,8 +207,8 @@ class Translator:
         """The token ids of each text, in pieces; sets `shortened`."""
         texts = list(texts)
         for index, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise UserError(f"texts[{index}]: expected text, got {type(text).__name__}")
+            if not isinstance(text, str) or not is_unicode(text):
+                raise UserError(f"texts[{index}]: expected Unicode text, got {type(text).__name__}")
         encoder = SourceEncoder(self.tokenizer, self._positions, self.long_sources, self.moses)
         sources, self.shortened = encoder.encode(texts)
         return sources
@@ -312,22 +292,30 @@ class Translator:
             reason = "there is no compiled library"
         if reason is not None:
             self._computed = "float32"
-            if self._said != reason:
-                level = logging.INFO if self.compute == "float32" else logging.WARNING
-                logger.log(level, "compute: %s is left out, and `generate` translates: %s.", self.compute, reason)
-                self._said = reason
+            instead = "" if self.compute in ("float32", "auto") else f" in float32, not {self.compute}"
+            self._say(f"translated by `generate`{instead}: {reason}.")
             return None
         self._computed = self.compute
         if self.compute == "auto":
             self._computed = "int8" if multiplies_bytes() else "float32"
+        elif self.compute == "int8" and not multiplies_bytes():
+            self._say("int8 is slow here: the processor has no instructions for products of bytes.")
         weights = itertools.chain(self.model.parameters(), self.model.buffers())
         # a tensor of inference mode counts no changes
         versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
+        config, generation = self.model.config, self.model.generation_config
+        versions += [(config.attention_gamma, generation.eos_token_id, generation.decoder_start_token_id)]
         of_versions, fast = self._fast.get(self._computed, (None, None))
         if of_versions != versions:
             fast = FastTranslationModel(self.model, self._computed)
             self._fast[self._computed] = versions, fast
         return fast
+
+    def _say(self, line: str) -> None:
+        """Once; quietly where there is a GPU, on which `generate` is the usual way."""
+        if line != self._said:
+            logger.log(logging.WARNING if self.model.device.type == "cpu" else logging.INFO, line)
+            self._said = line
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:

@@ -64,13 +64,15 @@ def test_a_cache_counts_towards_the_positions():
 
 
 @pytest.mark.parametrize("size", [37, 45])
-def test_a_resized_vocabulary_keeps_the_bias_of_its_tokens(size):
+def test_a_resized_vocabulary_keeps_the_bias_of_its_tokens(size, tmp_path):
     model = tiny_model()
     bias = torch.randn(1, 40)
     model.final_logits_bias.copy_(bias)
     model.resize_token_embeddings(size)
     expected = torch.cat([bias, torch.zeros(1, 5)], dim=1)[:, :size]
     assert torch.equal(model.final_logits_bias, expected)
+    model.save_pretrained(tmp_path)
+    assert type(model).from_pretrained(tmp_path).config.decoder_vocab_size == size
 
 
 def test_a_context_moves_all_its_tensors():

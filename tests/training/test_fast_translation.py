@@ -185,6 +185,8 @@ def test_weights_are_packed_once_for_each_type_that_calls_ask_for():
         ({"attention_qk_norm": True}, {}, "attention_qk_norm=True"),
         ({"eos_token_id": [2, 3]}, {}, "eos_token_id=[2, 3] and decoder_start_token_id=1, of which each must be one token"),
         ({}, {"no_repeat_ngram_size": 2}, "no_repeat_ngram_size of GenerationConfig"),
+        ({}, {"forced_eos_token_id": 0}, "forced_eos_token_id of GenerationConfig"),
+        ({}, {"eos_token_id": 19}, "eos_token_id is not that of the model"),
     ],
 )  # fmt: skip
 def test_what_is_not_computed_here_goes_to_generate_and_is_said(fields, options, words, caplog):
@@ -193,8 +195,32 @@ def test_what_is_not_computed_here_goes_to_generate_and_is_said(fields, options,
     translator = Translator(model, tokenizer, max_new_tokens=6, compute="int8", **options)
     with caplog.at_level(logging.INFO, logger=translation.__name__):
         assert translator(["eins"] * 9) == Translator(model, tokenizer, max_new_tokens=6, **options)(["eins"] * 9)
-    lines = [(record.levelname, record.message) for record in caplog.records if "compute" in record.message]
-    assert lines == [
-        (level, f"compute: {name} is left out, and `generate` translates: {words}.")
-        for level, name in (("WARNING", "int8"), ("INFO", "float32"))
-    ]
+    lines = [record.message for record in caplog.records if "translated by" in record.message]
+    assert lines == [f"translated by `generate`{how}: {words}." for how in (" in float32, not int8", "")]
+
+
+@pytest.mark.parametrize("changed", ["hook", "norm", "bias", "start", "gamma"])
+def test_what_was_changed_in_the_model_is_translated_as_generate_does(changed):
+    tokenizer = demo_tokenizer(200)
+    model = tiny_model(activation_function="relu", vocab_size=len(tokenizer))
+    translator = Translator(model, tokenizer, max_new_tokens=6, num_beams=1)
+    translator(["eins"] * 9)
+    if changed == "hook":
+        model.lm_head.register_forward_hook(lambda module, inputs, output: -output)
+    elif changed == "norm":
+        model.model.encoder.layers[0].final_layer_norm = torch.nn.Identity()
+    elif changed == "bias":
+        model.lm_head.bias = torch.nn.Parameter(10 * torch.randn(len(tokenizer)))
+    elif changed == "start":
+        model.generation_config.decoder_start_token_id = 7
+    else:
+        model.config.attention_gamma = 0.01
+    with torch.no_grad():
+        wanted = model.generate(**tokenizer("eins", return_tensors="pt"), max_new_tokens=6, num_beams=1)
+    assert translator(["eins"] * 9) == tokenizer.batch_decode(wanted, skip_special_tokens=True) * 9
+
+
+def test_an_id_without_an_embedding_is_refused():
+    model = FastTranslationModel(tiny_model(activation_function="relu"), "float32")
+    with pytest.raises(IndexError, match="source ids 2 to 40; the model has 0 to 39"):
+        model.translate([[5, 40, 2]], Search(1, 4))

@@ -19,11 +19,6 @@ def say(line: str) -> None:
         sys.stdout.flush()
 
 
-def bars_are_seen() -> bool:
-    """Whether stderr is a terminal: a log file would hold every state of a bar."""
-    return sys.stderr.isatty()
-
-
 class ProgressBars(ProgressCallback):
     """Transformers' bars, without a dictionary for each log."""
 
