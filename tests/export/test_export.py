@@ -142,8 +142,8 @@ def run_all(session, feeds):
 def test_graphs_that_differ_are_not_left_behind(trained, graphs_at_hand, tmp_path, monkeypatch):
     """By n_i of one row among fifty: the smallest mistake of attention that is worth the name."""
 
-    def other(name):
-        model, tokenizer = load(name)
+    def other(name, dtype):
+        model, tokenizer = load(name, dtype=dtype)
         model.config.attention_gamma *= 1.01
         return model, tokenizer
 
@@ -229,7 +229,7 @@ def test_translate_takes_the_folder(trained, exported, capsys):
 def test_other_models_are_refused(tmp_path, monkeypatch):
     config = MarianConfig(vocab_size=40, d_model=16, pad_token_id=0, decoder_start_token_id=0)
     loaded = {"marian": MarianMTModel(config), "sparsemax": tiny_model(preset="sparsemax")}
-    monkeypatch.setattr(exporting, "load_model_and_tokenizer", lambda name: (loaded[name], None))
+    monkeypatch.setattr(exporting, "load_model_and_tokenizer", lambda name, dtype: (loaded[name], None))
     with pytest.raises(UserError, match="is a 'marian' model; only ReLUFormers are exported; `reluformer convert`"):
         export("marian", tmp_path / "onnx")
     with pytest.raises(UserError, match="'sparsemax' has no plain ONNX operators; exported are relu,"):
