@@ -125,9 +125,10 @@ def _of_training(recipe: Recipe) -> Iterator[str]:
     if training.fp16 and training.device.type == "cpu":
         yield "training.fp16: true has no effect on a CPU, which is the device; leave it out, or set training.bf16"
     if training.hub_token not in (None, _HIDDEN_TOKEN):
-        yield (
-            "training.hub_token: would stand in the files of the run; leave it out, and set HF_TOKEN or run `hf auth login`"
-        )
+        yield "training.hub_token: would stand in the files of the run; set HF_TOKEN or run `hf auth login` instead"
+    batches = training.accelerator_config
+    if batches.split_batches or batches.dispatch_batches or not batches.even_batches:
+        yield "training.accelerator_config: split_batches, dispatch_batches, even_batches=False need equal batches; leave out"
 
 
 def _of_averaging(recipe: Recipe) -> Iterator[str]:
@@ -144,7 +145,4 @@ def _of_averaging(recipe: Recipe) -> Iterator[str]:
     if limit is not None and limit < wanted:
         yield f"averaging.last_checkpoints: {wanted}, but training.save_total_limit keeps {limit}; raise it"
     if training.load_best_model_at_end:
-        yield (
-            "averaging.last_checkpoints and training.load_best_model_at_end exclude each other; set the first to 0 to keep the "
-            "best checkpoint"
-        )
+        yield "averaging.last_checkpoints and training.load_best_model_at_end exclude each other; set the first to 0"

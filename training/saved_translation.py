@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from reluformer.modeling_reluformer.attention_reluformer import ATTENTION_SCALINGS, LARGEST_ALPHA
 from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.training.fast_translation import SavedModel, reason_against
 from reluformer.training.shipped import located
@@ -100,9 +101,10 @@ def _saved_model(folder: Path) -> SavedModel | None:
 
 def _is_sound(config: _Settings) -> bool:
     heads = config.encoder_attention_heads, config.decoder_attention_heads
-    scalings = ("none",) if config.attention_activation == "softmax" else ("variance", "length", "none")
-    of_rows = config.attention_gamma > 0 and 0 <= config.attention_alpha <= 2 and config.attention_scaling in scalings
-    return of_rows and config.max_position_embeddings > 0 and all(n > 0 and config.d_model % n == 0 for n in heads)
+    scalings = ("none",) if config.attention_activation == "softmax" else ATTENTION_SCALINGS
+    of_rows = config.attention_gamma > 0 and 0 <= config.attention_alpha <= LARGEST_ALPHA
+    are_heads = all(n > 0 and config.d_model % n == 0 for n in heads)
+    return config.attention_scaling in scalings and of_rows and are_heads and config.max_position_embeddings > 0
 
 
 def _are_whole(weights: dict[str, Tensor], config: _Settings) -> bool:

@@ -210,6 +210,7 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
         (["--training.per_device_train_batch_size", "32"], "batching.tokens_per_batch"),
         (["--training.predict_with_generate", "true"], "evaluation.at_most"),
         (["--training.push_to_hub", "true"], "by `reluformer publish`"),
+        (["--training.accelerator_config", '{"even_batches": false}'], "even_batches"),
         (["--training.save_only_model", "true"], "training.save_only_model"),
         (["--training.hub_token", "hf_x"], "set HF_TOKEN"),
         (["--training.max_steps", "0"], "training.max_steps: 0"),
