@@ -5,8 +5,8 @@ weights in memory (eager): softmax, ReLU, sparsemax and entmax15. Queries, keys,
 independent normal numbers, (batch, heads, length, head_dim), contiguous; the row scale is 1 / (gamma sqrt(n_i / 2)). That ours
 are right is what the tests show.
 
-FlexAttention computes ReLU + 1, normalised, by the score log(ReLU + 1): near ReLU attention, not the same. What would undo the
-softmax, `return_lse`, torch has not on a CPU, nor a backward pass there.
+FlexAttention has only softmax, and no backward pass on a CPU. The score log(ReLU + 1) makes ReLU + 1 of it, over a sum that
+`flex_relu` undoes by a further key, since `return_lse` is not there on a CPU either.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLAIN, _, WITH_STATISTICS = OURS
 SDPA, EAGER_RELU = "sdpa softmax", "eager relu"
 SPARSE = ("sparsemax", "entmax15")
 EAGER = ("eager softmax", EAGER_RELU, *SPARSE)
-FLEX_RELU, FLEX_LENGTHS = "FlexAttention log(ReLU+1)", (512, 1024, 2048)  # each is compiled by itself
+FLEX_RELU, FLEX_LENGTHS = "FlexAttention ReLU", (512, 1024, 2048)  # each is compiled by itself
 GAMMA = 8.0
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -135,6 +135,25 @@ def log_relu(score: Tensor, *place: Tensor) -> Tensor:
     return torch.log(torch.relu(score) + 1.0)
 
 
+def flex_relu(case: AttentionCase, inputs: AttentionInputs, compiled: bool = True) -> Forward:
+    """ReLU attention, not causal. The further key has score 0, and value 1 in a feature of its own: there the mean is 1 over the
+    sum of all ReLU + 1. The mean over this, less the sum of v, is the sum of ReLU · v."""
+
+    def score(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return torch.where(key == case.length, 0.0, log_relu(value))
+
+    attend, pad = flex(case, score, compiled), nn.functional.pad
+
+    def forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        values = pad(value, (0, 1, 0, 1))
+        values[..., -1, -1] = 1.0
+        (mean,) = attend(query, pad(key, (0, 0, 0, 1)), values)
+        sums = mean[..., :-1] / mean[..., -1:] - value.sum(dim=-2, keepdim=True)
+        return (sums * inputs.row_scale.unsqueeze(-1),)
+
+    return forward
+
+
 def timed_step(case: AttentionCase, inputs: AttentionInputs, name: str) -> Step:
     """What is called in the rounds for one of OURS, SDPA, FLEX_RELU and EAGER."""
     gradients = (inputs.output_gradient,)
@@ -142,7 +161,7 @@ def timed_step(case: AttentionCase, inputs: AttentionInputs, name: str) -> Step:
         forward = fused(case, inputs, OURS[name])
         gradients += statistics_gradients(case, inputs, OURS[name])
     elif name == FLEX_RELU:
-        forward = flex(case, log_relu)
+        forward = flex_relu(case, inputs)
     else:
         forward = sdpa(case) if name == SDPA else eager(inputs, name.removeprefix("eager "))
     return training_step(forward, inputs.leaves, gradients) if case.backward else inference_step(forward, inputs.leaves)
@@ -208,7 +227,16 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
     short = cell["length"] <= SHORT_LENGTHS[-1] and SPARSE[0] not in contenders
     given = {"budget": SHORT_SECONDS, "round_seconds": 0.01} if short else {"budget": SECONDS}
     timing = time_contenders(steps, **effort(options, **given))
-    return timing.record({name: [rival for rival in contenders if rival != name] for name in OURS})
+    record = timing.record({name: [rival for rival in contenders if rival != name] for name in OURS})
+    compared = (PLAIN, FLEX_RELU) if FLEX_RELU in contenders else ()
+    return {**record, **({"errors": {name: error(inputs, steps[name]) for name in compared}} if compared else {})}
+
+
+def error(inputs: AttentionInputs, step: Step) -> float:
+    """Of a forward pass without causality, against the reference in float64: root mean square over that of the reference."""
+    query, key, value, scale = (tensor.double() for tensor in (*inputs.leaves, inputs.row_scale))
+    exact = reference_attention(query, key, value, activation="relu", row_scale=scale).output
+    return float((step()[0] - exact).square().mean().sqrt() / exact.square().mean().sqrt())
 
 
 SETTINGS = {"budget": SECONDS, "short_budget": SHORT_SECONDS, "layout": "(batch, heads, length, head_dim), contiguous"}

@@ -158,11 +158,14 @@ def _attention(result: Result) -> Iterator[str]:
     yield from ("### A call by itself: n = 1, ms", "")
     calls = [cell for cell in result["cells"] if cell["length"] == 1]
     yield from cell_table(calls, ["dtype", "pass"], compared={})
-    rivals = [SDPA, FLEX_RELU, *EAGER, *TIMED_ONCE, *list(OURS)[1:]]
+    rivals = [SDPA, FLEX_RELU, *EAGER, *list(OURS)[1:]]
     with_row = [cell for cell in result["cells"] if SPARSE[0] in cell["times"] or cell["length"] > SHORT[-1]]
     compared = {PLAIN: rivals, WITH_STATISTICS: [SDPA]}
     facts = ["length", "batch", "heads"]
     yield from tables_of({"cells": with_row}, ["dtype", "pass", "causal"], facts, shown=[PLAIN], compared=compared)
+    yield from ("", "### Error against float64, float32, forward: root mean square over that of the result", "")
+    erring = {"shown": [PLAIN, FLEX_RELU], "compared": {}, "value": lambda cell, name: f"{cell['errors'][name]:.1e}"}
+    yield from cell_table([cell for cell in result["cells"] if "errors" in cell], ["length"], **erring)
 
 
 def _memory(result: Result) -> Iterator[str]:
@@ -240,7 +243,6 @@ def _zeros_models(result: Result) -> Iterator[str]:
     yield from ("", *cell_table(cells, ["shape", "zeros", "beams", "threads"], value=a_token))
 
 
-TIMED_ONCE = ("rela", "products only", "products only, torch.mm")
 TITLES = {
     "ATTENTION": "Speed and memory of ReLU attention",
     "MODELS": "Whole models beside their rivals",
@@ -255,9 +257,8 @@ ABOUT = {
     "ATTENTION": """\
 `fused` is `relu_attention`, `S` and `T` the statistics of the regulariser; `sdpa softmax` is
 `torch.nn.functional.scaled_dot_product_attention`. The other rivals hold all weights, and were not timed (–) where
-that takes too long. `rela` is ReLU without a scale and ReLA's norm of the result; `products only` are the matrix
-products in blocks and nothing else, by oneDNN and by `torch.mm`. What timed these is in commit e8591422. Goals of short
-lengths are over the fastest of two rivals, both without statistics.
+that takes too long. `FlexAttention ReLU` has the score log(ReLU + 1), and undoes the softmax by a further key; torch has
+no backward pass of it on a CPU. Goals of short lengths are over the fastest of two rivals, both without statistics.
 """,
     "MODELS": """\
 All have new weights. `ReLUFormer` and `ReLU` have their regulariser in the loss, `λ = 0` has none; Marian, ViT, GPT-2

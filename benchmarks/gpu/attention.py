@@ -17,12 +17,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import attention
-from benchmarks.attention import EAGER_RELU, FLEX_RELU, OURS, AttentionCase, AttentionInputs, Forward
+from benchmarks.attention import EAGER_RELU, OURS, AttentionCase, AttentionInputs, Forward
 from benchmarks.gpu.campaign import CUDA, DEVICE, Cell, timed
 
 LENGTHS = (16384, 1024, 4096, 512, 2048, 8192)  # what the goals are about comes first
 TOKENS, FEATURES, HEAD_DIMS = 16384, 2048, (64, 128)
 FLASH, CUDNN, FLEX = "FlashAttention-2", "cuDNN", "FlexAttention softmax"
+FLEX_RELU = "FlexAttention log(ReLU+1)"
 BACKENDS = {FLASH: SDPBackend.FLASH_ATTENTION, CUDNN: SDPBackend.CUDNN_ATTENTION}
 PASSES = {"forward": 1.0, "forward+backward": 3.5}
 LONGEST_EAGER = 4096  # which holds all weights
