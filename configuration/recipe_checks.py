@@ -56,6 +56,8 @@ def _in_general(recipe: Recipe) -> Iterator[str]:
         )
     if recipe.initialize_from is not None and recipe.tokenizer != type(recipe.tokenizer)():
         yield "tokenizer: comes with the model of initialize_from, whose embeddings were made for it; leave the section out"
+    if recipe.tokenizer.path is not None and recipe.tokenizer != type(recipe.tokenizer)(path=recipe.tokenizer.path):
+        yield "tokenizer.path: the tokenizer is taken as it is; leave vocab_size, lowercase and moses out"
 
 
 def _of_data(recipe: Recipe) -> Iterator[str]:

@@ -104,15 +104,20 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recip
     ],
 )
 def test_a_training_is_watched_by_the_scores_that_suit_its_text(recipe_file, capsys, options, watched, told, signed):
-    folder = train(parse_recipe(["--config", str(recipe_file), *options, "--training.max_steps", "3"]))
+    evaluation = ["--evaluation.splits", "[validation,test]", "--evaluation.length_penalty", "0.7"]
+    evaluation += ["--evaluation.long_sources", "split", "--evaluation.batch_tokens", "300"]
+    folder = train(parse_recipe(["--config", str(recipe_file), *options, *evaluation, "--training.max_steps", "3"]))
     logs = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     scores = {
         name for entry in logs for name in entry if (name.startswith("eval_") and "bleu" in name) or "chrf" in name
     }
     assert scores == watched
     assert re.search(rf"^3/3 .* · {told} \d", capsys.readouterr().out, re.MULTILINE)
-    evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
-    assert re.search(signed, evaluation["bleu_signature"])
+    for split in ("validation", "test"):
+        evaluation = json.loads((folder / f"evaluation.{split}.json").read_text(encoding="utf-8"))
+        assert re.search(signed, evaluation["bleu_signature"])
+        asked = {"num_beams": 2, "length_penalty": 0.7, "batch_tokens": 300, "long_sources": "split"}
+        assert asked.items() <= evaluation["decoding"].items()
 
 
 def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, monkeypatch):

@@ -19,7 +19,8 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 def vit(tmp_path):
     """A ViT in the folder `vit`, with its image processor."""
     torch.manual_seed(0)
-    config = ViTConfig(**SIZES, image_size=8, patch_size=4, id2label=NAMES, label2id={v: k for k, v in NAMES.items()})
+    labels = {"id2label": NAMES, "label2id": {v: k for k, v in NAMES.items()}}
+    config = ViTConfig(**SIZES, image_size=8, patch_size=4, problem_type="regression", **labels)
     model = ViTForImageClassification(config).eval()
     model.save_pretrained(tmp_path / "vit")
     ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "vit")
@@ -31,7 +32,8 @@ def test_the_converted_model_computes_the_same(vit, tmp_path, capsys):
     said = capsys.readouterr()
     assert said.out.endswith("parameters, softmax attention\n") and "note" not in said.err
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
-    assert isinstance(model, ReLUFormerForImageClassification) and model.config.id2label == NAMES
+    assert isinstance(model, ReLUFormerForImageClassification)
+    assert (model.config.id2label, model.config.problem_type) == (NAMES, "regression")
     pictures = torch.randn(3, 3, 8, 8)
     torch.testing.assert_close(model(pictures).logits, vit(pictures).logits, atol=1e-6, rtol=0)
     assert AutoImageProcessor.from_pretrained(tmp_path / "ours").size == {"height": 8, "width": 8}

@@ -11,6 +11,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import flatten_dict
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
@@ -99,8 +100,8 @@ def write_recipe(recipe: Recipe) -> None:
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """The values that a checkpoint keeps, to be compared when it is resumed: key with its sections → value."""
     training = recipe.training
-    settings = _flat(recipe_to_dict(recipe))
-    return {**settings, "batches_per_update": training.world_size * training.gradient_accumulation_steps}
+    batches = training.world_size * training.gradient_accumulation_steps
+    return {**flatten_dict(recipe_to_dict(recipe)), "batches_per_update": batches}
 
 
 def require_same_settings(recipe: Recipe, checkpoint: Path) -> None:
@@ -138,10 +139,3 @@ def _remove_run(recipe: Recipe) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat

@@ -81,7 +81,9 @@ def test_a_changed_recipe_does_not_resume(folder_of, change, named):
     [
         ["--evaluation.num_beams", "1", "--name", "other", "--averaging.last_checkpoints", "1"],
         ["--training.logging_steps", "1", "--training.eval_steps", "2", "--training.save_steps", "3"],
+        ["--training.hub_model_id", "a/b", "--training.ddp_find_unused_parameters", "true"],
         ["--training.eval_strategy", "no", "--training.report_to", "none", "--training.dataloader_num_workers", "1"],
+        ["--description", "other", "--on_divergence", "record", "--data.workers", "2"],
     ],
 )
 def test_what_changes_no_update_may_change(folder_of, change):
