@@ -15,14 +15,13 @@ import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention
 
 from benchmarks.measurement_file import Benchmark, Names, effort
-from benchmarks.timing import time_contenders
+from benchmarks.timing import Step, time_contenders
 from reluformer import relu_attention
 from reluformer.modeling_reluformer.attention_reluformer import reference_attention
 from reluformer.modeling_reluformer.loss_reluformer import DEFAULT_ENTROPY_MARGIN, row_entropy, row_penalty
@@ -34,6 +33,7 @@ SDPA, EAGER_RELU = "sdpa softmax", "eager relu"
 SPARSE = ("sparsemax", "entmax15")
 EAGER = ("eager softmax", EAGER_RELU, *SPARSE)
 FLEX_RELU, FLEX_LENGTHS = "FlexAttention ReLU", (512, 1024, 2048)  # each is compiled by itself
+FLEX_CELLS = {"dtype": "float32", "causal": False, "pass": "forward"}
 GAMMA = 8.0
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -46,7 +46,6 @@ HEADS, HEAD_DIM = 8, 64
 SECONDS, SHORT_SECONDS = 2.0, 0.6  # of a cell
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
-Step = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -211,10 +210,8 @@ def contenders_of(cell: Names) -> tuple[str, ...]:
         return (PLAIN, WITH_STATISTICS, SDPA, *((EAGER_RELU,) if length <= SHORT_LENGTHS[-1] else ()))
     if cell["causal"] and length > LONGEST_CAUSAL_EAGER:
         return (*OURS, SDPA)
-    with_flex = (
-        length in FLEX_LENGTHS and cell["dtype"] == DTYPES[0] and not cell["causal"] and cell["pass"] == PASSES[0]
-    )
-    return (*OURS, SDPA, *((FLEX_RELU,) if with_flex else ()), *(EAGER[:2] if length > LONGEST_SPARSE else EAGER))
+    by_flex = FLEX_CELLS.items() <= cell.items() and length in FLEX_LENGTHS
+    return (*OURS, SDPA, *([FLEX_RELU] if by_flex else []), *(EAGER[:2] if length > LONGEST_SPARSE else EAGER))
 
 
 def measure(cell: Names, options: argparse.Namespace) -> Names:
@@ -228,8 +225,9 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
     given = {"budget": SHORT_SECONDS, "round_seconds": 0.01} if short else {"budget": SECONDS}
     timing = time_contenders(steps, **effort(options, **given))
     record = timing.record({name: [rival for rival in contenders if rival != name] for name in OURS})
-    compared = (PLAIN, FLEX_RELU) if FLEX_RELU in contenders else ()
-    return {**record, **({"errors": {name: error(inputs, steps[name]) for name in compared}} if compared else {})}
+    if FLEX_RELU in contenders:
+        record["errors"] = {name: error(inputs, steps[name]) for name in (PLAIN, FLEX_RELU)}
+    return record
 
 
 def error(inputs: AttentionInputs, step: Step) -> float:

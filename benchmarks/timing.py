@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 
 Step = Callable[[], Any]
-Compared = Mapping[str, Iterable[str]]
 
-ROUND_SECONDS = 0.02
-MOST_ROUNDS = 41
+ROUND_SECONDS, MOST_ROUNDS = 0.02, 41
 WARM_UP_AGAIN_BELOW = 0.3  # seconds; a longer call is not repeated before it is timed
 
 
@@ -46,7 +44,7 @@ class Timing:
         median, low, high = _spread([other[number] / mine[number] for number in mine if number in other])
         return {"median": median, "p10": low, "p90": high}
 
-    def record(self, compared: Compared, amount: float = 0.0, unit: str = "") -> dict[str, Any]:
+    def record(self, compared: Mapping[str, Iterable[str]], amount: float = 0.0, unit: str = "") -> dict[str, Any]:
         """`times`, `speedups`, and with a unit `unit` and `speeds`, for the result file.
 
         Args:

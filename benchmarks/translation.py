@@ -27,14 +27,12 @@ from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
 MARIAN, MARIAN_SMOOTHED = "MarianMTModel sdpa", "MarianMTModel sdpa with label smoothing"
 LABEL_SMOOTHING = 0.1
-OURS, OURS_UNREGULARIZED = "ReLUFormer", "ReLUFormer, λ = 0"
-VANILLA = "vanilla"
+OURS, OURS_UNREGULARIZED, VANILLA = "ReLUFormer", "ReLUFormer, λ = 0", "vanilla"
 # The systems of the paper's Table 4 beside ReLUFormer: preset, and how attention is computed.
 TABLE_4 = {VANILLA: ("vanilla", "sdpa"), "sparsemax": ("sparsemax", "eager"), "entmax15": ("entmax15", "eager")}
 TABLE_4 |= {"rela": ("rela", "fused")}
 PAD, BOS, EOS = 0, 1, 2
-BATCH_TOKENS = 2048  # with padding, on either side
-BEAMS = 5
+BATCH_TOKENS, BEAMS = 2048, 5  # tokens with padding, on either side
 SECONDS, ROUNDS = 8.0, 15
 LARGE = "wide, 32,000 pieces"  # where the loss is most of a step
 

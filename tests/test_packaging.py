@@ -30,10 +30,7 @@ FILES = (
     *("pyproject.toml", "setup.py", "MANIFEST.in"),
     *("README.md", "LICENSE", "NOTICE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"),
 )
-DATA = (
-    *("py.typed", "recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml", "static/*"),
-    *("*.md", "*.cpp", "*.h"),
-)
+DATA = ("py.typed", "recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml", "static/*", "*.md", "*.cpp", "*.h")
 MODELS = ("models/*.md", "models/*/*")  # each with all but its ONNX graphs
 # A user's first lines, where the package alone is installed.
 USE = """

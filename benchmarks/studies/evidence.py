@@ -15,8 +15,7 @@ from benchmarks.studies.parser import Row, load_rows
 from benchmarks.studies.scores import STATISTICS, bootstrap_of_means
 from benchmarks.studies.tasks import Places, Task, has_diverged, read_result, spent
 
-SEEDS = (1, 2, 3)
-SIZE = "cpu"
+SEEDS, SIZE = (1, 2, 3), "cpu"
 NOT_TRAINED, DIVERGED = "not trained yet", "does not converge"
 
 

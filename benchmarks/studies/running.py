@@ -54,7 +54,6 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 PROGRESS_SECONDS = 60.0
-_TAIL = 8192  # bytes of a log that are looked at
 
 
 def tasks_by_study(
@@ -309,7 +308,7 @@ def last_line(log: Path) -> str:
     if not log.is_file():
         return "loading"
     with log.open("rb") as stream:
-        stream.seek(max(log.stat().st_size - _TAIL, 0))
+        stream.seek(max(log.stat().st_size - 8192, 0))
         lines = re.split(r"[\r\n]", stream.read().decode(errors="replace"))
     return next((line.strip() for line in reversed(lines) if line.strip()), "nothing was printed")
 

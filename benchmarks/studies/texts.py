@@ -166,13 +166,11 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
 
 
 def _tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerBase:
-    """That of the run folder, of `tokenizer.path`, or a new one of the training split, which the run folder then holds."""
-    known = str(folder) if (folder / "tokenizer_config.json").is_file() else recipe["tokenizer"].get("path")
-    if known is not None:
-        return AutoTokenizer.from_pretrained(known)
-    data = recipe["data"]
+    """That of the run folder, or a new one of the training split, which the run folder then holds."""
+    if (folder / "tokenizer_config.json").is_file():
+        return AutoTokenizer.from_pretrained(folder)
+    data, size = recipe["data"], recipe["tokenizer"]["vocab_size"]
     texts = (text for _, text in documents(data, "train"))
-    size = recipe["tokenizer"]["vocab_size"]
     tokenizer = train_byte_tokenizer(texts, vocab_size=size, max_length=data["max_length"])
     tokenizer.save_pretrained(folder)
     return tokenizer

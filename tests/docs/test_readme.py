@@ -70,10 +70,8 @@ def test_the_speed_is_that_of_the_benchmarks(page):
     assert len(rows) == 8
     assert f"training is {training[0]} to {training[-1]} times as fast, and use {use[0]} to {use[-1]} times" in page
     goals = read("benchmarks/GPU.md")
-    for which, words in (
-        ("forward", "{} to {} times as fast as FlashAttention-2"),
-        ("forward+backward", "{} to {} times with"),
-    ):
+    passes = {"forward": "{} to {} times as fast as FlashAttention-2", "forward+backward": "{} to {} times with"}
+    for which, words in passes.items():
         row = rf"\| {re.escape(which)}, 16,384 tokens, heads of \d+ \| ≥ 1.5× FlashAttention-2 \| ([\d.]+)×"
         ratios = sorted(float(ratio) for ratio in re.findall(row, goals))
         assert words.format(*(f"{ratio:.1f}" for ratio in ratios)) in page

@@ -87,6 +87,12 @@ def test_packed_labels_are_shifted_by_sequence(side):
     torch.testing.assert_close(packed.loss, (5 * singles[0].loss + 3 * singles[1].loss) / 8, rtol=1e-6, atol=1e-6)
 
 
+def test_a_mask_of_queries_and_keys_weighs_the_rows_as_one_of_tokens_does():
+    model, batch = tiny_model(**NO_DROPOUT, regularization_weight=1.0).double(), unequal_batch()
+    mask = batch.pop("attention_mask").bool()[:, None, None].expand(-1, -1, 9, -1)
+    torch.testing.assert_close(model(**batch, attention_mask=mask).loss, model(**unequal_batch()).loss)
+
+
 def trainer(model, folder, pairs: int, **arguments) -> Seq2SeqTrainer:
     options = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", **arguments}
     arguments = Seq2SeqTrainingArguments(str(folder), **options)
