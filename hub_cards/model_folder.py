@@ -44,11 +44,7 @@ MODEL_KINDS = {
 
 
 def kind_of(model_type: Any, where: Any) -> ModelKind:
-    """The kind of a model. model_type: as config.json names it. where: what holds the model, for the message.
-
-    Raises:
-        UserError: a type of which no card can be made here.
-    """
+    """The kind of a model; raises a `UserError` for a type without cards. where: what holds the model, for the message."""
     if model_type not in MODEL_KINDS:
         raise UserError(
             f"{where}: holds a model of type {model_type!r}, expected {' or '.join(map(repr, MODEL_KINDS))}; for any other "
@@ -65,13 +61,9 @@ class ModelFolder:
     recipe: recipe.yaml or, in its form, the settings that `ModelCardCallback` has recorded; {} without both.
     record: training_record.json.
     base_model: id on the Hub of the model whose weights it started from; None for new weights and for local models.
-    license, languages, dataset_id: what a person says now, or else what recipe or card say.
+    license, languages, dataset_id: what a person says now (see `render_card`), or else what recipe or card say.
 
-    Args:
-        see `reluformer.hub_cards.card.render_card`.
-
-    Raises:
-        UserError: no model in it of a kind that cards are made for.
+    Raises a `UserError` for a folder without a model of a kind that cards are made for.
     """
 
     def __init__(

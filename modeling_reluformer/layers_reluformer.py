@@ -130,16 +130,18 @@ def attention_visibility(
         )
     if whole:
         return Visibility(given_mask=attention_mask)
-    _refuse_additive(attention_mask)
-    mask = nn.functional.pad(attention_mask.bool(), (0, keys - shape[1]), value=False)
-    return Visibility(mask, causal, query_offset, *segments)
+    visible = attention_mask.bool()
+    _refuse_additive(attention_mask, visible)
+    if shape[1] < keys:
+        visible = nn.functional.pad(visible, (0, keys - shape[1]), value=False)
+    return Visibility(visible, causal, query_offset, *segments)
 
 
-def _refuse_additive(mask: Tensor) -> None:
+def _refuse_additive(mask: Tensor, visible: Tensor) -> None:
     """Additive masks, 0 where the key is visible, would be read the wrong way round. Integers are checked on a CPU alone."""
     if mask.dtype == torch.bool or is_compiling() or not (mask.is_floating_point() or mask.device.type == "cpu"):
         return
-    if not ((mask == 0) | (mask == 1)).all():
+    if not (visible == mask).all():
         raise ValueError(
             "A two-dimensional attention mask holds 1 for real tokens and 0 for padding; this one has other values. "
             "Additive masks do not work with point-wise activations."
@@ -176,7 +178,7 @@ class AttentionContext:
     visible_keys: n_i, (batch, queries). row_scale: r_i of Eq. 6 (or of the length scaling), (batch, 1, queries), float32 or
     float64, without gamma where that is learned, which differs from layer to layer; None for 1.
     measured: what the loss needs of the layers; None without labels.
-    rotation: cosines and sines of rotary positions, (batch or 1, queries, head_dim) each; None where there are none.
+    rotation: cosines and sines of rotary positions, (batch or 1, 1, queries, head_dim) each; None where there are none.
     """
 
     attend: Callable[..., Any]
@@ -256,9 +258,9 @@ class GatedRMSNorm(nn.Module):
 
 
 def rotated(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary positions (arXiv 2104.09864), as in Llama: states (batch, heads, length, head_dim), the others without heads."""
+    """Rotary positions (arXiv 2104.09864), as in Llama: states (batch, heads, length, head_dim), the others with one head."""
     first, second = states.chunk(2, dim=-1)
-    return states * cosines.unsqueeze(1) + torch.cat([-second, first], dim=-1) * sines.unsqueeze(1)
+    return states * cosines + torch.cat([-second, first], dim=-1) * sines
 
 
 class ReLUFormerAttention(nn.Module):
@@ -431,6 +433,11 @@ def feed_forward_activation(config: AttentionConfig, activation: str, layer: int
     return SparseActivation(function, sparsity, config.ffn_threshold, config.ffn_top_k)
 
 
+def dropped(states: Tensor, module: nn.Module) -> Tensor:
+    """By `module.dropout` in training; else untouched, since a module of torch costs a step of decoding microseconds."""
+    return nn.functional.dropout(states, module.dropout) if module.training else states
+
+
 class ReLUFormerMLP(nn.Module):
     """`fc2(f(fc1(x)))`; by `glu`, `down_proj(f(gate_proj(x)) * up_proj(x))`; by `dglu`, with f in both factors.
 
@@ -442,7 +449,7 @@ class ReLUFormerMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.gated = ffn_type != "mlp"
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
         self.activation_fn = feed_forward_activation(config, config.hidden_act, layer_idx)
         names = ("gate_proj", "up_proj", "down_proj") if self.gated else ("fc1", "fc2")  # Llama's and OPT's
         for name in names[:-1]:
@@ -455,10 +462,10 @@ class ReLUFormerMLP(nn.Module):
         """(batch, length, hidden_size) → the same; with `row_weight`, also the `activation_norms`."""
         if self.gated:
             activated = self.activation_fn(self.gate_proj(hidden_states)) * self.up_fn(self.up_proj(hidden_states))
-            update = self.down_proj(self.dropout(activated))
+            update = self.down_proj(dropped(activated, self))
         else:
             activated = self.activation_fn(self.fc1(hidden_states))
-            update = self.fc2(self.dropout(activated))
+            update = self.fc2(dropped(activated, self))
         return update if row_weight is None else (update, activation_norms(activated, row_weight))
 
 
@@ -477,19 +484,19 @@ class ReLUFormerPreNormLayer(GradientCheckpointingLayer):
         self, self_attn: nn.Module, mlp: nn.Module, make_norm: Callable[[], nn.Module], dropout: float
     ) -> None:
         super().__init__()
-        self.self_attn, self.mlp, self.dropout = self_attn, mlp, nn.Dropout(dropout)
+        self.self_attn, self.mlp, self.dropout = self_attn, mlp, dropout
         self.input_layernorm, self.post_attention_layernorm = make_norm(), make_norm()
 
     def forward(self, hidden_states: Tensor, context: AttentionContext, **kwargs: Any) -> LayerOutput:
         """(batch, length, hidden_size) → the same, the norms of the FFN, and S and T of the attention."""
         attended, _, rows = self.self_attn(self.input_layernorm(hidden_states), context, **kwargs)
-        hidden_states = hidden_states + self.dropout(attended)
+        hidden_states = hidden_states + dropped(attended, self)
         update, norms, row_weight = self.post_attention_layernorm(hidden_states), None, context.ffn_row_weight
         if row_weight is None:  # by the networks' own call, which `use_sparse_ffn` replaces
             update = self.mlp(update)
         else:
             update, norms = self.mlp(update, row_weight)
-        return hidden_states + self.dropout(update), norms, *rows
+        return hidden_states + dropped(update, self), norms, *rows
 
 
 def require_positions(length: int, most: int) -> None:
@@ -576,8 +583,8 @@ _INPUTS = re.compile(r"\w+_(ids|mask|embeds|values)|\w*labels|is_causal")
 def checked_keywords(forward: Callable[..., Any], more: Sequence[str] = ()) -> Callable[..., Any]:
     """A decorator of forward passes: the cache may come by either name, and unknown keywords go through (each version of the
     library has new ones), but for a part of the input and what nearly is a name of ours. `more`: what it takes in its kwargs."""
-    known = [*inspect.signature(forward).parameters, *more]
-    known += ["past_key_values"] if "cache" in known else []
+    known = {*inspect.signature(forward).parameters, *more}
+    known |= {"past_key_values"} if "cache" in known else set()
 
     @functools.wraps(forward)
     def checked(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -587,7 +594,7 @@ def checked_keywords(forward: Callable[..., Any], more: Sequence[str] = ()) -> C
             kwargs["cache"] = kwargs.pop("past_key_values")
             if CACHE_NAME == "cache" and not is_compiling():  # as the library's own models say it
                 warnings.warn("`past_key_values` is deprecated; use `cache`.", FutureWarning, stacklevel=2)
-        for name in kwargs.keys() - {*known}:
+        for name in kwargs.keys() - known:
             if kwargs[name] is not None:
                 _check_unknown(self, name, known)
         return forward(self, *args, **kwargs)
@@ -595,7 +602,7 @@ def checked_keywords(forward: Callable[..., Any], more: Sequence[str] = ()) -> C
     return checked
 
 
-def _check_unknown(model: PreTrainedModel, name: str, known: Sequence[str]) -> None:
+def _check_unknown(model: PreTrainedModel, name: str, known: Iterable[str]) -> None:
     if _INPUTS.fullmatch(name):
         raise TypeError(f"{type(model).__name__} takes no {name}; leave it out.")
     if name in TransformersKwargs.__annotations__ or name in ("return_dict", "use_cache"):

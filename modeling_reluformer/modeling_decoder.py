@@ -137,6 +137,9 @@ class ReLUFormerDecoderModel(ReLUFormerDecoderPreTrainedModel):
             if self.embed_positions is not None and isinstance(seen, int):
                 require_positions(seen + length, self.config.max_position_embeddings)
             position_ids = token_positions(length, inputs_embeds.device, attention_mask, segment_ids, seen)
+        rotation = None
+        if self.rotary_emb is not None:
+            rotation = tuple(part.unsqueeze(1) for part in self.rotary_emb(inputs_embeds, position_ids=position_ids))
         context = attention_context(
             self.config,
             inputs_embeds,
@@ -146,7 +149,7 @@ class ReLUFormerDecoderModel(ReLUFormerDecoderPreTrainedModel):
             query_offset=seen,
             segments=(segment_ids, segment_ids),
             measured=measured,
-            rotation=None if self.rotary_emb is None else self.rotary_emb(inputs_embeds, position_ids=position_ids),
+            rotation=rotation,
         )
         if self.embed_positions is not None:
             inputs_embeds = inputs_embeds + self.embed_positions(position_ids)

@@ -39,7 +39,8 @@ def fused_attention_forward(
             "(batch, keys) with 1 for real tokens, or use attn_implementation='eager'."
         )
     # autocast leaves the result of a norm in float32: the products follow the values, as the library's attention does
-    query, key = query.to(value.dtype), key.to(value.dtype)
+    if not query.dtype == key.dtype == value.dtype:
+        query, key = query.to(value.dtype), key.to(value.dtype)
     offset = visibility.query_offset
     specification = Specification(
         row_scale=row_scale,

@@ -40,16 +40,13 @@ def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
     assert {path.name for path in folder.iterdir()} >= ALL_FILES
     printed = capsys.readouterr().out
     assert "demo train: 120 of 120 pairs kept" in printed
-    last = printed.strip().splitlines()[-1]
-    assert re.fullmatch(r"exact match: \d+\.\d\d % on 5 held-out sentences \(test\)", last)
+    assert re.search(r"\nexact match: \d+\.\d\d % on 5 held-out sentences \(test\)\n\Z", printed)
 
     record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
     assert (record["updates"], record["recipe"], record["seed"]) == (6, "tiny", 42)
     assert record["averaged_checkpoints"] == ["checkpoint-4", "checkpoint-6"]
-    assert 0 < record["target_tokens_per_update"] < 400
-    assert record["target_tokens_per_second"] > 0
+    assert 0 < record["target_tokens_per_update"] < 400 and record["target_tokens_per_second"] > 0
     assert record["peak_memory_bytes"] > 2**26, "torch alone needs it"
-    assert "+cpu" in record["versions"]["torch"] or record["versions"]["torch"]
     logs = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     assert {"cross_entropy", "regularization", "attention_entropy", "dead_row_fraction"} <= logs[0].keys()
     assert {"eval_bleu", "eval_exact_match"} <= next(entry for entry in logs if "eval_loss" in entry).keys()

@@ -73,7 +73,7 @@ _serves._dynamo_marked_constant = True
 
 
 def _is_worth_building(query: Tensor, key: Tensor) -> bool:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _stage == _SETTLED:
         return False
     scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):

@@ -121,6 +121,7 @@ def test_only_a_large_call_builds(monkeypatch):
     """Never one of a `generate` of ten tokens."""
     asked = []
     monkeypatch.setattr(library, "library", lambda large: asked.append(large))
+    monkeypatch.setattr(library, "_stage", library._BEGINNING)
     short, long = (torch.empty(1, 8, length, 1).requires_grad_() for length in (100, 1024))
     for tensor in (short, long):
         library.compiled_attention(tensor, tensor, Specification())
