@@ -54,6 +54,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 PROGRESS_SECONDS = 60.0
+_PRELOADED = ["reluformer.training.train", "reluformer.hub_cards.card", "reluformer.analysis.top_p", "sacremoses"]
 
 
 def tasks_by_study(
@@ -281,7 +282,7 @@ def start(command: Sequence[str], log: Path) -> BaseProcess:
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["reluformer.training.train", "reluformer.hub_cards.card"])
+    context.set_forkserver_preload(_PRELOADED)
     with mock.patch.dict(os.environ, ENVIRONMENT):  # the server inherits it when it starts, with the first process
         process = context.Process(target=_execute, args=(list(command), log))
         process.start()

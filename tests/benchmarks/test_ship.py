@@ -76,6 +76,7 @@ SENTENCES = [" ".join(words[:3]) + words[3] for words in product(WHO, WHAT, DONE
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("where", "programs"), [("node", ["node"]), ("chromium", ["chromium", "chromedriver"])])
 def test_transformers_js_translates_as_python_does(where, programs):
+    sentences = SENTENCES[: 500 if where == "node" else 100]
     graphs = MODELS / DEFAULT_MODEL / "onnx"
     if not graphs.is_dir():
         pytest.skip(f"{graphs} is not there")
@@ -83,7 +84,7 @@ def test_transformers_js_translates_as_python_does(where, programs):
         pytest.skip(f"needs {', '.join(programs)}, and transformers.js by: python -m benchmarks.javascript")
     if where == "chromium":
         pytest.importorskip("selenium", reason="the browser is driven by the optional package selenium")
-    found = getattr(javascript, f"in_{where}")(graphs, SENTENCES)["translations"]
-    wanted = javascript.in_python(graphs, SENTENCES)
-    others = [row for row in zip(SENTENCES, wanted, found, strict=True) if row[1] != row[2]]
-    assert len(SENTENCES) == 500 and len(others) <= 2, others  # what rounding decides between two words as likely
+    found = getattr(javascript, f"in_{where}")(graphs, sentences)["translations"]
+    wanted = javascript.in_python(graphs, sentences)
+    others = [row for row in zip(sentences, wanted, found, strict=True) if row[1] != row[2]]
+    assert len(others) <= len(sentences) / 250, others  # what rounding decides between two words as likely

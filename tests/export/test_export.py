@@ -154,11 +154,15 @@ def test_graphs_that_differ_are_not_left_behind(trained, graphs_at_hand, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+LENGTH_GATE_NORM = {"attention_scaling": "length", "attention_alpha": 0.5, "attention_gate": True}
+LENGTH_GATE_NORM |= {"attention_activation": "gelu", "attention_output_norm": "layer_norm"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sigmoid-gate", "gelu-layer-norm", "relu6-length", "rela", "vanilla-qk-norm-memory"])
-def test_other_kinds_of_models(name, tmp_path):
-    model = tiny_model(**VARIANTS[name], encoder_layers=1, decoder_layers=1)
-    write_checked(model.to(torch.bfloat16 if name == "rela" else torch.float32), tmp_path)
+@pytest.mark.parametrize("fields", [LENGTH_GATE_NORM, VARIANTS["rela"], VARIANTS["vanilla-qk-norm-memory"]])
+def test_other_kinds_of_models(fields, tmp_path):
+    model = tiny_model(**fields, encoder_layers=1, decoder_layers=1)
+    write_checked(model.to(torch.bfloat16 if fields == VARIANTS["rela"] else torch.float32), tmp_path)
 
 
 # Generation by onnxruntime
