@@ -52,7 +52,7 @@ mutants: .venv/all
 # The library's own tests of its models, from its source package; PEER_TRANSFORMERS_TESTS=… adds those of generation.
 test-peer: .venv/all
 	$(BIN)/python tests/peer/library_tests.py
-	$(BIN)/python -m pytest tests/peer -rs
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) tests/peer -rs
 
 # What test runs, with the newest release of everything but torch, as `pip install` takes it today.
 test-newest: .venv-newest/dev
