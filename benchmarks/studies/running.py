@@ -283,7 +283,9 @@ def start(command: Sequence[str], log: Path) -> BaseProcess:
     log.parent.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    with mock.patch.dict(os.environ, ENVIRONMENT):  # the server inherits it when it starts, with the first process
+    # The server inherits the environment when it starts, with the first process. The status of a process can be read once, by the
+    # thread that waits for it: `_cleanup`, by which each start looks after all others, would read it in vain or too early.
+    with mock.patch.dict(os.environ, ENVIRONMENT), mock.patch("multiprocessing.process._cleanup"):
         process = context.Process(target=_execute, args=(list(command), log))
         process.start()
     return process
