@@ -207,8 +207,8 @@ def _translating(result: Result) -> Iterator[str]:
 def _types(result: Result) -> Iterator[str]:
     yield (
         "The models that come with the package, on Multi30k's test split: BLEU, how many translations are those of `generate`, "
-        "and CPU seconds of one thread. Types differ where two continuations are close; in float32, the five that differ are endless "
-        "in `generate`, up to its 128 tokens, and cut by the `Translator` at twice the source's, + 16: up to there they are equal."
+        "and CPU seconds of one thread. Types differ where two continuations are close. In float32 the five others do not end: "
+        "`generate` cuts them at 128 tokens, the `Translator` at twice the source's + 16, up to where they are equal."
     )
     rows = []
     for cell in result["cells"]:
