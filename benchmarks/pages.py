@@ -207,7 +207,7 @@ def _translating(result: Result) -> Iterator[str]:
 def _types(result: Result) -> Iterator[str]:
     yield (
         "The models that come with the package, on Multi30k's test split: BLEU, how many translations are those of `generate`, "
-        "and CPU seconds of one thread. Types differ where two continuations are close. In float32 the five others do not end: "
+        "and CPU seconds of one thread. Types differ where two continuations are close. In float32 the others do not end: "
         "`generate` cuts them at 128 tokens, the `Translator` at twice the source's + 16, up to where they are equal."
     )
     rows = []

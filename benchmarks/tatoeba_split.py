@@ -14,6 +14,7 @@ from pathlib import Path
 
 CORPUS, OUTPUT = Path("data/tatoeba"), Path("runs/tatoeba")
 LANGUAGES, TEST_PAIRS = ("de", "en"), 2000
+Pair = tuple[str, str]
 
 
 def main() -> None:
@@ -28,9 +29,9 @@ def main() -> None:
     print(f"{OUTPUT}: {len(train):,} pairs to train, {len(test):,} to test")
 
 
-def split(pairs: Sequence[tuple[str, str]], count: int, seed: int = 1) -> tuple[list[tuple[str, str]], ...]:
+def split(pairs: Sequence[Pair], count: int, seed: int = 1) -> tuple[list[Pair], list[Pair]]:
     """The pairs to train on, in their order, and `count` to test; case makes no difference between two sentences."""
-    test: list[tuple[str, str]] = []
+    test: list[Pair] = []
     seen: set[str] = set()
     for pair in random.Random(seed).sample(pairs, len(pairs)):
         keys = {sentence.casefold() for sentence in pair}

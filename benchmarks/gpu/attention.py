@@ -23,7 +23,6 @@ from benchmarks.gpu.campaign import CUDA, DEVICE, Cell, timed
 LENGTHS = (16384, 1024, 4096, 512, 2048, 8192)  # what the goals are about comes first
 TOKENS, FEATURES, HEAD_DIMS = 16384, 2048, (64, 128)
 FLASH, CUDNN, FLEX = "FlashAttention-2", "cuDNN", "FlexAttention softmax"
-FLEX_RELU = "FlexAttention log(ReLU+1)"
 BACKENDS = {FLASH: SDPBackend.FLASH_ATTENTION, CUDNN: SDPBackend.CUDNN_ATTENTION}
 PASSES = {"forward": 1.0, "forward+backward": 3.5}
 LONGEST_EAGER = 4096  # which holds all weights
@@ -76,7 +75,7 @@ def rivals(case: AttentionCase, inputs: AttentionInputs, dropout_p: float) -> di
         # without a reset the compiler gives up after some shapes, and FlexAttention then holds all its scores in memory
         torch.compiler.reset()
         found[FLEX] = attention.flex(case, None, CUDA)
-        found[FLEX_RELU] = attention.flex(case, attention.log_relu, CUDA)
+        found["FlexAttention log(ReLU+1)"] = attention.flex(case, attention.log_relu, CUDA)
         if case.length <= LONGEST_EAGER:
             found[EAGER_RELU] = attention.eager(inputs, "relu")
     return found

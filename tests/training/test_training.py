@@ -47,6 +47,7 @@ def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
     assert record["averaged_checkpoints"] == ["checkpoint-4", "checkpoint-6"]
     assert 0 < record["target_tokens_per_update"] < 400 and record["target_tokens_per_second"] > 0
     assert record["peak_memory_bytes"] > 2**26, "torch alone needs it"
+    assert record["versions"]["torch"]
     logs = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     assert {"cross_entropy", "regularization", "attention_entropy", "dead_row_fraction"} <= logs[0].keys()
     assert {"eval_bleu", "eval_exact_match"} <= next(entry for entry in logs if "eval_loss" in entry).keys()
