@@ -32,12 +32,10 @@ from benchmarks.translating import BEST as BEST_TYPE
 from benchmarks.translating import CTRANSLATE2, OURS_BY_TYPE
 from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS_UNREGULARIZED, VANILLA
 from benchmarks.translation import OURS as RELUFORMER
-from benchmarks.zeros import OURS as ZEROS_MODEL
 from reluformer.analysis.drawing import RELU, SOFTMAX, shade
 
 Result = Mapping[str, Any]
 SHORT = (16, 32, 64, 128, 256)
-ZEROS_SHARE = 95
 # Colour, marker, label; lines of ReLU are shades of its colour.
 SPEED_LINES = {
     PLAIN: (RELU, "o", "ReLU, fused"),
@@ -376,29 +374,3 @@ def _overview(name: str, file: str, use: str, pair: tuple[str, str], where: Mapp
         if where.items() <= cell.items() and softmax in cell["speedups"].get(ours, {})
     }
     return [name, result["machine"]["cpu"], *(ratios[task, dtype] for task in ("training", use) for dtype in DTYPES)]
-
-
-SPENT = {
-    "zeros over PyTorch": ("float32 zeros", "float32 torch"),
-    "PyTorch's int8 over PyTorch": ("int8 torch", "float32 torch"),
-    "zeros in int8 over PyTorch's int8": ("int8 zeros", "int8 torch"),
-    "`both` over PyTorch's int8": ("int8 both", "int8 torch"),
-}
-
-
-def zeros_table() -> str:
-    """What zeros and int8 gain in decoding one row, with 1 and with 2 threads, for docs/zeros.md."""
-    made, trained = (read_result(RESULTS / f"{file}-cpu.json") for file in ("sparse-models", "sparse-trained"))
-    groups: dict[str, list[Result]] = {}
-    for cell in made["cells"]:
-        if (cell["zeros"], cell["beams"]) == (ZEROS_SHARE, 1):
-            groups.setdefault(cell["shape"], []).append(cell)
-    rows = [_spent(name, made, cells, cells[0]["measured_zeros"]) for name, cells in groups.items()]
-    rows.append(_spent(f"{ZEROS_MODEL}, trained", trained, trained["cells"], trained["cells"][0]["generated_zeros"]))
-    return "\n".join(table(["model", "machine", "zeros", *SPENT], rows)) + "\n"
-
-
-def _spent(name: str, result: Result, cells: Sequence[Result], zeros: float) -> list[str]:
-    medians = [{name: times["median_ms"] for name, times in cell["times"].items()} for cell in cells]
-    gains = (" / ".join(f"{ms[rival] / ms[ours]:.2f}" for ms in medians) for ours, rival in SPENT.values())
-    return [name, result["machine"]["cpu"], f"{zeros:.1%}", *gains]

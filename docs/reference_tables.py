@@ -109,13 +109,6 @@ def speed_of_training() -> str:
     return overview_table()
 
 
-def zeros_spent() -> str:
-    """How much faster zeros, int8 and both make decoding, by model."""
-    from benchmarks.pages import zeros_table
-
-    return zeros_table()
-
-
 def paper_sizes() -> str:
     """The papers' own sizes, as they were tried without a GPU."""
     from benchmarks.measurement_file import RESULTS
@@ -147,7 +140,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "evidence": evidence,
     "speed of training": speed_of_training,
-    "zeros spent": zeros_spent,
     "paper sizes": paper_sizes,
 }
 

@@ -41,8 +41,6 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
     for (label, seeds), marker in zip(lines.items(), cycle(_MARKERS), strict=False):
         if seeds:
             _draw_line(axes, label, seeds, colors[label], marker)
-            if plot.point is not None:
-                _write_points(axes, plot, plot.lines[label], study, outcomes)
     for label, seeds in levels.items():
         if seeds:  # it has run
             axes.axhline(fmean(seeds), label=label, color=colors[label], linestyle="--", linewidth=1.2)
@@ -116,15 +114,6 @@ def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]
         for x, y in points:
             by_x.setdefault(x, []).append(y)
     return dict(sorted(by_x.items()))
-
-
-def _write_points(axes: Axes, plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> None:
-    """Writes beside every point of a line which row it is."""
-    for own_name, outcome in outcomes.items():
-        points = _points(plot, name, study, {own_name: outcome})
-        for x, ys in points.items():
-            text = plot.point.format(**outcome.entry.row.values)
-            axes.annotate(text, (x, fmean(ys)), xytext=(6, 5), textcoords="offset points", fontsize=8)
 
 
 def _level(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> list[float]:

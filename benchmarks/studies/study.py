@@ -136,8 +136,7 @@ class Plot:
     y: a column of the study; with `table`, of the table. lines: families, or rows, by their label. levels: rows that have no
     place on the axis: a dashed line across at their figure. activations: whose colour a line or level has, by label; one
     without has its own. table: path of a table in a row's result, as in [`Figure`]; without a last name, all its rows that fit
-    but those whose `x` is no number, such as the layer `all`. point: written beside each point, with its row's values. log_x,
-    x_max: a logarithmic axis; where it ends.
+    but those whose `x` is no number, such as the layer `all`. log_x, x_max: a logarithmic axis; where it ends.
     """
 
     file: str
@@ -150,7 +149,6 @@ class Plot:
     activations: dict[str, str] = field(default_factory=dict)
     table: str | None = None
     y_label: str | None = None
-    point: str | None = None
     log_x: bool = True
     x_max: float | None = None
 

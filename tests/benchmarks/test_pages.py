@@ -10,7 +10,6 @@ from benchmarks.pages import cell_table, goal_table, render, write_pages
 @pytest.mark.parametrize("name", pages.SECTIONS)
 def test_a_page_is_that_of_the_committed_results(name):
     assert (PAGES / f"{name}.md").read_text(encoding="utf-8") == render(name)
-    assert (PAGES / f"{name}.md").read_text(encoding="utf-8").count("\n## ") == 1 + len(pages.SECTIONS[name])
 
 
 def test_where_nothing_was_measured_the_page_says_so(tmp_path):

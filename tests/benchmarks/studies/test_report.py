@@ -22,13 +22,10 @@ def test_a_path_finds_a_row_of_a_table():
     content = {"a": {"table": [{"p": 0.2, "x": "all", "y": 1}, {"p": 1.0, "x": "all", "y": 2}]}}
     assert select(content, "a.table[p=1,x=all].y") == 2
     assert select(content, "a.table[p=5].y") is None and select(content, "b.c") is None
-    assert len(select(content, "a.table[x=all]")) == 2 and select(content, "a.table[x=all].y") == 1, (
-        "the first that fits"
-    )
+    assert len(select(content, "a.table[x=all]")) == 2
+    assert select(content, "a.table[x=all].y") == 1, "the first that fits"
     logged = {"log_history": [{"loss": float(number)} for number in range(12)]}
-    assert (
-        select(logged, "log.loss") == 11.0 and select(logged, "log10.loss") == 6.5 and select(logged, "log.x") is None
-    )
+    assert (select(logged, "log.loss"), select(logged, "log10.loss"), select(logged, "log.x")) == (11.0, 6.5, None)
     with pytest.raises(UserError, match="is no path"):
         select(content, "a..b")
 
