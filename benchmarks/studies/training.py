@@ -1,4 +1,5 @@
-"""One row on pictures or on language models, trained by Transformers' `Trainer`; translation rows are `reluformer train`'s.
+"""One row on pictures or on language models, trained by Transformers' `Trainer`; translation rows are `reluformer train`'s, but
+for the starts whose γ a batch sets (task `calibration`).
 
     python -m benchmarks.studies.training ROW.yaml
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from torch import Tensor
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -25,8 +27,12 @@ from benchmarks.studies import pictures, texts
 from benchmarks.studies.tasks import unevaluated_splits
 from reluformer.analysis.ppl_sparsity import perplexity
 from reluformer.commands.main import exit_status
+from reluformer.configuration.recipe_parser import build_recipe
+from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention
+from reluformer.training.data.preparation import prepare_corpus
 from reluformer.training.run.checkpoints import checkpoint_folders
 from reluformer.training.run.divergence import DivergenceWatch
+from reluformer.training.run.model_building import build_model
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 from reluformer.training.run.token_means import TokenMeans
@@ -100,11 +106,11 @@ def run_row(recipe_file: Path) -> int:
     """What is left to do of a row: see above."""
     text = recipe_file.read_text(encoding="utf-8")
     recipe = yaml.safe_load(text)
-    folder, task = Path(recipe["training"]["output_dir"]), TASKS[recipe["task"]]
+    folder, task = Path(recipe["training"]["output_dir"]), TASKS.get(recipe["task"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RECIPE_FILE).write_text(text, encoding="utf-8")
     if not (folder / RECORD_FILE).is_file():
-        train(recipe, folder)
+        (calibrate if task is None else train)(recipe, folder)
     for split in unevaluated_splits(folder):
         device = TrainingArguments(**recipe["training"]).device
         model = task.MODEL.from_pretrained(folder).eval().to(device)
@@ -136,6 +142,37 @@ def train(recipe: Mapping[str, Any], folder: Path) -> None:
         **{"diverged": watch.divergence, "dead_modules": watch.dead_modules, "exploded": watch.exploded},
     }
     write_json(folder / RECORD_FILE, record)
+
+
+def calibrate(row: Mapping[str, Any], folder: Path) -> None:
+    """Writes a translation model of which γ was set and no update made; its record has γ of every head."""
+    recipe = build_recipe({key: says for key, says in row.items() if key not in ("task", "row_sum")})
+    corpus = prepare_corpus(recipe)
+    model = build_model(recipe, corpus.tokenizer)
+    pairs = corpus.encoded["train"].shuffle(seed=recipe.training.seed).select(range(64))
+    gamma = set_gamma(model, pairs.select_columns(["input_ids", "labels"]).with_format("torch"), row["row_sum"])
+    model.save_pretrained(folder)
+    corpus.tokenizer.save_pretrained(folder)
+    write_json(folder / "trainer_state.json", {"log_history": []})
+    record = {**run_record(None, recipe.name, recipe.training.seed), "updates": 0, "gamma": gamma}
+    write_json(folder / RECORD_FILE, record)
+
+
+@torch.no_grad()
+def set_gamma(model: torch.nn.Module, pairs: Iterable[dict[str, Tensor]], row_sum: float) -> dict[str, list[float]]:
+    """Sets the learnable γ of each head so that its rows' mean sum is `row_sum` on the pairs; γ by name of the attention."""
+    model.eval().set_attn_implementation("eager")
+    attentions = {name: part for name, part in model.named_modules() if isinstance(part, ReLUFormerAttention)}
+    sums: dict[torch.nn.Module, list[Tensor]] = {}
+    for each in attentions.values():
+        each.register_forward_hook(lambda part, _, output: sums.setdefault(part, []).append(output[1].sum(-1)))
+    for _ in attentions:  # what one reads follows from γ of those before it
+        sums.clear()
+        for pair in pairs:
+            model(**{name: ids[None] for name, ids in pair.items()})
+        for part, found in sums.items():
+            part.log_gamma += torch.log(torch.cat(found, -1).mean((0, 2)) / row_sum)
+    return {name: part.log_gamma.exp().tolist() for name, part in attentions.items()}
 
 
 if __name__ == "__main__":

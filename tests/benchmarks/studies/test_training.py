@@ -20,6 +20,8 @@ from benchmarks.studies.tasks import Places, Task, read_result
 from reluformer import ReLUFormerForCausalLM, ReLUFormerVisionConfig
 from reluformer.commands.main import main
 
+from ...conftest import random_tokens, tiny_model
+
 WORDS = ("alpha", "beta", "gamma", "delta")
 
 
@@ -176,3 +178,12 @@ def test_a_classifier_is_trained_scored_and_analysed(tmp_path, here):
     assert [row["std"] for row in evaluation["noise"]] == [0.25, 0.5] and evaluation["calibration_error"] >= 0
     assert result["analyses"]["ffn-sparsity"]["table"] and result["log_history"][0]["images_per_update"] == 12
     assert (task.run_folder / "preprocessor_config.json").is_file()
+
+
+def test_gamma_of_each_head_is_set_so_that_its_rows_have_the_mean_sum():
+    model = tiny_model(attention_gamma=5.0, attention_gamma_learnable=True, encoder_layers=2)
+    batch = {name: random_tokens(3, 6, seed=seed) for seed, name in enumerate(("input_ids", "labels"))}
+    training.set_gamma(model, [dict(zip(batch, pair, strict=True)) for pair in zip(*batch.values(), strict=True)], 0.4)
+    found = model(**batch, output_attentions=True)
+    for weights in (*found.encoder_attentions, *found.decoder_attentions, *found.cross_attentions):
+        torch.testing.assert_close(weights.sum(-1).mean((0, 2)), torch.full((weights.shape[1],), 0.4))
