@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,7 +69,7 @@ def build(library: str, sizes: dict[str, int], training: bool, dtype: torch.dtyp
     which computes nothing in evaluation.
     """
     theirs = library_model(library, sizes).to(torch.float32 if training else dtype)
-    relu = {"attention_activation": "relu", "attention_gamma": math.sqrt(2 * sizes["max_position_embeddings"])}
+    relu = {"attention_activation": "relu"}
     changes: dict[str, dict[str, Any]] = {RELU: relu}
     if training:
         changes[UNREGULARIZED] = {**relu, "regularization_weight": 0.0}

@@ -134,14 +134,13 @@ def _recipe(
     length, mean = lengths[len(lengths) // 2], sum(lengths) / len(lengths)
     max_length = min(max(64, 2 ** math.ceil(math.log2(lengths[len(lengths) * 995 // 1000]))), LONGEST)
     updates = min(size.updates, max(200, round(PASSES * len(pairs) * mean / size.batch)))
-    gamma = round(max(8.0, math.sqrt(2 * min(length, 1_024))), 2)  # the rule was measured up to 1,024 tokens
     splits = [split for split in ("test", "validation") if split in files][:1]
     paths = {split: [json.dumps(path, ensure_ascii=False) for path in given] for split, given in files.items()}
     return TEMPLATE.format(
         output=output, name=name, languages=languages, pairs=len(pairs), length=length, max_length=max_length,
         files="\n".join(f"  {split}: {{source: {source}, target: {target}}}" for split, (source, target) in paths.items()),
         vocabulary=vocabulary, positions=max(1_024, 2 * max_length), size=size,
-        attention="preset: vanilla" if softmax else f"preset: reluformer, attention_gamma: {gamma}, regularization_weight: 0.01",
+        attention="preset: vanilla" if softmax else "preset: reluformer, attention_gamma: 16.0, regularization_weight: 0.01",
         splits=f"[{', '.join(splits)}]", at_most=200 if "validation" in files else 0, updates=updates, every=updates // 10,
         warmup=min(size.warmup, updates // 4), watched="steps" if "validation" in files else '"no"',
         on_cpu=str(on_cpu).lower(), bf16=str(torch.cuda.is_available() and torch.cuda.is_bf16_supported()).lower(),

@@ -60,7 +60,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
     return PreTrainedTokenizerFast(tokenizer_object=words, **named)
 
 
-def build_model(vocab_size: int, length: float, regularization_weight: float) -> BertForSequenceClassification:
+def build_model(vocab_size: int, regularization_weight: float) -> BertForSequenceClassification:
     config = BertConfig(
         vocab_size=vocab_size,
         hidden_size=64,
@@ -72,7 +72,7 @@ def build_model(vocab_size: int, length: float, regularization_weight: float) ->
         initializer_range=0.1,  # BERT's 0.02 is for a width of 768
     )
     model = BertForSequenceClassification(config)
-    return use_relu_attention(model, gamma=max(8.0, (2 * length) ** 0.5), regularization_weight=regularization_weight)
+    return use_relu_attention(model, regularization_weight=regularization_weight)
 
 
 def main(arguments: list[str] | None = None) -> dict:
@@ -91,11 +91,10 @@ def main(arguments: list[str] | None = None) -> dict:
     tokenizer = train_tokenizer([*parts["train"]["first"], *parts["train"]["second"]], vocab_size=4_000)
     sides = ["first", "second"]
     parts = parts.map(lambda batch: tokenizer(*(batch[side] for side in sides)), batched=True, remove_columns=sides)
-    lengths = sorted(len(ids) for ids in parts["train"]["input_ids"])
 
     set_seed(options.seed)
     trainer = Trainer(
-        model=build_model(len(tokenizer), lengths[len(lengths) // 2], options.regularization_weight),
+        model=build_model(len(tokenizer), options.regularization_weight),
         args=TrainingArguments(
             output_dir=options.output_dir,
             num_train_epochs=1,

@@ -38,8 +38,7 @@ def in_contexts(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: in
 
 
 def build_model(options: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> ReLUFormerForCausalLM:
-    relu = {"attention_activation": "relu", "attention_scaling": "variance"}
-    relu |= {"attention_gamma": math.sqrt(2 * options.context), "regularization_weight": 0.01}
+    relu = {"attention_activation": "relu", "attention_scaling": "variance", "regularization_weight": 0.01}
     config = ReLUFormerDecoderConfig.from_preset(
         options.preset,
         vocab_size=len(tokenizer),

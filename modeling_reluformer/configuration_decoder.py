@@ -43,8 +43,8 @@ class ReLUFormerDecoderConfig(AttentionConfig):
     layers of the FFN, no norm but the last, and the start of its authors) and `llama_relu` (Llama's architecture, with a ReLU for
     SiLU in the FFN and for the softmax of attention). They name neither sizes nor dropout.
 
-    It has the fields of [`AttentionConfig`], of which an `attention_gamma` of about `sqrt(2 n)` suits contexts of `n` tokens, and
-    those that follow. A wrong value raises a `ValueError` that names the field, the value and the valid choices.
+    It has the fields of [`AttentionConfig`] and those that follow. A wrong value raises a `ValueError` that names the field, the
+    value and the valid choices.
 
     Args:
         intermediate_size (`int`, *optional*): width of the FFN. Default: `4 * hidden_size`.

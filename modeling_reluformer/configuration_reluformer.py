@@ -77,7 +77,7 @@ class AttentionConfig(PreTrainedConfig):
             Row scale of point-wise weights over the `n_i` keys that query `i` can see: `variance` is
             `1 / (gamma * sqrt(n_i / 2))` (Eq. 6), `length` is `n_i ** -alpha` (arXiv 2309.08586), `none` is 1.
             Default: `variance` for point-wise activations, `none` for the others, which allow nothing else.
-        attention_gamma (`float`, defaults to 8.0): `gamma` of the variance scaling.
+        attention_gamma (`float`, defaults to 16.0): `gamma` of the variance scaling.
         attention_gamma_learnable (`bool`, defaults to `False`): one trained `gamma` per head, starting at `attention_gamma`.
         attention_alpha (`float`, defaults to 1.0): `alpha` of the length scaling, in [0, 2].
         attention_output_norm (`str`, defaults to `"none"`):

@@ -52,7 +52,7 @@ def relu_attention(
         query: (batch, heads, queries, head_dim), any strides. float64, float32, bfloat16 or float16.
         key, value: (batch, key_heads, keys, head_dim), in the dtype of the query; neighbouring query heads share a head of keys.
             A value that is NaN or infinite reaches every query that sees its key, and with `causal` earlier ones too.
-        gamma: of the scaling "variance", r_i = 1 / (gamma sqrt(n_i / 2)) with n_i visible keys; sqrt(2 n) suits n tokens. A
+        gamma: of the scaling "variance", r_i = 1 / (gamma sqrt(n_i / 2)) with n_i visible keys; 16 suits up to 1,024 tokens. A
             number above 0, or a tensor () or (heads,), which gets a gradient.
         scaling, alpha: "variance"; "length", r_i = n_i^-alpha with alpha from 0 to 2, default 1; "none", r_i = 1.
         row_scale: in place of these three, r_i > 0 itself, (batch, 1 or heads, queries). Gets a gradient.
@@ -124,7 +124,7 @@ def _with_row_scale(
     check_scaling(scaling, gamma, alpha)
     if scaling == "variance" and gamma is None:
         raise ValueError(
-            "relu_attention was given no scale for its rows; give gamma (sqrt(2 n) is a good start for n tokens), "
+            "relu_attention was given no scale for its rows; give gamma (16 suits up to 1,024 tokens), "
             "scaling='length', scaling='none', or a row_scale."
         )
     if isinstance(gamma, Tensor) and gamma.shape not in ((), query.shape[1:2]):

@@ -32,7 +32,7 @@ class AttentionSettings:
     """What an attention computes.
 
     activation: a name of `attention_reluformer.POINTWISE`.
-    scaling, gamma, alpha: of the row scale, as in `relu_attention`. Defaults: gamma 8, alpha 1.
+    scaling, gamma, alpha: of the row scale, as in `relu_attention`. Defaults: gamma 16, alpha 1.
     regularization_weight: λ of L_reg (Eq. 7), for activations whose weights are never negative; 0: it is not computed.
     entropy_margin: of L_reg, in [0, 1].
 
@@ -135,8 +135,7 @@ class ReLUAttention(nn.MultiheadAttention):
             dropout lies below 1.
         add_bias_kv, add_zero_attn: not supported.
         activation: a name of `attention_reluformer.POINTWISE`.
-        scaling, gamma, alpha: of the row scale, as in `relu_attention`. gamma: default 8, which suits sentences of about 15
-            tokens; for n tokens, sqrt(2 n) is a good start.
+        scaling, gamma, alpha: of the row scale, as in `relu_attention`. gamma: default 16.
         entropy_margin: of L_reg (Eq. 7), from 0 to 1.
         return_regularization: a call returns L_reg too, unless it says otherwise.
 

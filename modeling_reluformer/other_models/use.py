@@ -43,7 +43,6 @@ def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedMod
         model: any Transformers model except a ReLUFormer. Its weights stay as they are, so it has to be trained further.
         settings: `activation`, `scaling`, `gamma`, `alpha`, `regularization_weight`, `entropy_margin`, see `AttentionSettings`.
             They are written to the config of the model and of all its parts, with the defaults of those that are left out.
-            gamma: sqrt(2 n), at least 8, suits inputs of n tokens.
 
     Returns:
         The model itself.

@@ -59,7 +59,6 @@ def test_softmax_has_the_logits_of_the_library_s_model_and_relu_its_weights(libr
     relu, softmax = (models[name] for name in (decoder.RELU, decoder.SOFTMAX))
     for one, two in zip(relu.parameters(), softmax.parameters(), strict=True):
         assert torch.equal(one, two) and one.data_ptr() != two.data_ptr()
-    assert relu.config.attention_gamma == pytest.approx(32**0.5)
 
 
 def test_only_the_first_trains_with_the_regulariser_and_none_of_ours_holds_logits():

@@ -96,9 +96,8 @@ def test_the_softmax_twin_differs_in_the_preset_alone(name):
 def test_the_recipes_of_documents_differ_in_what_follows_the_length(length):
     recipe = load_recipe(f"europarl_it_en_L{length}")
     assert recipe.data.max_length == length
-    assert recipe.model["attention_gamma"] == pytest.approx((2 * length) ** 0.5, rel=0.01)
     assert recipe.model["max_position_embeddings"] == max(512, length), "longer sentences are kept in evaluation"
-    without = ("data.max_length", "model.attention_gamma", "model.max_position_embeddings")
+    without = ("data.max_length", "model.max_position_embeddings")
     assert plain(f"europarl_it_en_L{length}", *without) == plain("europarl_it_en_L512", *without)
 
 

@@ -31,7 +31,7 @@ def test_the_classifier_trains_and_comes_back(texts, tmp_path):
     assert 0 <= found["eval_accuracy"] <= 1 and found["eval_loss"] > 0
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert model.config._attn_implementation == "reluformer"
-    assert model.config.reluformer["regularization_weight"] == 0.01 and model.config.reluformer["gamma"] == 8.0
+    assert model.config.reluformer["regularization_weight"] == 0.01 and model.config.reluformer["gamma"] == 16.0
 
 
 def test_the_label_is_the_corpus_of_the_first_sentence(texts):

@@ -58,7 +58,7 @@ def test_the_page_is_a_folder_of_static_files(without_export, tmp_path, capsys):
     assert described["examples"] == ["eins"]
     assert described["models"][0] | {"color": ""} == {
         "folder": "a", "name": "a", "first": "eins", "color": "",
-        "about": "ReLU attention, γ = 8 · 2 + 2 layers of 4 heads · 3.0 MB",
+        "about": "ReLU attention, γ = 16 · 2 + 2 layers of 4 heads · 3.0 MB",
     }  # fmt: skip
     assert "sdk: static\nlicense: cc-by-2.0" in (page / "README.md").read_text()
     assert (page / "models/a/README.md").is_file(), "the licence of a model goes with it"

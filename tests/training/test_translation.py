@@ -86,7 +86,7 @@ def test_together_or_alone_the_translations_are_the_same(model, tokenizer, num_b
     together = translator(TEXTS)
     assert together == [translator(text) for text in TEXTS]
     assert together[::-1] == translator(TEXTS[::-1])
-    assert len(set(together)) >= 4  # else the order could not be seen
+    assert len(set(together)) >= 3  # else the order could not be seen
 
 
 def test_a_translation_is_what_generate_gives(model, tokenizer):

@@ -54,7 +54,7 @@ def test_defaults_and_the_reference_are_said_once(warnings):
     ).eval()
     for _ in range(2):
         model(tokens(2, 7))
-    assert len(warnings) == 1 and "BertConfig" in warnings[0] and "gamma=8.0" in warnings[0], warnings
+    assert len(warnings) == 1 and "BertConfig" in warnings[0] and "gamma=16.0" in warnings[0], warnings
     model = build("mistral")
     for _ in range(2):
         model(tokens(2, 7))
