@@ -19,7 +19,7 @@ from .paper_formulas import Batch, PaperModel
 # Sums of some dozen terms through a dozen layers.
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-# Of the tests' few keys, gamma 8 would leave so little of the attention that a fault in it is hard to see.
+# Of the tests' few keys, the default gamma would leave so little of the attention that a fault in it is hard to see.
 LOUD = {"attention_gamma": 1.5}
 
 

@@ -30,7 +30,7 @@ from .cases import (
     word_tokenizer,
 )
 
-# Of the tests' few keys, gamma 8 would leave so little of the attention that a fault in it is hard to see.
+# Of the tests' few keys, the default gamma would leave so little of the attention that a fault in it is hard to see.
 RELU = {"attention_activation": "relu", "attention_gamma": 1.5, "regularization_weight": None}
 KINDS = {
     "gpt2": RELU,
