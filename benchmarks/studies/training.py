@@ -110,7 +110,7 @@ def run_row(recipe_file: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RECIPE_FILE).write_text(text, encoding="utf-8")
     if not (folder / RECORD_FILE).is_file():
-        (calibrate if task is None else train)(recipe, folder)
+        (calibrate if recipe["task"] == "calibration" else train)(recipe, folder)
     for split in unevaluated_splits(folder):
         device = TrainingArguments(**recipe["training"]).device
         model = task.MODEL.from_pretrained(folder).eval().to(device)

@@ -135,8 +135,7 @@ def config_of(recipe, path):
         return texts.build_config({**recipe, "tokenizer": {"vocab_size": 300}})
     if recipe.get("task") == "image_classification":
         return pictures.build_config({**recipe, "data": {"class_names": ["a", "b"], **recipe["data"]}})
-    content = {key: says for key, says in recipe.items() if key not in ("task", "row_sum")}
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    path.write_text(yaml.safe_dump({key: recipe[key] for key in recipe.keys() - {"task", "row_sum"}}), encoding="utf-8")
     return build_config(load_recipe(path))
 
 
