@@ -52,8 +52,7 @@ def plot_training_curve(log_history: LogHistory, path: Path) -> bool:
         return False
     heights = [3.0 if unit == _LOSSES else 1.5 for unit in found]
     figure = new_figure(8.5, 0.9 + sum(heights))
-    ratios = {"height_ratios": heights}
-    grid = figure.subplots(len(found), 1, sharex=True, squeeze=False, gridspec_kw=ratios)[:, 0]
+    grid = figure.subplots(len(found), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (unit, lines) in zip(grid, found.items(), strict=True):
         _draw(axes, unit, lines)
     grid[-1].set_xlabel("updates")
@@ -65,12 +64,10 @@ def plot_training_curve(log_history: LogHistory, path: Path) -> bool:
 
 def _lines(log_history: LogHistory, labels: Mapping[str, str]) -> Lines:
     """The points of every key that has a number somewhere in the log."""
-    lines: Lines = {}
-    for key in labels:
-        for entry in log_history:
-            if "step" in entry and isinstance(entry.get(key), (int, float)):
-                lines.setdefault(key, []).append((entry["step"], entry[key]))
-    return lines
+    steps = [entry for entry in log_history if "step" in entry]
+    values = {key: [(entry["step"], entry.get(key)) for entry in steps] for key in labels}
+    lines = {key: [point for point in points if isinstance(point[1], (int, float))] for key, points in values.items()}
+    return {key: points for key, points in lines.items() if points}
 
 
 def _draw(axes: Axes, unit: str, lines: Lines) -> None:

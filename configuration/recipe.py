@@ -93,10 +93,13 @@ class PackingConfig:
     Args:
         too_long: what becomes of such a sentence of the training split.
         too_long_evaluated: of the other splits; what they leave out counts as not translated in scores over original documents.
+        train_lengths: limits of the training split, at most `data.max_length` each, that get as many tokens each; a limit of 1
+            gives single sentences. null: `data.max_length` alone.
     """
 
     too_long: Literal["skip", "keep"] = "skip"
     too_long_evaluated: Literal["skip", "keep"] = "keep"
+    train_lengths: list[PositiveInt] | None = None
 
 
 @dataclass(kw_only=True)

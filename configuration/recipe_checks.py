@@ -90,6 +90,8 @@ def _of_documents(recipe: Recipe) -> Iterator[str]:
     if lacking or data.demo is not None:
         what = f"give data.{lacking[0]}" if lacking else "the generated corpus has none"
         yield f"data.packing: needs the name of each pair's document; {what}"
+    if data.max_length < max(limits := data.packing.train_lengths or [1]):
+        yield f"data.packing.train_lengths: {max(limits)} is above data.max_length {data.max_length}; raise that or lower this"
     if recipe.tokenizer.moses:
         yield (
             "tokenizer.moses: does not go with data.packing, since Moses splits the full stop at the end of a text alone; "

@@ -58,9 +58,8 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value!r} stands here twice", problem_mark=key.start_mark
-                )
+                problem = f"the key {key.value!r} stands here twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -102,9 +101,7 @@ def _find_recipe(name: Any, where: str, folder: Path = Path()) -> Path:
         if found.is_file():
             return found
     names = ", ".join(recipe_names())
-    raise UserError(
-        f"{where}: no file {name!r}; give the path of a recipe, or the name of one of the package's: {names}"
-    )
+    raise UserError(f"{where}: no file {name!r}; give the path of a recipe, or one of the package's: {names}")
 
 
 @functools.cache

@@ -230,7 +230,7 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
         (["--tokenizer.path", "x", "--tokenizer.vocab_size", "400"], "taken as it is; leave vocab_size"),
         (["--name", "a/b"], "'a/b'"),
         (["nowhere.yaml"], "recipes stand before all options"),
-        (["--config", "nowhere.yaml"], "no file 'nowhere.yaml'; give the path of a recipe, or the name of one"),
+        (["--config", "nowhere.yaml"], "no file 'nowhere.yaml'; give the path of a recipe, or one of"),
     ],
 )  # fmt: skip
 def test_what_people_mistype_and_what_would_have_no_effect_is_refused(small, arguments, named):
@@ -246,6 +246,7 @@ FILES = {"source": "a", "target": "b"}
         ({"validation": FILES}, "the files of `train` are missing"),
         ({"train": {**FILES, "only": ["x"]}}, "data.train.only: chooses documents"),
         ({"train": FILES, "packing": {}}, "give data.train.documents"),
+        ({"train": {**FILES, "documents": "c"}, "packing": {"train_lengths": [512]}}, "512 is above"),
         ({"dataset": {"path": "csv"}, "packing": {}}, "give data.dataset.document_column"),
     ],
 )

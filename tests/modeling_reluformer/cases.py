@@ -65,22 +65,17 @@ def decoder_config(**fields) -> ReLUFormerDecoderConfig:
 
 
 def decoder_model(seed: int = 0, attn_implementation: str | None = None, **fields) -> ReLUFormerForCausalLM:
-    torch.manual_seed(seed)
-    config = decoder_config(**fields)
-    config._attn_implementation = attn_implementation
-    return moved(ReLUFormerForCausalLM(config))
+    return moved(ReLUFormerForCausalLM, decoder_config(**fields), seed, attn_implementation)
 
 
 def gpt2_model(seed: int = 0, **fields) -> GPT2LMHeadModel:
-    torch.manual_seed(seed)
     sizes = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return moved(GPT2LMHeadModel(GPT2Config(**{**sizes, "n_inner": 40, **no_dropout, **SPECIAL, **fields})))
+    return moved(GPT2LMHeadModel, GPT2Config(**{**sizes, "n_inner": 40, **no_dropout, **SPECIAL, **fields}), seed)
 
 
 def llama_model(seed: int = 0, **fields) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    return moved(LlamaForCausalLM(LlamaConfig(**{**SIZES, "num_key_value_heads": 2, **SPECIAL, **fields})))
+    return moved(LlamaForCausalLM, LlamaConfig(**{**SIZES, "num_key_value_heads": 2, **SPECIAL, **fields}), seed)
 
 
 def token_ids(batch: int = 3, length: int = 9, seed: int = 0) -> torch.Tensor:
@@ -133,8 +128,11 @@ def vision_config(**fields) -> ReLUFormerVisionConfig:
     return ReLUFormerVisionConfig.from_preset(fields.pop("preset"), **fields)
 
 
-def moved(model):
-    """Initial biases are zero and norms one: moves them, so that a test sees a term that is forgotten."""
+def moved(model_class, config, seed: int, attn_implementation: str | None = None):
+    """A new model whose biases, at first zero, and norms, at first one, are moved: a test sees a term that is forgotten."""
+    torch.manual_seed(seed)
+    config._attn_implementation = attn_implementation
+    model = model_class(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -142,15 +140,11 @@ def moved(model):
 
 
 def vision_model(seed: int = 0, attn_implementation: str | None = None, **fields) -> ReLUFormerForImageClassification:
-    torch.manual_seed(seed)
-    config = vision_config(**fields)
-    config._attn_implementation = attn_implementation
-    return moved(ReLUFormerForImageClassification(config))
+    return moved(ReLUFormerForImageClassification, vision_config(**fields), seed, attn_implementation)
 
 
 def vit_model(seed: int = 0, **fields) -> ViTForImageClassification:
-    torch.manual_seed(seed)
-    return moved(ViTForImageClassification(ViTConfig(num_labels=CLASSES, **{**CASES_SIZES, **fields})))
+    return moved(ViTForImageClassification, ViTConfig(num_labels=CLASSES, **{**CASES_SIZES, **fields}), seed)
 
 
 def pictures(count: int = 3, size: tuple[int, int] = (8, 8), channels: int = 3, seed: int = 0) -> torch.Tensor:

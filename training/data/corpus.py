@@ -55,9 +55,7 @@ class CorpusReport:
 
     def skips(self) -> str:
         """What was skipped, as the end of a line; "" for nothing."""
-        reasons = [
-            f"{count:,} × {reason} (first: pair {self.first[reason]:,})" for reason, count in self.skipped.items()
-        ]
+        reasons = [f"{count:,} × {why} (first: pair {self.first[why]:,})" for why, count in self.skipped.items()]
         return f"; skipped {'; '.join(reasons)}" if reasons else ""
 
     def summary(self) -> str:

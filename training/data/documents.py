@@ -78,27 +78,31 @@ def greedy_spans(
     documents: Sequence[str],
     left_out: Sequence[bool],
     *,
-    max_tokens: int,
+    limits: Sequence[int],
 ) -> list[tuple[int, int]]:
-    """Packed documents as half-open ranges of sentences, in order; `max_tokens` counts `</s>`, the counts of tokens do not.
+    """Packed documents as half-open ranges of sentences, in order; `limits` count `</s>`, the counts of tokens do not.
 
+    A packed document has the limit that the fewest tokens were given to so far.
     A sentence that alone is longer is a range of its own. One that is left out is in no range and ends the packed document before
     it, since what stands on its two sides is not consecutive.
     """
-    room = max_tokens - 1
+    given = [0] * len(limits)
+    limit = 0  # place of that of the last range
     spans: list[tuple[int, int]] = []
-    goes_on = False  # the last range
     source_sum = target_sum = 0
     rows = zip(source_tokens, target_tokens, documents, left_out, strict=True)
     for index, (source, target, document, is_left_out) in enumerate(rows):
-        full = source_sum + source > room or target_sum + target > room
-        if not is_left_out and goes_on and not full and document == documents[index - 1]:
+        if is_left_out:
+            continue
+        goes_on = spans and spans[-1][1] == index and document == documents[index - 1]
+        if goes_on and max(source_sum + source, target_sum + target) < limits[limit]:
             spans[-1] = (spans[-1][0], index + 1)
             source_sum, target_sum = source_sum + source, target_sum + target
-        elif not is_left_out:
+        else:
+            limit = given.index(min(given))
             spans.append((index, index + 1))
             source_sum, target_sum = source, target
-        goes_on = not is_left_out
+        given[limit] += max(source, target)
     return spans
 
 
@@ -109,6 +113,7 @@ def pack_documents(
     max_tokens: int,
     too_long: Literal["skip", "keep"],
     name: str,
+    limits: Sequence[int] | None = None,
     workers: int = 1,
 ) -> PackedDocuments:
     """Packs consecutive sentences of each document, greedily.
@@ -119,6 +124,7 @@ def pack_documents(
         sentences: columns "source", "target", "document"; the sentences of a document stand together.
         max_tokens: L: most tokens of a packed document on either side, `</s>` included.
         too_long: what becomes of a sentence that alone is longer: see `PackingConfig`.
+        limits: limits to mix instead of L alone: `PackingConfig.train_lengths`.
 
     Raises:
         UserError: nothing left.
@@ -131,7 +137,7 @@ def pack_documents(
     lengths = [token_lengths(rows, column) for column in ("input_ids", "labels")]
     report.kept_too_long = int((np.maximum(*lengths) > max_tokens).sum())
     counts = ((side - 1).tolist() for side in lengths)
-    spans = greedy_spans(*counts, documents, (~good).tolist(), max_tokens=max_tokens)
+    spans = greedy_spans(*counts, documents, (~good).tolist(), limits=limits or [max_tokens])
     if not spans:
         raise UserError(f"{name}: nothing to pack: {report.summary()}; raise the limit or give longer documents")
     report.packed = len(spans)
@@ -143,7 +149,8 @@ def pack_split(
 ) -> PackedDocuments:
     """The sentences of a split packed as the recipe's section `packing` says; see `pack_documents`."""
     too_long = data.packing.too_long if split == "train" else data.packing.too_long_evaluated
-    options = {"max_tokens": data.max_length, "too_long": too_long, "workers": data.workers}
+    limits = data.packing.train_lengths if split == "train" else None
+    options = {"max_tokens": data.max_length, "too_long": too_long, "limits": limits, "workers": data.workers}
     return pack_documents(sentences, tokenizer, name=f"{split} documents", **options)
 
 

@@ -54,7 +54,7 @@ sentence = st.tuples(lengths, lengths, seldom, seldom)  # source, target, left o
 def test_greedy_packing(rows, limit):
     source, target, left_out, begins = (list(column) for column in zip(*rows, strict=True))
     documents = np.cumsum(begins).tolist()
-    spans = greedy_spans(source, target, documents, left_out, max_tokens=limit)
+    spans = greedy_spans(source, target, documents, left_out, limits=[limit])
     packed = [index for start, stop in spans for index in range(start, stop)]
     assert packed == [index for index in range(len(rows)) if not left_out[index]]  # once each, in order
     for start, stop in spans:
@@ -104,11 +104,13 @@ def test_a_sentence_that_alone_is_too_long_is_left_out_or_kept(tokenizer):
     assert skipped.references == kept.references == {"a": " ".join(target)}
 
 
-def test_a_sentence_without_tokens_is_counted(tokenizer):
-    rows = {"source": ["uno .", "\u2581", "due ."], "target": ["one .", "two .", "two ."], "document": ["a"] * 3}
-    packed = pack_documents(datasets.Dataset.from_dict(rows), tokenizer, max_tokens=40, too_long="keep", name="train")
-    assert packed.report.skipped == {"without any token": 1} and packed.report.kept_too_long == 0
-    assert list(packed.pairs["source"]) == ["uno .", "due ."]
+def test_limits_that_are_mixed_get_as_many_tokens_each():
+    tokens = np.random.default_rng(0).integers(1, 6, 600)
+    spans = greedy_spans(tokens.tolist(), tokens.tolist(), [0] * 600, [False] * 600, limits=[1, 20, 60])
+    assert [index for span in spans for index in range(*span)] == list(range(600))
+    sizes = np.array([tokens[slice(*span)].sum() for span in spans])
+    shares = [sizes[chosen].sum() / sizes.sum() for chosen in (sizes <= 5, (sizes > 5) & (sizes < 20), sizes >= 20)]
+    assert shares == pytest.approx([1 / 3] * 3, abs=0.03) and sizes.max() < 60
 
 
 def test_what_cannot_be_packed_is_refused(tokenizer):
@@ -208,12 +210,7 @@ def test_the_tokenizer_is_the_same_at_every_length(recipe_file):
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [
-        ("--data.test.documents null", "data.test.documents names no file"),
-        ("--data.test.only [d7]", "data.test.only: no document 'd7' in "),
-        ("--tokenizer.moses true", "tokenizer.moses"),
-        ("--data.packing null", "document_bleu"),
-    ],
+    [("--data.test.only [d7]", "data.test.only: no document 'd7' in "), ("--tokenizer.moses true", "tokenizer.moses")],
 )
 def test_mistakes_are_found_before_training(recipe_file, change, says):
     with pytest.raises(UserError, match=says):
@@ -226,3 +223,9 @@ def test_training_and_evaluation_may_treat_long_sentences_differently(recipe_fil
     train, test = (pack_split(data, split, load_split(data, split)[0], tokenizer) for split in ("train", "test"))
     assert train.report.skipped and not train.report.kept_too_long
     assert test.report.kept_too_long and not test.report.skipped
+
+
+def test_lengths_are_mixed_in_training_alone(recipe_file, tokenizer):
+    data = parse_recipe(["--config", str(recipe_file), "--data.packing.train_lengths", "[1]"]).data
+    train, test = (pack_split(data, split, load_split(data, split)[0], tokenizer) for split in ("train", "test"))
+    assert max(train.pairs["sentences"]) == 1 < max(test.pairs["sentences"])
