@@ -36,7 +36,8 @@ def activations(name):
 def test_thresholds_are_those_of_the_authors_code(name):
     truncation = TailTruncation(*activations(name))
     step = float(truncation.candidates[1] - truncation.candidates[0])
-    assert float(truncation.candidates[-1]) == pytest.approx(LARGEST[name], rel=1e-6)
+    # torch before 2.14 rounds the rank of a quantile to float32, which moves it by 2^-13 of the way to its neighbour
+    assert float(truncation.candidates[-1]) == pytest.approx(LARGEST[name], abs=step)
     for cett, threshold in AUTHORS[name].items():
         # the sums of another machine may turn one comparison with a candidate
         assert truncation.threshold(float(cett)) == pytest.approx(threshold, abs=1.5 * step)
