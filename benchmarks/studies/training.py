@@ -1,5 +1,5 @@
 """One row on pictures or on language models, trained by Transformers' `Trainer`; translation rows are `reluformer train`'s, but
-for the starts whose γ a batch sets (task `calibration`).
+for models of which no update is made (task `calibration`): γ is set by a batch, or a model evaluated in another way.
 
     python -m benchmarks.studies.training ROW.yaml
 
@@ -36,6 +36,8 @@ from reluformer.training.run.model_building import build_model
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 from reluformer.training.run.token_means import TokenMeans
+from reluformer.training.scoring.evaluation import evaluate_split
+from reluformer.training.translation import Translator
 from reluformer.training.zeros import ZerosCallback
 
 TASKS = {"image_classification": pictures, "language_modeling": texts}
@@ -145,15 +147,18 @@ def train(recipe: Mapping[str, Any], folder: Path) -> None:
 
 
 def calibrate(row: Mapping[str, Any], folder: Path) -> None:
-    """Writes a translation model of which γ was set and no update made; its record has γ of every head."""
+    """Writes and evaluates a translation model without an update, with γ set where there is a `row_sum`; the record has it."""
     recipe = build_recipe({key: says for key, says in row.items() if key not in ("task", "row_sum")})
     corpus = prepare_corpus(recipe)
     model = build_model(recipe, corpus.tokenizer)
     pairs = corpus.encoded["train"].shuffle(seed=recipe.training.seed).select(range(64))
-    gamma = set_gamma(model, pairs.select_columns(["input_ids", "labels"]).with_format("torch"), row["row_sum"])
+    pairs = pairs.select_columns(["input_ids", "labels"]).with_format("torch")
+    gamma = row["row_sum"] and set_gamma(model, pairs, row["row_sum"])
     model.save_pretrained(folder)
     corpus.tokenizer.save_pretrained(folder)
     write_json(folder / "trainer_state.json", {"log_history": []})
+    for split in recipe.evaluation.splits:
+        evaluate_split(recipe, split, Translator.from_pretrained(folder, num_beams=recipe.evaluation.num_beams))
     record = {**run_record(None, recipe.name, recipe.training.seed), "updates": 0, "gamma": gamma}
     write_json(folder / RECORD_FILE, record)
 
