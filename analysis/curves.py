@@ -55,8 +55,7 @@ def plot_training_curve(log_history: LogHistory, path: Path) -> bool:
     grid = figure.subplots(len(found), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (unit, lines) in zip(grid, found.items(), strict=True):
         _draw(axes, unit, lines)
-    grid[-1].set_xlabel("updates")
-    grid[-1].set_xlim(left=0)
+    grid[-1].set(xlabel="updates", xlim=(0, None))
     figure.align_ylabels(grid)
     save(figure, path)
     return True
@@ -64,10 +63,12 @@ def plot_training_curve(log_history: LogHistory, path: Path) -> bool:
 
 def _lines(log_history: LogHistory, labels: Mapping[str, str]) -> Lines:
     """The points of every key that has a number somewhere in the log."""
-    steps = [entry for entry in log_history if "step" in entry]
-    values = {key: [(entry["step"], entry.get(key)) for entry in steps] for key in labels}
-    lines = {key: [point for point in points if isinstance(point[1], (int, float))] for key, points in values.items()}
-    return {key: points for key, points in lines.items() if points}
+    lines: Lines = {}
+    for key in labels:
+        for entry in log_history:
+            if "step" in entry and isinstance(entry.get(key), (int, float)):
+                lines.setdefault(key, []).append((entry["step"], entry[key]))
+    return lines
 
 
 def _draw(axes: Axes, unit: str, lines: Lines) -> None:

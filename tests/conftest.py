@@ -117,9 +117,7 @@ def skip_without_entmax(fields: dict) -> None:
 
 def skip_beams_of_two_vocabularies() -> None:
     if Version(transformers.__version__) < Version("5.18"):
-        pytest.skip(
-            "beam search before transformers 5.18 fails where the decoder's vocabulary has another size: Marian's too"
-        )
+        pytest.skip("beam search with a decoder vocabulary of another size, Marian's too, needs transformers 5.18")
 
 
 # In make test-slow alone: what they add to the others is their activation, of which the tests of attention see every one.

@@ -153,7 +153,7 @@ def calibrate(row: Mapping[str, Any], folder: Path) -> None:
     model = build_model(recipe, corpus.tokenizer)
     pairs = corpus.encoded["train"].shuffle(seed=recipe.training.seed).select(range(64))
     pairs = pairs.select_columns(["input_ids", "labels"]).with_format("torch")
-    gamma = row["row_sum"] and set_gamma(model, pairs, row["row_sum"])
+    gamma = None if row["row_sum"] is None else set_gamma(model, pairs, row["row_sum"])
     model.save_pretrained(folder)
     corpus.tokenizer.save_pretrained(folder)
     write_json(folder / "trainer_state.json", {"log_history": []})

@@ -15,15 +15,13 @@ def test_models_have_the_zeros_asked_for(shape):
     torch.manual_seed(0)
     sizes = zeros.SHAPES[shape] | {"num_hidden_layers": 1, "vocab_size": 64}
     model = zeros.with_zeros(zeros.MODELS[shape](sizes), 90)
-    given = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
-    found = [
-        contender(model, f"float32 {name}").generate(torch.tensor([[5, 6]]), **given) for name in ("torch", "zeros")
-    ]
+    ids, given = torch.tensor([[5, 6]]), {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    found = [contender(model, f"float32 {name}").generate(ids, **given) for name in ("torch", "zeros")]
     assert torch.equal(*found)
     dense, sparse = (contender(model, f"float32 {name}") for name in ("dense", "zeros"))
     loops = [[vars(part)["forward"] for part in each.modules() if "forward" in vars(part)] for each in (dense, sparse)]
     assert all(loop.all_active for loop in loops[0]) and loops[1] and not any(loop.all_active for loop in loops[1])
-    step = lambda: model.generate(torch.tensor([[5, 6]]), **given)  # noqa: E731
+    step = lambda: model.generate(ids, **given)  # noqa: E731
     assert zeros.zeros_while(model, step) == pytest.approx(0.9, abs=0.03)
 
 

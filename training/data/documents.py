@@ -87,9 +87,8 @@ def greedy_spans(
     it, since what stands on its two sides is not consecutive.
     """
     given = [0] * len(limits)
-    limit = 0  # place of that of the last range
     spans: list[tuple[int, int]] = []
-    source_sum = target_sum = 0
+    limit = source_sum = target_sum = 0  # of the last range: the place of its limit, its tokens
     rows = zip(source_tokens, target_tokens, documents, left_out, strict=True)
     for index, (source, target, document, is_left_out) in enumerate(rows):
         if is_left_out:

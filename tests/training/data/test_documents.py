@@ -113,6 +113,13 @@ def test_limits_that_are_mixed_get_as_many_tokens_each():
     assert shares == pytest.approx([1 / 3] * 3, abs=0.03) and sizes.max() < 60
 
 
+def test_a_sentence_without_tokens_is_counted(tokenizer):
+    rows = {"source": ["uno .", "\u2581", "due ."], "target": ["one .", "two .", "two ."], "document": ["a"] * 3}
+    packed = pack_documents(datasets.Dataset.from_dict(rows), tokenizer, max_tokens=40, too_long="keep", name="train")
+    assert packed.report.skipped == {"without any token": 1} and packed.report.kept_too_long == 0
+    assert list(packed.pairs["source"]) == ["uno .", "due ."]
+
+
 def test_what_cannot_be_packed_is_refused(tokenizer):
     with pytest.raises(UserError, match=r"nothing to pack: .*36 × longer than 2 tokens"):
         pack_documents(corpus(), tokenizer, max_tokens=2, too_long="skip", name="train")
@@ -210,22 +217,20 @@ def test_the_tokenizer_is_the_same_at_every_length(recipe_file):
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [("--data.test.only [d7]", "data.test.only: no document 'd7' in "), ("--tokenizer.moses true", "tokenizer.moses")],
-)
+    [("--data.test.documents null", "data.test.documents names no file"), ("--data.packing null", "document_bleu"),
+     ("--data.test.only [d7]", "data.test.only: no document 'd7' in "), ("--tokenizer.moses true", "tokenizer.moses")],
+)  # fmt: skip
 def test_mistakes_are_found_before_training(recipe_file, change, says):
     with pytest.raises(UserError, match=says):
         prepare_corpus(parse_recipe(["--config", str(recipe_file), *change.split()]))
 
 
-def test_training_and_evaluation_may_treat_long_sentences_differently(recipe_file, tokenizer):
+def test_training_and_evaluation_may_treat_long_sentences_and_lengths_differently(recipe_file, tokenizer):
     data = load_recipe(recipe_file).data
     data.max_length = 6
     train, test = (pack_split(data, split, load_split(data, split)[0], tokenizer) for split in ("train", "test"))
     assert train.report.skipped and not train.report.kept_too_long
     assert test.report.kept_too_long and not test.report.skipped
-
-
-def test_lengths_are_mixed_in_training_alone(recipe_file, tokenizer):
-    data = parse_recipe(["--config", str(recipe_file), "--data.packing.train_lengths", "[1]"]).data
+    data.max_length, data.packing.train_lengths = 32, [1]
     train, test = (pack_split(data, split, load_split(data, split)[0], tokenizer) for split in ("train", "test"))
     assert max(train.pairs["sentences"]) == 1 < max(test.pairs["sentences"])
