@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import distribution
+from importlib.metadata import distribution, distributions
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -34,8 +34,10 @@ from transformers import (
     default_data_collator,
 )
 
+from benchmarks.studies.parser import BASES, STUDIES_FOLDER
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
 from reluformer.analysis.ppl_sparsity import perplexity
+from reluformer.configuration.errors import UserError
 
 END, PADDING = "<|endoftext|>", "<|padding|>"
 ITEMS, MODEL = "target_tokens", ReLUFormerForCausalLM
@@ -89,7 +91,15 @@ def _lines(path: str) -> Iterator[bytes]:
 
 
 def package_files(packages: Mapping[str, Any]) -> dict[str, Path]:
-    """Path from site-packages → path here of the Python files of installed packages, without the folders `exclude`, sorted."""
+    """Path from site-packages → path here of the Python files of installed packages, without the folders `exclude`, sorted.
+
+    Raises:
+        UserError: another release than the file `listed` asks for, if there is one: its sources would be another corpus.
+    """
+    if listed := packages.get("listed"):
+        file, here = STUDIES_FOLDER / BASES / listed, {f"{each.name}=={each.version}" for each in distributions()}
+        if missing := set(file.read_text(encoding="utf-8").split()) - here:
+            raise UserError(f"data.corpus: needs {', '.join(sorted(missing))}; pip install -r {file}")
     excluded, found = set(packages.get("exclude", ())), {}
     for name in packages["names"]:
         installed = distribution(name)

@@ -5,7 +5,7 @@ import gzip
 import itertools
 import json
 import math
-from types import SimpleNamespace
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from benchmarks.studies.running import Runner
 from benchmarks.studies.scores import perplexity_statistics
 from benchmarks.studies.tasks import Places, Task, read_result
 from reluformer import ReLUFormerForCausalLM, ReLUFormerVisionConfig
-from reluformer.commands.main import main
+from reluformer.configuration.errors import UserError
 
 from ...conftest import random_tokens, tiny_model
 
@@ -84,6 +84,17 @@ def test_documents_are_lines_of_a_file_or_files_of_packages(tmp_path):
     assert texts.package_files({"names": ["click"], "exclude": ["click"]}) == {}
 
 
+def test_sources_of_other_releases_than_those_measured_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "STUDIES_FOLDER", tmp_path)
+    (tmp_path / "bases").mkdir()
+    listed = {"names": ["click"], "listed": "some.txt"}
+    (tmp_path / "bases" / "some.txt").write_text(f"click=={version('click')}\n", encoding="utf-8")
+    assert "click/core.py" in texts.package_files(listed)
+    (tmp_path / "bases" / "some.txt").write_text("click==0.1\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"needs click==0\.1; pip install -r .*some\.txt"):
+        texts.package_files(listed)
+
+
 def config(**fields):
     return ReLUFormerVisionConfig.from_preset(
         "relu_vit", image_size=8, patch_size=4, num_labels=3, hidden_size=16, num_attention_heads=2, **fields
@@ -127,18 +138,6 @@ def test_accuracy_and_calibration():
     assert pictures.calibration_error(sure, torch.tensor([0, 1, 0, 0])) == pytest.approx(100 * (0.5 + 0.5) / 2)
 
 
-@pytest.fixture
-def here(monkeypatch):
-    """Commands run in this process."""
-
-    def start(command, log):
-        programs = {"reluformer": main, "benchmarks.studies.training": training.main}
-        status = programs[command[0]](command[1:])
-        return SimpleNamespace(exitcode=status, join=lambda: None)
-
-    monkeypatch.setattr("benchmarks.studies.running.start", start)
-
-
 def run(name, tmp_path, **changes):
     row = dataclasses.replace(load_rows("smoke").rows[name], **changes)
     task = Task(row, 1, Places.of("smoke", tmp_path / "runs", tmp_path / "results"))
@@ -146,7 +145,7 @@ def run(name, tmp_path, **changes):
     return task, read_result(task)
 
 
-def test_a_language_model_is_trained_scored_and_analysed(tmp_path, here):
+def test_a_language_model_is_trained_scored_and_analysed(tmp_path, started):
     task, result = run("lm_relu_attention_free_relu_lambda_0.01", tmp_path)
     evaluation = result["evaluations"]["test"]
     assert result["perplexity"]["score"] == pytest.approx(evaluation["perplexity"], rel=1e-6)
@@ -160,7 +159,7 @@ def test_a_language_model_is_trained_scored_and_analysed(tmp_path, here):
 
 
 @pytest.mark.slow
-def test_a_schedule_of_zeros_reaches_the_model_and_a_run_goes_on_at_its_checkpoint(tmp_path, here):
+def test_a_schedule_of_zeros_reaches_the_model_and_a_run_goes_on_at_its_checkpoint(tmp_path, started):
     task, result = run("zeros_prosparse_0.01", tmp_path, analyses=())
     assert json.loads((task.run_folder / "config.json").read_text())["ffn_threshold"] == 0.01
     for name in ("training_record.json", "model.safetensors", "evaluation.test.json"):
@@ -171,7 +170,7 @@ def test_a_schedule_of_zeros_reaches_the_model_and_a_run_goes_on_at_its_checkpoi
     assert again["perplexity"]["score"] == pytest.approx(result["perplexity"]["score"], rel=1e-6)
 
 
-def test_a_classifier_is_trained_scored_and_analysed(tmp_path, here):
+def test_a_classifier_is_trained_scored_and_analysed(tmp_path, started):
     task, result = run("zeros_vit_top_k_labels_0.4", tmp_path)
     evaluation = result["evaluations"]["test"]
     assert result["accuracy"]["score"] == pytest.approx(evaluation["accuracy"])
