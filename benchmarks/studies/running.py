@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
-import runpy
 import shlex
+import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import yaml
 from PIL import Image
@@ -54,7 +50,6 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 PROGRESS_SECONDS = 60.0
-_PRELOADED = ["reluformer.training.train", "reluformer.hub_cards.card", "reluformer.analysis.top_p", "sacremoses"]
 
 
 def tasks_by_study(
@@ -106,13 +101,14 @@ class Runner:
     """Runs what is not finished, `jobs` rows at a time.
 
     size: for the command that results tell. say: takes lines of progress. failures: what went wrong, a line for each row.
+    running: by the head of a row's messages.
     """
 
     size: str
     jobs: int = 1
     say: Callable[[str], None] = print
     failures: list[str] = field(default_factory=list)
-    running: dict[str, tuple[Task, BaseProcess]] = field(default_factory=dict)  # by the head of a row's messages
+    running: dict[str, tuple[Task, subprocess.Popen[bytes]]] = field(default_factory=dict)
     stopped: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -169,10 +165,10 @@ class Runner:
                 return
             process = start(command, task.log_file)
             self.running[head] = task, process
-        process.join()
+        process.wait()
         del self.running[head]
-        if process.exitcode and not self.stopped:
-            raise UserError(f"exit status {process.exitcode}: {last_line(task.log_file)} ({task.log_file})")
+        if process.returncode and not self.stopped:
+            raise UserError(f"exit status {process.returncode}: {last_line(task.log_file)} ({task.log_file})")
 
     def _collect(self, task: Task, head: str) -> None:
         again = f"python -m benchmarks.studies --size {self.size} --only {task.row.name} --seed {task.seed}"
@@ -275,35 +271,15 @@ def _with_starts(tasks: Sequence[Task]) -> list[Task]:
     return list(found.values())
 
 
-def start(command: Sequence[str], log: Path) -> BaseProcess:
-    """Starts a program and its arguments in a process of its own; what it prints is appended to the log.
-
-    All are forked from one server that has imported what they need, which takes longer than a row of the smallest size.
-    """
+def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Starts a module and its arguments in a process of its own; what it prints is appended to the log."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    # The server inherits the environment when it starts, with the first process. The status of a process can be read once, by the
-    # thread that waits for it: `_cleanup`, by which each start looks after all others, would read it in vain or too early.
-    with mock.patch.dict(os.environ, ENVIRONMENT), mock.patch("multiprocessing.process._cleanup"):
-        process = context.Process(target=_execute, args=(list(command), log))
-        process.start()
-    return process
-
-
-def _execute(command: list[str], log: Path) -> None:
     settings = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
-    with log.open("a", encoding="utf-8", buffering=1) as stream:
-        for number in (1, 2):
-            os.dup2(stream.fileno(), number)
-        sys.stdout = sys.stderr = stream
-        print(f"$ {settings} python -m {shlex.join(command)}")
-        sys.argv = command
-        try:
-            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
-        except Exception:  # told while the log is open; multiprocessing would print it when it is not
-            traceback.print_exc()
-            sys.exit(1)
+    with log.open("ab") as stream:
+        stream.write(f"$ {settings} python -m {shlex.join(command)}\n".encode())
+        stream.flush()
+        environment = {**os.environ, **ENVIRONMENT}
+        return subprocess.Popen([sys.executable, "-m", *command], stdout=stream, stderr=stream, env=environment)
 
 
 def last_line(log: Path) -> str:

@@ -1,15 +1,19 @@
 """A study with made-up rows, claims and results."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import yaml
 
+from benchmarks.studies import running, training
 from benchmarks.studies.claims import judge
 from benchmarks.studies.outcomes import outcomes_of
 from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study
 from benchmarks.studies.report import write_reproduction
 from benchmarks.studies.scores import bleu_statistics
 from benchmarks.studies.tasks import Places, Task
+from reluformer.commands import main as cli
 from reluformer.training.run.records import write_json
 from reluformer.training.scoring.evaluation import write_translations
 
@@ -112,3 +116,18 @@ def study(tmp_path):
     }
     (tmp_path / "studies" / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
     return Prepared()
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Rows run in this process; a list of their names and verbs."""
+    found, programs = [], {"reluformer": cli.main, "benchmarks.studies.training": training.main}
+
+    def start(command, log):
+        found.append((log.name.split("-")[0], command[1]))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        status = programs[command[0]](command[1:])
+        return SimpleNamespace(returncode=status, wait=lambda: status)
+
+    monkeypatch.setattr(running, "start", start)
+    return found

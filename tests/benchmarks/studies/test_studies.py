@@ -12,11 +12,9 @@ import yaml
 
 from benchmarks.studies import __main__ as studies_program
 from benchmarks.studies import running
-from benchmarks.studies import training as row_training
 from benchmarks.studies.parser import ROWS_FILE, STUDIES_FOLDER, load_rows, load_study
 from benchmarks.studies.running import Runner, tasks_by_study
 from benchmarks.studies.tasks import Places, Task, read_result, state_of, training_seconds
-from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.training.trainer import ReLUFormerTrainer
 
@@ -33,9 +31,9 @@ STUDY = {
 class Studies:
     """Studies of the smoke size, with two rows under three names, and one that starts from another."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, started):
         self.folder, self.studies = folder, folder / "studies"
-        self.said, self.started = [], []
+        self.said, self.started = [], started
         (self.studies / "bases").mkdir(parents=True)
         shutil.copy(STUDIES_FOLDER / "bases" / "sentences.smoke.yaml", self.studies / "bases" / "sentences.yaml")
         relu, softmax = (
@@ -67,27 +65,9 @@ class Studies:
         return Runner("smoke", say=self.said.append).run(tasks)
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.fixture
-def studies(tmp_path, monkeypatch):
-    """Rows run in this process; `started` names them and their verbs."""
-    found = Studies(tmp_path)
-    programs = {"reluformer": cli.main, "benchmarks.studies.training": row_training.main}
-
-    def start(command, log):
-        found.started.append((log.name.split("-")[0], command[1]))
-        log.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            status = programs[command[0]](command[1:])
-        except Killed:
-            status = 1
-        return SimpleNamespace(exitcode=status, join=lambda: None)
-
-    monkeypatch.setattr(running, "start", start)
-    return found
+def studies(tmp_path, started):
+    return Studies(tmp_path, started)
 
 
 def test_a_row_that_two_names_share_is_one_task_and_seeds_come_one_after_the_other(studies):
@@ -152,12 +132,12 @@ def test_an_interrupted_row_goes_on_at_its_checkpoint_and_its_failure_costs_no_o
     def log_until_killed(self, logs, start_time=None):
         original(self, logs, start_time)
         if self.state.global_step == 4 and "softmax" in self.args.output_dir:
-            raise Killed
+            raise UserError("killed")
 
     with monkeypatch.context() as patch:
         patch.setattr(ReLUFormerTrainer, "log", log_until_killed)
         failures = studies.run(broken, other)
-    assert len(failures) == 1 and failures[0].startswith("softmax-seed1: exit status 1")
+    assert len(failures) == 1 and failures[0].startswith("softmax-seed1: exit status 2")
     assert (state_of(broken), state_of(other)) == ("begun", "finished")
     assert studies.run(broken, other) == []
     assert read_result(broken)["training"]["resumed_from"].endswith("checkpoint-2")
@@ -187,8 +167,7 @@ def test_a_process_of_its_own_writes_a_log(tmp_path):
     log = tmp_path / "row.log"
     log.write_text("earlier\n", encoding="utf-8")
     process = running.start(["reluformer", "train", "nowhere"], log)
-    process.join()
-    assert process.exitcode == 2
+    assert process.wait() == 2
     text = log.read_text(encoding="utf-8")
     assert text.startswith("earlier\n") and "$ OMP_NUM_THREADS=1 " in text
     assert "python -m reluformer train nowhere\nreluformer: error" in text
@@ -200,11 +179,11 @@ def test_a_process_of_its_own_writes_a_log(tmp_path):
 def test_sigterm_ends_the_rows_of_a_study_with_it(tmp_path, monkeypatch):
     ended = threading.Event()
 
-    def join():
+    def wait():
         os.kill(os.getpid(), signal.SIGTERM)
         assert ended.wait(30)
 
-    process = SimpleNamespace(join=join, terminate=ended.set, exitcode=-signal.SIGTERM)
+    process = SimpleNamespace(wait=wait, terminate=ended.set, returncode=-signal.SIGTERM)
     monkeypatch.setattr(running, "start", lambda command, log: started.append(command) or process)
     started, places = [], ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     assert studies_program.main(["--study", "t3", "--size", "smoke", *places]) == 143
@@ -232,16 +211,17 @@ def test_the_list_says_how_far_every_row_is(capsys, tmp_path):
     places = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     assert studies_program.main(["--list", *places]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.split()[:6] == ["t6", "0", "of", "6", "rows", "Table"] for line in lines)
+    assert any(line.split()[:6] == ["t6", "0", "of", "8", "rows", "Table"] for line in lines)
     assert studies_program.main(["--list", "--study", "t2", "--only", "vanilla", "--seed", "7", *places]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["  vanilla-seed7: missing"]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("started")
 def test_every_study_of_the_smoke_size_can_be_reported(capsys, tmp_path):
     """Each row runs, and gives every figure that its studies show."""
     places = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--size", "smoke"]
-    assert studies_program.main([*places, "--jobs", "2"]) == 0
+    assert studies_program.main(places) == 0
     results = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "results" / "smoke").glob("*.json")]
     assert len({result["key"] for result in results}) == len(results)
     report = tmp_path / "reproduction.md"
