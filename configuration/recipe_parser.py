@@ -248,7 +248,7 @@ def build_recipe(values: dict[str, Any]) -> Recipe:
 
 # What jsonargparse says of a section that may be missing, such as `data.demo`: every type it tried, with class paths.
 _SECTION_ERROR = re.compile(
-    r'Parser key "([^"]+)": Does not validate .*?Problem with given class_path \S+: (.*?) - Expected a '
+    r'Parser key "([^"]+)": Does not validate .*?Problem with given class_path \S+: (.*) - Expected a '
 )
 
 

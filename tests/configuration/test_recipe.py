@@ -220,6 +220,7 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
         (["--evaluation.headline", "tokenized_bleu"], "choose moses_lowercase_bleu or bleu"),
         (["--evaluation.headline", "document_bleu"], "set data.packing"),
         (["--data.packing", "{}"], "the generated corpus has none"),
+        (["--data.packing.train_lengths", "long"], "Expected a <class 'list'> - Expected a <class 'NoneType'> Given"),
         (["--data.train.source", "a", "--data.train.target", "b"], "exactly one of"),
         (["--data.demo", "null"], "none of them"),
         (["--data.max_length", "9000"], "batching.tokens_per_batch"),
