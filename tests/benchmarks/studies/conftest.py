@@ -125,9 +125,7 @@ def started(monkeypatch):
 
     def start(command, log):
         found.append((log.name.split("-")[0], command[1]))
-        log.parent.mkdir(parents=True, exist_ok=True)
-        status = programs[command[0]](command[1:])
-        return SimpleNamespace(returncode=status, wait=lambda: status)
+        return SimpleNamespace(returncode=programs[command[0]](command[1:]), wait=lambda: None)
 
     monkeypatch.setattr(running, "start", start)
     return found

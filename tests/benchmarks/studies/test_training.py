@@ -84,15 +84,13 @@ def test_documents_are_lines_of_a_file_or_files_of_packages(tmp_path):
     assert texts.package_files({"names": ["click"], "exclude": ["click"]}) == {}
 
 
-def test_sources_of_other_releases_than_those_measured_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(texts, "STUDIES_FOLDER", tmp_path)
-    (tmp_path / "bases").mkdir()
-    listed = {"names": ["click"], "listed": "some.txt"}
-    (tmp_path / "bases" / "some.txt").write_text(f"click=={version('click')}\n", encoding="utf-8")
-    assert "click/core.py" in texts.package_files(listed)
-    (tmp_path / "bases" / "some.txt").write_text("click==0.1\n", encoding="utf-8")
+def test_sources_of_other_releases_than_those_measured_are_refused(tmp_path):
+    packages = {"names": ["click"], "listed": tmp_path / "some.txt"}
+    packages["listed"].write_text(f"click=={version('click')}\n", encoding="utf-8")
+    assert "click/core.py" in texts.package_files(packages)
+    packages["listed"].write_text("click==0.1\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"needs click==0\.1; pip install -r .*some\.txt"):
-        texts.package_files(listed)
+        texts.package_files(packages)
 
 
 def config(**fields):
