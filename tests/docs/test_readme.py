@@ -44,7 +44,7 @@ SAID = [
     (DECIDING, "… 10,000 updates, ReLU²", "behind softmax by {gain:.2f} BLEU on Multi30k"),
     (DECIDING, "… for 10,000 updates, ReLU²", "and by {gain:.2f} on Tatoeba"),
     (DECIDING, "… with dropout of 0.3 instead of 0.1", "with dropout of 0.3, +{gain:.2f} BLEU on Multi30k"),
-    (DECIDING, "sentences of 6.5 words, translated", "on Tatoeba, +{gain:.2f}, within the noise ({seeds} seed each)"),
+    (DECIDING, "sentences of 6.5 words, translated", "on Tatoeba, +{gain:.2f}, within the noise ({seeds} seed)"),
     (DECIDING, "documents of 128 tokens, translated", "by {gain:.2f} to"),
     (DECIDING, "documents of 2,048 tokens, translated", "to {gain:.2f} BLEU: up to 1,024"),
     (DECIDING, "pictures in 784 patches, 1/L", "{relu} % against {softmax} ({seeds} seed)"),
