@@ -132,9 +132,9 @@ def _read_pairs(options: AnalysisOptions) -> Subject:
         notes.append("no --target_text: the decoder reads the model's own translation")
     documents = None
     if "document" in lines.column_names:
-        most = max_length or positions
-        if most > positions:
-            raise UserError(f"--max_length: {most} tokens; give at most {positions}, the positions of the model")
+        most = positions if max_length is None else max_length
+        if not 0 < most <= positions:
+            raise UserError(f"--max_length: {most} tokens; give 1 to {positions}, the positions of the model")
         documents = pack_documents(lines, tokenizer, max_tokens=most, too_long="skip", name="text")
         facts |= {"documents": documents.report.documents, "packed_documents": len(documents.pairs), "max_length": most}
     of_text = lines if documents is None else documents.pairs

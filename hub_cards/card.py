@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -161,19 +162,21 @@ def _origin(model: ModelFolder) -> str | None:
     dataset = data.get("dataset") or ({"path": model.dataset_id} if model.dataset_id else {})
     if data.get("demo"):
         return "a generated corpus of number words (`reluformer.training.data.demo_corpus`)"
-    if dataset:
+    if dataset and not dataset.get("files"):
         details = ", ".join(str(dataset[key]) for key in ("name", "revision") if dataset.get(key))
         return f"data set `{dataset['path']}`" + (f" ({details})" if details else "")
-    files = _file_names(data.get("train"))
+    given = dataset.get("files") or data.get("train")
+    files = _file_names(given["train"] if isinstance(given, Mapping) and "train" in given else given)
     return f"files {', '.join(f'`{name}`' for name in files)}" if files else None
 
 
 def _file_names(held: Any) -> list[str]:
-    """The last parts of all paths in a section of a recipe."""
+    """The last parts of all paths in a section of a recipe, and the documents that it names."""
     if isinstance(held, str):
         return [last_part(held)]
-    values = held.values() if isinstance(held, Mapping) else held or ()
-    return [name for value in values for name in _file_names(value)]
+    if isinstance(held, Mapping):
+        held = [[f"document {name}" for name in value or ()] if key == "only" else value for key, value in held.items()]
+    return [name for value in held or () for name in _file_names(value)]
 
 
 def measured_scores(model: ModelFolder, evaluation: Mapping[str, Any]) -> list[Score]:
@@ -197,10 +200,11 @@ def evaluated_text(model: ModelFolder, evaluation: Mapping[str, Any]) -> str | N
 
 def _attention_statistics(model: ModelFolder) -> list[tuple[str, str, str]]:
     """(name, value, where it was measured) of the last logged ones, on the validation split if they were."""
-    rows = []
+    rows, last = [], model.record.get("weights_of_update") or math.inf
+    history = [entry for entry in model.log_history if entry["step"] <= last]
     for key, name, form in _ATTENTION_STATISTICS:
         for logged, where in ((f"eval_{key}", "validation"), (key, "training, with dropout")):
-            entries = [entry for entry in model.log_history if is_number(entry.get(logged))]
+            entries = [entry for entry in history if is_number(entry.get(logged))]
             if entries:
                 rows.append((name, form.format(entries[-1][logged]), f"{where}, update {entries[-1]['step']:,}"))
                 break

@@ -13,6 +13,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from reluformer.analysis.curves import plot_training_curve
 from reluformer.hub_cards.card import write_card
 from reluformer.hub_cards.model_folder import is_hub_id, is_number, kind_of
+from reluformer.training.run.checkpoints import best_update
 from reluformer.training.run.records import command_line, run_record, write_json
 from reluformer.training.run.redaction import public_text
 from reluformer.training.run.run_folder import RECORD_FILE
@@ -112,8 +113,8 @@ class ModelCardCallback(TrainerCallback):
 def _training_facts(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
     """Under the names of training_record.json, None for what is not known."""
     whole = next((entry for entry in reversed(state.log_history) if "train_runtime" in entry), {})  # logged at the end
-    is_best = args.load_best_model_at_end and state.best_model_checkpoint is not None
-    weights_of = state.best_global_step if is_best else state.global_step
+    best = best_update(args, state)
+    weights_of = best or state.global_step
     evaluations: dict[str, dict[str, float]] = {}
     for entry in state.log_history:
         evaluations |= evaluation_of(entry) if entry.get("step") == weights_of else {}
@@ -123,7 +124,7 @@ def _training_facts(args: TrainingArguments, state: TrainerState) -> dict[str, A
         "seconds": whole.get("train_runtime"),
         "examples_per_second": whole.get("train_samples_per_second"),
         "examples_per_update": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
-        "best": {"metric": state.best_metric, "update": weights_of} if is_best else None,
+        "best": best and {"metric": state.best_metric, "update": best},
         "weights_of_update": weights_of,
         "processes": args.world_size,
         "device": str(args.device),

@@ -19,7 +19,7 @@ from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.card import PICTURES, render_card
 from reluformer.hub_cards.model_folder import ModelFolder
 from reluformer.training.loading import load_tokenizer, load_whole
-from reluformer.training.run.redaction import without_secrets
+from reluformer.training.run.redaction import public_values, without_secrets
 from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE, is_finished
 
 # By name, beside the card and the model's code: whatever else lies in the folder stays there.
@@ -141,7 +141,8 @@ def published_names(model: ModelFolder) -> list[str]:
 
 
 def _require_nothing_private(path: Path) -> None:
-    for text in map(json.loads, re.findall(r'"(?:[^"\\]|\\.)*"', path.read_text(encoding="utf-8"))):
-        is_path = len(text) > 1 and os.path.isabs(text) and os.path.exists(text)
-        if is_path or without_secrets(text) != text:
-            raise UserError(f"{path}: holds a path of this machine or a secret, which would be published; remove it")
+    content = path.read_text(encoding="utf-8")
+    texts = map(json.loads, re.findall(r'"(?:[^"\\]|\\.)*"', content))
+    has_path = any(len(text) > 1 and os.path.isabs(text) and os.path.exists(text) for text in texts)
+    if has_path or public_values(held := json.loads(content), without_secrets) != held:
+        raise UserError(f"{path}: holds a path of this machine or a secret, which would be published; remove it")

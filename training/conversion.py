@@ -197,6 +197,10 @@ def convert_model(foreign: PreTrainedModel, changes: Mapping[str, Any] | None = 
 def converted_config(config: PreTrainedConfig) -> AttentionConfig:
     """The configuration of the softmax ReLUFormer that is the model of this one; errors as of `convert_model`."""
     kind = FOREIGN_MODELS[config.model_type]
+    if config._attn_implementation == "reluformer":
+        raise UserError(
+            f"this {kind.name} was trained with ReLU attention, which would become softmax; convert one without it"
+        )
     try:
         return kind.config(config)
     except (ValueError, TypeError, StrictDataclassError) as error:

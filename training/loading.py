@@ -87,8 +87,8 @@ def load_whole(model_class: Any, path_or_hub_id: str | Path, **options: Any) -> 
         raise UserError(
             f"{path_or_hub_id}: the weights lack {len(missing)} tensors of the model, the first is {missing[0]}"
         )
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
+    for name, held in model.state_dict().items():
+        if not torch.isfinite(held).all():
             damage = f"{name} holds NaN or infinity"
             raise UserError(f"{path_or_hub_id}: its weights are damaged: {damage}; take an earlier checkpoint")
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from reluformer.training.averaging import average_checkpoints
 from reluformer.training.data.corpus import has_split
 from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus
 from reluformer.training.loading import load_whole
-from reluformer.training.run.checkpoints import saved_processes
+from reluformer.training.run.checkpoints import best_update, saved_processes
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.interruptions import orderly_end, resumes_at
 from reluformer.training.run.model_building import build_config, build_model
@@ -170,14 +171,20 @@ def _write_record(
     recipe: Recipe, trainer: ReLUFormerTrainer, watch: DivergenceWatch, resume_from: Path | None, averaged: list[str]
 ) -> None:
     """Writes what was measured, with what makes it traceable; `seconds` are of all parts of the training, with evaluation."""
-    path = recipe.run_folder / RECORD_FILE
-    if path.is_file() and not recipe.training.resume_from_checkpoint:
+    path, state = recipe.run_folder / RECORD_FILE, trainer.state
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    is_same = (before.get("updates"), before.get("averaged_checkpoints")) == (state.global_step, averaged)
+    if is_same and not recipe.training.resume_from_checkpoint:
         return  # all was trained before, and only the evaluation was interrupted: nothing new was measured
-    history = trainer.state.log_history
+    for measured in (*recipe.run_folder.glob("evaluation.*.json"), *recipe.run_folder.glob("translations.*.tsv")):
+        measured.unlink()  # of other weights
+    history, best = state.log_history, None if averaged else best_update(recipe.training, state)
     record = {
         **run_record(None, recipe.name, recipe.training.seed),
-        "updates": trainer.state.global_step,
-        "epochs": trainer.state.epoch,
+        "updates": state.global_step,
+        "epochs": state.epoch,
+        "best": best and {"metric": state.best_metric, "update": best},
+        "weights_of_update": best or state.global_step,
         "seconds": trainer.seconds,
         "target_tokens_per_update": _mean_over_updates(history, "target_tokens_per_update"),
         "target_tokens_per_second": _mean_over_updates(history, "target_tokens_per_second"),

@@ -142,9 +142,10 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
             if self.args.should_save:
                 shutil.rmtree(self._partial, ignore_errors=True)
             self.accelerator.wait_for_everyone()
+            best, goes = self.state.best_model_checkpoint, self.stop_on_sigterm.off_schedule
             super()._save_checkpoint(model, trial)
-            if self.state.best_global_step == self.state.global_step:  # super() says where it is being written
-                self.state.best_model_checkpoint = str(run_folder / name)
+            if goes or self.state.best_global_step == self.state.global_step:  # super() says where it is being written
+                self.state.best_model_checkpoint = best if goes else str(run_folder / name)
             self.accelerator.wait_for_everyone()  # every process writes its random state
             if self.args.should_save:
                 self._publish(self._partial / name, run_folder / name)

@@ -25,7 +25,7 @@ from .regularization import collect, collects
 logger = logging.get_logger(__name__)
 
 # Arguments that need a softmax, a score below which there is weight, or an attention of the library.
-REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "cache")
+REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "cache", "indices", "block_indices")
 
 
 class VisibilityMask(Tensor):

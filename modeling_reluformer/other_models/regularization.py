@@ -162,7 +162,8 @@ def _mean(collection: Collection, inputs: Mapping[str, Any]) -> Tensor:
             f"{type(model).__name__} has regularization_weight={regularization_weight(model)}, and no attention in training mode "
             "computed ReLU attention in this forward pass. Set regularization_weight to 0, or train the parts with attention."
         )
-    in_decoder = set(model.get_decoder().modules()) if model.config.is_encoder_decoder else set()
+    decoder = model.get_decoder() if model.config.is_encoder_decoder else model
+    in_decoder = set() if decoder is model else set(decoder.modules())  # an encoder alone is its own decoder
     device = collection.calls[-1][1].device
     means = []
     for module, penalty, real in collection.calls:
@@ -178,9 +179,9 @@ def _mean(collection: Collection, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def _decoder_rows(inputs: Mapping[str, Any], penalty: Tensor) -> Tensor | None:
-    """(batch, queries): the tokens of `decoder_attention_mask`; without it those with a label; None: all rows."""
+    """(batch, queries): the tokens of `decoder_attention_mask`; else tokens with a label; None: all rows."""
     real, labels = inputs.get("decoder_attention_mask"), inputs.get("labels")
-    if real is None and labels is not None:
+    if real is None and getattr(labels, "ndim", 0) == 2:  # else not of tokens
         real = labels.ne(IGNORED_LABEL)
     return None if real is None else real.bool()[:, -penalty.shape[-1] :]
 

@@ -179,15 +179,16 @@ def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
             f"data.dataset.path: {given.path!r} is a file; give its kind (csv, json or parquet) as path, and the file as "
             "data.dataset.files"
         )
-    # a cell is text as it stands: "null" is a word
-    options = {**({"keep_default_na": False} if given.path == "csv" else {}), **given.options}
+    options = {"data_files": given.files, "split": split, "revision": given.revision, **given.options}
     try:
         if (local / "dataset_dict.json").exists():
             return datasets.load_from_disk(str(local / split))
-        return datasets.load_dataset(
-            given.path, given.name, data_files=given.files, split=split, revision=given.revision, **options
-        )
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        if given.path == "csv":  # a cell is text as it stands: "null" is a word, and 007 no number
+            options = {"keep_default_na": False, **options}
+            names = next(iter(datasets.load_dataset("csv", given.name, streaming=True, **options)), ())
+            options["features"] = datasets.Features(dict.fromkeys(names, datasets.Value("string"))) or None
+        return datasets.load_dataset(given.path, given.name, **options)
+    except (OSError, ValueError, TypeError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = one_line(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}")
         fault = f"data set {given.path!r} (name {given.name!r}, split {split!r}) cannot be loaded: {reason}"
         raise UserError(without_secrets(fault)) from error

@@ -27,6 +27,15 @@ def update_of(checkpoint: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
+def best_update(args: Any, state: Any) -> int | None:
+    """The update whose weights a Trainer with `load_best_model_at_end` ends with, if it saved any."""
+    return (
+        update_of(Path(state.best_model_checkpoint))
+        if args.load_best_model_at_end and state.best_model_checkpoint
+        else None
+    )
+
+
 def read_run_state(checkpoint: Path) -> dict[str, Any]:
     """What [`publish_checkpoint`] wrote beside Transformers' files; empty for a checkpoint of another program.
 
@@ -42,10 +51,11 @@ def publish_checkpoint(partial: Path, checkpoint: Path, run_state: dict[str, Any
     (partial / RUN_STATE_FILE).write_text(json.dumps(run_state, indent=2, default=str) + "\n", encoding="utf-8")
     for path in [*partial.rglob("*"), partial]:
         _sync(path)
-    if checkpoint.exists():
-        _remove(checkpoint)
+    before = [_set_aside(checkpoint)] if checkpoint.exists() else []
     os.replace(partial, checkpoint)
     _sync(checkpoint.parent)
+    for folder in before:  # only now: a process that is killed leaves one of the two
+        shutil.rmtree(folder)
 
 
 def _sync(path: Path) -> None:
@@ -61,15 +71,14 @@ def remove_off_schedule(last: Path) -> None:
     """Removes the checkpoints that a signal asked for, now that `last` is there, so that averaging does not find them."""
     for folder in checkpoint_folders(last.parent):
         if read_run_state(folder).get("off_schedule"):
-            _remove(folder)
+            shutil.rmtree(_set_aside(folder))
 
 
-def _remove(checkpoint: Path) -> None:
-    """Removes a folder, which loses its name first: half a checkpoint must not be found under it."""
+def _set_aside(checkpoint: Path) -> Path:
+    """Takes the name from a folder that is to go: half a checkpoint must not be found under it."""
     renamed = checkpoint.with_name(f".{checkpoint.name}.partial")
     shutil.rmtree(renamed, ignore_errors=True)
-    checkpoint.rename(renamed)
-    shutil.rmtree(renamed)
+    return checkpoint.rename(renamed)
 
 
 def saved_processes(checkpoint: Path) -> int:

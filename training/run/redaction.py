@@ -11,6 +11,7 @@ from typing import Any
 
 HIDDEN = "…"  # stands where something was left out
 _SECRET_NAME = r"[\w.-]*(?:(?:hub|auth|access|api|hf|secret)[_-]?(?:token|key)|(?<![\w-])token|password|secret)"
+_GIVEN = rf"(?i)(--{_SECRET_NAME}\s+|\b{_SECRET_NAME}[\"']?\s*[=:]\s*)"
 _SECRETS = (
     # tokens of the Hub and of GitHub
     (re.compile(r"\b(?:hf_|api_org_|github_pat_|gh[opsur]_)\w{8,}"), HIDDEN),
@@ -18,7 +19,7 @@ _SECRETS = (
     (re.compile(r"([A-Za-z][\w+.-]*://)\S*@"), rf"\1{HIDDEN}@"),
     (re.compile(r"([A-Za-z][\w+.-]*://[^\s?]*\?)[^\s\"']+"), rf"\1{HIDDEN}"),
     # `--hub_token S`, `api_key=S`, `"hub_token": "S"`
-    (re.compile(rf"(?i)(--{_SECRET_NAME}\s+|\b{_SECRET_NAME}[\"']?\s*[=:]\s*[\"']?)[^\s\"',;}}]+"), rf"\1{HIDDEN}"),
+    (re.compile(_GIVEN + r"""(?:(["'])(?:(?!\2).)*\2|["']?[^\s"',;}]+)"""), rf"\1\2{HIDDEN}\2"),
 )
 _END = r"[^\s\"'`,;|()<>\[\]{}]"  # what a path in a text does not end with
 _PATH = re.compile(
@@ -52,9 +53,10 @@ def last_part(path: str) -> str:
 
 
 def public_values(value: Any, redacted: Callable[[str], str] = public_text) -> Any:
-    """Nested mappings and sequences with every text redacted."""
+    """Nested mappings and sequences with every text redacted, and without those that a key calls secret."""
     if isinstance(value, dict):
-        return {name: public_values(inner, redacted) for name, inner in value.items()}
+        hidden = {name: HIDDEN for name in value if re.fullmatch(f"(?i){_SECRET_NAME}", str(name)) and value[name]}
+        return {name: public_values(inner, redacted) for name, inner in value.items()} | hidden
     if isinstance(value, (list, tuple)):
         return type(value)(public_values(inner, redacted) for inner in value)
     return redacted(value) if isinstance(value, str) else value
