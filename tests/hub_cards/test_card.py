@@ -174,17 +174,24 @@ def test_cased_scores_of_a_model_without_capitals_are_left_out_and_the_headline_
 
 
 def test_a_data_set_of_the_hub_is_linked_and_files_are_named_without_their_path(run):
-    files = {"source": "/home/somebody/new.de.gz", "target": "/home/somebody/new.no.gz"}
+    files = {"source": "/home/somebody/new.de.gz", "target": "/home/somebody/new.no.gz", "only": ["d1"]}
     change_recipe(run, data={"test": files})
     change(run / "evaluation.test.json", dataset="test")  # which only repeats the split
     text = render_card(run)
-    assert ModelCard(text).data.eval_results[0].dataset_name == "new.de.gz, new.no.gz"
-    assert "`test` of new.de.gz, new.no.gz" in text and "somebody" not in text
+    assert ModelCard(text).data.eval_results[0].dataset_name == "document d1, new.de.gz, new.no.gz"
+    assert "`test` of document d1, new.de.gz, new.no.gz" in text and "somebody" not in text
     dataset = {"path": "wmt14", "name": "de-en", "revision": "abc"}
     change_recipe(run, data={"train": None, "test": None, "dataset": dataset})
     data = ModelCard(render_card(run)).data
     assert data.datasets == ["wmt14"]
     assert (data.eval_results[0].dataset_type, data.eval_results[0].dataset_config) == ("wmt14", "de-en")
+    dataset = {"path": "csv", "files": {"train": "/home/somebody/a.csv", "test": "b.csv"}}
+    change_recipe(run, data={"dataset": dataset}, training={"lr_scheduler_type": "linear", "warmup_steps": 0.5})
+    text = render_card(run)
+    assert ModelCard(text).data.datasets is None and "Training text: files `a.csv`." in text
+    assert "50% of the updates as warm-up" in text and "update 2,400" in text
+    change(run / "training_record.json", weights_of_update=100)
+    assert "| 90.00% | training, with dropout, update 100 |" in render_card(run)
 
 
 def test_a_base_model_of_the_hub_is_linked_and_in_the_metadata(run):

@@ -155,6 +155,7 @@ def test_a_cell_of_a_table_is_text_as_it_stands(tmp_path, kind, content, options
     """The words "null" and "NA" are words, and numbers are texts."""
     pairs, report = table(written(tmp_path, "a", content), kind, options=options)
     assert pairs == PAIRS and report.skipped == {}
+    assert table(written(tmp_path, "b.csv", "de,en\n007,True\n1.50,inf\n"))[0] == [("007", "True"), ("1.50", "inf")]
 
 
 def test_parquet_with_columns_of_any_name_and_several_compressed_tables(tmp_path):

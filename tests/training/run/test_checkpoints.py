@@ -77,7 +77,16 @@ def test_the_limit_counts_whole_checkpoints_and_the_best_one_stays(tmp_path):
 
 
 def test_what_a_signal_asked_for_is_neither_counted_nor_kept(tmp_path):
-    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 2}
+    options = {
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "save_total_limit": 2,
+        "eval_strategy": "steps",
+    }
+    options |= {"eval_steps": 1, "metric_for_best_model": "bleu", "load_best_model_at_end": True}
+    scores = iter([1.0, 2.0, 3.0, 4.0, 9.0, 0.0])
+    options["scorer"] = lambda *_: {"bleu": next(scores)}
     trainer = tiny_trainer(tmp_path, **options)
     original = trainer.log
 
@@ -89,8 +98,10 @@ def test_what_a_signal_asked_for_is_neither_counted_nor_kept(tmp_path):
     trainer.train()
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
     assert read_run_state(tmp_path / "checkpoint-5")["off_schedule"]
-    tiny_trainer(tmp_path, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    again = tiny_trainer(tmp_path, **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     assert names(tmp_path) == ["checkpoint-4", "checkpoint-6"]
+    assert again.state.best_model_checkpoint == str(tmp_path / "checkpoint-4"), "the best of those that stay"
 
 
 def test_a_run_that_resumes_after_its_last_update_makes_no_further_one(tmp_path):

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[3]
         ("HF_TOKEN=geheim x --training.hub_token=geheim", "HF_TOKEN=… x --training.hub_token=…", None),
         ("x --api-key 1234 --myPassword a", "x --api-key … --myPassword …", None),
         ("x hf_abcdefghijklm", "x …", None),
+        ("x --a.token 'ge!, heim' --y 1", "x --a.token '…' --y 1", None),
         ("x s3://key:se/cr@et@bucket/y", "x s3://…@bucket/y", None),
         ("x 'https://host/y?sig=geheim&a=1'", "x 'https://host/y?…'", None),
         ("""x '{"hub_token": "S", "n": 1}'""", """x '{"hub_token": "…", "n": 1}'""", None),
@@ -69,5 +70,6 @@ def test_a_token_in_a_recipe_is_refused_unless_transformers_has_hidden_it(tmp_pa
 
 
 def test_the_recipe_of_a_result_holds_no_secret():
-    recipe = {"data": {"dataset": {"path": "s3://key:geheim@bucket/a"}}, "evaluation": {"splits": []}}
-    assert public_values(recipe, without_secrets)["data"]["dataset"]["path"] == "s3://…@bucket/a"
+    recipe = {"dataset": {"path": "s3://key:geheim@bucket/a", "token": "geheim", "pad_token": "<pad>"}, "splits": []}
+    public = {"path": "s3://…@bucket/a", "token": "…", "pad_token": "<pad>"}
+    assert public_values(recipe, without_secrets) == {"dataset": public, "splits": []}
