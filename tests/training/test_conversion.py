@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianForCausalLM, MarianMTModel
 from transformers.generation import utils as generation_utils
 
-from reluformer import ReLUFormerForConditionalGeneration
+from reluformer import ReLUFormerForConditionalGeneration, use_relu_attention
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.training.conversion import convert, converted_config, marian_config
@@ -166,6 +166,8 @@ def test_what_cannot_be_represented_is_refused(tmp_path):
     odd.decoder_vocab_size = VOCABULARY + 1
     with pytest.raises(UserError, match="decoder_vocab_size=51 differs"):
         converted_config(odd)
+    with pytest.raises(UserError, match="this Marian was trained with ReLU attention"):
+        converted_config(use_relu_attention(marian_model()).config)
     decoder = MarianConfig(**{**marian_model().config.to_dict(), "is_decoder": True})
     MarianForCausalLM(decoder).save_pretrained(tmp_path / "decoder")
     assert "decoder" in refusal(tmp_path / "decoder")

@@ -92,6 +92,15 @@ def test_rows_of_a_decoder_are_its_target_tokens(marked_by, length=7):
     torch.testing.assert_close(attention_regularization(model), torch.stack(parts).mean())
 
 
+def test_rows_of_an_encoder_alone_and_of_a_model_with_labels_of_classes():
+    encoder, mask = regularised("marian").model.encoder, padding("right")
+    use_relu_attention(encoder, gamma=0.6, regularization_weight=WEIGHT)
+    weights = encoder(tokens(3, 7), attention_mask=mask, output_attentions=True).attentions
+    expected = torch.stack([eq7(each, square(mask, causal=False), mask.bool()) for each in weights]).mean()
+    torch.testing.assert_close(attention_regularization(encoder), expected)
+    assert regularization._decoder_rows({"labels": torch.tensor([0, 1])}, penalty=torch.zeros(2, 1, 7)) is None
+
+
 @pytest.mark.parametrize("return_dict", [True, False])
 def test_is_added_to_the_loss_in_training_alone(return_dict):
     model, inputs = regularised("llama"), {"input_ids": tokens(3, 7), "return_dict": return_dict}
