@@ -49,7 +49,8 @@ SAID = [
     (DECIDING, "documents of 2,048 tokens, translated", "to {gain:.2f} BLEU: up to 1,024"),
     (DECIDING, "pictures in 784 patches, 1/L", "{relu} % against {softmax} ({seeds} seed)"),
     (DECIDING, "pictures in 49 patches, 1/L", "{relu} % against {softmax} ({seeds} seeds)"),
-    (DECIDING, "Python source, GELU in the FFN", "| softmax | perplexity of {softmax} against {relu}"),
+    (DECIDING, "Python source, GELU in the FFN", "perplexity of {softmax} against {relu} ({seeds} seed)"),
+    (DECIDING, "Python source, ReLU in the FFN, ReLU², λ = 0.01", "a perplexity of {relu} against {softmax}"),
 ]
 
 
