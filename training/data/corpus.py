@@ -179,15 +179,15 @@ def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
             f"data.dataset.path: {given.path!r} is a file; give its kind (csv, json or parquet) as path, and the file as "
             "data.dataset.files"
         )
-    options = {"data_files": given.files, "split": split, "revision": given.revision, **given.options}
+    which, options = {"data_files": given.files, "split": split, "revision": given.revision}, given.options
     try:
         if (local / "dataset_dict.json").exists():
             return datasets.load_from_disk(str(local / split))
         if given.path == "csv":  # a cell is text as it stands: "null" is a word, and 007 no number
             options = {"keep_default_na": False, **options}
-            names = next(iter(datasets.load_dataset("csv", given.name, streaming=True, **options)), ())
+            names = next(iter(datasets.load_dataset("csv", given.name, streaming=True, **which, **options)), ())
             options["features"] = datasets.Features(dict.fromkeys(names, datasets.Value("string"))) or None
-        return datasets.load_dataset(given.path, given.name, **options)
+        return datasets.load_dataset(given.path, given.name, **which, **options)
     except (OSError, ValueError, TypeError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = one_line(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}")
         fault = f"data set {given.path!r} (name {given.name!r}, split {split!r}) cannot be loaded: {reason}"
