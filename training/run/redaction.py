@@ -55,7 +55,8 @@ def last_part(path: str) -> str:
 def public_values(value: Any, redacted: Callable[[str], str] = public_text) -> Any:
     """Nested mappings and sequences with every text redacted, and without those that a key calls secret."""
     if isinstance(value, dict):
-        hidden = {name: HIDDEN for name in value if re.fullmatch(f"(?i){_SECRET_NAME}", str(name)) and value[name]}
+        secret = [name for name in value if re.fullmatch(f"(?i){_SECRET_NAME}", str(name))]
+        hidden = {name: HIDDEN for name in secret if value[name] and value[name] is not True}
         return {name: public_values(inner, redacted) for name, inner in value.items()} | hidden
     if isinstance(value, (list, tuple)):
         return type(value)(public_values(inner, redacted) for inner in value)
