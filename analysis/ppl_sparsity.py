@@ -43,7 +43,8 @@ def ppl_sparsity(subject: Subject) -> Measured:
     found = search.at_increase(1.0)
     table = sparsity_table(search, found)
     summary = f"PPL-1% {1 - table[0]['active_fraction']:.1%} zeros at CETT {found.cett:.4f}"
-    notes = [f"ppl-sparsity reads the first batch alone, of {int(search.batch.labels.ne(-100).sum()):,} tokens"]
+    read = int(search.batch.labels.ne(IGNORED_LABEL).sum())
+    notes = [f"ppl-sparsity reads the first batch alone, of {read:,} tokens"]
     if found.cett > 1 - 2 * TOLERANCE:
         notes.append(
             "ppl-sparsity: with the largest thresholds that are searched, the perplexity is not 1 % higher; the figures are "

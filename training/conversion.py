@@ -31,6 +31,7 @@ from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisi
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.attention_reluformer import NORMALIZED, POINTWISE
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
+from reluformer.modeling_reluformer.other_models import ATTENTION_NAME
 from reluformer.training.loading import Model, changed_config, load_model_config, load_weights, load_with_report
 
 Weights = dict[str, Tensor]
@@ -197,7 +198,7 @@ def convert_model(foreign: PreTrainedModel, changes: Mapping[str, Any] | None = 
 def converted_config(config: PreTrainedConfig) -> AttentionConfig:
     """The configuration of the softmax ReLUFormer that is the model of this one; errors as of `convert_model`."""
     kind = FOREIGN_MODELS[config.model_type]
-    if config._attn_implementation == "reluformer":
+    if config._attn_implementation == ATTENTION_NAME:
         raise UserError(
             f"this {kind.name} was trained with ReLU attention, which would become softmax; convert one without it"
         )

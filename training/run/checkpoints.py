@@ -29,11 +29,8 @@ def update_of(checkpoint: Path) -> int:
 
 def best_update(args: Any, state: Any) -> int | None:
     """The update whose weights a Trainer with `load_best_model_at_end` ends with, if it saved any."""
-    return (
-        update_of(Path(state.best_model_checkpoint))
-        if args.load_best_model_at_end and state.best_model_checkpoint
-        else None
-    )
+    is_loaded = args.load_best_model_at_end and state.best_model_checkpoint
+    return update_of(Path(state.best_model_checkpoint)) if is_loaded else None
 
 
 def read_run_state(checkpoint: Path) -> dict[str, Any]:
@@ -51,11 +48,11 @@ def publish_checkpoint(partial: Path, checkpoint: Path, run_state: dict[str, Any
     (partial / RUN_STATE_FILE).write_text(json.dumps(run_state, indent=2, default=str) + "\n", encoding="utf-8")
     for path in [*partial.rglob("*"), partial]:
         _sync(path)
-    before = [_set_aside(checkpoint)] if checkpoint.exists() else []
+    before = _set_aside(checkpoint) if checkpoint.exists() else None
     os.replace(partial, checkpoint)
     _sync(checkpoint.parent)
-    for folder in before:  # only now: a process that is killed leaves one of the two
-        shutil.rmtree(folder)
+    if before is not None:  # removed last, as that takes time in which the process may be killed
+        shutil.rmtree(before)
 
 
 def _sync(path: Path) -> None:

@@ -77,14 +77,9 @@ def test_the_limit_counts_whole_checkpoints_and_the_best_one_stays(tmp_path):
 
 
 def test_what_a_signal_asked_for_is_neither_counted_nor_kept(tmp_path):
-    options = {
-        "max_steps": 6,
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "save_total_limit": 2,
-        "eval_strategy": "steps",
-    }
-    options |= {"eval_steps": 1, "metric_for_best_model": "bleu", "load_best_model_at_end": True}
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 2}
+    options |= {"eval_strategy": "steps", "eval_steps": 1}
+    options |= {"metric_for_best_model": "bleu", "load_best_model_at_end": True}
     scores = iter([1.0, 2.0, 3.0, 4.0, 9.0, 0.0])
     options["scorer"] = lambda *_: {"bleu": next(scores)}
     trainer = tiny_trainer(tmp_path, **options)
