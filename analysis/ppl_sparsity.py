@@ -97,11 +97,6 @@ def perplexity(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def below(activations: Tensor, threshold: float, slot_norms: Tensor) -> Tensor:
-    """Which of the activations (…, neurons) a threshold drops; `slot_norms` (neurons,) are the `‖w_i‖`."""
-    return activations.abs() < threshold / slot_norms
-
-
 @dataclass(frozen=True)
 class Truncated:
     """The model at one CETT: of each block its threshold and how many activations it keeps; and its cross-entropy, in nats."""
@@ -158,8 +153,8 @@ class SparsitySearch:
 
 
 def _drop(threshold: float, slot_norms: Tensor, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-    """A pre-hook of the last projection."""
-    return inputs[0].masked_fill(below(inputs[0], threshold, slot_norms), 0)
+    """A pre-hook of the last projection. slot_norms: (neurons,), the `‖w_i‖`."""
+    return inputs[0].masked_fill(inputs[0].abs() < threshold / slot_norms, 0)
 
 
 def sparsity_table(search: SparsitySearch, found: Truncated) -> Rows:

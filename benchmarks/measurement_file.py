@@ -17,7 +17,7 @@ import psutil
 import torch
 from tqdm.auto import tqdm
 
-from reluformer.modeling_reluformer.fused.compiled.library import library, loop_name
+from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.training.run.records import run_record, write_json
 
 PAGES = Path(__file__).parent
@@ -74,7 +74,9 @@ def circumstances(options: argparse.Namespace) -> Names:
     record["machine"]["memory_gb"] = round(psutil.virtual_memory().total / 1e9, 1)
     record["machine"]["load_average"] = round(os.getloadavg()[0], 2)
     environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(RECORDED_VARIABLES)}
-    return {**record, "environment": environment, "loop": loop_name(), "quick": options.quick}
+    operators = library(large=False)
+    loop = "compiled" if operators is not None and operators.supports(torch.float32) else "python"
+    return {**record, "environment": environment, "loop": loop, "quick": options.quick}
 
 
 def effort(options: argparse.Namespace, **given: float) -> dict[str, float]:

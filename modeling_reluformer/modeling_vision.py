@@ -129,9 +129,6 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings.patch_embeddings
-
     @checked_keywords
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)

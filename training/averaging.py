@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
@@ -53,12 +52,9 @@ def average_checkpoints(
 
 def _load_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint, {name: tensor}, on the CPU."""
-    index = folder / "model.safetensors.index.json"
+    files = sorted(folder.glob("model*.safetensors")) or [folder / "model.safetensors"]
     try:
-        if not index.exists():
-            return load_file(folder / "model.safetensors")
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        return {name: tensor for shard in shards for name, tensor in load_file(folder / shard).items()}
+        return {name: tensor for file in files for name, tensor in load_file(file).items()}
     except (SafetensorError, OSError) as error:
         raise UserError(
             f"{folder}: its weights cannot be read ({error}); remove the folder, or average fewer"

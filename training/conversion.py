@@ -54,13 +54,8 @@ _VIT_FIELDS = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps"),
     *("image_size", "patch_size", "num_channels", "qkv_bias", "id2label", "label2id", "problem_type"),
 )
-# Names of weights → ours. The first three of ViT as older versions of Transformers have them, too.
+# Names of weights → ours.
 _VIT_NAMES = (
-    (r"encoder\.layer\.", "layers."),
-    (r"\.attention\.attention\.(query|key|value)\.", lambda found: f".self_attn.{found[1][0]}_proj."),
-    (r"\.attention\.output\.dense\.", ".self_attn.out_proj."),
-    (r"\.intermediate\.dense\.", ".mlp.fc1."),
-    (r"\.output\.dense\.", ".mlp.fc2."),
     (r"\.attention\.o_proj\.", ".self_attn.out_proj."),
     (r"\.attention\.([qkv]_proj)\.", r".self_attn.\1."),
     (r"\.layernorm_before\.", ".input_layernorm."),

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
@@ -104,9 +103,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of the plan; accelerate deals them out to the processes."""
-        rows = self.train_dataset
-        if isinstance(rows, datasets.Dataset):
-            rows = self._remove_unused_columns(rows, description="training")
+        rows = self._remove_unused_columns(self.train_dataset, description="training")
         options = {name: getattr(self.args, f"dataloader_{name}") for name in _LOADER_OPTIONS}
         workers = partial(seed_worker, num_workers=options["num_workers"], rank=self.args.process_index)
         batches = {"batch_sampler": self.batches, "collate_fn": self.data_collator}

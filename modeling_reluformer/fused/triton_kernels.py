@@ -21,12 +21,9 @@ h(0) is not 0 must the weights be masked too. Lengths and positions are int32, o
 
 from __future__ import annotations
 
-try:
-    import triton
-    import triton.language as tl
-    from triton.language.extra import libdevice
-except ImportError as error:
-    raise ImportError("The CUDA kernels of fused attention need Triton: pip install triton (Linux only).") from error
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
 
 INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)  # on the CPU, by TRITON_INTERPRET=1
 TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32: keeps log u finite at u = 0

@@ -90,9 +90,12 @@ def triton_forward(
     """
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
     plan, arguments = _plan(query, key, value, specification)
-    output = _new_heads(query, specification)
+    output = _blank(empty_like_heads(query), specification)
     row_sum, row_sum_log = (
-        _new_rows(query, specification) if specification.level >= level else None for level in (1, 2)
+        _blank(query.new_empty(query.shape[:3], dtype=torch.float32), specification)
+        if specification.level >= level
+        else None
+        for level in (1, 2)
     )
     arguments |= {"output": output, "row_sum": row_sum, "row_sum_log": row_sum_log}
     _launch("forward", forward_kernel, plan, specification, None, **arguments)
@@ -113,7 +116,9 @@ def triton_backward(
     query, key, value, grad_output = (_rows_contiguous(tensor) for tensor in (query, key, value, grad_output))
     grad_sum, grad_sum_log = (None if given is None else given.contiguous() for given in (grad_sum, grad_sum_log))
     plan, arguments = _plan(query, key, value, specification)
-    grad_query, grad_key, grad_value = (_new_heads(tensor, specification) for tensor in (query, key, value))
+    grad_query, grad_key, grad_value = (
+        _blank(empty_like_heads(tensor), specification) for tensor in (query, key, value)
+    )
     # what the second kernel leaves for the third, see there
     plain = specification.row_scale is None and specification.dropout_p == 0
     arguments["scaled_gradient"] = None if plain else torch.empty_like(grad_query)
@@ -298,11 +303,5 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _new_heads(tensor: Tensor, specification: Specification) -> Tensor:
-    heads = empty_like_heads(tensor)
-    return heads if specification.cu_seqlens_q is None else heads.zero_()  # packed sequences may leave rows untouched
-
-
-def _new_rows(query: Tensor, specification: Specification) -> Tensor:
-    rows = query.new_empty(query.shape[:3], dtype=torch.float32)
-    return rows if specification.cu_seqlens_q is None else rows.zero_()
+def _blank(made: Tensor, specification: Specification) -> Tensor:
+    return made if specification.cu_seqlens_q is None else made.zero_()  # packed sequences may leave rows untouched

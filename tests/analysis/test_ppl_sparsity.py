@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.inputs import Subject
-from reluformer.analysis.ppl_sparsity import SparsitySearch, TailTruncation, below, ppl_sparsity
+from reluformer.analysis.ppl_sparsity import SparsitySearch, TailTruncation, _drop, ppl_sparsity
 
 from .test_feed_forward import batch_for, make
 
@@ -46,10 +46,11 @@ def test_thresholds_are_those_of_the_authors_code(name):
 def test_where_no_candidate_is_small_enough_nothing_is_dropped():
     # one neuron: its smallest product is the whole output of a token, so that any candidate loses half on the mean
     truncation = TailTruncation(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]]))
-    assert truncation.threshold(0.1) == 0 and not below(truncation.activations, 0.0, truncation.slot_norms).any()
-    assert not below(torch.tensor([0.0, 1.0]), 0.0, torch.tensor([2.0, 0.0])).any()
+    assert truncation.threshold(0.1) == 0
+    activations = torch.tensor([0.0, 0.5, 1.0, 1.5])
+    assert torch.equal(_drop(0.0, torch.tensor([2.0, 3.0, 0.0, 2.0]), None, (activations,)), activations)
     # what lies at the threshold itself stays
-    assert below(torch.tensor([0.5, 1.0, 1.5]), 2.0, torch.full((3,), 2.0)).tolist() == [True, False, False]
+    assert _drop(2.0, torch.full((4,), 2.0), None, (activations,)).tolist() == [0.0, 0.0, 1.0, 1.5]
 
 
 def truncated_cross_entropy(model, name, ids, thresholds):

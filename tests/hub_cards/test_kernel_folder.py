@@ -15,9 +15,8 @@ from reluformer import relu_attention
 from reluformer.commands import kernel
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.kernel import BACKENDS, VERSION, write_kernel
-from reluformer.modeling_reluformer.fused.compiled.library import python_loop
 
-from ..modeling_reluformer.cases import run_without_package
+from ..modeling_reluformer.cases import python_loop, run_without_package
 from ..modeling_reluformer.fused.cases import random_inputs
 from ..modeling_reluformer.fused.test_triton import SHARED_MEMORY
 

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -26,11 +27,17 @@ from reluformer import (
     ReLUFormerVisionConfig,
 )
 from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
+from reluformer.modeling_reluformer.fused.compiled import library as compiled_library
 from reluformer.modeling_reluformer.loss_reluformer import row_penalty
 
 from ..conftest import tiny_config
 
 PADDING = 0
+
+
+def python_loop():
+    """Within the block, nothing compiled computes in this process: the Python loop does, and torch."""
+    return mock.patch.multiple(compiled_library, _stage=compiled_library._SETTLED, _operators=None)
 
 
 def implementations(fields: dict) -> list[str]:

@@ -17,7 +17,7 @@ from reluformer.modeling_reluformer.layers_reluformer import AttentionContext, G
 from reluformer.modeling_reluformer.loss_reluformer import Measured
 
 from ..conftest import random_tokens, skip_without_entmax, tiny_config, tiny_model
-from .cases import decoder_model, padded, pictures, vision_model
+from .cases import decoder_model, padded, pictures, python_loop, vision_model
 
 
 def test_learnable_gamma_starts_at_gamma_and_gets_a_gradient():
@@ -235,7 +235,7 @@ def test_compiled_training_step_is_one_graph_and_equal(loop, preset, length, bac
     """The compiled loop takes every length, that in Python long sequences alone."""
     if loop == "compiled" and library.library(large=True) is None:
         pytest.skip("the compiled attention cannot be built here")
-    with library.python_loop() if loop == "python" else nullcontext():
+    with python_loop() if loop == "python" else nullcontext():
         assert_compiled_step_is_equal(loop, preset, length, backend)
 
 

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -141,8 +141,6 @@ def _plain(obj: Any) -> Any:
         return obj.tolist()
     if isinstance(obj, Path):
         return str(obj)
-    if isinstance(obj, Mapping):
-        return dict(obj)
     return dataclasses.asdict(obj)
 
 

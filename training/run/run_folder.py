@@ -64,8 +64,10 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
             the one that the checkpoint was trained with.
     """
     folder, explicit = recipe.run_folder, recipe.training.resume_from_checkpoint
+    marked = folder / RECIPE_FILE
+    is_ours = marked.is_file() and marked.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY_A_RUN)
     # what a process that was killed left half written has a name with a dot
-    if not _is_written_by_a_run(folder) and any(not path.name.startswith(".") for path in folder.glob("*")):
+    if not is_ours and any(not path.name.startswith(".") for path in folder.glob("*")):
         raise UserError(f"{folder}: holds files that no run wrote; give another training.output_dir")
     if overwrite:
         _remove_run(recipe)
@@ -121,11 +123,6 @@ def require_same_settings(recipe: Recipe, checkpoint: Path) -> None:
             raise UserError(f"{checkpoint}: was trained with {what} {old!r}, the recipe says {new!r}; {_TRAIN_ANEW}")
     if 0 < recipe.training.max_steps < update_of(checkpoint):
         raise UserError(f"{checkpoint}: is beyond training.max_steps {recipe.training.max_steps}; {_TRAIN_ANEW}")
-
-
-def _is_written_by_a_run(folder: Path) -> bool:
-    path = folder / RECIPE_FILE
-    return path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY_A_RUN)
 
 
 def _remove_run(recipe: Recipe) -> None:

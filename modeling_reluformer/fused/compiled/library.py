@@ -6,14 +6,12 @@ user. If there is none, the first call that is large enough to gain from it buil
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -87,24 +85,6 @@ def _served_dtypes(operators: Any) -> frozenset[torch.dtype]:
     torch.library.register_fake("reluformer_cpu::attention", forward_fake)
     torch.library.register_fake("reluformer_cpu::attention_backward", backward_fake)
     return frozenset(dtype for dtype in _DTYPES if operators.supports(dtype))
-
-
-def loop_name() -> Literal["compiled", "python"]:
-    """Which loop computes attention in float32 at present; builds nothing."""
-    operators = library(large=False)
-    return "compiled" if operators is not None and operators.supports(torch.float32) else "python"
-
-
-@contextlib.contextmanager
-def python_loop() -> Iterator[None]:
-    """Within the block, nothing compiled computes in the whole process: the Python loop does, and torch."""
-    global _stage, _operators
-    before = _stage, _operators
-    _stage, _operators = _SETTLED, None
-    try:
-        yield
-    finally:
-        _stage, _operators = before
 
 
 def _settle(large: bool) -> Any | None:

@@ -15,7 +15,9 @@ import reluformer.modeling_reluformer.fused.blockwise as blockwise
 import reluformer.modeling_reluformer.fused.operator as operator
 from reluformer import relu_attention
 from reluformer.modeling_reluformer.attention_reluformer import reference_attention
-from reluformer.modeling_reluformer.fused.compiled.library import library, python_loop
+from reluformer.modeling_reluformer.fused.compiled.library import library
+
+from ..cases import python_loop
 
 NAMES = ("output", "S", "T", "query", "key", "value", "row_scale")
 # Rounding: sums of up to 1,025 terms; the gradients add two more sums.

@@ -57,13 +57,13 @@ def test_the_name_tells_sources_flags_machine_and_torch_apart(tmp_path, monkeypa
 @needs_compiler
 def test_a_small_call_builds_nothing_a_large_one_does_and_later_ones_find_it(fresh, caplog, tmp_path):
     assert library.library(large=False) is None
-    assert (library.loop_name(), library.loaded_from, caplog.messages) == ("python", None, [])
+    assert (library.loaded_from, caplog.messages) == (None, [])
     assert library.library(large=True) is library.torch.ops.reluformer_cpu
     (line,) = caplog.messages
     assert line.startswith("Building the compiled attention for torch ")
     assert f"once for all processes, in {tmp_path / 'cache'}." in line and "RELUFORMER_COMPILED=0" in line
     (built,) = (tmp_path / "cache").glob("*.so")
-    assert (library.loop_name(), library.loaded_from) == ("compiled", built)
+    assert library.loaded_from == built
     assert {path.suffix for path in (tmp_path / "cache").iterdir()} <= {".so", ".lock"}  # no rest of the building
     forget(fresh)
     fresh.setenv("PATH", str(tmp_path))
@@ -117,10 +117,7 @@ def test_a_processor_whose_attention_it_does_not_serve_is_told(fresh, caplog):
     library.torch.ops.reluformer_cpu.supports = lambda dtype: False
     operators = library.library(large=True)
     assert operators is not None, "sparse networks need neither AVX2 nor oneDNN"
-    assert library.loop_name() == "python" and "needs a processor with AVX2" in caplog.messages[-1]
-    with library.python_loop():
-        assert library.library(large=False) is None
-    assert library.library(large=False) is operators
+    assert "needs a processor with AVX2" in caplog.messages[-1]
 
 
 def test_other_systems_do_without_it_in_silence(fresh, caplog):

@@ -15,12 +15,12 @@ from reluformer import (
     ReLUFormerForImageClassification,
     use_sparse_ffn,
 )
-from reluformer.modeling_reluformer.fused.compiled.library import library, python_loop
+from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.modeling_reluformer.sparse_ffn import forward
 from reluformer.modeling_reluformer.sparse_ffn.forward import sparse_blocks
 
 from ...conftest import TINY, random_tokens, tiny_model
-from ..cases import decoder_model, vision_config
+from ..cases import decoder_model, python_loop, vision_config
 from ..other_models.foreign_cases import STABLE, llama_config, marian_config
 
 KINDS = (forward.SparseFeedForward, forward.SparseProjection)
