@@ -11,7 +11,7 @@ from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoTokenizer
 
 from examples import train_language_model, train_vit
 
-from ..tiny_texts import write_texts
+from ..tiny_texts import text
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +42,16 @@ def test_a_classifier_learns_and_comes_back_with_its_processor(attention, pictur
 
 @pytest.mark.parametrize("attention", ["relu", "softmax"])
 def test_a_language_model_trains_and_its_perplexity_is_without_the_regulariser(attention, tmp_path):
-    texts = write_texts(tmp_path / "texts")
+    for number in range(0, 24, 2):
+        (tmp_path / f"{number:02}.txt").write_text(text(number), encoding="utf-8")
     sizes = ["--vocab_size", "290", "--context", "16", "--hidden_size", "16", "--layers", "1", "--heads", "2"]
-    given = ["--texts", str(texts / "second" / "*.txt"), "--output_dir", str(tmp_path / "lm"), *sizes]
+    given = ["--texts", str(tmp_path / "*.txt"), "--output_dir", str(tmp_path / "lm"), *sizes]
     given += ["--held_out", "3", "--attention", attention, "--max_steps", "30", "--learning_rate", "0.01"]
     found = train_language_model.main(given)
     assert 1 < found["perplexity_per_byte"] < found["perplexity"] < 100, "290 tokens, of which it knows few"
     model, tokenizer = (kind.from_pretrained(tmp_path / "lm") for kind in (AutoModelForCausalLM, AutoTokenizer))
     assert model.config.attention_activation == attention
-    held_out = [path.read_text(encoding="utf-8") for path in sorted((texts / "second").glob("*.txt"))[-3:]]
+    held_out = [path.read_text(encoding="utf-8") for path in sorted(tmp_path.glob("*.txt"))[-3:]]
     rows = train_language_model.in_contexts(held_out, tokenizer, 16)
     ids, labels = (torch.tensor(rows[name]) for name in ("input_ids", "labels"))
     output = model.eval()(ids, labels=labels)

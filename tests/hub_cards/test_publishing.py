@@ -12,15 +12,14 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, ViTImageProcessor
+from transformers import ViTImageProcessor
 
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.publishing import publish
 from reluformer.training.run.records import write_json
 
-from ..modeling_reluformer.cases import VOCABULARY, decoder_model, vision_model
+from ..modeling_reluformer.cases import decoder_model, vision_model, word_tokenizer
 from .model_folders import LEFT_BEHIND, OF_A_RUN, change, write_finished_run
 
 REPO = "me/little"
@@ -133,9 +132,7 @@ def test_the_model_of_a_plain_trainer_is_published(run, hub, capsys):
 
 def test_decoders_and_classifiers_are_published_with_their_own_files(tmp_path, hub):
     decoder_model(preset="gpt2").save_pretrained(tmp_path / "decoder")
-    backend = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w0"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w2").save_pretrained(tmp_path / "decoder")
+    word_tokenizer().save_pretrained(tmp_path / "decoder")
     vision_model().save_pretrained(tmp_path / "vision")
     with pytest.raises(UserError, match=r"holds no preprocessor_config\.json"):
         publish(tmp_path / "vision", "me/vision", without_evaluation=True)

@@ -25,10 +25,12 @@ from reluformer import (
     ReLUFormerForCausalLM,
     ReLUFormerForImageClassification,
     ReLUFormerVisionConfig,
+    use_relu_attention,
 )
 from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
 from reluformer.modeling_reluformer.fused.compiled import library as compiled_library
 from reluformer.modeling_reluformer.loss_reluformer import row_penalty
+from reluformer.training.conversion import FOREIGN_MODELS, convert_model
 
 from ..conftest import tiny_config
 
@@ -160,6 +162,25 @@ def pictures(count: int = 3, size: tuple[int, int] = (8, 8), channels: int = 3, 
 
 def classes(count: int = 3, seed: int = 0) -> torch.Tensor:
     return torch.randint(CLASSES, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def pair_of_models(foreign, settings: dict | None):
+    """A model of the library with this attention, softmax if it is None, and ours with the same weights."""
+    changes = settings and {f"attention_{name}": value for name, value in settings.items()}
+    model, new = convert_model(foreign, changes and {**changes, "regularization_weight": 0.0})
+    assert new == []
+    return foreign if settings is None else use_relu_attention(foreign, **settings), model
+
+
+def assert_same_logits_loss_and_gradients(foreign, model, **inputs) -> None:
+    expected, found = (each(**inputs) for each in (foreign, model))
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=0)
+    expected.loss.backward()
+    found.loss.backward()
+    theirs, ours = ({name: part.grad for name, part in each.named_parameters()} for each in (foreign, model))
+    theirs = FOREIGN_MODELS[foreign.config.model_type].weights(theirs)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
 MISSING = """

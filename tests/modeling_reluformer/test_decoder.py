@@ -12,19 +12,20 @@ from transformers import (
     TrainingArguments,
 )
 
-from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM, use_relu_attention
-from reluformer.training.conversion import FOREIGN_MODELS, convert_model
+from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
 
 from ..training.tiny_run import collate
 from .cases import (
     VOCABULARY,
     Counting,
+    assert_same_logits_loss_and_gradients,
     decoder_config,
     decoder_model,
     gpt2_model,
     llama_model,
     mask_of,
     padded,
+    pair_of_models,
     row_penalties,
     token_ids,
     word_tokenizer,
@@ -237,42 +238,22 @@ ATTENTIONS = {
 }
 
 
-def pair_of_models(name: str, attention: str = "softmax"):
-    """The library's model, and ours with the same weights."""
-    foreign, settings = MODELS[name](), ATTENTIONS[attention]
-    changes = None
-    if settings is not None:
-        changes = {f"attention_{field}": value for field, value in settings.items()} | {"regularization_weight": 0.0}
-    model, new = convert_model(foreign, changes)
-    assert new == []
-    if settings is not None:
-        use_relu_attention(foreign, **settings)
-    return foreign, model
-
-
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_loss_and_gradients(name, attention):
-    foreign, model = pair_of_models(name, attention)
+    foreign, model = pair_of_models(MODELS[name](), ATTENTIONS[attention])
     assert model.config._attn_implementation == ("sdpa" if attention == "softmax" else "fused")
     ids = token_ids()
     labels = ids.clone()
     labels[0, 3:5] = -100
-    expected, found = (each(ids, labels=labels) for each in (foreign, model))
-    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=0)
-    expected.loss.backward()
-    found.loss.backward()
-    theirs, ours = ({name: part.grad for name, part in each.named_parameters()} for each in (foreign, model))
-    theirs = FOREIGN_MODELS[foreign.config.model_type].weights(theirs)
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    assert_same_logits_loss_and_gradients(foreign, model, input_ids=ids, labels=labels)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "llama-rope"])
 def test_padding_changes_nothing(name, side, implementation):
-    foreign, model = pair_of_models(name)
+    foreign, model = pair_of_models(MODELS[name](), None)
     model.set_attn_implementation(implementation)
     ids = token_ids()
     expected = foreign(ids).logits
@@ -284,7 +265,7 @@ def test_padding_changes_nothing(name, side, implementation):
 @pytest.mark.parametrize("attention", ["softmax", "relu"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "llama-rope"])
 def test_steps_with_a_cache(name, attention):
-    foreign, model = pair_of_models(name, attention)
+    foreign, model = pair_of_models(MODELS[name](), ATTENTIONS[attention])
     ids = token_ids()
     expected = foreign(ids).logits
     first = model(ids[:, :4], use_cache=True)

@@ -95,24 +95,17 @@ def test_a_mask_of_queries_and_keys_weighs_the_rows_as_one_of_tokens_does():
     torch.testing.assert_close(model(**{**batch, "attention_mask": mask}).loss, model(**batch).loss)
 
 
-def trainer(model, folder, pairs: int, **arguments) -> Seq2SeqTrainer:
-    options = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", **arguments}
-    arguments = Seq2SeqTrainingArguments(str(folder), **options)
-    return Seq2SeqTrainer(model=model, args=arguments, train_dataset=tiny_pairs(pairs), data_collator=collate)
-
-
 def test_four_accumulation_steps_equal_one_batch(tmp_path):
     """The Trainer neither divides by the steps nor averages: the model must use num_items_in_batch."""
-    results = []
+    results, options = [], {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
     for batch, steps in ((16, 1), (4, 4)):
         torch.manual_seed(0)
         model = ReLUFormerForConditionalGeneration(
             tiny_config(dropout=0.0, attention_dropout=0.0, regularization_weight=0.5)
         ).double()  # in float32, a row whose sum is near 0 blows rounding up by 1 / S
-        run = trainer(
-            model,
-            tmp_path,
-            48,
+        arguments = Seq2SeqTrainingArguments(
+            str(tmp_path),
+            **options,
             max_steps=6,
             per_device_train_batch_size=batch,
             gradient_accumulation_steps=steps,
@@ -122,6 +115,7 @@ def test_four_accumulation_steps_equal_one_batch(tmp_path):
             optim="sgd",
             learning_rate=0.05,
         )
+        run = Seq2SeqTrainer(model=model, args=arguments, train_dataset=tiny_pairs(48), data_collator=collate)
         run.train()
         losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
         results.append((losses, [parameter.detach().clone() for parameter in model.parameters()]))

@@ -3,10 +3,20 @@
 import pytest
 import torch
 
-from reluformer import ReLUFormerForImageClassification, use_relu_attention
-from reluformer.training.conversion import convert_model, vit_weights
+from reluformer import ReLUFormerForImageClassification
+from reluformer.training.conversion import convert_model
 
-from .cases import CLASSES, classes, pictures, row_penalties, vision_config, vision_model, vit_model
+from .cases import (
+    CLASSES,
+    assert_same_logits_loss_and_gradients,
+    classes,
+    pair_of_models,
+    pictures,
+    row_penalties,
+    vision_config,
+    vision_model,
+    vit_model,
+)
 
 FULL = {
     "preset": "relu_vit",
@@ -128,36 +138,17 @@ SCALINGS = {
 SHAPES = {"plain": {}, "no-bias": {"qkv_bias": False}, "oblong": {"image_size": (8, 12), "patch_size": (4, 2)}}
 
 
-def pair_of_models(scaling: str, **fields):
-    """The library's ViT with an attention, and ours with the same weights."""
-    vit, settings = vit_model(**fields), SCALINGS[scaling]
-    changes = None
-    if settings is not None:
-        changes = {f"attention_{name}": value for name, value in settings.items()} | {"regularization_weight": 0.0}
-    model, new = convert_model(vit, changes)
-    assert new == []
-    if settings is not None:
-        use_relu_attention(vit, **settings)
-    return vit, model
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_logits_loss_and_gradients_are_those_of_vit(scaling, shape):
-    vit, model = pair_of_models(scaling, **SHAPES[shape])
+    vit, model = pair_of_models(vit_model(**SHAPES[shape]), SCALINGS[scaling])
     assert model.config._attn_implementation == ("sdpa" if scaling == "softmax" else "fused")
     inputs = {"pixel_values": pictures(size=(8, 12) if shape == "oblong" else (8, 8)), "labels": classes()}
-    expected, found = vit(**inputs), model(**inputs)
-    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=0)
-    expected.loss.backward()
-    found.loss.backward()
-    theirs, ours = ({name: part.grad for name, part in each.named_parameters()} for each in (vit, model))
-    torch.testing.assert_close(ours, vit_weights(theirs), atol=1e-5, rtol=1e-4)
+    assert_same_logits_loss_and_gradients(vit, model, **inputs)
 
 
 def test_positions_are_interpolated_as_vit_does():
-    vit, model = pair_of_models("softmax")
+    vit, model = pair_of_models(vit_model(), None)
     large = pictures(size=(16, 12))
     expected, found = (each(large, interpolate_pos_encoding=True) for each in (vit, model))
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
@@ -169,7 +160,7 @@ def test_positions_are_interpolated_as_vit_does():
 
 @pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
 def test_other_problems_have_the_loss_of_vit(kind):
-    vit, model = pair_of_models("softmax")
+    vit, model = pair_of_models(vit_model(), None)
     vit.config.problem_type = model.config.problem_type = kind
     inputs = {"pixel_values": pictures(), "labels": torch.rand(3, 5, generator=torch.Generator().manual_seed(1))}
     torch.testing.assert_close(model(**inputs).loss, vit(**inputs).loss, atol=1e-6, rtol=0)

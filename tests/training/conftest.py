@@ -1,4 +1,4 @@
-"""A recipe that trains in a second or two, and its run folder with checkpoints in it."""
+"""A recipe that trains in a second or two, its run folder with checkpoints in it, and a call in the middle of its training."""
 
 import json
 
@@ -7,6 +7,7 @@ import pytest
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training.run.checkpoints import RUN_STATE_FILE
 from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE, settings_of, write_recipe
+from reluformer.training.trainer import ReLUFormerTrainer
 
 RECIPE = """
 name: tiny
@@ -57,3 +58,21 @@ def folder_of(recipe_file):
         return parse_recipe(["--config", str(recipe_file), *arguments]), began_with.run_folder
 
     return prepare
+
+
+@pytest.fixture
+def at_log(monkeypatch):
+    """Calls a function when a training logs a given update, which is before it saves that update."""
+
+    def install(update, action):
+        original = ReLUFormerTrainer.log
+
+        def log(self, logs, start_time=None):
+            original(self, logs, start_time)
+            if self.state.global_step == update and "loss" in logs:
+                action()
+
+        monkeypatch.setattr(ReLUFormerTrainer, "log", log)
+        return lambda: monkeypatch.setattr(ReLUFormerTrainer, "log", original)
+
+    return install

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianForCausalLM, MarianMTModel
 from transformers.generation import utils as generation_utils
 
@@ -18,7 +18,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.training.conversion import convert, converted_config, marian_config
 
 from ..conftest import skip_beams_of_two_vocabularies
-from .tiny_marian import VOCABULARY, marian_model, save_marian, train_sentencepiece
+from .tiny_marian import VOCABULARY, marian_model, save_marian, train_sentencepiece, without
 
 SHAPES = {
     "shared-untied": {"tie_word_embeddings": False},
@@ -88,14 +88,6 @@ def test_every_field_of_marian_arrives():
     for name in config.to_dict().keys() - ours_alone - {"model_type", "architectures"}:
         assert getattr(converted, name) == getattr(config, name), name
     assert (converted.attention_activation, converted.label_smoothing) == ("softmax", 0.0)
-
-
-def without(folder, name):
-    """Takes one tensor out of a checkpoint."""
-    path = folder / "model.safetensors"
-    weights = load_file(path)
-    del weights[name]
-    save_file(weights, path, metadata={"format": "pt"})
 
 
 def test_generation_settings_of_an_old_checkpoint_arrive(tmp_path):

@@ -21,6 +21,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.training.conversion import FOREIGN_MODELS, convert, gpt2_config, llama_config
 
 from ..modeling_reluformer.cases import VOCABULARY, gpt2_model, llama_model, token_ids
+from .tiny_marian import without
 
 MODELS = {
     "gpt2": gpt2_model,
@@ -140,9 +141,6 @@ def test_a_gated_ffn_without_its_gate_is_refused(tmp_path):
     """`gate_proj` of attention may be new, that of the FFN may not."""
     llama_model().save_pretrained(tmp_path / "llama")
     convert(tmp_path / "llama", tmp_path / "ours")
-    path = tmp_path / "ours" / "model.safetensors"
-    weights = load_file(path)
-    del weights["model.layers.0.mlp.gate_proj.weight"]
-    save_file(weights, path, metadata={"format": "pt"})
+    without(tmp_path / "ours", "model.layers.0.mlp.gate_proj.weight")
     with pytest.raises(UserError, match=r"1 tensors are missing.*: model\.layers\.0\.mlp\.gate_proj\.weight"):
         convert(tmp_path / "ours", tmp_path / "relu", attention="relu")

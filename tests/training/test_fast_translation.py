@@ -165,11 +165,7 @@ def test_weights_that_were_made_in_inference_mode_translate():
     assert first == second
 
 
-def test_weights_are_packed_once_for_each_type_that_calls_ask_for():
-    tokenizer = demo_tokenizer(200)
-    translator = Translator(
-        tiny_model(vocab_size=len(tokenizer), activation_function="relu"), tokenizer, max_new_tokens=3
-    )
+def test_weights_are_packed_once_for_each_type_that_calls_ask_for(translator):
     for _ in range(2):
         for compute in ("int8", "float32"):
             translator(["eins"], compute=compute)

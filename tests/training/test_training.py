@@ -13,9 +13,6 @@ from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training.run.checkpoints import RUN_STATE_FILE
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
-from reluformer.training.trainer import ReLUFormerTrainer
-
-from .interruptions import assert_gone_on_as, train_until_killed
 
 ALL_FILES = {
     "recipe.yaml",
@@ -68,20 +65,25 @@ def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
     assert torch.equal(model.get_input_embeddings().weight, model.lm_head.weight)
 
 
-def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recipe_file, tmp_path, monkeypatch, capsys):
+def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recipe_file, tmp_path, at_log, capsys):
     whole = train(load_recipe(recipe_file))
     options = ["--config", str(recipe_file), "--training.output_dir", str(tmp_path / "broken")]
-    train_until_killed(ReLUFormerTrainer, 5, options, monkeypatch)
+    remove = at_log(5, lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(parse_recipe([*options, "--training.logging_steps", "5"]))
+    remove()
     assert not (tmp_path / "broken" / RECORD_FILE).exists()
     state_file = tmp_path / "broken" / "checkpoint-4" / RUN_STATE_FILE
     state = json.loads(state_file.read_text(encoding="utf-8"))
     state_file.write_text(json.dumps({**state, "seconds": state["seconds"] + 1000}), encoding="utf-8")
     capsys.readouterr()
     folder = train(parse_recipe(options))
-    seconds = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))["seconds"]
-    assert 1000 < state["seconds"] + 1000 < seconds < 1060  # that of both parts
+    record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+    assert 1000 < state["seconds"] + 1000 < record["seconds"] < 1060  # that of both parts
+    assert record["resumed_from"].endswith("checkpoint-4")
     assert f"resuming at {tmp_path / 'broken' / 'checkpoint-4'}" in capsys.readouterr().out
-    assert_gone_on_as(folder, whole, "checkpoint-4")
+    final, expected = (load_file(each / "model.safetensors") for each in (folder, whole))
+    assert all(torch.equal(final[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import MarianConfig, MarianMTModel
 
 VOCABULARY = 50
@@ -47,6 +48,15 @@ def save_marian(folder: Path, seed: int = 0, tokenizer: Path | None = None, **fi
         for path in tokenizer.iterdir():
             (folder / path.name).write_bytes(path.read_bytes())
     return model
+
+
+def without(folder: Path, *names: str) -> None:
+    """Takes tensors out of a checkpoint."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    for name in names:
+        del weights[name]
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def train_sentencepiece(folder: Path, pieces: int = 60) -> int:

@@ -73,10 +73,6 @@ class Path(NamedTuple):
         """Triton's interpreter, to which large problems are not given."""
         return self.name == "triton" and INTERPRETED
 
-    @property
-    def is_compiled(self) -> bool:
-        return self.name.startswith("avx")
-
 
 def forced_path(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Only this path computes: plain products, blocks of a few queries, Triton, or the compiled loop with an instruction set."""

@@ -49,12 +49,6 @@ def test_a_loss_that_is_not_finite_stops_the_training_in_one_line(tmp_path, ever
     assert "\n" not in str(caught.value)
 
 
-def test_a_loss_that_is_not_finite_is_recorded_with_its_update(tmp_path):
-    trainer, watch = watched(tmp_path, "record", learning_rate=1e30)
-    trainer.train()
-    assert watch.divergence["step"] == trainer.state.global_step == LOGGED_EVERY
-
-
 def test_a_loss_that_explodes_stops_the_training_in_one_line(tmp_path):
     """It stays finite: nothing but its size tells."""
     trainer, _ = watched(tmp_path, "stop", learning_rate=3.0)
@@ -107,5 +101,5 @@ def test_a_run_that_diverged_ends_with_a_record_and_without_a_model(recipe_file,
     folder = train(parse_recipe(["--config", str(recipe_file), *words]))
     assert "training diverged: the loss is not finite at update" in capsys.readouterr().out.splitlines()[-1]
     record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
-    assert record["diverged"]["step"] >= 2 and record["updates"] <= 50
+    assert record["diverged"]["step"] == record["updates"] == 2  # of the first log
     assert not (folder / "model.safetensors").exists() and not list(folder.glob("evaluation.*"))

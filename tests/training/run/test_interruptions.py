@@ -7,27 +7,8 @@ import pytest
 
 from reluformer.commands import main as cli
 from reluformer.training.run.checkpoints import checkpoint_folders, read_run_state
-from reluformer.training.trainer import ReLUFormerTrainer
 
 from .kill_harness import Harness
-
-
-@pytest.fixture
-def at_log(monkeypatch):
-    """Calls a function when a training logs a given update, which is before it saves that update."""
-
-    def install(update, action):
-        original = ReLUFormerTrainer.log
-
-        def log(self, logs, start_time=None):
-            original(self, logs, start_time)
-            if self.state.global_step == update and "loss" in logs:
-                action()
-
-        monkeypatch.setattr(ReLUFormerTrainer, "log", log)
-        return lambda: monkeypatch.setattr(ReLUFormerTrainer, "log", original)
-
-    return install
 
 
 @pytest.fixture
