@@ -764,24 +764,25 @@ class AttentionPreTrainedModel(PreTrainedModel):
             skip_logits = self.config.skip_logits and self.training and labels is not None
         hidden_states, smoothing = outputs.last_hidden_state, self.config.label_smoothing
         logits, loss_sum = None, None
-        # what wraps or replaces the layer (LoRA, say) computes other logits than its weight
-        whole = type(self.lm_head) is nn.Linear and (self._tp_size or 1) == 1
+        # what wraps, replaces or hooks the layer (LoRA, say, or offloading) computes other logits than its weight, or holds none
+        whole = type(self.lm_head) is nn.Linear and (self._tp_size or 1) == 1 and "forward" not in vars(self.lm_head)
+        whole = whole and not self.lm_head._forward_hooks and not self.lm_head._forward_pre_hooks
         if skip_logits and whole and vocabulary_loss is not None:
             loss_sum = vocabulary_loss(hidden_states, self.lm_head.weight, labels, bias, smoothing)
         else:
             if skip_logits and not is_compiling():
                 logger.warning_once(
-                    f"skip_logits saves no memory here, all logits are computed for the loss: lm_head is {type(self.lm_head)}, "
-                    "not one whole nn.Linear, or the package reluformer is not installed."
+                    f"skip_logits saves no memory here, all logits are computed for the loss: lm_head, a {type(self.lm_head)}, "
+                    "is no whole nn.Linear or has hooks, or the package reluformer is not installed."
                 )
             logits = self.lm_head(hidden_states)
             if bias is not None:
                 # in place, a step of decoding saves a pass over new memory; autograd and backward hooks need it apart
                 add = Tensor.add if logits.requires_grad else Tensor.add_
-                logits = add(logits, bias.to(logits.dtype))
+                logits = add(logits, bias.to(logits))
         if labels is None:
             return logits, {}
         if loss_sum is None:
-            loss_sum = cross_entropy_sum(logits, labels, smoothing)
+            loss_sum = cross_entropy_sum(logits, labels.to(logits.device), smoothing)
         items = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
         return None if skip_logits else logits, self._losses(loss_sum, items, outputs)

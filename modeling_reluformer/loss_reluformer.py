@@ -189,6 +189,7 @@ def regularized_loss(
     # A copy: the Trainer multiplies the loss by the number of processes, in place.
     found = {"cross_entropy": loss_sum / items, "loss": loss_sum / items}
     if sums is not None:
+        sums = sums.to(loss_sum.device)  # of a model whose layers are spread over several
         row_sum, entropy, dead, rows = sums[:, 1:].detach().sum(0).unbind()
         rows = rows.clamp_min(1)
         found |= {"attention_sum": row_sum / rows, "dead_row_fraction": dead / rows}
@@ -197,6 +198,6 @@ def regularized_loss(
             if regularization_weight:
                 found["loss"] = found["loss"] + regularization_weight * found["regularization"]
     if ffn_norms is not None:
-        found["ffn_l1"] = ffn_norms.mean() / items
+        found["ffn_l1"] = ffn_norms.mean().to(items.device) / items
         found["loss"] = found["loss"] + ffn_l1_weight * found["ffn_l1"]
     return found

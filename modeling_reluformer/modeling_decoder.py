@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -130,6 +131,8 @@ class ReLUFormerDecoderModel(ReLUFormerDecoderPreTrainedModel):
         if segment_ids is None:
             # before a cache is made here: the default of use_cache must not change what is seen
             segment_ids = packed_segments(position_ids, attention_mask, cache)
+        if segment_ids is not None and len(segment_ids) == 1:  # of positions that all rows share
+            segment_ids = segment_ids.expand(len(inputs_embeds), -1)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         length, seen = inputs_embeds.shape[1], tokens_in(cache)
@@ -155,7 +158,8 @@ class ReLUFormerDecoderModel(ReLUFormerDecoderPreTrainedModel):
             inputs_embeds = inputs_embeds + self.embed_positions(position_ids)
         hidden_states = nn.functional.dropout(inputs_embeds, p=self.config.embedding_dropout, training=self.training)
         cached = {CACHE_NAME: cache}
-        hidden_states, sums, norms = run_layers(self.layers, hidden_states, context, **kwargs, **cached)
+        layers = islice(self.layers, self.config.num_hidden_layers)  # fewer in `generate` with assistant_early_exit
+        hidden_states, sums, norms = run_layers(layers, hidden_states, context, **kwargs, **cached)
         return ReLUFormerDecoderModelOutput(
             last_hidden_state=self.norm(hidden_states), attention_sums=sums, ffn_norms=norms, **cached
         )
@@ -245,7 +249,7 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
                 segment_ids = packed_segments(position_ids, attention_mask, cache)
             labels = next_token_labels(labels, segment_ids) if shift_labels is None else shift_labels
             # each row that predicts a label counts as that one label
-            measured = self._measured((labels != IGNORED_LABEL).to(wide(self.lm_head.weight.dtype)))
+            measured = self._measured((labels != IGNORED_LABEL).to(wide(self.dtype)))
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,

@@ -492,7 +492,7 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
                 found, expected = tuple(labels.shape), tuple(target.shape[:2])
                 raise ValueError(f"labels must have the shape of the decoder's input, {expected}; got {found}.")
             require_same_batch(source, labels)
-            dtype = wide(self.lm_head.weight.dtype)
+            dtype = wide(self.dtype)
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
             measured = tuple(map(self._measured, rows))
         elif self.training and cache is None:

@@ -219,11 +219,13 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
         logits = self.classifier(outputs.pooler_output)
         losses = {}
         if measured is not None:
-            items = pictures = measured.row_weight.sum()
+            items = pictures = measured.row_weight.sum().to(logits.device)
             if num_items_in_batch is not None:  # the Trainer counts the entries of `labels`: one a picture, or several
                 items = num_items_in_batch / labels[0].numel()
-            mean = self.loss_function(labels, logits.to(wide(logits.dtype)), self.config)
-            losses = self._losses(mean * pictures, items, outputs)
+            # by 1: a sum where there is one class for each picture, so that a batch of -100 alone has none of 0/0; else a mean
+            loss = self.loss_function(labels, logits.to(wide(logits.dtype)), self.config, num_items_in_batch=1)
+            loss_sum = loss if self.config.problem_type == "single_label_classification" else loss * pictures
+            losses = self._losses(loss_sum, items, outputs)
         return ReLUFormerImageClassifierOutput(
             logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **losses
         )

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from reluformer import ReLUFormerForConditionalGeneration
@@ -24,6 +25,35 @@ def unequal_batch(sentences: int = 4):
         mask[row, 3 + 2 * row :] = 0
         labels[row, 2 + row * 2 :] = -100
     return {"input_ids": source * mask, "attention_mask": mask, "labels": labels}
+
+
+class Elsewhere(nn.Linear):
+    """A head on another device than the layers, where accelerate leaves it."""
+
+    def forward(self, hidden_states):
+        return super().forward(hidden_states).to("meta")
+
+
+def test_the_loss_of_a_model_on_two_devices_is_on_that_of_the_logits():
+    model = tiny_model(activation_function="relu", ffn_l1_weight=0.1)
+    model.lm_head = Elsewhere(16, 40, bias=False)
+    output = model(**unequal_batch())
+    fields = (
+        "loss",
+        "cross_entropy",
+        "regularization",
+        "attention_sum",
+        "attention_entropy",
+        "dead_row_fraction",
+        "ffn_l1",
+    )
+    assert {output[name].device.type for name in fields} == {"meta"}
+
+
+def test_a_quantised_model_has_a_loss():
+    model, batch = tiny_model().eval(), unequal_batch()
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+    torch.testing.assert_close(quantised(**batch).loss, model(**batch).loss, atol=0.1, rtol=0)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "fused"])

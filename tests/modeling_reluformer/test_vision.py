@@ -76,6 +76,7 @@ def test_a_picture_that_does_not_count_changes_nothing():
     found, expected = model(pictures(), labels=labels), model(pictures()[[0, 2]], labels=labels[[0, 2]])
     for name in ("loss", "regularization", "attention_sum", "attention_entropy", "dead_row_fraction"):
         torch.testing.assert_close(found[name], expected[name])
+    assert model(pictures(), labels=torch.full_like(labels, -100)).loss == 0
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,8 @@ def compiled_attention(query: Tensor, key: Tensor, specification: Specification)
 
 def _serves(dtype: torch.dtype, large: bool) -> bool:
     operators = library(large)
-    return operators is not None and dtype in _served_dtypes(operators)
+    # asked at each call: torch.export, among others, turns oneDNN off for a while
+    return operators is not None and torch.backends.mkldnn.enabled and dtype in _served_dtypes(operators)
 
 
 # What `torch.compiler.assume_constant_result` sets; that one imports the whole compiler.

@@ -118,6 +118,19 @@ def test_transforms_of_torch_func_take_the_python_loop():
     torch.testing.assert_close(torch.func.grad(total)(query), expected)
 
 
+def test_while_onednn_is_off_the_python_loop_computes():
+    library.library(large=True)
+    *inputs, row_scale = random_inputs(dtype=torch.float32)
+    expected, served = (
+        relu_attention(*inputs, row_scale=row_scale),
+        library.compiled_attention(*inputs[:2], Specification()),
+    )
+    library._served_dtypes.cache_clear()
+    with torch.backends.mkldnn.flags(enabled=False):
+        torch.testing.assert_close(relu_attention(*inputs, row_scale=row_scale), expected)
+    assert library.compiled_attention(*inputs[:2], Specification()) is served
+
+
 def test_only_a_large_call_builds(monkeypatch):
     """Never one of a `generate` of ten tokens."""
     asked = []

@@ -179,4 +179,8 @@ def test_a_head_that_computes_other_logits_is_called_for_them(caplog):
     model.lm_head.weight = weight
     losses = [model(**batch, skip_logits=skip_logits).loss for skip_logits in (False, True)]
     assert losses[0] == losses[1] != before
+    model.lm_head = nn.Linear(16, 40, bias=False)
+    # as offloading does
+    model.lm_head.register_forward_pre_hook(lambda head, inputs: head.load_state_dict({"weight": weight}) and None)
+    assert model(**batch, skip_logits=True).loss == before
     assert "skip_logits saves no memory here" in caplog.text and "Doubled" in caplog.text
