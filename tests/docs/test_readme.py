@@ -107,7 +107,7 @@ def test_the_verdicts_are_those_of_the_report():
         f"of {every} about BLEU {agrees} agree, {disagrees} disagree, {undecided} are undecided, {missing} cannot be run here,"
         in README
     )
-    assert f"and {pending} wait for their training" in README
+    assert f"and {pending} not yet trained" in README
     agrees, disagrees, *_, every = counts["mechanism"]
     assert f"of {every} about mechanisms {agrees} agree and {disagrees} disagree" in README
     agrees, _, undecided, *_, every = counts["speed"]
