@@ -48,18 +48,14 @@ class PairMaps:
 
 
 def pair_maps(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    source_ids: list[int],
-    labels: list[int],
-    most_tokens: int | None = MOST_TOKENS,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source_ids: list[int], labels: list[int]
 ) -> PairMaps:
-    """Computes the attention of a whole pair and keeps that of its first `most_tokens` tokens on either side.
+    """Computes the attention of a whole pair and keeps that of its first `MOST_TOKENS` tokens on either side.
 
     Raises:
         UserError: see `attention_rows`.
     """
-    batch, cut = pair_batch(model, [(source_ids, labels)]), slice(most_tokens)
+    batch, cut = pair_batch(model, [(source_ids, labels)]), slice(MOST_TOKENS)
     kept: dict[str, list[Tensor]] = {}
     for module, _, weights, _ in attention_rows(model, [batch]):
         kept.setdefault(module, []).append(weights.transpose(0, 1)[:, cut, cut].float().cpu().clone())
@@ -78,9 +74,10 @@ def plot_attention_map(
     point-wise activation need not sum to one, and an exact zero is white, so that a dead row is blank.
     """
     ((source_ids,), (labels,)) = token_ids(tokenizer, {"source": [source], "target": [target]})
-    maps = pair_maps(model, tokenizer, source_ids, labels, most_tokens=None)
+    maps = pair_maps(model, tokenizer, source_ids, labels)
     layers = maps.weights[CROSS]
-    title = f"{NAMES[CROSS]}, layer {len(layers)} of {len(layers)}, mean of {len(layers[-1])} heads"
+    cut = f", first {MOST_TOKENS} tokens a side" if max(len(source_ids), len(labels)) > MOST_TOKENS else ""
+    title = f"{NAMES[CROSS]}, layer {len(layers)} of {len(layers)}, mean of {len(layers[-1])} heads{cut}"
     save(maps.draw(CROSS, [layers[-1].mean(dim=0)], [""]), path, title)
 
 

@@ -15,11 +15,15 @@ DECODING = {"num_beams": "5", "length_penalty": "1.0", "batch_tokens": "4096"}
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with mistakes as `UserError` rather than usage and exit. `--repo-id` is `--repo_id`."""
+    """argparse, with mistakes as `UserError` rather than usage and exit. `--repo-id` is `--repo_id`; behind `--` all is text."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in args]
-        return super().parse_known_args(options, namespace)
+        end = [*args, "--"].index("--")
+        options = [
+            re.sub(r"^--\w[\w-]*(?==|$)", lambda name: "--" + name[0][2:].replace("-", "_"), word)
+            for word in args[:end]
+        ]
+        return super().parse_known_args([*options, *args[end:]], namespace)
 
     def error(self, message: str) -> None:
         raise UserError(f"{message}; see `{self.prog} --help`")

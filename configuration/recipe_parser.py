@@ -52,7 +52,12 @@ def recipe_names() -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain values, each key once: the second section of a name would replace the first. 1e-3 is a number."""
+    """YAML's plain values, each key once: the second section of a name would replace the first. 1e-3 is a number, no a word."""
+
+    yaml_implicit_resolvers = {
+        first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
@@ -65,6 +70,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[\d.]+[eE][-+]?\d+$"), [*"-+.0123456789"])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|false)$", re.IGNORECASE), [*"tTfF"])
 
 
 def _plain_values(text: str | bytes, where: str) -> Any:
@@ -221,10 +227,17 @@ def recipe_values(arguments: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for where, says in [*layers, ("command line", options)]:
         _check_keys(says, where)
-        if "name" in says:  # another model: the description is that of the one below
+        if "name" in says:  # another run: the description and the folder are those of the one below
             values.pop("description", None)
+            (values.get("training") or {}).pop("output_dir", None)
         _lay_over(values, says, where)
     return values
+
+
+# What jsonargparse says of a section that may be missing, such as `data.demo`: every type it tried, with class paths.
+_SECTION_ERROR = re.compile(
+    r'Parser key "([^"]+)": Does not validate .*?Problem with given class_path \S+: (.*) - Expected a '
+)
 
 
 def build_recipe(values: dict[str, Any]) -> Recipe:
@@ -233,7 +246,9 @@ def build_recipe(values: dict[str, Any]) -> Recipe:
     try:
         namespace = parser.parse_object(values)
     except (TypeError, ArgumentError) as error:
-        raise UserError(_readable(error)) from error
+        message = one_line(error)
+        section = _SECTION_ERROR.search(message)
+        raise UserError(f"{section[1]}: {section[2]}" if section else message) from error
     if namespace.training.output_dir is None:
         namespace.training.output_dir = str(Path("runs") / namespace.name)
     try:
@@ -244,19 +259,6 @@ def build_recipe(values: dict[str, Any]) -> Recipe:
     recipe = Recipe(**{field.name: built[field.name] for field in dataclasses.fields(Recipe)})
     check_recipe(recipe)
     return recipe
-
-
-# What jsonargparse says of a section that may be missing, such as `data.demo`: every type it tried, with class paths.
-_SECTION_ERROR = re.compile(
-    r'Parser key "([^"]+)": Does not validate .*?Problem with given class_path \S+: (.*) - Expected a '
-)
-
-
-def _readable(error: BaseException) -> str:
-    """jsonargparse's message in one line."""
-    message = one_line(error)
-    section = _SECTION_ERROR.search(message)
-    return f"{section[1]}: {section[2]}" if section else message
 
 
 def parse_recipe(arguments: Sequence[str]) -> Recipe:
@@ -271,9 +273,8 @@ def parse_recipe(arguments: Sequence[str]) -> Recipe:
 def load_recipe(*paths: str | Path) -> Recipe:
     """The recipe of YAML files, later ones laid over earlier ones, to be read and not trained by; as [`parse_recipe`]."""
     values = recipe_values([argument for path in paths for argument in ("--config", str(path))])
-    training = values.get("training") or {}
-    if training.get("bf16") and not torch.cuda.is_available():  # what a GPU trained is looked at without one, too
-        values["training"] = {**training, "use_cpu": True}
+    for precision in () if torch.cuda.is_available() else ("bf16", "fp16", "tf32"):
+        (values.get("training") or {}).pop(precision, None)  # what a GPU trained is looked at without one, too
     return build_recipe(values)
 
 

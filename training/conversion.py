@@ -33,6 +33,7 @@ from reluformer.modeling_reluformer.attention_reluformer import NORMALIZED, POIN
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.modeling_reluformer.other_models import ATTENTION_NAME
 from reluformer.training.loading import Model, changed_config, load_model_config, load_weights, load_with_report
+from reluformer.training.shipped import located
 
 Weights = dict[str, Tensor]
 
@@ -264,7 +265,7 @@ def convert(
     Raises:
         UserError: a source that is no such model, one that ReLUFormer cannot represent, or a folder that is in use.
     """
-    target = Path(target)
+    source, target = located(source), Path(target)
     if target.exists() and any(target.iterdir()) and not (overwrite and (target / "config.json").is_file()):
         raise UserError(f"{target}: is not empty; give another folder, or --overwrite to replace the model in it")
     if Path(source).resolve() == target.resolve():

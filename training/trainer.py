@@ -49,7 +49,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
     counted. Evaluation: the same means with `eval_`, `eval_loss` among them.
 
     Args:
-        others: as in `Seq2SeqTrainer`; `train_dataset` has columns `input_ids` and `labels` of unpadded lists.
+        others: as in `Seq2SeqTrainer`; `train_dataset`, if there is one, has columns `input_ids` and `labels` of unpadded lists.
         tokens_per_batch: budget of a batch in tokens with padding.
         translation_scorer: called at every evaluation with the model, the number of the process and how many there are; its
             values, the same in every process, are logged as `eval_bleu` and so on.
@@ -82,7 +82,8 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
                 self.add_callback(ProgressBars())
         self.stop_on_sigterm = StopOnSigterm(self)
         self.add_callback(self.stop_on_sigterm)
-        self._plan_batches(tokens_per_batch)
+        if self.train_dataset is not None:
+            self._plan_batches(tokens_per_batch)
         self.add_callback(_StartOfTraining(self))
 
     def _plan_batches(self, tokens_per_batch: int) -> None:
@@ -111,6 +112,8 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """The Trainer's; it refuses to resume with another training set."""
+        if self.train_dataset is None:
+            raise ValueError("ReLUFormerTrainer: training needs a train_dataset, and none was given.")
         before = read_run_state(Path(resume_from_checkpoint)) if isinstance(resume_from_checkpoint, str) else {}
         if before.get("data", self.fingerprint) != self.fingerprint:
             advice = "restore them, or give another name, or --overwrite to train anew"

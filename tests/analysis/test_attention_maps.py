@@ -4,6 +4,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from reluformer.analysis import attention_maps
 from reluformer.analysis.attention_maps import PairMaps, pair_maps, plot_attention_map
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF
 
@@ -20,6 +21,9 @@ def test_the_map_of_a_run_is_the_mean_of_the_last_layer(small_tokenizer, encoded
     expected = model(input_ids=source, labels=target, output_attentions=True).cross_attentions[-1][0].mean(dim=0)
     assert drawn[0] == CROSS
     torch.testing.assert_close(drawn[1], [expected.detach()])
+    monkeypatch.setattr(attention_maps, "MOST_TOKENS", 2)
+    plot_attention_map(model, small_tokenizer, SOURCES[0], TARGETS[0], tmp_path / "map.png")
+    torch.testing.assert_close(drawn[4], [expected[:2, :2].detach()])
 
 
 @pytest.mark.parametrize("kind", ["reluformer", "t5"])

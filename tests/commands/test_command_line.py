@@ -10,7 +10,7 @@ import datasets
 import pytest
 
 from reluformer.commands import main as cli
-from reluformer.commands.parsing import DECODING
+from reluformer.commands.parsing import DECODING, Parser
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.data.corpus import CorpusReport
@@ -77,6 +77,14 @@ def test_python_m_reluformer_is_the_command(tmp_path):
 def test_mistakes_are_one_line_and_status_2(capsys, recipe_file, tmp_path, command, named):  # noqa: F811
     (tmp_path / "latin").write_bytes(b"eins\nf\xfcnf\n")
     assert named in assert_one_line_error(capsys, *command.format(recipe=recipe_file, folder=tmp_path).split())
+
+
+def test_a_text_with_dashes_stays_as_it_is():
+    parser = Parser()
+    parser.add_argument("text", nargs="*")
+    parser.add_argument("--num_beams")
+    found = parser.parse_args(["--num-beams=3", "--Ja-nein Wort-wort", "--", "--well-known"])
+    assert (found.num_beams, found.text) == ("3", ["--Ja-nein Wort-wort", "--well-known"])
 
 
 def test_an_interruption_is_status_130(capsys, monkeypatch):

@@ -1,11 +1,12 @@
 """What `reluformer translate` writes: one line for each text, as soon as it is done, whatever the model gives."""
 
 import io
+import os
 
 import pytest
 
 from reluformer.commands import main as cli
-from reluformer.commands.translate import write_lines
+from reluformer.commands.translate import read_lines, write_lines
 from reluformer.training.translation import Translator
 
 from ..conftest import demo_tokenizer, tiny_model
@@ -40,6 +41,13 @@ def test_a_failure_keeps_the_lines_that_are_done(model, tmp_path, monkeypatch):
     command = ["translate", "--model", model, "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
     assert cli.main(command) == 130
     assert seen["while translating"] == (tmp_path / "out").read_text(encoding="utf-8") == "one\n"
+
+
+def test_a_pipe_is_read():
+    reading, writing = os.pipe()
+    os.write(writing, b"eins\nzwei\n")
+    os.close(writing)
+    assert read_lines(f"/dev/fd/{reading}") == ["eins", "zwei"]
 
 
 def test_the_file_that_is_read_is_not_replaced(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Recipes are parsed with types, laid over each other, refused in one line, and written so that they read back."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -120,13 +122,15 @@ def test_the_settings_of_the_paper(name, heads, ffn, length_penalty):
 def test_options_and_later_files_are_laid_over_a_recipe_and_its_base(write, small):
     write("# a comment\nbase: small\nname: middle\nmodel: {preset: vanilla, d_model: 32}\n", "middle")
     top = write(
-        "name: top\nbase: middle.yaml\ndata: {demo: {train: 50}}\ntraining: {max_steps: 20, learning_rate: 1e-3}\n"
+        "name: top\nbase: middle.yaml\ndata: {demo: {train: 50}}\n"
+        "training: {max_steps: 20, learning_rate: 1e-3, eval_strategy: no}\n"
     )
     recipe = load_recipe(top)
     assert recipe.model == {**SMALL["model"], "preset": "vanilla", "d_model": 32}
     assert (recipe.name, recipe.data.source_language) == ("top", "de")
     assert (recipe.data.demo.train, recipe.data.demo.seed) == (50, 4)
     assert (recipe.training.max_steps, recipe.training.learning_rate) == (20, 1e-3)
+    assert recipe.training.eval_strategy == "no"
     assert [says["name"] for _, says in recipe_layers(top)] == ["small", "middle", "top"]
     last = write("training: {seed: 3}\n", "last")
     options = ["--model.d_model", "64", "--data.demo.seed", "7", "--training.learning_rate=1e-2"]
@@ -144,6 +148,13 @@ def test_a_description_is_of_the_recipe_that_holds_it(write, small):
     named = ["--config", small(), "--name", "twin"]
     assert parse_recipe(named).description == ""
     assert parse_recipe([*named, "--description", "A twin."]).description == "A twin."
+
+
+def test_a_run_folder_is_of_the_recipe_that_names_it(small):
+    """A run's own recipe.yaml holds its folder, which a run of another name must not train in, or empty."""
+    base = ["--config", small(training={**SMALL["training"], "output_dir": "mine"})]
+    folders = [parse_recipe([*base, *more]).run_folder for more in ([], ["--name", "twin"], ["--training.seed", "3"])]
+    assert folders == [Path("mine"), Path("runs/twin"), Path("mine")]
 
 
 @pytest.mark.parametrize("preset", ["vanilla", "softmax"])
@@ -277,9 +288,8 @@ def test_a_model_that_does_not_exist_is_refused(small, model, named):
 def test_bfloat16_without_a_gpu_names_the_option_of_a_cpu(small, monkeypatch):
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
     assert "add `--training.use_cpu true`" in refusal("--config", small(), "--training.bf16", "true")
-    assert load_recipe(small(training={**SMALL["training"], "bf16": True})).training.bf16, (
-        "a GPU's run is read anywhere"
-    )
+    for precision in ("bf16", "fp16", "tf32"):
+        load_recipe(small(training={**SMALL["training"], precision: True}))  # a GPU's run is read anywhere
 
 
 def test_what_is_printed_is_a_recipe_that_can_be_trained(small, capsys, tmp_path):

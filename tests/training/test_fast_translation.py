@@ -1,14 +1,16 @@
 """Translating by compiled steps gives the tokens of `generate`, in float32; int8 gives the same bits everywhere."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from reluformer import Translator
 from reluformer.modeling_reluformer.fused.compiled.library import library
-from reluformer.training import translation
+from reluformer.training import fast_translation, translation
 from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
+from reluformer.training.run.divergence import DivergenceWatch
 
 from ..conftest import demo_tokenizer, tiny_model
 
@@ -193,6 +195,13 @@ def test_what_is_not_computed_here_goes_to_generate_and_is_said(fields, options,
         assert translator(["eins"] * 9) == Translator(model, tokenizer, max_new_tokens=6, **options)(["eins"] * 9)
     lines = [record.message for record in caplog.records if "translated by" in record.message]
     assert lines == [f"translated by `generate`{how}: {words}." for how in (" in float32, not int8", "")]
+
+
+def test_a_hook_that_acts_in_training_alone_leaves_the_compiled_path():
+    model = tiny_model(activation_function="relu")
+    watch = DivergenceWatch(SimpleNamespace(model=model), "record")
+    model.base_model.register_forward_hook(watch._count_dead_rows)
+    assert fast_translation._reason_against_modules(model) is None
 
 
 @pytest.mark.parametrize("changed", ["hook", "norm", "bias", "start", "gamma"])

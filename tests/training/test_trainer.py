@@ -14,7 +14,7 @@ import transformers
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 from packaging import version
 from safetensors.torch import load_file
-from transformers import TrainerState
+from transformers import Seq2SeqTrainingArguments, TrainerState
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.token_batches import TokenBatchSampler
@@ -147,6 +147,15 @@ def test_evaluation_is_an_exact_mean_over_target_tokens_and_carries_the_scores(t
     assert calls == [(True, 0, 1)]
 
 
+def test_it_evaluates_without_a_training_set(tmp_path):
+    arguments = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    options = {"data_collator": collate, "eval_dataset": tiny_pairs(12), "tokens_per_batch": 90}
+    trainer = ReLUFormerTrainer(tiny_model(), arguments, **options)
+    assert trainer.evaluate()["eval_cross_entropy"] > 0
+    with pytest.raises(ValueError, match="needs a train_dataset"):
+        trainer.train()
+
+
 def test_a_training_log_does_not_hold_figures_of_the_evaluation(tmp_path):
     trainer = tiny_trainer(tmp_path, max_steps=3, eval_strategy="steps", eval_steps=1)
     trainer.train()
@@ -156,8 +165,6 @@ def test_a_training_log_does_not_hold_figures_of_the_evaluation(tmp_path):
 
 
 def test_several_gpus_in_one_process_are_refused(tmp_path, monkeypatch):
-    from transformers import Seq2SeqTrainingArguments
-
     monkeypatch.setattr(Seq2SeqTrainingArguments, "n_gpu", 2)
     with pytest.raises(UserError, match="torchrun --nproc_per_node 2"):
         tiny_trainer(tmp_path)

@@ -6,6 +6,7 @@ Raw text stays raw here; normalisation is the tokenizer's.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -184,10 +185,12 @@ def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
         if (local / "dataset_dict.json").exists():
             return datasets.load_from_disk(str(local / split))
         if given.path == "csv":  # a cell is text as it stands: "null" is a word, and 007 no number
-            options = {"keep_default_na": False, **options}
+            options = {"keep_default_na": False, "index_col": False, **options}
             names = next(iter(datasets.load_dataset("csv", given.name, streaming=True, **which, **options)), ())
             options["features"] = datasets.Features(dict.fromkeys(names, datasets.Value("string"))) or None
-        return datasets.load_dataset(given.path, given.name, **which, **options)
+        with warnings.catch_warnings():  # pandas only warns of a row with more cells than columns, and cuts it
+            warnings.filterwarnings("error", message="Length of header or names does not match")
+            return datasets.load_dataset(given.path, given.name, **which, **options)
     except (OSError, ValueError, TypeError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = one_line(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}")
         fault = f"data set {given.path!r} (name {given.name!r}, split {split!r}) cannot be loaded: {reason}"

@@ -10,7 +10,7 @@ import datasets
 from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.recipe import Recipe
-from reluformer.training.data.corpus import CorpusReport, has_split, load_split
+from reluformer.training.data.corpus import CorpusReport, load_split
 from reluformer.training.data.documents import pack_split
 from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs
 from reluformer.training.data.moses import MosesStep
@@ -38,7 +38,7 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
         UserError: files that cannot be used, a split with no pair left, or sources of an evaluated split that are too long.
     """
     data = recipe.data
-    learned = [split for split in ("train", "validation") if has_split(data, split)]
+    learned = ["train"] if recipe.training.eval_strategy == "no" else ["train", "validation"]
     # What is evaluated when training is over is read now: its faults are found before the first update.
     splits = [*learned, *(split for split in recipe.evaluation.splits if split not in learned)]
     pairs, encoded, reports = {}, {}, []
@@ -63,20 +63,13 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
             options = {"max_length": max_length, "name": f"{split} tokens", "workers": data.workers}
             encoded[split], report = encode_pairs(pairs[split], tokenizer, **options)
             told(report)
-    _check_sources(recipe, pairs, tokenizer, positions)
+    if recipe.evaluation.long_sources == "error":  # refused now, not when training is over
+        encoder = SourceEncoder(tokenizer, positions, "error", MosesStep.from_tokenizer(tokenizer))
+        for split in recipe.evaluation.splits:
+            encoder.encode(list(pairs[split]["source"]), f"{split} split")
     if "validation" in learned:
         first = {"max_length": max_length, "at_most": recipe.evaluation.at_most}
         pairs["validation"] = first_encoded_pairs(pairs["validation"], tokenizer, **first)
     if recipe.training.should_save:
         write_json(recipe.run_folder / "corpus_report.json", reports)
     return PreparedCorpus(tokenizer, pairs, encoded)
-
-
-def _check_sources(
-    recipe: Recipe, pairs: dict[str, datasets.Dataset], tokenizer: PreTrainedTokenizerBase, positions: int
-) -> None:
-    """Refuses now what translating would refuse when training is over."""
-    if recipe.evaluation.long_sources == "error":
-        encoder = SourceEncoder(tokenizer, positions, "error", MosesStep.from_tokenizer(tokenizer))
-        for split in recipe.evaluation.splits:
-            encoder.encode(list(pairs[split]["source"]), f"{split} split")

@@ -41,7 +41,9 @@ def text_lines(path: Path | BinaryIO) -> Iterator[str]:
     import pyarrow as pa  # here, since it takes a third of a second, which `--help` need not wait for
 
     try:
-        opened = pa.input_stream(str(path)) if isinstance(path, Path) else path
+        opened = path
+        if isinstance(path, Path):  # pyarrow seeks in a file, which a pipe such as /dev/stdin does not allow
+            opened = pa.input_stream(str(path)) if path.suffix in COMPRESSED_SUFFIXES else path.open("rb")
         with io.BufferedReader(opened) as stream:
             if b"\0" in stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]:
                 raise UserError(

@@ -59,6 +59,8 @@ class DivergenceWatch(TrainerCallback):
         if module.training and of_modules is not None:
             self._dead_and_rows = self._dead_and_rows + of_modules.detach()[:, 3:5].double()
 
+    _count_dead_rows.only_in_training = True  # does not keep an evaluation from the compiled path
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         loss, update = logs.get("loss", logs.get("train_loss")), state.global_step
         if loss is None or self.divergence is not None:

@@ -26,7 +26,7 @@ CARD_FILE = "README.md"  # the last file of a run
 WRITTEN_BY_A_RUN = "# Written by `reluformer train`: the recipe of this run with all its keys.\n"
 _TRAIN_ANEW = "give another name, or --overwrite to train anew"
 
-# Keys of a recipe, and beginnings of keys, that change no update. All others must stay as they were when the run began.
+# Keys of a recipe, and beginnings of keys, that teach the model nothing. All others must stay as they were when the run began.
 _MAY_CHANGE = (
     *("name", "description", "evaluation.", "averaging.", "on_divergence", "data.workers", "data.homepage"),
     *("training.logging_", "training.log_", "training.disable_tqdm", "training.report_to", "training.run_name"),

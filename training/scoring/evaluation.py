@@ -121,15 +121,20 @@ class ValidationTranslation:
 def write_translations(
     path: Path, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> Path:
-    """Writes source, hypothesis, reference as tab-separated UTF-8 with a header; a text with a tab or line break is quoted."""
+    """Writes source, hypothesis, reference as tab-separated UTF-8 with a header; a text with a tab or line break is quoted.
+
+    A carriage return becomes a space: Python's `csv` quotes none, and ends a row at one.
+    """
+    texts = [[text.replace("\r", " ") for text in side] for side in (sources, hypotheses, references)]
     with path.open("w", encoding="utf-8", newline="") as stream:
         rows = csv.writer(stream, "excel-tab", lineterminator="\n")
-        rows.writerows([("source", "hypothesis", "reference"), *zip(sources, hypotheses, references, strict=True)])
+        rows.writerows([("source", "hypothesis", "reference"), *zip(*texts, strict=True)])
     return path
 
 
 def read_translations(path: str | Path) -> list[tuple[str, str, str]]:
     """The (source, hypothesis, reference) rows of a file that `write_translations` wrote."""
+    csv.field_size_limit(2**31 - 1)  # as much as it takes: a document may be longer than the default
     with Path(path).open(encoding="utf-8", newline="") as stream:
         _, *rows = map(tuple, csv.reader(stream, "excel-tab"))
     return rows

@@ -47,6 +47,15 @@ def test_faults_of_an_evaluated_split_are_found_before_the_first_update(argument
         prepare_corpus(parse_recipe([*arguments, *change]))
 
 
+def test_a_data_set_may_have_a_training_split_alone(recipe_file, tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text('{"de": "eins", "en": "one"}\n' * 9, encoding="utf-8")
+    given = ["--data.demo", "null", "--data.dataset.path", str(tmp_path / "set"), "--tokenizer.vocab_size", "268"]
+    given += ["--training.eval_strategy", "no", "--evaluation.splits", "[]"]
+    corpus = prepare_corpus(parse_recipe(["--config", str(recipe_file), *given]))
+    assert list(corpus.pairs) == ["train"] and len(corpus.encoded["train"]) == 9
+
+
 def test_what_encoding_skips_is_not_translated_in_validation(arguments):
     recipe = parse_recipe([*arguments, "--evaluation.long_sources", "split"])
     corpus = prepare_corpus(recipe)

@@ -9,7 +9,7 @@ from reluformer.training.scoring.evaluation import evaluate, format_samples, rea
 from reluformer.training.scoring.metrics import score_translations
 
 PAIRS = datasets.Dataset.from_dict(
-    {"source": ["eins", "zwei\t2", "drei", "vier"], "target": ["one", "two\n2", "three", "four\\n"]}
+    {"source": ["eins", "zwei\t2", "drei\r3", "vier " * 30_000], "target": ["one", "two\n2", "three", "four\\n"]}
 )
 HYPOTHESES = ["one", "two\n2", "Three", "\u2028 five"]
 
@@ -31,7 +31,8 @@ def test_files_and_result_agree(tmp_path):
     assert expected.items() <= result.items()
     assert result["seconds"] >= 0 and result["sentences_per_second"] > 0
     rows = read_translations(tmp_path / "translations.validation.tsv")
-    assert rows == list(zip(PAIRS["source"], HYPOTHESES, PAIRS["target"], strict=True))
+    sources = [source.replace("\r", " ") for source in PAIRS["source"]]
+    assert rows == list(zip(sources, HYPOTHESES, PAIRS["target"], strict=True))
     assert result["bleu"] == score_translations([row[1] for row in rows], [row[2] for row in rows])["bleu"]
 
 
