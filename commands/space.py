@@ -6,7 +6,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from reluformer.commands.parsing import Parser
-from reluformer.configuration.errors import UserError
+from reluformer.configuration.errors import UserError, one_line
 
 
 def run(arguments: list[str]) -> int:
@@ -24,8 +24,6 @@ def run(arguments: list[str]) -> int:
     add("--port", type=int, default=7860, help="default: 7860")
     add("--example", action="append", default=[], metavar="TEXT", help=example)
     options = parser.parse_args(arguments)
-    if not 0 <= options.port < 2**16:
-        raise UserError(f"--port: {options.port} is no port; give 0, for any that is free, to 65535")
 
     from reluformer.hub_cards.space import write_page
 
@@ -48,5 +46,5 @@ def page_server(page: Path, port: int) -> ThreadingHTTPServer:
     """Serves a page's files to this machine; 0: a free port."""
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), partial(SimpleHTTPRequestHandler, directory=page))
-    except OSError as error:
-        raise UserError(f"--port: {port} cannot be listened on ({error.strerror}); give another, 0 for any") from error
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--port: {port} cannot be listened on ({one_line(error)}); give another, 0 for any") from error

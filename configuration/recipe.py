@@ -207,7 +207,7 @@ class Recipe:
     """One experiment, complete: `reluformer train` needs nothing else.
 
     Args:
-        name: of the run; its folder is `runs/<name>` unless `training.output_dir` says otherwise.
+        name: of the run; its folder is `runs/<name>`, or `training.output_dir` of this recipe or one that overrides it.
         description: one sentence for the model card.
         data: where the pairs come from.
         initialize_from: folder or Hub id of a ReLUFormer to start from, with its tokenizer; null starts from new weights.
