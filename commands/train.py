@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from reluformer.configuration.recipe import Recipe
     from reluformer.training.train import FinishedRun
 
-
 FLAGS = {
     "--overwrite": "empty the folder of an earlier run of this name, and train anew",
     "--print_config": "print the recipe once it is checked, and end",

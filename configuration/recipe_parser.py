@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
     """YAML's plain values, each key once: the second section of a name would replace the first. 1e-3 is a number, no a word."""
 
     yaml_implicit_resolvers = {
-        first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:bool"]
+        first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:bool" or first in "tTfF"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -70,7 +70,6 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[\d.]+[eE][-+]?\d+$"), [*"-+.0123456789"])
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|false)$", re.IGNORECASE), [*"tTfF"])
 
 
 def _plain_values(text: str | bytes, where: str) -> Any:

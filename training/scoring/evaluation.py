@@ -121,9 +121,9 @@ class ValidationTranslation:
 def write_translations(
     path: Path, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> Path:
-    """Writes source, hypothesis, reference as tab-separated UTF-8 with a header; a text with a tab or line break is quoted.
+    """Writes source, hypothesis, reference as tab-separated UTF-8 with a header.
 
-    A carriage return becomes a space: Python's `csv` quotes none, and ends a row at one.
+    A text with a tab or line feed is quoted; a carriage return, which `csv` does not quote and ends a row at, becomes a space.
     """
     texts = [[text.replace("\r", " ") for text in side] for side in (sources, hypotheses, references)]
     with path.open("w", encoding="utf-8", newline="") as stream:
