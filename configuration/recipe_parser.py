@@ -163,6 +163,8 @@ def _lay_over(below: dict[str, Any], says: dict[str, Any], where: str, prefix: s
             _lay_over(below[key], value, where, f"{name}.")
         elif value is not None or prefix or f"{name}." not in _sections():  # a section without keys says nothing
             below[key] = value
+        if name == "training.num_train_epochs" and "max_steps" not in says:
+            below.pop("max_steps", None)  # the one below, beside which epochs say nothing
 
 
 def _model_laid_over(below: dict[str, Any], layer: dict[str, Any], where: str) -> dict[str, Any]:

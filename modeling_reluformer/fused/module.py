@@ -172,8 +172,6 @@ class ReLUAttention(nn.MultiheadAttention):
         super().__init__(embed_dim, num_heads, dropout, bias, **options)
         self.settings = AttentionSettings(activation, scaling, gamma, alpha, entropy_margin=entropy_margin)
         self.return_regularization = return_regularization
-        if return_regularization:
-            self.settings.check_regularization()
 
     def _reset_parameters(self) -> None:
         self._qkv_same_embed_dim = self.in_proj_weight is not None

@@ -137,6 +137,8 @@ def test_options_and_later_files_are_laid_over_a_recipe_and_its_base(write, smal
     over = parse_recipe(["--config", top, "--config", last, *options])
     assert (over.model["d_model"], over.data.demo.train, over.data.demo.seed, over.training.seed) == (64, 50, 7, 3)
     assert over.training.learning_rate == 1e-2
+    epochs = parse_recipe(["--config", top, "--training.num_train_epochs", "2"]).training
+    assert (epochs.num_train_epochs, epochs.max_steps) == (2, -1)
     assert load_recipe(write("base: demo\nname: mine\n")).model == load_recipe("demo").model
 
 
