@@ -187,7 +187,6 @@ def test_a_recipe_reads_back_as_it_was_written(small, tmp_path):
     [
         ("base: nowhere\n", "base: no file 'nowhere'; give the path"),
         ("base: top\n", "stands on itself"),
-        ("base: small\nmodell: {d_model: 8}\n", "no key 'modell'; did you mean model"),
         ("base: small\ntokenizer: {vocabsize: 3}\n", "did you mean tokenizer.vocab_size"),
         ("base: small\ndata: {demo: {trian: 3}}\n", "did you mean data.demo.train"),
         ("base: small\nmax_steps: 3\n", "did you mean training.max_steps?"),
@@ -195,7 +194,6 @@ def test_a_recipe_reads_back_as_it_was_written(small, tmp_path):
         ("base: small\ntokenizer: 8000\n", "tokenizer is a section: expected keys, found 8000"),
         ("base: small\nmodel: {a: {class_path: os.system}}\n", "names no classes"),
         ("base: small\nname: a\nname: b\n", "top.yaml, line 3: is no YAML: the key 'name' stands here twice"),
-        ("name: !!python/object/apply:os.getcwd []\n", "is no YAML"),
         ("name: [a\n", "is no YAML"),
         ("- a\n", "holds no keys"),
     ],
@@ -209,7 +207,6 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
     ("arguments", "named"),
     [
         (["--training.max_step", "3"], "no key 'training.max_step'; did you mean training.max_steps or "),
-        (["--max_steps", "100"], "no key 'max_steps'; did you mean training.max_steps?"),
         (["--d_model", "64"], "did you mean model.d_model?"),
         (["--nothing_like_it", "1"], "`reluformer train --help` lists all keys"),
         (["--training.max_steps"], "--training.max_steps: expected a value"),
@@ -224,7 +221,6 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
         (["--training.push_to_hub", "true"], "by `reluformer publish`"),
         (["--training.accelerator_config", '{"even_batches": false}'], "even_batches"),
         (["--training.save_only_model", "true"], "training.save_only_model"),
-        (["--training.hub_token", "hf_x"], "set HF_TOKEN"),
         (["--training.max_steps", "0"], "training.max_steps: 0"),
         (["--training.max_steps", "-1", "--training.num_train_epochs", "0"], "training.max_steps: 0"),
         (["--training.learning_rate", "-1"], "training.learning_rate: -1.0 must be at least 0"),
@@ -242,7 +238,6 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
         (["--averaging.last_checkpoints", "2", "--training.save_steps", "2", "--training.save_total_limit", "1"], "keeps 1"),
         (["--initialize_from", "x", "--tokenizer.lowercase", "true"], "comes with the model of initialize_from"),
         (["--tokenizer.path", "x", "--tokenizer.vocab_size", "400"], "taken as it is; leave vocab_size"),
-        (["--name", "a/b"], "'a/b'"),
         (["nowhere.yaml"], "recipes stand before all options"),
         (["--config", "nowhere.yaml"], "no file 'nowhere.yaml'; give the path of a recipe, or one of"),
     ],
@@ -252,13 +247,14 @@ def test_what_people_mistype_and_what_would_have_no_effect_is_refused(small, arg
 
 
 FILES = {"source": "a", "target": "b"}
+ONLY = {**FILES, "only": ["x"]}
 
 
 @pytest.mark.parametrize(
     ("data", "named"),
     [
         ({"validation": FILES}, "the files of `train` are missing"),
-        ({"train": {**FILES, "only": ["x"]}}, "data.train.only: chooses documents"),
+        ({"train": FILES, "test": ONLY}, "data.test.only: chooses documents, but data.test.documents names no file"),
         ({"train": FILES, "packing": {}}, "give data.train.documents"),
         ({"train": {**FILES, "documents": "c"}, "packing": {"train_lengths": [512]}}, "512 is above"),
         ({"dataset": {"path": "csv"}, "packing": {}}, "give data.dataset.document_column"),
@@ -274,7 +270,6 @@ def test_data_that_cannot_be_read_are_refused(small, data, named):
     [
         ({"d_modell": 16}, "did you mean d_model"),
         ({"preset": "relluformer"}, "reluformer"),
-        ({"attention_activation": "tanh"}, "attention_activation='tanh'"),
         ({"d_model": "wide"}, "d_model"),
         ({"vocab_size": 100}, r"tokenizer\.vocab_size"),
         ({"preset": "vanilla", "attn_implementation": "fused"}, 'attn_implementation="fused"'),

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from examples import finetune_seq2seq
-from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.tokenization import train_tokenizer
+
+from ..conftest import demo_tokenizer, random_tokens, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -20,15 +20,9 @@ def model_folder(tmp_path_factory) -> Path:
     pairs = demo_pairs(150, split="train", seed=0)
     for side, language in (("source", "de"), ("target", "en")):
         (folder / f"train.{language}").write_text("\n".join(pairs[side]) + "\n", encoding="utf-8")
-    tokenizer = train_tokenizer(
-        pairs, vocab_size=330, lowercase=False, moses=False, source_language="de", target_language="en", max_length=64
-    )
+    tokenizer = demo_tokenizer(150)
     tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    config = ReLUFormerConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes, **heads)
-    model = ReLUFormerForConditionalGeneration(config)
+    model = tiny_model(vocab_size=len(tokenizer), encoder_layers=1, decoder_layers=1)
     model.generation_config.max_new_tokens = 64  # as recipes leave it
     model.save_pretrained(folder)
     return folder
@@ -57,8 +51,7 @@ def test_the_example_imports_nothing_of_ours_but_the_model_and_the_metric():
 
 
 def _pairs_batch() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    source, target = (torch.randint(4, 300, (4, 7), generator=generator) for _ in range(2))
+    source, target = random_tokens(4, 7), random_tokens(4, 7, seed=1)
     return {"input_ids": source, "attention_mask": torch.ones_like(source), "labels": target}
 
 

@@ -57,13 +57,6 @@ def test_an_alpha_that_nothing_reads_is_told(monkeypatch):
     ]
 
 
-def test_unknown_preset_and_unknown_field_are_refused():
-    with pytest.raises(ValueError, match=r"'relufromer' is unknown; choose one of reluformer, vanilla, sparsemax"):
-        ReLUFormerConfig.from_preset("relufromer")
-    with pytest.raises(ValueError, match=r"'attention_gama' is not a field.*did you mean attention_gamma"):
-        ReLUFormerConfig.from_preset("reluformer", attention_gama=3)
-
-
 def test_only_relu_with_variance_scaling_is_regularised_by_default():
     assert ReLUFormerConfig(attention_scaling="length").regularization_weight == 0
     assert ReLUFormerConfig(attention_activation="relu2").regularization_weight == 0

@@ -16,7 +16,6 @@ from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
 
 from ..training.tiny_run import collate
 from .cases import (
-    VOCABULARY,
     Counting,
     assert_same_logits_loss_and_gradients,
     decoder_config,
@@ -137,7 +136,6 @@ def test_labels_that_are_shifted_already():
             ValueError,
             "41 tokens is longer than max_position_embeddings=40: shorten it, or take",
         ),
-        ({"input_ids": token_ids() + VOCABULARY}, IndexError, f"the vocabulary of {VOCABULARY} tokens"),
         ({"input_ids": token_ids().float()}, ValueError, "must be integers"),
         ({"inputs_embeds": torch.zeros(3, 9, 24)}, ValueError, "exactly one of input_ids and inputs_embeds"),
         ({"input_ids": None, "inputs_embeds": torch.zeros(3, 9, 23)}, ValueError, r"\(batch, length, 24\)"),
@@ -145,7 +143,6 @@ def test_labels_that_are_shifted_already():
         ({"attention_mask": -torch.ones(3, 9)}, ValueError, "has other values"),
         ({"segment_ids": torch.ones(3, 8, dtype=torch.long)}, ValueError, "segment ids"),
         ({"output_attentions": True}, ValueError, "needs attn_implementation='eager'"),
-        ({"token_type_ids": token_ids()}, TypeError, "takes no token_type_ids"),
     ],
 )
 def test_wrong_calls_say_what_is_wrong(inputs, error, named):

@@ -20,11 +20,8 @@ from ..conftest import random_tokens, skip_without_entmax, tiny_config, tiny_mod
 from .cases import decoder_model, padded, pictures, python_loop, vision_model
 
 
-def test_learnable_gamma_starts_at_gamma_and_gets_a_gradient():
+def test_a_learnable_gamma_gets_a_gradient():
     model = tiny_model(attention_gamma_learnable=True, attention_gamma=5)
-    fresh = ReLUFormerForConditionalGeneration(model.config)
-    attention = fresh.model.encoder.layers[0].self_attn
-    torch.testing.assert_close(attention.log_gamma.exp(), torch.full((4,), 5.0))
     model(input_ids=random_tokens(2, 7), labels=random_tokens(2, 5)).loss.backward()
     assert all((a.log_gamma.grad != 0).any() for a in model.modules() if hasattr(a, "log_gamma"))
 
@@ -125,7 +122,6 @@ def test_a_keyword_of_a_later_library_goes_through(call):
         (translation, "position_ids", "leave it out"),
         (language, "is_causal", "leave it out"),
         (vision, "output_hidden_state", "did you mean output_hidden_states?"),
-        (vision, "input_ids", "leave it out"),
     ],
 )
 def test_a_slip_and_an_input_without_effect_are_refused(call, keyword, says):

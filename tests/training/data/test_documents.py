@@ -215,14 +215,9 @@ def test_the_tokenizer_is_the_same_at_every_length(recipe_file):
     assert len(first.pairs["train"]) > len(second.pairs["train"]) == len(second.encoded["train"])
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [("--data.test.documents null", "data.test.documents names no file"), ("--data.packing null", "document_bleu"),
-     ("--data.test.only [d7]", "data.test.only: no document 'd7' in "), ("--tokenizer.moses true", "tokenizer.moses")],
-)  # fmt: skip
-def test_mistakes_are_found_before_training(recipe_file, change, says):
-    with pytest.raises(UserError, match=says):
-        prepare_corpus(parse_recipe(["--config", str(recipe_file), *change.split()]))
+def test_moses_does_not_go_with_packing(recipe_file):
+    with pytest.raises(UserError, match=r"tokenizer\.moses: does not go with data\.packing"):
+        parse_recipe(["--config", str(recipe_file), "--tokenizer.moses", "true"])
 
 
 def test_training_and_evaluation_may_treat_long_sentences_and_lengths_differently(recipe_file, tokenizer):

@@ -63,7 +63,7 @@ def test_a_token_in_a_recipe_is_refused_unless_transformers_has_hidden_it(tmp_pa
     recipe.write_text(
         "name: a\ndata: {source_language: de, target_language: en, demo: {}}\ntraining: {hub_token: TOKEN}\n"
     )
-    with pytest.raises(UserError, match=r"training\.hub_token: would stand in the files of the run"):
+    with pytest.raises(UserError, match=r"training\.hub_token: would stand in the files of the run; set HF_TOKEN"):
         load_recipe(recipe)
     recipe.write_text(recipe.read_text().replace("TOKEN", "<HUB_TOKEN>"))
     load_recipe(recipe)

@@ -60,7 +60,6 @@ def test_a_run_whose_evaluation_was_interrupted_resumes_and_a_finished_one_is_re
         (["--data.demo.seed", "5"], "data.demo.seed 0"),
         (["--batching.tokens_per_batch", "500"], "batching.tokens_per_batch 400"),
         (["--training.seed", "5"], "training.seed 'the default', the recipe says 5"),
-        (["--training.learning_rate", "0.5"], "training.learning_rate 0.01"),
         (["--training.optim", "sgd"], "training.optim"),
         (["--training.warmup_steps", "3"], "training.warmup_steps"),
         (["--training.max_steps", "9"], "training.max_steps 6, the recipe says 9"),
