@@ -98,16 +98,16 @@ class ModelCardCallback(TrainerCallback):
 
     on_predict = on_evaluate
 
-    def create_model_card(self, model_name: str | None = None, **told: Any) -> None:
+    def create_model_card(self, language: Any = None, license: Any = None, **told: Any) -> None:
         """In place of the Trainer's: writes README.md into `output_dir`, in which the model must be saved.
 
         Args:
-            model_name: given by `push_to_hub`; the card's name is that of the repository or folder.
-            told: `language`, `license` and `dataset` in place of the callback's.
+            language, license, told: with `dataset`, in place of the callback's. What else the Trainer tells, the card knows.
         """
+        given = {"language": language, "license": license, "dataset": told.get("dataset")}
         if self._trainer.is_world_process_zero():
             folder, repo_id = self._trainer.args.output_dir, self._trainer.hub_model_id
-            write_card(folder, repo_id=repo_id, **{**self._told, **told})
+            write_card(folder, repo_id=repo_id, **{name: given[name] or value for name, value in self._told.items()})
 
 
 def _training_facts(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def _renamed(name: str, renamings: tuple[tuple[str, Any], ...]) -> str:
 # Folders
 
 # Of a tokenizer or an image processor; copied as they are, without the library that reads them.
-_PREPROCESSOR_FILES = ("*token*.json", "*vocab.json", "*.spm", "*.jinja", "preprocessor_config.json")
+_COPIED = ("*token*.json", "*.model", "*vocab.json", "merges.txt", "*.spm", "*.jinja", "preprocessor_config.json")
 # AutoTokenizer finds these tokenizers by the kind of model, unless their settings name the class.
 _TOKENIZER_CLASSES = {"marian": ("source.spm", "MarianTokenizer"), "gpt2": ("tokenizer.json", "GPT2Tokenizer")}
 
@@ -304,16 +304,16 @@ def _attention_changes(attention: str | None, kind: type[AttentionConfig]) -> di
 def _copy_preprocessor(source: str | Path, folder: Path, model_type: str) -> list[str]:
     origin = Path(source)
     if not origin.is_dir():
-        origin = Path(snapshot_download(str(source), allow_patterns=list(_PREPROCESSOR_FILES)))
-    found = {path.name: path for pattern in _PREPROCESSOR_FILES for path in origin.glob(pattern)}
+        origin = Path(snapshot_download(str(source), allow_patterns=list(_COPIED)))
+    found = {path.name: path for pattern in _COPIED for path in origin.glob(pattern)}
     for name, path in found.items():
         shutil.copyfile(path, folder / name)
     mark, tokenizer_class = _TOKENIZER_CLASSES.get(model_type, ("", ""))
-    if mark in found:
+    if mark in found or (mark and "merges.txt" in found):
         path = folder / "tokenizer_config.json"
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         settings = {"tokenizer_class": tokenizer_class, **settings}
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if {"source.spm", "tokenizer.json", "preprocessor_config.json"}.isdisjoint(found):
+    if {"source.spm", "tokenizer.model", "merges.txt", "tokenizer.json", _COPIED[-1]}.isdisjoint(found):
         return [f"no tokenizer or image processor is in {source}: none was copied"]
     return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -300,9 +299,10 @@ class Translator:
             self._computed = "int8" if multiplies_bytes() else "float32"
         elif self.compute == "int8" and not multiplies_bytes():
             self._say("int8 is slow here: the processor has no instructions for products of bytes.")
-        weights = itertools.chain(self.model.parameters(), self.model.buffers())
-        # a tensor of inference mode counts no changes
+        weights = [*self.model.parameters(), *self.model.buffers()]
+        # a tensor of inference mode counts no changes, and a fused optimizer tells of none: biases and norms do
         versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
+        versions += [torch.cat([weight for weight in weights if weight.dim() == 1]).sum(dtype=torch.float64).item()]
         config, generation = self.model.config, self.model.generation_config
         versions += [(config.attention_gamma, generation.eos_token_id, generation.decoder_start_token_id)]
         of_versions, fast = self._fast.get(self._computed, (None, None))

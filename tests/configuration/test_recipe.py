@@ -153,7 +153,6 @@ def test_a_description_is_of_the_recipe_that_holds_it(write, small):
 
 
 def test_a_run_folder_is_of_the_recipe_that_names_it(small):
-    """A run's own recipe.yaml holds its folder, which a run of another name must not train in, or empty."""
     base = ["--config", small(training={**SMALL["training"], "output_dir": "mine"})]
     folders = [parse_recipe([*base, *more]).run_folder for more in ([], ["--name", "twin"], ["--training.seed", "3"])]
     assert folders == [Path("mine"), Path("runs/twin"), Path("mine")]

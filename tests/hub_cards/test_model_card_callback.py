@@ -83,7 +83,7 @@ def test_the_trainer_writes_this_card_and_tells_of_its_own_label_smoothing(train
     record["settings"]["training"]["label_smoothing_factor"] = 0.2
     path.write_text(json.dumps(record))
     trainer.hub_model_id = REPO  # as `push_to_hub` does
-    trainer.create_model_card(model_name="by-callback", language="nl")
+    trainer.create_model_card("nl", model_name="by-callback", tags=["translation"], finetuned_from="a/b")
     path.write_text(before)
     text = (folder / "README.md").read_text(encoding="utf-8")
     assert "trains without the model's regulariser" in text and "| label smoothing by the Trainer | 0.2 |" in text

@@ -25,9 +25,7 @@ def unequal_batch(sentences: int = 4):
     return {"input_ids": source * mask, "attention_mask": mask, "labels": labels}
 
 
-class Elsewhere(nn.Linear):
-    """A head on another device than the layers, where accelerate leaves it."""
-
+class Elsewhere(nn.Linear):  # than the layers, where accelerate leaves it
     def forward(self, hidden_states):
         return super().forward(hidden_states).to("meta")
 

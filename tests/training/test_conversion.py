@@ -171,11 +171,6 @@ def test_what_cannot_be_represented_is_refused(tmp_path):
     assert re.search(r"lack 1 tensors of a Marian.*decoder\.layers\.0\.fc1\.weight", refusal(tmp_path / "marian"))
 
 
-def test_a_model_that_comes_with_the_package_is_converted_by_its_name(tmp_path):
-    convert("tatoeba-de-en", tmp_path, attention="softmax")
-    assert (tmp_path / "tokenizer.json").is_file()
-
-
 def test_a_folder_is_written_to_only_when_asked_and_other_files_stay(tmp_path):
     save_marian(tmp_path / "marian")
     target = tmp_path / "target"
@@ -246,6 +241,8 @@ def test_a_model_of_the_hub_is_converted_by_its_id(tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("softmax attention\n")
     assert {"source.spm", "model.safetensors"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    convert("tatoeba-de-en", tmp_path / "shipped", attention="softmax")  # a model that comes with the package
+    assert (tmp_path / "shipped" / "tokenizer.json").is_file()
 
 
 def test_the_command(tmp_path, capsys):

@@ -116,6 +116,12 @@ def test_the_tokenizer_of_a_gpt2_that_does_not_name_its_class_keeps_its_special_
     convert(tmp_path / "gpt2", tmp_path / "ours")
     ours, theirs = (AutoTokenizer.from_pretrained(tmp_path / folder) for folder in ("ours", "gpt2"))
     assert ours.eos_token == theirs.eos_token == "<|endoftext|>" and ours.model_max_length == 40
+    # of an older checkpoint
+    (tmp_path / "gpt2" / "tokenizer.json").unlink()
+    (tmp_path / "gpt2" / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}')
+    (tmp_path / "gpt2" / "merges.txt").write_text("#version: 0.2\na b\n")
+    assert convert(tmp_path / "gpt2", tmp_path / "older")[1] == []
+    assert AutoTokenizer.from_pretrained(tmp_path / "older")("ab")["input_ids"] == [2]
 
 
 @pytest.mark.parametrize(

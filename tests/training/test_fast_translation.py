@@ -152,6 +152,10 @@ def test_a_translator_takes_the_steps_and_notices_new_weights(translator, monkey
         for layer in translator.model.model.decoder.layers:  # of whose weights there are packed copies
             layer.fc2.weight.mul_(-30)
     assert translator(texts, num_beams=2) != first
+    packed = translator._fast["float32"][1]
+    for weight in translator.model.parameters():
+        weight.data.mul_(2)  # which torch counts as little as a step of a fused optimizer
+    assert translator(texts, num_beams=2) and translator._fast["float32"][1] is not packed
     assert translator(texts, compute="int8")
     for bytes_are_fast, compute in ((False, "float32"), (True, "int8")):
         monkeypatch.setattr(translation, "multiplies_bytes", lambda fast=bytes_are_fast: fast)

@@ -149,8 +149,7 @@ def test_evaluation_is_an_exact_mean_over_target_tokens_and_carries_the_scores(t
 
 def test_it_evaluates_without_a_training_set(tmp_path):
     arguments = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
-    options = {"data_collator": collate, "eval_dataset": tiny_pairs(12), "tokens_per_batch": 90}
-    trainer = ReLUFormerTrainer(tiny_model(), arguments, **options)
+    trainer = ReLUFormerTrainer(tiny_model(), arguments, collate, eval_dataset=tiny_pairs(12), tokens_per_batch=90)
     assert trainer.evaluate()["eval_cross_entropy"] > 0
     with pytest.raises(ValueError, match="needs a train_dataset"):
         trainer.train()
