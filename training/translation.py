@@ -302,9 +302,9 @@ class Translator:
         weights = [*self.model.parameters(), *self.model.buffers()]
         # a tensor of inference mode counts no changes, and a fused optimizer tells of none: biases and norms do
         versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
-        versions += [torch.cat([weight for weight in weights if weight.dim() == 1]).sum(dtype=torch.float64).item()]
+        told = float(torch.cat([torch.empty(0), *(weight for weight in weights if weight.dim() == 1)]).double().sum())
         config, generation = self.model.config, self.model.generation_config
-        versions += [(config.attention_gamma, generation.eos_token_id, generation.decoder_start_token_id)]
+        versions += [(told, config.attention_gamma, generation.eos_token_id, generation.decoder_start_token_id)]
         of_versions, fast = self._fast.get(self._computed, (None, None))
         if of_versions != versions:
             fast = FastTranslationModel(self.model, self._computed)
