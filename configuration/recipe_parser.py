@@ -163,8 +163,6 @@ def _lay_over(below: dict[str, Any], says: dict[str, Any], where: str, prefix: s
             _lay_over(below[key], value, where, f"{name}.")
         elif value is not None or prefix or f"{name}." not in _sections():  # a section without keys says nothing
             below[key] = value
-        if name == "training.num_train_epochs" and "max_steps" not in says:
-            below.pop("max_steps", None)  # the one below, beside which epochs say nothing
 
 
 def _model_laid_over(below: dict[str, Any], layer: dict[str, Any], where: str) -> dict[str, Any]:
@@ -228,9 +226,12 @@ def recipe_values(arguments: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for where, says in [*layers, ("command line", options)]:
         _check_keys(says, where)
+        below, over = (each.get("training") or {} for each in (values, says))
         if "name" in says:  # another run: the description and the folder are those of the one below
             values.pop("description", None)
-            (values.get("training") or {}).pop("output_dir", None)
+            below.pop("output_dir", None)
+        if "num_train_epochs" in over and "max_steps" not in over:  # beside which epochs say nothing
+            below.pop("max_steps", None)
         _lay_over(values, says, where)
     return values
 

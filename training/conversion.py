@@ -243,7 +243,7 @@ def _renamed(name: str, renamings: tuple[tuple[str, Any], ...]) -> str:
 # Of a tokenizer or an image processor; copied as they are, without the library that reads them.
 _COPIED = ("*token*.json", "*.model", "*vocab.json", "merges.txt", "*.spm", "*.jinja", "preprocessor_config.json")
 # AutoTokenizer finds these tokenizers by the kind of model, unless their settings name the class.
-_TOKENIZER_CLASSES = {"marian": ("source.spm", "MarianTokenizer"), "gpt2": ("tokenizer.json", "GPT2Tokenizer")}
+_CLASSES = {"marian": ({"source.spm"}, "MarianTokenizer"), "gpt2": ({"merges.txt", "tokenizer.json"}, "GPT2Tokenizer")}
 
 
 def convert(
@@ -308,12 +308,12 @@ def _copy_preprocessor(source: str | Path, folder: Path, model_type: str) -> lis
     found = {path.name: path for pattern in _COPIED for path in origin.glob(pattern)}
     for name, path in found.items():
         shutil.copyfile(path, folder / name)
-    mark, tokenizer_class = _TOKENIZER_CLASSES.get(model_type, ("", ""))
-    if mark in found or (mark and "merges.txt" in found):
+    marks, tokenizer_class = _CLASSES.get(model_type, (set(), ""))
+    if marks & found.keys():
         path = folder / "tokenizer_config.json"
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         settings = {"tokenizer_class": tokenizer_class, **settings}
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if {"source.spm", "tokenizer.model", "merges.txt", "tokenizer.json", _COPIED[-1]}.isdisjoint(found):
+    if {"source.spm", "tokenizer.model", "merges.txt", "tokenizer.json", "preprocessor_config.json"}.isdisjoint(found):
         return [f"no tokenizer or image processor is in {source}: none was copied"]
     return []

@@ -140,6 +140,7 @@ def test_labels_that_are_shifted_already():
         ({"inputs_embeds": torch.zeros(3, 9, 24)}, ValueError, "exactly one of input_ids and inputs_embeds"),
         ({"input_ids": None, "inputs_embeds": torch.zeros(3, 9, 23)}, ValueError, r"\(batch, length, 24\)"),
         ({"labels": token_ids(), "logits_to_keep": 1}, ValueError, "match target batch_size"),
+        ({"attention_mask": torch.ones(3, 8)}, ValueError, r"\(batch, keys\) = \(3, 9\) or"),
         ({"attention_mask": -torch.ones(3, 9)}, ValueError, "has other values"),
         ({"segment_ids": torch.ones(3, 8, dtype=torch.long)}, ValueError, "segment ids"),
         ({"output_attentions": True}, ValueError, "needs attn_implementation='eager'"),
