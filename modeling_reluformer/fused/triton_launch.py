@@ -91,12 +91,8 @@ def triton_forward(
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
     plan, arguments = _plan(query, key, value, specification)
     output = _blank(empty_like_heads(query), specification)
-    row_sum, row_sum_log = (
-        _blank(query.new_empty(query.shape[:3], dtype=torch.float32), specification)
-        if specification.level >= level
-        else None
-        for level in (1, 2)
-    )
+    rows = (query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(specification.level))
+    row_sum, row_sum_log = (*(_blank(each, specification) for each in rows), None, None)[:2]
     arguments |= {"output": output, "row_sum": row_sum, "row_sum_log": row_sum_log}
     _launch("forward", forward_kernel, plan, specification, None, **arguments)
     return output, row_sum, row_sum_log
