@@ -11,7 +11,7 @@ from string import Formatter
 from typing import Any
 
 from benchmarks.markdown import mean_and_each
-from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, value
+from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, select, value
 from benchmarks.studies.parser import filled, row_of_line
 from benchmarks.studies.scores import FEWEST_ITEMS, STATISTICS, Comparison, bootstrap_of_means, comparable, in_words
 from benchmarks.studies.study import Claim, Figure, Study
@@ -20,6 +20,7 @@ from benchmarks.studies.tasks import has_diverged, spent
 AGREES, DISAGREES, PENDING = "agrees", "disagrees", "pending"
 UNDECIDED = "undecided"  # the figures say neither
 NOT_MEASURED = "not measured"  # a row that this size does not have, or that cannot be run here
+WORDS = (AGREES, DISAGREES, UNDECIDED, NOT_MEASURED, PENDING)
 # What claims are about. A path names its score; the seconds that a training took are of its speed.
 KINDS = ("BLEU", "accuracy", "perplexity", "mechanism", "speed")
 _SPEED = ("cpu_seconds", "training_seconds")
@@ -188,9 +189,20 @@ class _Case:
 
     def _compare(self, results: list[list[Mapping[str, Any]]], means: list[float]) -> Word:
         if self._score is None:
-            return _compare(self.claim, means, self.figure)
+            return self._compare_figures(results, means)
         first, second = ([result.get(self._score) for result in side] for side in results)
         return _compare_scores(self.claim, self._score, first, second)
+
+    def _compare_figures(self, results: list[list[Mapping[str, Any]]], means: list[float]) -> Word:
+        """Figures without a bootstrap: their difference must be beyond their standard errors, where those are known."""
+        word, text = _compare(self.claim, means, self.figure)
+        if self.figure.path.endswith("document_bleu") and not self.claim.row:
+            return UNDECIDED, f"{text}: whole documents are too few"
+        errors = [select(of_row[0], self.figure.error) for of_row in results] if self.figure.error else [0.0]
+        noise = 1.96 * math.hypot(*errors)
+        if any(_compare(self.claim, [means[0] + by, *means[1:]], self.figure)[0] != word for by in (-noise, noise)):
+            return UNDECIDED, f"{text}: within 1.96 standard errors"
+        return word, text
 
 
 def _convergence(result: Mapping[str, Any], twin: Mapping[str, Any]) -> Word:

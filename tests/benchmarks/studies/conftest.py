@@ -64,7 +64,7 @@ def study(tmp_path):
             row = task.row
             table = [
                 {"layer": 1, "module": "cross", "entropy": 9.9},
-                {"layer": "all", "module": "cross", "entropy": entropy},
+                {"layer": "all", "module": "cross", "entropy": entropy, "error": 0.1},
             ]
             result = {
                 "row": row.name,
@@ -72,7 +72,7 @@ def study(tmp_path):
                 "seed": seed,
                 "training": {**RECORD, "updates": updates, **record},
                 "training_seconds": 60.0,
-                "evaluations": {},
+                "evaluations": {"document_bleu": entropy},
                 "recipe": {"data": {"train": {"source": "data/train.de", "target": "data/train.en"}}},
                 "log_history": [{"step": 5, "eval_dead_row_fraction": 0.25}, {"step": 9}],
                 "analyses": {"entropy": {"table": table}} if analyses else {},

@@ -230,6 +230,30 @@ def test_other_figures_are_compared_by_their_sign_and_margin(study):
     assert study.verdict().verdict == "pending"
 
 
+def test_neither_a_difference_within_its_standard_errors_nor_two_whole_documents_decide(study):
+    table = study.content["figures"]["entropy"]["path"].removesuffix("entropy")
+    noisy = {"label": "H", "path": f"{table}entropy", "error": f"{table}error"}  # 0.1 for each row
+    figures = {"noisy": noisy, "whole": {"label": "BLEU", "path": "evaluations.document_bleu"}}
+    study.give("softmax", 1, 0.9, entropy=1.45)
+    study.give("relu", 1, 0.6, entropy=1.2)
+    for claim, verdict in (
+        ({**ORDER, "figure": "noisy"}, "undecided"),  # 1.96 errors of each row are 0.2, and of their difference 0.28
+        ({"row": "relu", "figure": "noisy", "below": 1.3}, "undecided"),
+        ({"row": "relu", "figure": "noisy", "below": 1.4}, "agrees"),
+        ({**ORDER, "figure": "whole"}, "undecided"),
+    ):
+        study.claims(claim, figures={**study.content["figures"], **figures})
+        assert study.verdict().verdict == verdict, claim
+
+
+def test_a_row_says_that_a_gpu_trained_it(study):
+    study.claims()
+    study.give("relu", 1, 0.9, machine={"accelerators": ["H100"]})
+    assert "run, one seed, on a GPU; seed 2: not run" in study.report()
+    study.give("relu", 2, 0.9, machine={"cpu": "EPYC"})
+    assert "run, 2 seeds, 1 of them on a GPU" in study.report()
+
+
 def test_a_figure_that_was_measured_with_one_seed_is_judged_by_that(study):
     study.claims({**ORDER, "figure": "entropy"})
     for name, entropy in (("softmax", 1.5), ("relu", 1.2)):
@@ -246,4 +270,4 @@ def test_a_row_that_cannot_be_run_here_says_why(study):
     study.give("softmax", 1, 0.9)
     verdict = study.verdict()
     assert verdict.verdict == "not measured" and "needs a GPU" in verdict.why
-    assert "| WMT | 27.64 | – | – | – | – | not trained: needs a GPU |" in study.report()
+    assert "| WMT | 27.64 | – | – | – | – | not trained (needs a GPU) |" in study.report()
