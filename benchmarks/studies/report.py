@@ -32,8 +32,8 @@ table needs; rows and studies are in `benchmarks/studies/catalogue/`. [ReLU or s
 """
 _HOW_TO_READ = """### How to read it
 
-- A claim *agrees* or *disagrees* with our figures, or is *undecided*, with the reason. *Not measured*: its rows are of
-  another size, or cannot be run here. *Pending*: a row has not been trained.
+- A claim *agrees* or *disagrees* with our figures, or is *undecided*, with the reason. *Not measured*: its rows are of another
+  size, or cannot be run here. *Pending*: a row has not been trained. What a paper claims in two places counts twice.
 - **Which of two is ahead** in BLEU, accuracy or perplexity is decided by a paired bootstrap ({samples} samples, drawn as by
   sacreBLEU, of {fewest} or more sentences, pictures or documents). With three seeds or more, each sample draws the seeds of
   each row as well ([the multi-bootstrap](https://arxiv.org/abs/2106.16163)), and the 95 % interval of the difference must
