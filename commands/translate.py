@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -72,10 +73,8 @@ def _check_output(name: str, source: str | None) -> None:
     path = Path(name)
     if source not in (None, "-") and path.is_file() and Path(source).exists() and path.samefile(source):
         raise UserError(f"--output: {name!r} is the file that --input reads and would be replaced; give another file")
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise UserError(f"--output: {name!r} cannot be written ({error.strerror}); give another file") from error
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"--output: {name!r} cannot be written; give a file in a folder that is there")
 
 
 def write_lines(translations: Iterable[str], stream: TextIO) -> None:

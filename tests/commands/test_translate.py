@@ -58,6 +58,8 @@ def test_the_file_that_is_read_is_not_replaced(tmp_path, capsys):
         assert cli.main(["translate", "--model", "none", "--input", str(text), "--output", str(out)]) == 2
         assert f"--output: {str(out)!r} is the file that --input reads" in capsys.readouterr().err
     assert text.read_text(encoding="utf-8") == "eins\n"
+    missing = ["translate", "--model", str(tmp_path / "none"), "--output", str(tmp_path / "new"), "eins"]
+    assert cli.main(missing) == 2 and not (tmp_path / "new").exists(), "nothing is left of a run without a model"
 
 
 def test_long_lines_are_refused_before_anything_is_written_or_done_as_chosen(model, tmp_path, capsys, caplog):
