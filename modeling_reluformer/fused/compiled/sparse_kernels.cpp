@@ -53,8 +53,8 @@ inline void prefetch(const Weight* const* next, int64_t i) {
 }
 
 // Products of N rows of weights and R rows of x. Loops over them are unrolled, without which their sums would not be in registers. Each type of weights has the form of x that it is quickest with.
-template <int N, int R>
-inline void dot(const float* const* weights, const float* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
+template <int N, int R, typename Weight>
+inline void dot(const Weight* const* weights, const Weight* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
   Floats total[N][R] = {};
   const float* from = x.wide + row * x.stride;
   int64_t i = 0;
@@ -75,7 +75,7 @@ inline void dot(const float* const* weights, const float* const* next, const Row
     for (int r = 0; r < R; ++r) {
       float sum = sum_of(total[n][r]);
       for (int64_t j = i; j < x.dims; ++j) {
-        sum += weights[n][j] * from[r * x.stride + j];
+        sum += widen(weights[n][j]) * from[r * x.stride + j];
       }
       sums[n][r] = sum;
     }
@@ -122,35 +122,6 @@ inline void dot(const BFloat16* const* weights, const BFloat16* const* next, con
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       sums[n][r] = sum_of(reinterpret_cast<Floats>(total[n][r]));
-    }
-  }
-}
-#else
-template <int N, int R>
-inline void dot(const BFloat16* const* weights, const BFloat16* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
-  Floats total[N][R] = {};
-  const float* from = x.wide + row * x.stride;
-  int64_t i = 0;
-  for (; i + kLanes <= x.dims; i += kLanes) {
-    prefetch<N>(next, i);
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) {
-      const Floats weight = load(weights[n] + i);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        total[n][r] += load(from + r * x.stride + i) * weight;
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      float sum = sum_of(total[n][r]);
-      for (int64_t j = i; j < x.dims; ++j) {
-        sum += widen(weights[n][j]) * from[r * x.stride + j];
-      }
-      sums[n][r] = sum;
     }
   }
 }
