@@ -235,20 +235,13 @@ inline void dot_rows(const Weight* const* weights, const Weight* const* next, co
 
 // Products of N rows of weights and the rows of [row, end) of x → to[(row - first row) · row_stride + n]. next: the rows of weights
 // of the next call, or null.
-template <int N, typename Weight>
+template <int N, int R = kRows, typename Weight>
 inline void dot_all(const Weight* const* weights, const Weight* const* next, const Rows& x, int64_t row, int64_t end, float* to, int64_t row_stride) {
-  for (; row + kRows <= end; row += kRows, to += kRows * row_stride, next = nullptr) {
-    dot_rows<N, kRows>(weights, next, x, row, to, row_stride);
+  for (; row + R <= end; row += R, to += R * row_stride, next = nullptr) {
+    dot_rows<N, R>(weights, next, x, row, to, row_stride);
   }
-  if constexpr (kRows == 4) {
-    switch (end - row) {
-      case 1:
-        return dot_rows<N, 1>(weights, next, x, row, to, row_stride);
-      case 2:
-        return dot_rows<N, 2>(weights, next, x, row, to, row_stride);
-      case 3:
-        return dot_rows<N, 3>(weights, next, x, row, to, row_stride);
-    }
+  if constexpr (R > 1) {
+    dot_all<N, R - 1>(weights, next, x, row, end, to, row_stride);
   }
 }
 
