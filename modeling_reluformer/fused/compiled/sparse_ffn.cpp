@@ -254,7 +254,7 @@ Tensor dense_projection(const Tensor& x, const Tensor& weight, const MaybeTensor
     const PreparedRows rows = prepared(x, std::is_same_v<Weight, int8_t>);
     auto sums = std::make_unique_for_overwrite<float[]>(count * neurons);
     for_each_part(neurons, weight.numel() * static_cast<int64_t>(sizeof(Weight)),
-                  [&](int64_t, int64_t begin, int64_t end) { kernels<Weight>().project(neurons_of<Weight>(projection), rows.rows, begin, end, sums.get(), neurons); });
+                  [&](int64_t, int64_t begin, int64_t end) { kernels<Weight>().project(neurons_of<Weight>(projection), rows.rows, begin, end, reluformer::kPlain, sums.get() + begin, neurons); });
     return narrowed(sums.get(), 1, count, neurons, neurons, nullptr, x);
   });
 }

@@ -256,32 +256,16 @@ inline float activate(int64_t activation, float value) {
   return activation == kFFNRelu6 && positive > 6.0f ? 6.0f : positive;
 }
 
-// Scales, biases and activation of the neurons of [begin, end), in one row.
-template <int64_t activation>
-void finish_row(const float* scales, const float* biases, int64_t begin, int64_t count, float* row) {
-  if (scales) {
-    for (int64_t i = 0; i < count; ++i) {
-      row[i] *= scales[begin + i];
-    }
-  }
-  if (biases) {
-    for (int64_t i = 0; i < count; ++i) {
-      row[i] += biases[begin + i];
-    }
-  }
-  if (activation != kPlain) {
-    for (int64_t i = 0; i < count; ++i) {
-      row[i] = activate(activation, row[i]);
-    }
-  }
+// Scale, bias and activation of a neuron's product with a row.
+template <typename Weight>
+inline float finished(const Neurons<Weight>& neurons, int64_t neuron, int64_t activation, float product) {
+  product = neurons.scales ? product * neurons.scales[neuron] : product;
+  product = neurons.biases ? product + neurons.biases[neuron] : product;
+  return activate(activation, product);
 }
 
-constexpr auto finish = [](int64_t activation) {
-  return activation == kFFNRelu ? finish_row<kFFNRelu> : activation == kFFNRelu2 ? finish_row<kFFNRelu2> : activation == kFFNRelu6 ? finish_row<kFFNRelu6> : finish_row<kPlain>;
-};
-
 template <typename Weight>
-void project_activated(const Neurons<Weight>& neurons, const Rows& x, int64_t begin, int64_t end, int64_t activation, float* to, int64_t stride) {
+void project(const Neurons<Weight>& neurons, const Rows& x, int64_t begin, int64_t end, int64_t activation, float* to, int64_t stride) {
   int64_t neuron = begin;
   const Weight *rows[kNeurons], *next[kNeurons];
   for (; neuron + kNeurons <= end; neuron += kNeurons) {
@@ -295,14 +279,11 @@ void project_activated(const Neurons<Weight>& neurons, const Rows& x, int64_t be
     rows[0] = neurons.weights + neuron * x.dims;
     dot_all<1>(rows, static_cast<const Weight* const*>(nullptr), x, 0, x.count, to + neuron - begin, stride);
   }
-  for (int64_t row = 0; row < x.count; ++row) {
-    finish(activation)(neurons.scales, neurons.biases, begin, end - begin, to + row * stride);
+  for (int64_t row = 0; row < x.count; ++row, to += stride) {
+    for (int64_t i = 0; i < end - begin; ++i) {
+      to[i] = finished(neurons, begin + i, activation, to[i]);
+    }
   }
-}
-
-template <typename Weight>
-void project(const Neurons<Weight>& neurons, const Rows& x, int64_t begin, int64_t end, float* to, int64_t stride) {
-  project_activated(neurons, x, begin, end, kPlain, to + begin, stride);
 }
 
 // y += Σ_n factors[n] · weights[n]
@@ -339,13 +320,6 @@ int64_t list_active(const float* gates, int64_t rows, int64_t count, bool all, i
   return found;
 }
 
-template <typename Weight>
-inline float up_factor(const FeedForward<Weight>& ffn, int64_t neuron, float product) {
-  product = ffn.up.scales ? product * ffn.up.scales[neuron] : product;
-  product = ffn.up.biases ? product + ffn.up.biases[neuron] : product;
-  return activate(ffn.up_activation, product);
-}
-
 // The rows of weights of N neurons of a part that begins at `begin`.
 template <int N, typename Weight>
 inline void rows_of(const Weight* weights, int64_t width, int64_t begin, const int32_t* neurons, const Weight** rows) {
@@ -377,7 +351,7 @@ void spend(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, const f
     for (int n = 0; n < N; ++n) {
       float factor = gates[row * count + neurons[n]];
       if (ffn.up.weights) {
-        factor *= up_factor(ffn, begin + neurons[n], products[row % kRowsAtOnce * N + n]);
+        factor *= finished(ffn.up, begin + neurons[n], ffn.up_activation, products[row % kRowsAtOnce * N + n]);
       }
       any |= factor != 0.0f;
       factors[n] = ffn.second.scales ? factor * ffn.second.scales[begin + neurons[n]] : factor;
@@ -395,7 +369,7 @@ void feed_forward(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, 
   float* gates = room;
   int32_t* active = reinterpret_cast<int32_t*>(room + x.count * count);
   if (ffn.first.weights) {
-    project_activated(ffn.first, x, begin, end, ffn.activation, gates, count);
+    project(ffn.first, x, begin, end, ffn.activation, gates, count);
   } else {
     for (int64_t row = 0; row < x.count; ++row) {
       std::memcpy(gates + row * count, ffn.hidden + row * ffn.hidden_stride + begin, count * sizeof(float));
@@ -420,16 +394,11 @@ void quantize(const Rows& x) {
   }
 }
 
-template <typename Weight>
-constexpr SparseKernels<Weight> sparse_kernels_of() {
-  return {feed_forward<Weight>, project<Weight>};
-}
-
 }  // namespace
 
 namespace RELUFORMER_ISA {
 extern const SparseKernelSet sparse_kernels;
-const SparseKernelSet sparse_kernels = {quantize, sparse_kernels_of<float>(), sparse_kernels_of<BFloat16>(), sparse_kernels_of<int8_t>()};
+const SparseKernelSet sparse_kernels = {quantize, {feed_forward<float>, project<float>}, {feed_forward<BFloat16>, project<BFloat16>}, {feed_forward<int8_t>, project<int8_t>}};
 }  // namespace RELUFORMER_ISA
 
 }  // namespace reluformer

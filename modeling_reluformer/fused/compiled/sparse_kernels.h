@@ -46,8 +46,8 @@ template <typename Weight>
 struct SparseKernels {
   // Adds the neurons of [begin, end) to y, (rows, y_stride), which it sets to zero first. room: (end - begin) · (rows + 1) floats.
   void (*feed_forward)(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, int64_t end, float* room, float* y, int64_t y_stride);
-  // first·x + b of the neurons of [begin, end) → (rows, stride), at their columns.
-  void (*project)(const Neurons<Weight>& neurons, const Rows& x, int64_t begin, int64_t end, float* to, int64_t stride);
+  // f(first·x + b) of the neurons of [begin, end) → (rows, stride)
+  void (*project)(const Neurons<Weight>& neurons, const Rows& x, int64_t begin, int64_t end, int64_t activation, float* to, int64_t stride);
 };
 
 struct SparseKernelSet {
