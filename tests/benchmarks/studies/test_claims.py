@@ -28,7 +28,8 @@ def test_one_seed_is_marked_and_two_that_differ_decide_nothing(study):
     verdict = study.verdict()
     assert verdict.verdict == "agrees" and verdict.why.endswith("(one seed)")
     assert "run, one seed; seed 2: not run" in study.report()
-    study.give("softmax", 2, 0.6)
+    study.give("softmax", 2, 0.6, machine={"accelerators": ["H100"]})
+    assert "run, 2 seeds, 1 of them on a GPU" in study.report()
     study.give("relu", 2, 0.9)
     assert study.verdict().verdict == "undecided"
 
@@ -244,14 +245,6 @@ def test_neither_a_difference_within_its_standard_errors_nor_two_whole_documents
     ):
         study.claims(claim, figures={**study.content["figures"], **figures})
         assert study.verdict().verdict == verdict, claim
-
-
-def test_a_row_says_that_a_gpu_trained_it(study):
-    study.claims()
-    study.give("relu", 1, 0.9, machine={"accelerators": ["H100"]})
-    assert "run, one seed, on a GPU; seed 2: not run" in study.report()
-    study.give("relu", 2, 0.9, machine={"cpu": "EPYC"})
-    assert "run, 2 seeds, 1 of them on a GPU" in study.report()
 
 
 def test_a_figure_that_was_measured_with_one_seed_is_judged_by_that(study):
