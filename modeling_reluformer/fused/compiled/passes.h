@@ -144,8 +144,20 @@ struct KeySums {
   float *key, *value;
 };
 
+// Sums of a piece → rows of the gradient of its keys or values; zeros for keys behind the last real one.
 template <typename Scalar>
-void write_key_gradient(const Kernels<Scalar>& kernels, const Piece& piece, int64_t dims, const float* sums, const Heads<Scalar>& gradient);
+void write_key_gradient(const Kernels<Scalar>& kernels, const Piece& piece, int64_t dims, const float* sums, const Heads<Scalar>& gradient) {
+  const int64_t count = real_length(piece), length = piece.key_end - piece.key_begin;
+  const Columns<Scalar> columns(count, dims);
+  for (int64_t index = 0; index * columns.width < count; ++index) {
+    const int64_t first = index * columns.width, used = std::min(columns.width, count - first);
+    kernels.write_transposed(sums + first * columns.padded, columns.width, used, dims,
+                             gradient.row(piece.batch, piece.key_head, piece.key_begin + first), gradient.stride);
+  }
+  for (int64_t j = count; j < length; ++j) {
+    std::memset(static_cast<void*>(gradient.row(piece.batch, piece.key_head, piece.key_begin + j)), 0, dims * sizeof(Scalar));
+  }
+}
 
 // rho_i = r (gS + gT (1 + log r)) and tau_i = r gT
 inline void fill_gains(const RowNumbers& row_sum, const RowNumbers& row_sum_log, const float* scale, const Piece& piece,
@@ -225,21 +237,6 @@ void backward_piece(const Kernels<Scalar>& kernels, const Piece& piece, const Ca
   if (!shared.key) {
     write_key_gradient(kernels, piece, call.dims, total.key, gradients.key);
     write_key_gradient(kernels, piece, call.dims_v, total.value, gradients.value);
-  }
-}
-
-// Sums of a piece → rows of the gradient of its keys or values; zeros for keys behind the last real one.
-template <typename Scalar>
-void write_key_gradient(const Kernels<Scalar>& kernels, const Piece& piece, int64_t dims, const float* sums, const Heads<Scalar>& gradient) {
-  const int64_t count = real_length(piece), length = piece.key_end - piece.key_begin;
-  const Columns<Scalar> columns(count, dims);
-  for (int64_t index = 0; index * columns.width < count; ++index) {
-    const int64_t first = index * columns.width, used = std::min(columns.width, count - first);
-    kernels.write_transposed(sums + first * columns.padded, columns.width, used, dims,
-                             gradient.row(piece.batch, piece.key_head, piece.key_begin + first), gradient.stride);
-  }
-  for (int64_t j = count; j < length; ++j) {
-    std::memset(static_cast<void*>(gradient.row(piece.batch, piece.key_head, piece.key_begin + j)), 0, dims * sizeof(Scalar));
   }
 }
 

@@ -180,7 +180,6 @@ Tensor dispatch(const Tensor& weight, Function function) {
 template <typename Weight>
 Tensor spent(FeedForward<Weight>& ffn, const PreparedRows& x, int64_t neurons, const Projection& second, const Tensor& like) {
   ffn.second = neurons_of<Weight>({second.weight, second.scale, std::nullopt});
-  ffn.second.biases = nullptr;
   ffn.outputs = second.weight.size(1);
   const int64_t rows = x.rows.count, stride = reluformer::round_up(ffn.outputs, kStep);
   const int64_t most = at::get_num_threads();
