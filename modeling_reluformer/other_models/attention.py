@@ -161,7 +161,7 @@ def _without_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool
 def _read_mask(mask: Tensor, query: Tensor, key: Tensor) -> tuple[Visibility, Tensor]:
     """What a mask makes visible, and n_i, (batch or 1, heads or 1, queries or 1)."""
     batch, heads, queries, keys = *query.shape[:3], key.shape[2]
-    allowed = {1, batch}, {1, heads}, {1, queries}, {keys}
+    allowed = (1, batch), (1, heads), (1, queries), (keys,)  # no sets: torch.export has sizes without a hash
     fits = mask.ndim == 4 and all(size in sizes for size, sizes in zip(mask.shape, allowed, strict=True))
     if not fits or mask.dtype != torch.bool:
         raise ValueError(

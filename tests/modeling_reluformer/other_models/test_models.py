@@ -96,6 +96,15 @@ def test_a_window_longer_than_the_text_needs_no_whole_mask(family, monkeypatch, 
     compare(build(family, **window), oracle(family, monkeypatch, **window), inputs, mask)
 
 
+def test_is_exported_for_all_lengths():
+    model, dims = build("bert").eval(), {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=30)}
+    first, other = (
+        {"input_ids": tokens(*shape), "attention_mask": torch.ones(shape).long()} for shape in ((2, 9), (3, 20))
+    )
+    exported = torch.export.export(model, (), first, dynamic_shapes=dict.fromkeys(first, dims), strict=False)
+    assert_same(exported.module()(**other).last_hidden_state, model(**other).last_hidden_state)
+
+
 def test_packed_sequences_do_not_see_each_other():
     model, sequences = build("llama"), [tokens(1, length, seed=length) for length in (3, 5, 2)]
     packed = model(
