@@ -4,14 +4,7 @@ from pathlib import Path
 
 import datasets
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    MarianConfig,
-    MarianMTModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel, T5Config, T5ForConditionalGeneration
 
 from reluformer import (
     ReLUFormerConfig,

@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from reluformer.analysis.collection import (
-    CROSS,
-    DECODER_SELF,
-    ENCODER_SELF,
-    Batch,
-    attention_rows,
-    pair_batch,
-)
+from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, Batch, attention_rows, pair_batch
 from reluformer.analysis.entropy import entropy_table
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.inputs import Subject

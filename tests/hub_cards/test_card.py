@@ -109,10 +109,7 @@ MEASURED = {
         "seed": "| seed |",
         "command": "Command:",
     },
-    "evaluation.test.json": {
-        "bleu": "| BLEU (sacreBLEU) |",
-        "decoding": "; decoding:",
-    },
+    "evaluation.test.json": {"bleu": "| BLEU (sacreBLEU) |", "decoding": "; decoding:"},
 }
 
 

@@ -114,10 +114,7 @@ def paper_model(model: ReLUFormerForConditionalGeneration, **options: Any) -> Pa
 
 
 def assert_equals_the_paper(
-    model: ReLUFormerForConditionalGeneration,
-    batch: dict[str, torch.Tensor],
-    items: int | None = None,
-    **options: Any,
+    model: ReLUFormerForConditionalGeneration, batch: dict[str, torch.Tensor], items: int | None = None, **options: Any
 ) -> Any:
     """Logits of real rows, and every figure that the model reports; returns the model's output."""
     output = model(**batch, num_items_in_batch=items)

@@ -6,11 +6,7 @@ import math
 import pytest
 import torch
 from datasets import Dataset
-from transformers import (
-    DataCollatorWithFlattening,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
 

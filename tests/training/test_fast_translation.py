@@ -62,12 +62,7 @@ def generated(model, search: Search) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "search",
-    [
-        Search(1, 12),
-        Search(4, 12),
-        Search(3, 9, length_penalty=0.0),
-        Search(2, 9, length_penalty=2.0),
-    ],
+    [Search(1, 12), Search(4, 12), Search(3, 9, length_penalty=0.0), Search(2, 9, length_penalty=2.0)],
     ids=str,
 )
 @pytest.mark.parametrize("name", MODELS)

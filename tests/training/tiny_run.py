@@ -41,11 +41,7 @@ def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
         longest = max(len(row[name]) for row in rows)
         return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows])
 
-    return {
-        "input_ids": pad("input_ids", 0),
-        "attention_mask": pad("attention_mask", 0),
-        "labels": pad("labels", -100),
-    }
+    return {"input_ids": pad("input_ids", 0), "attention_mask": pad("attention_mask", 0), "labels": pad("labels", -100)}
 
 
 def tiny_trainer(folder, model=None, pairs=None, scorer=None, **arguments) -> ReLUFormerTrainer:

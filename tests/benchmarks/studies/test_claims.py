@@ -192,10 +192,7 @@ def test_a_seed_that_diverged_is_not_left_out_for_want_of_the_figure(study):
     study.give("relu", 1, 0.0, updates=100, analyses=False, diverged=study.gone)
     study.give("relu", 2, 0.9, entropy=1.2)
     verdict = study.verdict()
-    assert (verdict.verdict, verdict.why) == (
-        "undecided",
-        "seed 1: relu does not converge; seed 2: 1.50 against 1.20",
-    )
+    assert (verdict.verdict, verdict.why) == ("undecided", "seed 1: relu does not converge; seed 2: 1.50 against 1.20")
 
 
 def test_of_few_sentences_nothing_is_said(study):

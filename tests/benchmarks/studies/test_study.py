@@ -6,15 +6,7 @@ import pytest
 import yaml
 
 from benchmarks.studies import pictures, texts
-from benchmarks.studies.parser import (
-    ROWS_FILE,
-    load_rows,
-    load_study,
-    recipe_of,
-    row_of_line,
-    study_names,
-    table_of,
-)
+from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study, recipe_of, row_of_line, study_names, table_of
 from benchmarks.studies.running import tasks_by_study
 from benchmarks.studies.study import SIZES
 from benchmarks.studies.tasks import Places

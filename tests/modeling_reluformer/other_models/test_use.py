@@ -215,10 +215,7 @@ AT_ONCE: dict[str, tuple[transformers.PreTrainedConfig, str]] = {
 IN_A_CALL: dict[str, tuple[transformers.PreTrainedConfig, str]] = {
     "t5": (transformers.T5Config(**T5_SHAPE, pad_token_id=0), "T5Attention gives its attention 'position_bias', which"),
     "gemma2": (transformers.Gemma2Config(**GROUPED), "Gemma2Attention gives its attention 'softcap'"),
-    "gpt-oss": (
-        transformers.GptOssConfig(**GROUPED, num_local_experts=2, num_experts_per_tok=1),
-        "gives .*'s_aux'",
-    ),
+    "gpt-oss": (transformers.GptOssConfig(**GROUPED, num_local_experts=2, num_experts_per_tok=1), "gives .*'s_aux'"),
     "swin": (transformers.SwinConfig(**SWIN), "needs a boolean mask"),
 }
 COMPUTED: dict[str, transformers.PreTrainedConfig] = {

@@ -9,12 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from reluformer import (
-    ReLUFormerDecoderConfig,
-    ReLUFormerForCausalLM,
-    ReLUFormerForImageClassification,
-    use_sparse_ffn,
-)
+from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM, ReLUFormerForImageClassification, use_sparse_ffn
 from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.modeling_reluformer.sparse_ffn import forward
 from reluformer.modeling_reluformer.sparse_ffn.forward import sparse_blocks
@@ -246,10 +241,7 @@ REFUSED = [
         lambda: ReLUFormerForImageClassification(vision_config(hidden_act="relu")),
         "has no feed-forward network that decodes",
     ),
-    (
-        lambda: changed("up_proj", nn.Sequential(nn.Linear(16, 16))),
-        "up_proj is a Sequential on cpu",
-    ),
+    (lambda: changed("up_proj", nn.Sequential(nn.Linear(16, 16))), "up_proj is a Sequential on cpu"),
     (lambda: llama().to("meta"), "gate_proj is a Linear on meta; use_sparse_ffn needs nn.Linear on a CPU"),
     (lambda: changed("mlp", ScaledMLP()), "(ScaledMLP) does not compute down_proj(act_fn(gate_proj(x)) * up_proj(x))"),
     (lambda: changed("mlp", NormedMLP()), "(NormedMLP) holds norm beside its projections"),
