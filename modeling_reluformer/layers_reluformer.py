@@ -763,6 +763,9 @@ class AttentionPreTrainedModel(PreTrainedModel):
         if skip_logits is None:
             skip_logits = self.config.skip_logits and self.training and labels is not None
         hidden_states, smoothing = outputs.last_hidden_state, self.config.label_smoothing
+        if labels is not None and labels.shape != hidden_states.shape[:2]:
+            found = f"for {tuple(hidden_states.shape[:2])} tokens that get logits; got {tuple(labels.shape)}"
+            raise ValueError(f"labels need one label for each token, and no logits_to_keep: {found}.")
         logits, loss_sum = None, None
         # what wraps, replaces or hooks the layer (LoRA, say, or offloading) computes other logits than its weight, or holds none
         whole = type(self.lm_head) is nn.Linear and (self._tp_size or 1) == 1 and "forward" not in vars(self.lm_head)

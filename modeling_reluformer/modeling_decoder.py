@@ -264,9 +264,6 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         outputs.last_hidden_state = outputs.last_hidden_state[:, kept]
-        if labels is not None and labels.shape != (expected := outputs.last_hidden_state.shape[:2]):
-            found = f"for {tuple(expected)} tokens that get logits; got {tuple(labels.shape)}"
-            raise ValueError(f"labels need one label for each token, and no logits_to_keep: {found}.")
         logits, losses = self._logits_and_losses(outputs, labels, skip_logits, num_items_in_batch)
         return ReLUFormerCausalLMOutput(
             logits=logits,
