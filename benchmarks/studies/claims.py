@@ -198,8 +198,7 @@ class _Case:
         word, text = _compare(self.claim, means, self.figure)
         if self.figure.path.endswith("document_bleu") and not self.claim.row:
             return UNDECIDED, f"{text}: whole documents are too few"
-        errors = [select(of_row[0], self.figure.error) for of_row in results] if self.figure.error else [0.0]
-        noise = 1.96 * math.hypot(*errors)
+        noise = 1.96 * math.hypot(*(select(of_row[0], f"{self.figure.path}_error") or 0.0 for of_row in results))
         if any(_compare(self.claim, [means[0] + by, *means[1:]], self.figure)[0] != word for by in (-noise, noise)):
             return UNDECIDED, f"{text}: within 1.96 standard errors"
         return word, text

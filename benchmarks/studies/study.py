@@ -66,7 +66,8 @@ class Figure:
     file: a JSON file of another benchmark that holds the figure instead, once for all seeds and without any training. names:
     what that file calls a row, where it is not the row's name; `{row}` stands for it in the path. relative_to: row → row with
     which it is compared: the figure is then by how many percent it is above that one, with the same seed; rows that are not
-    named have none. error: the path of its standard error. sizes: where the figure, and what is claimed of it, is shown.
+    named have none. sizes: where the figure, and what is claimed of it, is shown. `<path>_error`, where there is one, is its
+    standard error.
     """
 
     label: str
@@ -76,7 +77,6 @@ class Figure:
     file: str | None = None
     names: dict[str, str] = field(default_factory=dict)
     relative_to: dict[str, str] = field(default_factory=dict)
-    error: str | None = None
     sizes: list[Size] = field(default_factory=lambda: list(SIZES))
 
 

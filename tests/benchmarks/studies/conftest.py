@@ -64,7 +64,7 @@ def study(tmp_path):
             row = task.row
             table = [
                 {"layer": 1, "module": "cross", "entropy": 9.9},
-                {"layer": "all", "module": "cross", "entropy": entropy, "error": 0.1},
+                {"layer": "all", "module": "cross", "entropy": entropy, "noisy": entropy, "noisy_error": 0.1},
             ]
             result = {
                 "row": row.name,
