@@ -297,8 +297,6 @@ class Translator:
         self._computed = self.compute
         if self.compute == "auto":
             self._computed = "int8" if multiplies_bytes() else "float32"
-        elif self.compute == "int8" and not multiplies_bytes():
-            self._say("int8 is slow here: the processor has no instructions for products of bytes.")
         weights = [*self.model.parameters(), *self.model.buffers()]
         # a tensor of inference mode counts no changes, and a fused optimizer tells of none: biases and norms do
         versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
