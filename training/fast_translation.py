@@ -108,11 +108,6 @@ def _reason_against_modules(model: PreTrainedModel) -> str | None:
     return None if model.lm_head.bias is None else "lm_head has a bias"
 
 
-def multiplies_bytes() -> bool:
-    """Whether the processor has instructions for products of bytes, so that int8 is the fastest type."""
-    return torch.ops.reluformer_cpu.translation_instruction_sets()[0] in ("amx", "avx512")
-
-
 @dataclass(frozen=True)
 class Search:
     """What decides the translations, by the names of `GenerationConfig`."""

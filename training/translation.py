@@ -17,7 +17,7 @@ from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.training.data.moses import MosesStep
 from reluformer.training.data.readers import is_unicode
-from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, multiplies_bytes, reason_against
+from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
 from reluformer.training.scoring.long_sources import LONG_SOURCES, LongSources, Pieces, SourceEncoder
 
 if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a short translation
@@ -56,8 +56,8 @@ class Translator:
             is translated; "split" cuts at the ends of sentences, or between tokens where a sentence alone is too long, joins the
             translations with a space, and warns.
         device: where to compute; None leaves the model where it is.
-        compute: on a CPU, the type in which matrices are held and multiplied: "float32", "bfloat16", "int8", or "auto", the
-            fastest. In float32 the translations are those of `generate`.
+        compute: on a CPU, the type in which matrices are held and multiplied: "float32", "bfloat16" or "int8", the fastest.
+            In float32 the translations are those of `generate`.
         generation: other options of `GenerationConfig`, such as `no_repeat_ngram_size=3`. By default nothing is sampled.
 
     Raises:
@@ -198,7 +198,7 @@ class Translator:
             raise UserError(
                 f"max_new_tokens: {self.max_new_tokens} is more than the {self._positions} positions the model has"
             )
-        for name, choices in (("compute", (*COMPUTE, "auto")), ("long_sources", LONG_SOURCES)):
+        for name, choices in (("compute", COMPUTE), ("long_sources", LONG_SOURCES)):
             if getattr(self, name) not in choices:
                 raise UserError(f"{name}: {getattr(self, name)!r} is unknown; choose one of {', '.join(choices)}")
 
@@ -291,12 +291,10 @@ class Translator:
             reason = "there is no compiled library"
         if reason is not None:
             self._computed = "float32"
-            instead = "" if self.compute in ("float32", "auto") else f" in float32, not {self.compute}"
+            instead = "" if self.compute == "float32" else f" in float32, not {self.compute}"
             self._say(f"translated by `generate`{instead}: {reason}.")
             return None
         self._computed = self.compute
-        if self.compute == "auto":
-            self._computed = "int8" if multiplies_bytes() else "float32"
         weights = [*self.model.parameters(), *self.model.buffers()]
         # a tensor of inference mode counts no changes, and a fused optimizer tells of none: biases and norms do
         versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]

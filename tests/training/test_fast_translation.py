@@ -152,10 +152,6 @@ def test_a_translator_takes_the_steps_and_notices_new_weights(translator, monkey
         weight.data.mul_(2)  # which torch counts as little as a step of a fused optimizer
     assert translator(texts, num_beams=2) and translator._fast["float32"][1] is not packed
     assert translator(texts, compute="int8")
-    for bytes_are_fast, compute in ((False, "float32"), (True, "int8")):
-        monkeypatch.setattr(translation, "multiplies_bytes", lambda fast=bytes_are_fast: fast)
-        auto = Translator(translator.model, translator.tokenizer, max_new_tokens=4, compute="auto")
-        assert auto(["eins"]) and [*auto._fast] == [compute]
 
 
 def test_weights_that_were_made_in_inference_mode_translate():
