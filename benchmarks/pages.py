@@ -28,7 +28,6 @@ from benchmarks.attention import (
 )
 from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS, read_result
-from benchmarks.translating import BEST as BEST_TYPE
 from benchmarks.translating import CTRANSLATE2, OURS_BY_TYPE
 from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS_UNREGULARIZED, VANILLA
 from benchmarks.translation import OURS as RELUFORMER
@@ -197,7 +196,6 @@ def _translating(result: Result) -> Iterator[str]:
     compared = {
         OURS_BY_TYPE["float32"]: [CTRANSLATE2["float32"], MARIAN],
         OURS_BY_TYPE["int8"]: [CTRANSLATE2["int8"]],
-        BEST_TYPE: [CTRANSLATE2["int8"]],
     }
     yield from tables_of(result, ["shape", "inputs"], ["beams", "sentences", "threads"], compared=compared)
 

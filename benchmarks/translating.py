@@ -30,7 +30,6 @@ from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, 
 from reluformer.training.translation import Translator
 
 OURS_BY_TYPE = {compute: f"{OURS} {compute}" for compute in COMPUTE}
-BEST = f"{OURS}, best type"
 CTRANSLATE2 = {compute: f"CTranslate2 {compute}" for compute in ("float32", "int8")}
 SECONDS = 6.0
 # new tokens of each hypothesis
@@ -51,7 +50,7 @@ def cells(quick: bool) -> Iterator[Names]:
 
 
 def measure(cell: Names, options: argparse.Namespace) -> Names:
-    """Milliseconds of a batch. The best of our types is the one with the least median."""
+    """Milliseconds of a batch."""
     shape, new_tokens = SHAPES[cell["shape"]], NEW_TOKENS[cell["inputs"]]
     lengths = INPUTS[cell["inputs"]]
     tokens = 4 * lengths.longest * cell["sentences"]
@@ -72,9 +71,7 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
     timing = time_contenders(steps, **effort(options, budget=SECONDS))
     rivals = (MARIAN, *CTRANSLATE2.values())
     record = timing.record(dict.fromkeys(OURS_BY_TYPE.values(), rivals))
-    best = min(record["speedups"], key=lambda name: record["times"][name]["median_ms"])
-    record["speedups"][BEST] = record["speedups"][best]
-    return {"best": best, "source_tokens": sum(map(len, sources)), "new_tokens": new_tokens, **record}
+    return {"source_tokens": sum(map(len, sources)), "new_tokens": new_tokens, **record}
 
 
 def _without_end(model: Any, compute: str) -> FastTranslationModel:

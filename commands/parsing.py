@@ -10,7 +10,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.training.scoring.long_sources import LONG_SOURCES
 
 # What `Translator` takes, and what it takes where nothing is said, for help texts: importing it takes seconds.
-COMPUTE = ("float32", "bfloat16", "int8")
+COMPUTE = ("float32", "int8")
 DECODING = {"num_beams": "5", "length_penalty": "1.0", "batch_tokens": "4096"}
 
 
@@ -61,7 +61,7 @@ def add_decoding_options(parser: argparse.ArgumentParser, default: str | None = 
     add(
         "--compute",
         choices=COMPUTE,
-        help="on a CPU, the type of the matrix products: int8 is the fastest; default: float32, which changes no translation",
+        help="on a CPU, the type of the matrix products: int8 is faster; default: float32, which changes no translation",
     )
     add("--attn_implementation", help="how attention is computed; default: the model's")
     add("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")

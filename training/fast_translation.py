@@ -1,7 +1,7 @@
 """Translating on a CPU without the model's modules: the encoder and a step of decoding as one compiled call each.
 
 The search is that of Transformers' `generate`, for greedy decoding and beams; in float32 its translations are those of
-`generate`. With `compute` bfloat16 or int8, the matrices are held and multiplied in that type; all else stays in float32.
+`generate`. With `compute` int8, the matrices are held and multiplied in that type; all else stays in float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a 
 
     from transformers import PreTrainedModel
 
-COMPUTE = ("float32", "bfloat16", "int8")
+COMPUTE = ("float32", "int8")
 # Values of the configuration that are computed here.
 _ACTIVATIONS = {"relu": 0, "relu2": 1, "softmax": 2}
 _SERVED: dict[str, tuple[Any, ...]] = {
@@ -214,16 +214,12 @@ class FastTranslationModel:
         weight = torch.cat([self._float(f"{name}weight") for name in names])
         biases = [self._weights.get(f"{name}bias") for name in names]
         bias = torch.empty(0) if biases[0] is None else torch.cat([each.detach().float() for each in biases])
-        if self.compute == "int8":
-            steps, scales = quantized_neurons(weight)
-            return [steps, bias, scales]
-        kind = torch.bfloat16 if self.compute == "bfloat16" else torch.float32
-        return [weight.to(kind), bias.to(kind), torch.empty(0)]
+        weight, scales = quantized_neurons(weight) if self.compute == "int8" else (weight, torch.empty(0))
+        return [weight, bias, scales]
 
     def _output_layer(self) -> list[Tensor]:
         weight, _, scales = self._matrix("", "lm_head")
-        bias = self._float("final_logits_bias").flatten()
-        return [weight, bias if self.compute == "int8" else bias.to(weight.dtype), scales]
+        return [weight, self._float("final_logits_bias").flatten(), scales]
 
     def _layer(self, prefix: str, heads: int, is_decoder: bool = False) -> list[Tensor]:
         own, cross, attentions = f"{prefix}self_attn.", f"{prefix}encoder_attn.", ["self_attn"]

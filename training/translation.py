@@ -56,8 +56,8 @@ class Translator:
             is translated; "split" cuts at the ends of sentences, or between tokens where a sentence alone is too long, joins the
             translations with a space, and warns.
         device: where to compute; None leaves the model where it is.
-        compute: on a CPU, the type in which matrices are held and multiplied: "float32", "bfloat16" or "int8", the fastest.
-            In float32 the translations are those of `generate`.
+        compute: on a CPU, the type in which matrices are held and multiplied: "float32", whose translations are those of
+            `generate`, or "int8", which is faster.
         generation: other options of `GenerationConfig`, such as `no_repeat_ngram_size=3`. By default nothing is sampled.
 
     Raises:

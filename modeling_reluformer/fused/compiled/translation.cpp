@@ -1,13 +1,12 @@
 // `reluformer_cpu::TranslationModel`: the encoder of some sources, and all layers of a decoder for one token of some hypotheses, each in
 // one call. training/fast_translation.py searches; translation_kernels.cpp has the loops.
 //
-// With float32 and int8, states and logits are the same to the bit, whatever else is in the batch, and with every instruction set and number
-// of threads: products of bytes are exact, and each sum of floats has one order.
+// States and logits are the same to the bit, whatever else is in the batch, and with every instruction set and number of threads: products
+// of bytes are exact, and each sum of floats has one order.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/linear.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -69,20 +68,14 @@ void pack(const float* from, int64_t outputs, int64_t inputs, int64_t output_str
   }
 }
 
-// A linear layer of float32 weights, of int8 weights with a scale for each output, or of bfloat16 weights, which torch multiplies.
+// A linear layer of float32 weights, or of int8 weights with a scale for each output.
 struct Linear {
-  Tensor weight, bias;                // (outputs, inputs) of bfloat16, else undefined
-  Tensor packed, scales, biases, sums;  // scales and sums: of int8
+  Tensor packed, biases, scales, sums;  // scales and sums: of int8
   int64_t inputs = 0, outputs = 0;
 
   Linear() = default;
   Linear(const Tensor& given, const Tensor& given_bias, const Tensor& given_scales) : inputs(given.size(1)), outputs(given.size(0)) {
-    if (given.scalar_type() == at::kBFloat16) {
-      weight = given;
-      bias = given_bias;
-      return;
-    }
-    biases = given_bias.defined() ? given_bias.contiguous() : at::empty({outputs}, at::kFloat).zero_();
+    biases = given_bias.numel() ? given_bias.contiguous() : at::empty({outputs}, at::kFloat).zero_();
     if (given.scalar_type() == at::kFloat) {
       packed = at::empty({blocks_of(outputs), inputs, kOutputs}, at::kFloat);
       pack(given.const_data_ptr<float>(), outputs, inputs, inputs, 1, packed.mutable_data_ptr<float>());
@@ -105,9 +98,6 @@ struct Linear {
 
   // (rows, inputs) → (rows, outputs), of float32
   Tensor operator()(const Tensor& x) const {
-    if (weight.defined()) {
-      return at::linear(x.to(weight.scalar_type()), weight, bias).to(at::kFloat);
-    }
     const int64_t rows = x.size(0), stride = reluformer::round_up(inputs, kDepth), blocks = packed.size(0);
     const Tensor output = at::empty({rows, outputs}, at::kFloat);
     auto* to = output.mutable_data_ptr<float>();
@@ -263,7 +253,7 @@ struct Model : torch::CustomClassHolder {
     auto take = [&] { return tensors[next++]; };
     auto take_linear = [&] {
       const Tensor weight = take(), bias = take(), scales = take();
-      return Linear(weight, bias.numel() ? bias : Tensor(), scales);
+      return Linear(weight, bias, scales);
     };
     auto take_norm = [&] {
       const Tensor weight = take(), bias = take();
