@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "vectors.h"
 
@@ -165,17 +166,24 @@ void multiply_float_rows(const PackedFloats& matrix, const float* from, int64_t 
   }
 }
 
-template <int R, int B>
-void multiply_float_blocks(const PackedFloats& matrix, const float* from, int64_t stride, int64_t count, int64_t block, float* to,
-                           int64_t to_stride) {
-  int64_t row = 0;
-  for (; row + R <= count; row += R) {
-    multiply_float_rows<R, B>(matrix, from + row * stride, stride, block, to + row * to_stride, to_stride);
-  }
-  if constexpr (R > 1) {
-    if (row < count) {
-      multiply_float_blocks<R - 1, B>(matrix, from + row * stride, stride, count - row, block, to + row * to_stride, to_stride);
+template <int N>
+using Count = std::integral_constant<int, N>;
+
+// function(R, B, row, block) for all rows of the blocks that follow, kMost rows at a time and fewer at the end
+template <int kMost, int kBlocks, typename Function>
+void for_blocks(int64_t count, int64_t& block, int64_t end, Function function) {
+  auto for_rows = [&](auto self, auto most, int64_t row) -> void {
+    for (; row + most <= count; row += most) {
+      function(most, Count<kBlocks>(), row, block);
     }
+    if constexpr (most > 1) {
+      if (row < count) {
+        self(self, Count<most - 1>(), row);
+      }
+    }
+  };
+  for (; block + kBlocks <= end; block += kBlocks) {
+    for_rows(for_rows, Count<kMost>(), 0);
   }
 }
 
@@ -186,17 +194,14 @@ void multiply_floats(const PackedFloats& matrix, const float* from, int64_t stri
     multiply_floats(matrix, from + kNearRows * stride, stride, count - kNearRows, begin, end, to + kNearRows * to_stride, to_stride);
     return;
   }
-  int64_t block = begin;
-  // as many sums as a processor has under way, since each waits for the one before it
-  for (; count <= 2 && block + 4 <= end; block += 4) {
-    multiply_float_blocks<2, 4>(matrix, from, stride, count, block, to, to_stride);
+  auto multiply_rows = [&](auto rows, auto blocks, int64_t row, int64_t block) {
+    multiply_float_rows<rows, blocks>(matrix, from + row * stride, stride, block, to + row * to_stride, to_stride);
+  };
+  if (count <= 2) {  // as many sums as a processor has under way, since each waits for the one before it
+    for_blocks<2, 4>(count, begin, end, multiply_rows);
   }
-  for (; block + kNearBlocks <= end; block += kNearBlocks) {
-    multiply_float_blocks<kFloatRows, kNearBlocks>(matrix, from, stride, count, block, to, to_stride);
-  }
-  for (; block < end; ++block) {
-    multiply_float_blocks<kFloatRows, 1>(matrix, from, stride, count, block, to, to_stride);
-  }
+  for_blocks<kFloatRows, kNearBlocks>(count, begin, end, multiply_rows);
+  for_blocks<kFloatRows, 1>(count, begin, end, multiply_rows);
 }
 
 void quantize(const float* from, int64_t count, int64_t width, uint8_t* bytes, int64_t stride, float* scales) {
@@ -208,83 +213,68 @@ void quantize(const float* from, int64_t count, int64_t width, uint8_t* bytes, i
 
 typedef int32_t Sums[kOutputs];
 
+// Sums of sixteen outputs, and four weights of each. Integers: the same on every processor.
 #if defined(__AVX512VNNI__)
-// Sums of R rows and B neighbouring blocks of sixteen outputs. Integers: the same on every processor.
-template <int R, int B>
-inline void products(const int8_t* weights, const uint8_t* bytes, int64_t stride, Sums (&sums)[B][R]) {
-  __m512i total[B][R];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      total[b][r] = _mm512_setzero_si512();
-    }
-  }
-  for (int64_t i = 0; i < stride; i += kInputs) {
-    __m512i part[B];
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      part[b] = _mm512_loadu_si512(weights + (b * stride + i) * kOutputs);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      int32_t four;
-      std::memcpy(&four, bytes + r * stride + i, sizeof four);
-#pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) {
-        total[b][r] = _mm512_dpbusd_epi32(total[b][r], _mm512_set1_epi32(four), part[b]);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      _mm512_storeu_si512(sums[b][r], total[b][r]);
-    }
-  }
-}
-#else
-template <int R>
-inline void block_products(const int8_t* weights, const uint8_t* bytes, int64_t stride, Sums (&sums)[R]) {
-  const int64_t steps = stride / kInputs;
-#if defined(__AVX2__)
-  const __m256i low = _mm256_set1_epi32(0x00FF00FF);
-  for (int r = 0; r < R; ++r) {
-    __m256i total[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-    for (int64_t i = 0; i < steps; ++i) {
-      int32_t four;
-      std::memcpy(&four, bytes + r * stride + i * kInputs, sizeof four);
-      const __m256i value = _mm256_set1_epi32(four), even = _mm256_and_si256(value, low), odd = _mm256_and_si256(_mm256_srli_epi16(value, 8), low);
-      for (int half = 0; half < 2; ++half) {
-        // pairs of bytes in 16 bits each, without the saturation of vpmaddubsw
-        const __m256i part = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + (i * 2 + half) * 32));
-        const __m256i even_part = _mm256_srai_epi16(_mm256_slli_epi16(part, 8), 8), odd_part = _mm256_srai_epi16(part, 8);
-        const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(even, even_part), _mm256_madd_epi16(odd, odd_part));
-        total[half] = _mm256_add_epi32(total[half], sum);
-      }
-    }
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums[r]), total[0]);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums[r] + 8), total[1]);
-  }
-#else
-  for (int r = 0; r < R; ++r) {
-    std::memset(sums[r], 0, sizeof sums[r]);
-    for (int64_t i = 0; i < steps; ++i) {
-      for (int64_t n = 0; n < kOutputs; ++n) {
-        for (int64_t j = 0; j < kInputs; ++j) {
-          sums[r][n] += bytes[r * stride + i * kInputs + j] * weights[(i * kOutputs + n) * kInputs + j];
-        }
-      }
-    }
-  }
-#endif
+typedef __m512i Totals;
+typedef __m512i Weights;
+constexpr int kByteRows = 8, kByteBlocks = 2, kBlocksOfARow = 4;  // four sums at least, since each waits for the one before it
+
+inline Weights load_weights(const int8_t* weights) {
+  return _mm512_loadu_si512(weights);
 }
 
-template <int R, int B>
-inline void products(const int8_t* weights, const uint8_t* bytes, int64_t stride, Sums (&sums)[B][R]) {
-  for (int b = 0; b < B; ++b) {
-    block_products<R>(weights + b * stride * kOutputs, bytes, stride, sums[b]);
+inline void add_products(Totals& totals, int32_t four, const Weights& weights) {
+  totals = _mm512_dpbusd_epi32(totals, _mm512_set1_epi32(four), weights);
+}
+#elif defined(__AVX2__)
+struct Totals {
+  __m256i halves[2];
+};
+struct Weights {
+  __m256i even[2], odd[2];  // pairs in 16 bits each, without the saturation of vpmaddubsw
+};
+constexpr int kByteRows = 4, kByteBlocks = 1, kBlocksOfARow = 1;
+
+inline Weights load_weights(const int8_t* weights) {
+  Weights result;
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    const __m256i part = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + half * 32));
+    result.even[half] = _mm256_srai_epi16(_mm256_slli_epi16(part, 8), 8);
+    result.odd[half] = _mm256_srai_epi16(part, 8);
+  }
+  return result;
+}
+
+inline void add_products(Totals& totals, int32_t four, const Weights& weights) {
+  const __m256i value = _mm256_set1_epi32(four), even = _mm256_and_si256(value, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(value, 8);
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(even, weights.even[half]), _mm256_madd_epi16(odd, weights.odd[half]));
+    totals.halves[half] = _mm256_add_epi32(totals.halves[half], sum);
+  }
+}
+#else
+typedef Ints Totals;
+struct Weights {
+  Ints inputs[kInputs];
+};
+constexpr int kByteRows = 4, kByteBlocks = 1, kBlocksOfARow = 1;
+
+inline Weights load_weights(const int8_t* weights) {
+  Weights result;
+  Ints words;  // of four bytes, the first of which is the lowest
+  std::memcpy(&words, weights, sizeof words);
+  for (int j = 0; j < kInputs; ++j) {
+    result.inputs[j] = words << (24 - 8 * j) >> 24;
+  }
+  return result;
+}
+
+inline void add_products(Totals& totals, int32_t four, const Weights& weights) {
+#pragma GCC unroll 4
+  for (int j = 0; j < kInputs; ++j) {
+    totals += weights.inputs[j] * (four >> 8 * j & 255);
   }
 }
 #endif
@@ -305,40 +295,47 @@ inline void finish(const PackedBytes& matrix, const int32_t* sums, float scale, 
   }
 }
 
+// R rows and B neighbouring blocks of sixteen outputs
 template <int R, int B>
-void multiply_rows(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t block, float* to) {
-  Sums sums[B][R];
-  products<R, B>(matrix.weights + block * kOutputs * stride, bytes, stride, sums);
-  for (int r = 0; r < R; ++r) {
+void multiply_byte_rows(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t block, float* to) {
+  const int8_t* weights = matrix.weights + block * kOutputs * stride;
+  Totals total[R][B] = {};
+  for (int64_t i = 0; i < stride; i += kInputs) {
+    Weights part[B];
+#pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {
-      finish(matrix, sums[b][r], scales[r], (block + b) * kOutputs, to + r * matrix.outputs);
+      part[b] = load_weights(weights + (b * stride + i) * kOutputs);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      int32_t four;
+      std::memcpy(&four, bytes + r * stride + i, sizeof four);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) {
+        add_products(total[r][b], four, part[b]);
+      }
     }
   }
-}
-
-template <int B>
-void multiply_blocks(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t count, int64_t block, float* to) {
-  constexpr decltype(&multiply_rows<1, B>) kOfRows[] = {multiply_rows<1, B>, multiply_rows<2, B>, multiply_rows<3, B>, multiply_rows<4, B>,
-                                                        multiply_rows<5, B>, multiply_rows<6, B>, multiply_rows<7, B>, multiply_rows<8, B>};
-  for (int64_t row = 0; row < count; row += 8) {
-    const int64_t rows = std::min<int64_t>(8, count - row);
-    kOfRows[rows - 1](matrix, bytes + row * stride, stride, scales + row, block, to + row * matrix.outputs);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    Sums sums[B];
+    std::memcpy(sums, total[r], sizeof sums);
+    for (int b = 0; b < B; ++b) {
+      finish(matrix, sums[b], scales[r], (block + b) * kOutputs, to + r * matrix.outputs);
+    }
   }
 }
 
 void multiply(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t count, int64_t begin, int64_t end,
               float* to) {
-  int64_t block = begin;
-  // four sums at least, since each waits for the one before it
-  for (; count == 1 && block + 4 <= end; block += 4) {
-    multiply_rows<1, 4>(matrix, bytes, stride, scales, block, to);
+  auto multiply_rows = [&](auto rows, auto blocks, int64_t row, int64_t block) {
+    multiply_byte_rows<rows, blocks>(matrix, bytes + row * stride, stride, scales + row, block, to + row * matrix.outputs);
+  };
+  if (count == 1) {
+    for_blocks<1, kBlocksOfARow>(count, begin, end, multiply_rows);
   }
-  for (; block + 2 <= end; block += 2) {
-    multiply_blocks<2>(matrix, bytes, stride, scales, count, block, to);
-  }
-  for (; block < end; ++block) {
-    multiply_blocks<1>(matrix, bytes, stride, scales, count, block, to);
-  }
+  for_blocks<kByteRows, kByteBlocks>(count, begin, end, multiply_rows);
+  for_blocks<kByteRows, 1>(count, begin, end, multiply_rows);
 }
 
 #ifdef RELUFORMER_AMX
