@@ -127,7 +127,7 @@ def test_the_bits_are_those_of_every_instruction_set_batch_and_number_of_threads
     finally:
         torch.ops.reluformer_cpu.choose_translation_instruction_set(names[0])
         torch.set_num_threads(before)
-    assert {"portable", "avx2"} <= {*names}
+    assert "avx2" in names
     for result in results[1:]:
         assert all(torch.equal(first, other) for first, other in zip(results[0], result, strict=True))
 

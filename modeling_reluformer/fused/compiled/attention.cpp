@@ -22,7 +22,7 @@ using reluformer::RowNumbers;
 constexpr double kWorkOfAThread = 1 << 18;
 
 reluformer::InstructionSets<reluformer::KernelSet>& instruction_sets() {
-  static reluformer::InstructionSets<reluformer::KernelSet> sets{&reluformer::avx512::kernels, &reluformer::avx2::kernels, nullptr};
+  static reluformer::InstructionSets<reluformer::KernelSet> sets{&reluformer::avx512::kernels, &reluformer::avx2::kernels};
   return sets;
 }
 
@@ -41,11 +41,7 @@ bool supports(at::ScalarType dtype) {
   if (instruction_sets().chosen == nullptr || !at::globalContext().userEnabledMkldnn()) {
     return false;
   }
-#if defined(__x86_64__)
   return dtype == at::kFloat || (dtype == at::kBFloat16 && __builtin_cpu_supports("avx512bf16"));
-#else
-  return false;
-#endif
 }
 
 bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& row_scale, const MaybeTensor& mask) {

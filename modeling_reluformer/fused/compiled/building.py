@@ -54,11 +54,9 @@ UNITS = (
     Unit("sparse_ffn.cpp"),
     _for("avx2", "kernels.cpp", *_AVX2),
     _for("avx512", "kernels.cpp", *_AVX512),
-    _for("portable", "sparse_kernels.cpp"),
     _for("avx2", "sparse_kernels.cpp", *_AVX2),
     _for("avx512", "sparse_kernels.cpp", *_AVX512, "-mavx512vnni"),
     Unit("translation.cpp"),
-    _for("portable", "translation_kernels.cpp", _EXACT),
     _for("avx2", "translation_kernels.cpp", *_AVX2, _EXACT),
     _for("avx512", "translation_kernels.cpp", *_AVX512, "-mavx512vnni", _EXACT),
 )

@@ -16,16 +16,13 @@ struct InstructionSets {
   std::vector<const Kernels*> kernels;
   const Kernels* chosen;  // null: there are none for this processor
 
-  // portable, amx: null where there are none
-  InstructionSets(const Kernels* avx512, const Kernels* avx2, const Kernels* portable, const Kernels* amx = nullptr) {
-#if defined(__x86_64__)
+  // amx: null where there is none
+  InstructionSets(const Kernels* avx512, const Kernels* avx2, const Kernels* amx = nullptr) {
     add("amx", amx, amx != nullptr);
     add("avx512", avx512,
         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"));
     add("avx2", avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
-#endif
-    add("portable", portable, portable != nullptr);
     chosen = kernels.empty() ? nullptr : kernels.front();
   }
 

@@ -44,7 +44,7 @@ _lock = threading.Lock()
 def library(large: bool) -> Any | None:
     """The operators of the compiled library, `torch.ops.reluformer_cpu`; None if Python is to compute.
 
-    They compute attention in the dtypes that their `supports` names, sparse networks and translation on any processor.
+    They compute attention in the dtypes that their `supports` names, sparse networks and translation.
 
     large: whether the call is large enough to gain by them, so that they are built if they do not exist.
     """
@@ -145,8 +145,8 @@ def _built() -> Any | None:
         return None
 
 
-def _loaded(path: Path) -> Any:
-    """A second library with the same operators would end the process, so that one stays for good."""
+def _loaded(path: Path) -> Any | None:
+    """None on a processor without AVX2. A second library with these operators would end the process: one stays for good."""
     global loaded_from
     operators = torch.ops.reluformer_cpu
     if loaded_from is None:
@@ -161,7 +161,7 @@ def _loaded(path: Path) -> Any:
                 "loop computes instead. %s=0 turns this warning off.",
                 VARIABLE,
             )
-    return operators
+    return operators if operators.attention_instruction_sets() else None
 
 
 def quantized_neurons(weight: Tensor) -> tuple[Tensor, Tensor]:

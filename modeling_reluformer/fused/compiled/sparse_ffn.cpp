@@ -34,7 +34,7 @@ constexpr int64_t kStep = 64;  // rows of x and y are padded to it
 
 reluformer::InstructionSets<SparseKernelSet>& instruction_sets() {
   static reluformer::InstructionSets<SparseKernelSet> sets{
-      &reluformer::avx512::sparse_kernels, &reluformer::avx2::sparse_kernels, &reluformer::portable::sparse_kernels};
+      &reluformer::avx512::sparse_kernels, &reluformer::avx2::sparse_kernels};
   return sets;
 }
 

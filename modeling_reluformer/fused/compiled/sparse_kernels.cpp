@@ -1,9 +1,7 @@
-// The kernels of sparse_kernels.h for one instruction set, RELUFORMER_ISA: portable, avx2 or avx512.
+// The kernels of sparse_kernels.h for one instruction set, RELUFORMER_ISA: avx2 or avx512.
 #include "sparse_kernels.h"
 
-#ifdef __AVX2__
 #include <immintrin.h>
-#endif
 
 #include <cmath>
 #include <cstring>
@@ -175,7 +173,7 @@ inline void dot(const int8_t* const* weights, const int8_t* const* next, const R
       whole[n][r] = sum_of(reinterpret_cast<Ints>(total[n][r]) - reinterpret_cast<Ints>(excess[n]));
     }
   }
-#elif defined(__AVX2__)
+#else
   __m256i total[N][R];
   const __m256i shift = _mm256_set1_epi16(128);
 #pragma GCC unroll 4

@@ -58,9 +58,6 @@ struct SparseKernelSet {
   SparseKernels<int8_t> of_int8;
 };
 
-namespace portable {
-extern const SparseKernelSet sparse_kernels;
-}
 namespace avx2 {
 extern const SparseKernelSet sparse_kernels;
 }

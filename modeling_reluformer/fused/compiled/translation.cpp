@@ -39,7 +39,6 @@ constexpr int64_t kWorkOfAThread = 1 << 15;  // multiplications; with fewer, a s
 reluformer::InstructionSets<TranslationKernels>& instruction_sets() {
   const bool has_avx512 = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
   static reluformer::InstructionSets<TranslationKernels> sets{&reluformer::avx512::translation_kernels, &reluformer::avx2::translation_kernels,
-                                                              &reluformer::portable::translation_kernels,
                                                               has_avx512 ? reluformer::avx512::amx_translation_kernels() : nullptr};
   return sets;
 }

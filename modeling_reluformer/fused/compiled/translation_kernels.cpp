@@ -1,9 +1,7 @@
-// The kernels of translation_kernels.h for one instruction set, RELUFORMER_ISA: portable, avx2 or avx512.
+// The kernels of translation_kernels.h for one instruction set, RELUFORMER_ISA: avx2 or avx512.
 #include "translation_kernels.h"
 
-#ifdef __AVX2__
 #include <immintrin.h>
-#endif
 
 // Compilers before these know no AMX.
 #if defined(__AVX512VNNI__) && defined(__linux__) && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
@@ -107,22 +105,12 @@ constexpr int kPart = 16, kFloatRows = 8, kNearBlocks = 2;
 inline Part fused(float a, Part b, Part c) {
   return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c);
 }
-#elif defined(__FMA__)
+#else
 typedef __m256 Part;
 constexpr int kPart = 8, kFloatRows = 6, kNearBlocks = 1;
 
 inline Part fused(float a, Part b, Part c) {
   return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c);
-}
-#else
-typedef Floats Part;
-constexpr int kPart = 16, kFloatRows = 1, kNearBlocks = 1;
-
-inline Part fused(float a, Part b, Part c) {
-  for (int lane = 0; lane < kPart; ++lane) {
-    c[lane] = std::fma(a, b[lane], c[lane]);
-  }
-  return c;
 }
 #endif
 
@@ -226,7 +214,7 @@ inline Weights load_weights(const int8_t* weights) {
 inline void add_products(Totals& totals, int32_t four, const Weights& weights) {
   totals = _mm512_dpbusd_epi32(totals, _mm512_set1_epi32(four), weights);
 }
-#elif defined(__AVX2__)
+#else
 struct Totals {
   __m256i halves[2];
 };
@@ -252,29 +240,6 @@ inline void add_products(Totals& totals, int32_t four, const Weights& weights) {
   for (int half = 0; half < 2; ++half) {
     const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(even, weights.even[half]), _mm256_madd_epi16(odd, weights.odd[half]));
     totals.halves[half] = _mm256_add_epi32(totals.halves[half], sum);
-  }
-}
-#else
-typedef Ints Totals;
-struct Weights {
-  Ints inputs[kInputs];
-};
-constexpr int kByteRows = 4, kByteBlocks = 1, kBlocksOfARow = 1;
-
-inline Weights load_weights(const int8_t* weights) {
-  Weights result;
-  Ints words;  // of four bytes, the first of which is the lowest
-  std::memcpy(&words, weights, sizeof words);
-  for (int j = 0; j < kInputs; ++j) {
-    result.inputs[j] = words << (24 - 8 * j) >> 24;
-  }
-  return result;
-}
-
-inline void add_products(Totals& totals, int32_t four, const Weights& weights) {
-#pragma GCC unroll 4
-  for (int j = 0; j < kInputs; ++j) {
-    totals += weights.inputs[j] * (four >> 8 * j & 255);
   }
 }
 #endif

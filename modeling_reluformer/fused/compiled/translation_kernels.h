@@ -64,9 +64,6 @@ struct TranslationKernels {
   void (*largest)(const float* row, int64_t width, int64_t count, float* numbers, int64_t* places);
 };
 
-namespace portable {
-extern const TranslationKernels translation_kernels;
-}
 namespace avx2 {
 extern const TranslationKernels translation_kernels;
 }

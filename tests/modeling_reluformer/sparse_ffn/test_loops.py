@@ -45,7 +45,7 @@ class Compiled:
         return self.operators.dense_projection(x, *neurons)
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512"])
+@pytest.fixture(params=["avx2", "avx512"])
 def loops(request):
     """`loops.feed_forward` and its like, by each compiled set."""
     torch.manual_seed(0)
