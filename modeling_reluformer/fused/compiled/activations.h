@@ -1,4 +1,4 @@
-// The activations h of attention, sixteen scores at a time: h(x), and the chain rule h'(x) g. fused/activations.py is the table
+// The activations h of attention, a register of scores at a time: h(x), and the chain rule h'(x) g. fused/activations.py is the table
 // that they are tested against.
 #pragma once
 

@@ -141,7 +141,7 @@ struct Columns {
 
   Columns(int64_t count, int64_t dims)
       : count(count), tiles(std::max<int64_t>(1, (count + kKeys - 1) / kKeys)),
-        width(count > kKeys ? kKeys : std::max<int64_t>(kLanes, round_up(count, kLanes))), padded(round_up(dims, kLanes)) {}
+        width(count > kKeys ? kKeys : std::max<int64_t>(kColumns, round_up(count, kColumns))), padded(round_up(dims, kColumns)) {}
 
   // Floats of the sum of a gradient.
   int64_t size() const { return tiles * width * padded; }
@@ -174,7 +174,7 @@ struct Columns {
   int64_t factor_stride() const { return pairs ? padded : stride; }
   Scalar* tile(Scalar* part, int64_t index) const { return part + index * width * padded; }
   // The keys of a tile up to the last that is there, rounded up: the last tile may hold few.
-  int64_t used(int64_t index) const { return std::min(width, round_up(count - index * width, kLanes)); }
+  int64_t used(int64_t index) const { return std::min(width, round_up(count - index * width, kColumns)); }
 };
 
 // Some queries of one head, with what a tile needs to know of them.
@@ -236,7 +236,7 @@ inline const int32_t* masks_of_keys(const Piece& piece, const Call& call, int64_
   if (!piece.real || closed_at_zero(call.activation) || std::all_of(piece.real, piece.real + count, [](bool real) { return real; })) {
     return nullptr;
   }
-  for (int64_t j = 0; j < round_up(count, kLanes); ++j) {
+  for (int64_t j = 0; j < round_up(count, kColumns); ++j) {
     masks[j] = j < count && piece.real[j] ? -1 : 0;
   }
   return masks;

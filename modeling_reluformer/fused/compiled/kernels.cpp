@@ -43,32 +43,26 @@ Floats dropout_factors(const Dropout& dropout, uint32_t key, int64_t column) {
 }
 
 // Exchanges the columns with bit `step` of the first row of two for those without it of the second.
-#define RELUFORMER_LOW(lane, step) ((lane) & (step) ? kLanes + ((lane) ^ (step)) : (lane))
-#define RELUFORMER_HIGH(lane, step) ((lane) & (step) ? kLanes + (lane) : ((lane) ^ (step)))
-#define RELUFORMER_LANES(of, step)                                                                                    \
-  Ints {                                                                                                              \
-    of(0, step), of(1, step), of(2, step), of(3, step), of(4, step), of(5, step), of(6, step), of(7, step),           \
-        of(8, step), of(9, step), of(10, step), of(11, step), of(12, step), of(13, step), of(14, step), of(15, step)  \
-  }
-
-template <int step>
-__attribute__((always_inline)) inline void exchange(Floats (&block)[kLanes]) {
+template <int step, int... lane>
+__attribute__((always_inline)) inline void exchange(Floats (&block)[kLanes], std::integer_sequence<int, lane...>) {
 #pragma GCC unroll 16
   for (int row = 0; row < kLanes; ++row) {
     if (!(row & step)) {
       const Floats first = block[row], second = block[row + step];
-      block[row] = __builtin_shuffle(first, second, RELUFORMER_LANES(RELUFORMER_LOW, step));
-      block[row + step] = __builtin_shuffle(first, second, RELUFORMER_LANES(RELUFORMER_HIGH, step));
+      block[row] = __builtin_shuffle(first, second, Ints{(lane & step ? kLanes + (lane ^ step) : lane)...});
+      block[row + step] = __builtin_shuffle(first, second, Ints{(lane & step ? kLanes + lane : lane ^ step)...});
     }
   }
 }
 
-// 16 × 16, in four rounds of exchanging halves, quarters, …
+// kLanes × kLanes, by exchanging halves, quarters, …
 __attribute__((always_inline)) inline void transpose_block(Floats (&block)[kLanes]) {
-  exchange<8>(block);
-  exchange<4>(block);
-  exchange<2>(block);
-  exchange<1>(block);
+  if constexpr (kLanes == 16) {
+    exchange<8>(block, EachLane());
+  }
+  exchange<4>(block, EachLane());
+  exchange<2>(block, EachLane());
+  exchange<1>(block, EachLane());
 }
 
 // Two rows of results as pairs; of float, one after the other.
@@ -282,7 +276,7 @@ void scale_rows(const Scalar* from, int64_t stride, int64_t count, int64_t width
   }
 }
 
-// The products of a query with `count` keys, at most sixteen, whose sums are taken together: one by one they cost more than the products.
+// The products of a query with `count` keys, at most kLanes, whose sums are taken together: one by one they cost more than the products.
 template <typename Scalar>
 Floats dots(const Scalar* query, const Scalar* keys, int64_t stride, int64_t count, int64_t dims) {
   Floats block[kLanes] = {}, rest{};
@@ -336,7 +330,7 @@ void attend_row(const Tile& tile, const Scalar* query, const Scalar* keys, int64
   }
   Tile row = tile;
   row.rows = 1;
-  row.columns = (visible + kLanes - 1) / kLanes * kLanes;
+  row.columns = round_up(visible, kLanes);
   weigh<H, float>(row, weights, weights, sums, sums_log);
   int64_t i = 0;
   for (; i + 4 * kLanes <= dims_v; i += 4 * kLanes) {

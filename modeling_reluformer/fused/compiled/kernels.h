@@ -6,7 +6,7 @@
 
 namespace reluformer {
 
-constexpr int64_t kLanes = 16;  // all widths of tiles are multiples of it
+constexpr int64_t kColumns = 16;  // all widths of tiles are multiples of it
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -32,7 +32,7 @@ struct Dropout {
   const uint32_t* keys = nullptr;  // (rows,) of the tile
 };
 
-// A tile of scores: `rows` queries by `columns` keys, `stride` apart. Columns are a multiple of kLanes, rows an even number.
+// A tile of scores: `rows` queries by `columns` keys, `stride` apart. Columns are a multiple of kColumns, rows an even number.
 struct Tile {
   int64_t rows, columns, stride;
   int64_t real_rows;          // those behind are padding and see nothing
@@ -52,7 +52,7 @@ struct Kernels {
   // (count, width) rows, `stride` apart → (padded_count, padded_width) with zeros behind and where `real` says so.
   void (*copy_rows)(const Scalar* from, int64_t stride, int64_t count, int64_t width, const bool* real, Scalar* to,
                     int64_t padded_count, int64_t padded_width);
-  // (rows, columns) of multiples of kLanes → (columns, rows), `stride` apart; as pairs if asked for.
+  // (rows, columns) of multiples of kColumns → (columns, rows), `stride` apart; as pairs if asked for.
   void (*transpose)(const Scalar* from, int64_t rows, int64_t columns, int64_t from_stride, bool pairs, Scalar* to, int64_t stride);
   // (rows, columns), `stride` apart → pairs
   void (*pair_rows)(const Scalar* from, int64_t rows, int64_t columns, int64_t stride, Scalar* to);

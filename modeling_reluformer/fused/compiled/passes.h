@@ -57,9 +57,9 @@ void forward_few(const Kernels<Scalar>& kernels, const Piece& piece, const Call&
   float *weights, *output;
   int32_t* masks;
   scratch_of_this_thread().fit([&] {
-    weights = scratch_of_this_thread().part<float>(round_up(count, kLanes));
-    output = scratch_of_this_thread().part<float>(round_up(call.dims_v, kLanes));
-    masks = scratch_of_this_thread().part<int32_t>(round_up(count, kLanes));
+    weights = scratch_of_this_thread().part<float>(round_up(count, kColumns));
+    output = scratch_of_this_thread().part<float>(round_up(call.dims_v, kColumns));
+    masks = scratch_of_this_thread().part<int32_t>(round_up(count, kColumns));
   });
   const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
   const Scalar* keys = in.key.row(piece.batch, piece.key_head, piece.key_begin);
@@ -106,7 +106,7 @@ void forward_piece(const Kernels<Scalar>& kernels, const Piece& piece, const Cal
     sums = scratch.part<float>(kQueries);
     sums_log = scratch.part<float>(kQueries);
     row_keys = scratch.part<uint32_t>(kQueries);
-    masks = scratch.part<int32_t>(round_up(count, kLanes));
+    masks = scratch.part<int32_t>(round_up(count, kColumns));
   });
   const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
   keys.fill(kernels, in.key.row(piece.batch, piece.key_head, piece.key_begin), in.key.stride, call.dims, piece.real);
@@ -184,7 +184,7 @@ void backward_piece(const Kernels<Scalar>& kernels, const Piece& piece, const Ca
   KeySums total{};
   uint32_t* row_keys;
   int32_t* masks;
-  const int64_t most = round_up(std::max(keys.padded, values.padded), kLanes), area = kQueries * keys.width;
+  const int64_t most = round_up(std::max(keys.padded, values.padded), kColumns), area = kQueries * keys.width;
   scratch.fit([&] {
     keys.lay_out(scratch, true, true);
     values.lay_out(scratch, false, true);
@@ -201,7 +201,7 @@ void backward_piece(const Kernels<Scalar>& kernels, const Piece& piece, const Ca
     rho = scratch.part<float>(kQueries);
     tau = scratch.part<float>(kQueries);
     row_keys = scratch.part<uint32_t>(kQueries);
-    masks = scratch.part<int32_t>(round_up(count, kLanes));
+    masks = scratch.part<int32_t>(round_up(count, kColumns));
     total.key = shared.key ? shared.key : scratch.part<float>(keys.size());
     total.value = shared.value ? shared.value : scratch.part<float>(values.size());
   });
@@ -212,7 +212,7 @@ void backward_piece(const Kernels<Scalar>& kernels, const Piece& piece, const Ca
   values.fill(kernels, in.value.row(piece.batch, piece.key_head, piece.key_begin), in.value.stride, call.dims_v, piece.real);
   for_each_rows<Scalar>(piece, call, count, [&](const Rows& rows) {
     const float* scale = in.row_scale.row(piece.batch, rows.head, rows.begin);
-    const int64_t sixteens = round_up(rows.count, kLanes);
+    const int64_t sixteens = round_up(rows.count, kColumns);
     const Factor<Scalar> queries = padded_rows(kernels, in.query, piece, rows, call.dims, sixteens, query, keys.padded);
     kernels.scale_rows(gradients.output.row(piece.batch, rows.head, rows.begin), gradients.output.stride, rows.count, call.dims_v, scale, incoming, sixteens, values.padded);
     kernels.transpose(queries.data, sixteens, keys.padded, queries.stride, false, query_transposed, kQueries);

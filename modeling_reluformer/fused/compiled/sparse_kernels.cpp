@@ -11,8 +11,8 @@
 namespace reluformer {
 namespace {
 
-typedef int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
-typedef int16_t Shorts __attribute__((vector_size(32), aligned(2), may_alias));
+typedef int8_t Bytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
+typedef int16_t Shorts __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
 
 // Neurons that are computed side by side share the loads of x, and hide the latency of a sum.
 constexpr int kNeurons = 4;
@@ -20,7 +20,7 @@ constexpr int kNeurons = 4;
 #ifdef __AVX512F__
 constexpr int kRows = 4;
 #else
-constexpr int kRows = 1;
+constexpr int kRows = 2;
 #endif
 constexpr int64_t kRowsAtOnce = 8;
 

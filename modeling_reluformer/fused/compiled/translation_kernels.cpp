@@ -21,38 +21,57 @@
 namespace reluformer {
 namespace {
 
-inline float dot(const float* a, const float* b, int64_t dims) {
-  Floats total{};
-  int64_t i = 0;
-  for (; i + kLanes <= dims; i += kLanes) {
-    total += load(a + i) * load(b + i);
-  }
-  float sum = sum_of(total);
-  for (; i < dims; ++i) {
-    sum += a[i] * b[i];
-  }
-  return sum;
+// How a function of the numbers of a row reads them: a register at a time, or one by one at the end.
+struct Wide {
+  Floats operator()(const float* place) const { return load(place); }
+  Ints operator()(const int32_t* place) const { return *reinterpret_cast<const Ints*>(place); }
+};
+struct Single {
+  template <typename Number>
+  Number operator()(const Number* place) const { return *place; }
+};
+
+inline float exponential(float x) {
+  return std::exp(x);
 }
 
-inline void add(float weight, const float* from, int64_t dims, float* to) {
-  const Floats weights = all(weight);
-  int64_t i = 0;
-  for (; i + kLanes <= dims; i += kLanes) {
-    store(to + i, load(to + i) + weights * load(from + i));
-  }
-  for (; i < dims; ++i) {
-    to[i] += weight * from[i];
-  }
+inline Floats floats(Ints values) {
+  return __builtin_convertvector(values, Floats);
 }
 
-inline void exponentials(float* row, int64_t width, float shift) {
+inline float floats(int32_t value) {
+  return static_cast<float>(value);
+}
+
+// to[i] = value(read, i)
+template <typename Function>
+inline void write(float* to, int64_t width, Function value) {
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes) {
-    store(row + i, exponential(load(row + i) - shift));
+    store(to + i, value(Wide(), i));
   }
   for (; i < width; ++i) {
-    row[i] = std::exp(row[i] - shift);
+    to[i] = value(Single(), i);
   }
+}
+
+// Σ value(read, i), as sixteen sums and the rest: in an order that is the same with every instruction set.
+template <typename Function>
+inline float sum_over(int64_t width, Function value) {
+  constexpr int kSums = 16 / kLanes;
+  Floats sums[kSums] = {};
+  int64_t i = 0;
+  for (; i + 16 <= width; i += 16) {
+#pragma GCC unroll 2
+    for (int part = 0; part < kSums; ++part) {
+      sums[part] += value(Wide(), i + part * kLanes);
+    }
+  }
+  float sum = sum_of(kSums == 2 ? sums[0] + sums[kSums - 1] : sums[0]);
+  for (; i < width; ++i) {
+    sum += value(Single(), i);
+  }
+  return sum;
 }
 
 void weigh(float* scores, int64_t width, const Weighing& weighing) {
@@ -67,7 +86,8 @@ void weigh(float* scores, int64_t width, const Weighing& weighing) {
   for (int64_t t = 0; t < width; ++t) {
     scores[t] *= weighing.scale;
   }
-  exponentials(scores, width, *std::max_element(scores, scores + width));
+  const float most = *std::max_element(scores, scores + width);
+  write(scores, width, [&](auto read, int64_t t) { return exponential(read(scores + t) - most); });
   float sum = 0.0f;
   for (int64_t t = 0; t < width; ++t) {
     sum += scores[t];
@@ -83,60 +103,47 @@ void attend(const Cached& call, const Weighing& weighing, float* room, float* ou
     return t * call.position + call.places[t * call.places_stride] * call.row;
   };
   for (int64_t t = 0; t < call.length; ++t) {
-    room[t] = dot(call.query, call.keys + place(t), call.dims);
+    const float* key = call.keys + place(t);
+    room[t] = sum_over(call.dims, [&](auto read, int64_t i) { return read(call.query + i) * read(key + i); });
   }
   weigh(room, call.length, weighing);
   std::fill_n(output, call.dims, 0.0f);
   for (int64_t t = 0; t < call.length; ++t) {
     if (room[t] != 0.0f) {
-      add(room[t], call.values + place(t), call.dims, output);
+      const float* values = call.values + place(t);
+      write(output, call.dims, [&](auto read, int64_t i) { return read(output + i) + room[t] * read(values + i); });
     }
   }
 }
 
 constexpr int64_t kNearRows = 64;  // of many outputs each: more lie on more pages of memory than a processor knows the places of
 
-// A register of `kPart` outputs. Every sum is one chain of fused multiply-adds in the order of the inputs: the same with every instruction
-// set, number of rows and thread.
-#if defined(__AVX512F__)
-typedef __m512 Part;
-constexpr int kPart = 16, kFloatRows = 8, kNearBlocks = 2;
-
-inline Part fused(float a, Part b, Part c) {
-  return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c);
-}
+// Every sum is one chain of fused multiply-adds in the order of the inputs: the same with every instruction set, number of rows and thread.
+inline Floats fused(float a, Floats b, Floats c) {
+#ifdef __AVX512F__
+  return reinterpret_cast<Floats>(_mm512_fmadd_ps(_mm512_set1_ps(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
 #else
-typedef __m256 Part;
-constexpr int kPart = 8, kFloatRows = 6, kNearBlocks = 1;
-
-inline Part fused(float a, Part b, Part c) {
-  return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c);
-}
+  return reinterpret_cast<Floats>(_mm256_fmadd_ps(_mm256_set1_ps(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
 #endif
-
-// Writes the sums of a block, of whose outputs `count` exist.
-inline void add_biases(const float* sums, const float* biases, int64_t count, float* to) {
-  if (count >= kOutputs) {
-    store(to, biases ? load(sums) + load(biases) : load(sums));
-    return;
-  }
-  for (int64_t n = 0; n < count; ++n) {
-    to[n] = biases ? sums[n] + biases[n] : sums[n];
-  }
 }
+
+#ifdef __AVX512F__
+constexpr int kFloatRows = 8, kNearBlocks = 2;
+#else
+constexpr int kFloatRows = 6, kNearBlocks = 1;
+#endif
 
 // R rows and B neighbouring blocks of sixteen outputs
 template <int R, int B>
 void multiply_float_rows(const PackedFloats& matrix, const float* from, int64_t stride, int64_t block, float* to, int64_t to_stride) {
-  constexpr int kParts = B * kOutputs / kPart;
+  constexpr int kParts = B * kOutputs / kLanes;
   const int64_t of_block = kOutputs * matrix.inputs;
   const float* weights = matrix.weights + block * of_block;
-  Part total[R][kParts] = {};
+  Floats total[R][kParts] = {};
   for (int64_t i = 0; i < matrix.inputs; ++i) {
 #pragma GCC unroll 8
     for (int part = 0; part < kParts; ++part) {
-      Part values;
-      std::memcpy(&values, weights + part * kPart / kOutputs * of_block + part * kPart % kOutputs + i * kOutputs, sizeof values);
+      const Floats values = load(weights + part * kLanes / kOutputs * of_block + part * kLanes % kOutputs + i * kOutputs);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         total[r][part] = fused(from[r * stride + i], values, total[r][part]);
@@ -149,7 +156,10 @@ void multiply_float_rows(const PackedFloats& matrix, const float* from, int64_t 
     std::memcpy(sums, total[r], sizeof sums);
     for (int b = 0; b < B; ++b) {
       const int64_t first = (block + b) * kOutputs;
-      add_biases(sums + b * kOutputs, matrix.biases ? matrix.biases + first : nullptr, matrix.outputs - first, to + r * to_stride + first);
+      write(to + r * to_stride + first, std::min(kOutputs, matrix.outputs - first), [&](auto read, int64_t n) {
+        const auto sum = read(sums + b * kOutputs + n);
+        return matrix.biases ? sum + read(matrix.biases + first + n) : sum;
+      });
     }
   }
 }
@@ -247,17 +257,10 @@ inline void add_products(Totals& totals, int32_t four, const Weights& weights) {
 // sums → outputs of one row and the block that begins at output `first`
 inline void finish(const PackedBytes& matrix, const int32_t* sums, float scale, int64_t first, float* to) {
   const auto *scales = matrix.scales + first, *biases = matrix.biases + first;
-  const auto* shifts = matrix.sums + first;
-  if (first + kOutputs <= matrix.outputs) {
-    const Ints difference = *reinterpret_cast<const Ints*>(sums) - *reinterpret_cast<const Ints*>(shifts);
-    const Floats product = __builtin_convertvector(difference, Floats) * (scale * load(scales));
-    store(to + first, product + load(biases));
-    return;
-  }
-  for (int64_t n = 0; n < matrix.outputs - first; ++n) {
-    const float product = static_cast<float>(sums[n] - shifts[n]) * (scale * scales[n]);
-    to[first + n] = product + biases[n];
-  }
+  const int32_t* shifts = matrix.sums + first;
+  write(to + first, std::min(kOutputs, matrix.outputs - first), [&](auto read, int64_t n) {
+    return floats(read(sums + n) - read(shifts + n)) * (scale * read(scales + n)) + read(biases + n);
+  });
 }
 
 // R rows and B neighbouring blocks of sixteen outputs
@@ -389,20 +392,12 @@ void add_and_norm(float* states, const float* updates, int64_t count, int64_t wi
     for (int64_t i = 0; i < width; ++i) {
       states[i] += updates[i];
     }
-    auto mean_of = [&](auto value) {
-      Floats sums{};
-      int64_t i = 0;
-      for (; i + kLanes <= width; i += kLanes) {
-        sums += value(load(states + i));
-      }
-      float sum = sum_of(sums);
-      for (; i < width; ++i) {
-        sum += value(all(states[i]))[0];
-      }
-      return sum / static_cast<float>(width);
-    };
-    const float mean = mean_of([](Floats x) { return x; });
-    const float variance = mean_of([mean](Floats x) { return (x - mean) * (x - mean); });
+    const float mean = sum_over(width, [&](auto read, int64_t i) { return read(states + i); }) / static_cast<float>(width);
+    const float squares = sum_over(width, [&](auto read, int64_t i) {
+      const auto difference = read(states + i) - mean;
+      return difference * difference;
+    });
+    const float variance = squares / static_cast<float>(width);
     const float factor = 1.0f / std::sqrt(variance + epsilon);
     for (int64_t i = 0; i < width; ++i) {
       states[i] = (states[i] - mean) * factor * weight[i] + bias[i];
@@ -414,9 +409,7 @@ inline bool any(Ints lanes) {
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(lanes), reinterpret_cast<__m512i>(lanes)) != 0;
 #else
-  typedef uint64_t Pairs __attribute__((vector_size(64)));
-  const auto pairs = reinterpret_cast<Pairs>(lanes);
-  return ((pairs[0] | pairs[1]) | (pairs[2] | pairs[3])) | ((pairs[4] | pairs[5]) | (pairs[6] | pairs[7]));
+  return _mm256_testz_si256(reinterpret_cast<__m256i>(lanes), reinterpret_cast<__m256i>(lanes)) == 0;
 #endif
 }
 
@@ -436,15 +429,7 @@ inline float largest_of(const float* row, int64_t width) {
 
 float log_sum(const float* row, int64_t width) {
   const float most = largest_of(row, width);
-  Floats sums{};
-  int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) {
-    sums += exponential(load(row + i) - most);
-  }
-  float sum = sum_of(sums);
-  for (; i < width; ++i) {
-    sum += std::exp(row[i] - most);
-  }
+  const float sum = sum_over(width, [&](auto read, int64_t i) { return exponential(read(row + i) - most); });
   return most + std::log(sum);
 }
 

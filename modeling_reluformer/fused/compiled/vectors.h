@@ -1,7 +1,7 @@
-// Sixteen floats at a time, in the vector types of gcc and clang, and the functions that activations need of them.
+// A register of floats at a time, in the vector types of gcc and clang, and the functions that activations need of them.
 //
-// A compiler cuts these vectors into the registers of the instruction set that a file is compiled for. Nothing here depends on
-// its vectoriser, which leaves loops with a logarithm scalar.
+// The types are as wide as the registers of the instruction set that a file is compiled for: gcc carries wider ones through memory. Nothing
+// here depends on its vectoriser, which leaves loops with a logarithm scalar.
 #pragma once
 
 #ifdef __AVX512BF16__
@@ -13,15 +13,23 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "kernels.h"
 
 namespace reluformer {
 
-typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint32_t Words __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
+#ifdef __AVX512F__
+constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+typedef std::make_integer_sequence<int, kLanes> EachLane;
+
+typedef float Floats __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
 
 namespace {
 
@@ -31,8 +39,13 @@ inline Floats all(float value) {
   return value - Floats{};
 }
 
+template <int... lane>
+inline Ints numbers(std::integer_sequence<int, lane...>) {
+  return Ints{lane...};
+}
+
 inline Ints lane_numbers() {
-  return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return numbers(EachLane());
 }
 
 inline Floats load(const float* place) {
@@ -87,14 +100,13 @@ inline void narrow(BFloat16* place, float value) {
 // Of Floats or Ints.
 template <typename Lanes>
 inline auto sum_of(Lanes value) {
-  std::remove_reference_t<decltype(value[0])> sums[kLanes];
-  std::memcpy(sums, &value, sizeof sums);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) {
-      sums[lane] += sums[lane + half];
-    }
+  typedef std::remove_reference_t<decltype(value[0])> Four __attribute__((vector_size(16), aligned(4), may_alias));
+  const auto* part = reinterpret_cast<const Four*>(&value);
+  Four sum = part[0] + part[1];
+  if constexpr (kLanes == 16) {
+    sum = (part[0] + part[2]) + (part[1] + part[3]);
   }
-  return sums[0];
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
 // A row as bytes x / scale + 128, and the scale: NaN where the row holds a number that is not finite.
