@@ -27,9 +27,7 @@ Floats hide(const Tile& tile, Floats values, int64_t column, int64_t visible) {
     values = lane_numbers() + static_cast<int32_t>(column) < static_cast<int32_t>(visible) ? values : all(0.0f);
   }
   if (tile.real_keys) {
-    Ints real;
-    std::memcpy(&real, tile.real_keys + column, sizeof real);
-    values = real ? values : all(0.0f);
+    values = vector_at<Ints>(tile.real_keys + column) ? values : all(0.0f);
   }
   return values;
 }
@@ -42,6 +40,16 @@ Floats dropout_factors(const Dropout& dropout, uint32_t key, int64_t column) {
   return hash >= static_cast<uint32_t>(dropout.threshold) ? all(dropout.kept) : all(0.0f);
 }
 
+// The lanes of two registers by their numbers, those of the second from kLanes on.
+template <int... lane>
+__attribute__((always_inline)) inline Floats chosen(Floats first, Floats second) {
+#ifdef __clang__
+  return __builtin_shufflevector(first, second, lane...);
+#else
+  return __builtin_shuffle(first, second, Ints{lane...});
+#endif
+}
+
 // Exchanges the columns with bit `step` of the first row of two for those without it of the second.
 template <int step, int... lane>
 __attribute__((always_inline)) inline void exchange(Floats (&block)[kLanes], std::integer_sequence<int, lane...>) {
@@ -49,8 +57,8 @@ __attribute__((always_inline)) inline void exchange(Floats (&block)[kLanes], std
   for (int row = 0; row < kLanes; ++row) {
     if (!(row & step)) {
       const Floats first = block[row], second = block[row + step];
-      block[row] = __builtin_shuffle(first, second, Ints{(lane & step ? kLanes + (lane ^ step) : lane)...});
-      block[row + step] = __builtin_shuffle(first, second, Ints{(lane & step ? kLanes + lane : lane ^ step)...});
+      block[row] = chosen<(lane & step ? kLanes + (lane ^ step) : lane)...>(first, second);
+      block[row + step] = chosen<(lane & step ? kLanes + lane : lane ^ step)...>(first, second);
     }
   }
 }
@@ -97,7 +105,7 @@ void transpose_words(const float* from, int64_t rows, int64_t columns, int64_t f
     for (int64_t column = 0; column < columns; column += kLanes) {
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
-        std::memcpy(&block[i], reinterpret_cast<const char*>(from) + (row + i) * from_stride + column * sizeof(float), sizeof(Floats));
+        block[i] = vector_at<Floats>(reinterpret_cast<const char*>(from) + (row + i) * from_stride + column * sizeof(float));
       }
       transpose_block(block);
 #pragma GCC unroll 16

@@ -11,8 +11,8 @@
 namespace reluformer {
 namespace {
 
-typedef int8_t Bytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
-typedef int16_t Shorts __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+typedef int16_t Shorts __attribute__((vector_size(2 * kLanes)));
 
 // Neurons that are computed side by side share the loads of x, and hide the latency of a sum.
 constexpr int kNeurons = 4;
@@ -25,10 +25,8 @@ constexpr int kRows = 2;
 constexpr int64_t kRowsAtOnce = 8;
 
 inline Floats load(const int8_t* place) {
-  Bytes bytes;
-  std::memcpy(&bytes, place, sizeof bytes);
   // In steps of twice the width, for which there are instructions.
-  return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(bytes, Shorts), Ints), Floats);
+  return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(vector_at<Bytes>(place), Shorts), Ints), Floats);
 }
 
 inline float widen(int8_t value) {

@@ -24,7 +24,7 @@ namespace {
 // How a function of the numbers of a row reads them: a register at a time, or one by one at the end.
 struct Wide {
   Floats operator()(const float* place) const { return load(place); }
-  Ints operator()(const int32_t* place) const { return *reinterpret_cast<const Ints*>(place); }
+  Ints operator()(const int32_t* place) const { return vector_at<Ints>(place); }
 };
 struct Single {
   template <typename Number>

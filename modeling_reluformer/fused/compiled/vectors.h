@@ -26,10 +26,10 @@ constexpr int kLanes = 8;
 #endif
 typedef std::make_integer_sequence<int, kLanes> EachLane;
 
-typedef float Floats __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef uint32_t Words __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef uint16_t Halves __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+typedef float Floats __attribute__((vector_size(4 * kLanes), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes), may_alias));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes), may_alias));
 
 namespace {
 
@@ -48,17 +48,24 @@ inline Ints lane_numbers() {
   return numbers(EachLane());
 }
 
+// A vector at any place. Not by a pointer to a type of lower alignment, which clang forgets in templates.
+template <typename Vector, typename Number>
+inline Vector vector_at(const Number* place) {
+  Vector result;
+  std::memcpy(&result, place, sizeof result);
+  return result;
+}
+
 inline Floats load(const float* place) {
-  return *reinterpret_cast<const Floats*>(place);
+  return vector_at<Floats>(place);
 }
 
 inline Floats load(const BFloat16* place) {
-  const Halves bits = *reinterpret_cast<const Halves*>(place);
-  return reinterpret_cast<Floats>(__builtin_convertvector(bits, Words) << 16);
+  return reinterpret_cast<Floats>(__builtin_convertvector(vector_at<Halves>(place), Words) << 16);
 }
 
 inline void store(float* place, Floats value) {
-  *reinterpret_cast<Floats*>(place) = value;
+  std::memcpy(place, &value, sizeof value);
 }
 
 // bfloat16 numbers, rounded to the nearest, ties to even; a NaN stays one.
@@ -73,7 +80,8 @@ inline Halves rounded(Floats value) {
 }
 
 inline void store(BFloat16* place, Floats value) {
-  *reinterpret_cast<Halves*>(place) = rounded(value);
+  const Halves bits = rounded(value);
+  std::memcpy(static_cast<void*>(place), &bits, sizeof bits);
 }
 
 inline float widen(float value) {
@@ -100,8 +108,9 @@ inline void narrow(BFloat16* place, float value) {
 // Of Floats or Ints.
 template <typename Lanes>
 inline auto sum_of(Lanes value) {
-  typedef std::remove_reference_t<decltype(value[0])> Four __attribute__((vector_size(16), aligned(4), may_alias));
-  const auto* part = reinterpret_cast<const Four*>(&value);
+  typedef std::remove_reference_t<decltype(value[0])> Four __attribute__((vector_size(16)));
+  Four part[kLanes / 4];
+  std::memcpy(part, &value, sizeof part);
   Four sum = part[0] + part[1];
   if constexpr (kLanes == 16) {
     sum = (part[0] + part[2]) + (part[1] + part[3]);
