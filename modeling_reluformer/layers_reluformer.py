@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -635,6 +635,12 @@ class AttentionPreTrainedModel(PreTrainedModel):
             init.ones_(module.gate)
         elif isinstance(module, ReLUFormerAttention) and self.config.attention_gamma_learnable:
             init.constant_(module.log_gamma, math.log(self.config.attention_gamma))
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: without it, the library's thread for `generate_batch` would log an error and return empty lists."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no paged attention, which generate_batch needs; use generate."
+        )
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
         """As in Transformers. A class that is registered for the Auto classes is saved with its code and the place of it."""

@@ -477,7 +477,7 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
 
         Raises:
             ValueError: skip_logits without labels; labels padded on the left without decoder_input_ids; sequences beyond
-                max_position_embeddings; ids, embeddings, masks or labels of a wrong shape or dtype; an empty batch.
+                max_position_embeddings; ids, embeddings, masks or labels of a wrong shape or dtype.
             IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
         """
         measured = (None, None)

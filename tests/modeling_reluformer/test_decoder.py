@@ -175,6 +175,12 @@ def test_bad_fields_are_refused_by_name(fields, named):
         decoder_config(**fields)
 
 
+def test_generation_in_pages_is_refused_rather_than_empty():
+    model = decoder_model(attention_activation="softmax")
+    with pytest.raises(NotImplementedError, match="no paged attention, which generate_batch needs; use generate"):
+        model.generate_batch([[5, 6, 7], [8, 9]])
+
+
 def std_of(model: ReLUFormerForCausalLM, name: str) -> float:
     return float(model.get_parameter(f"model.{name}.weight").detach().std())
 
