@@ -48,172 +48,107 @@ inline void prefetch(const Weight* const* next, int64_t i) {
   }
 }
 
-// Products of N rows of weights and R rows of x. Loops over them are unrolled, without which their sums would not be in registers. Each type of weights has the form of x that it is quickest with.
-template <int N, int R, typename Weight>
-inline void dot(const Weight* const* weights, const Weight* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
-  Floats total[N][R] = {};
-  const float* from = x.wide + row * x.stride;
-  int64_t i = 0;
-  for (; i + kLanes <= x.dims; i += kLanes) {
-    prefetch<N>(next, i);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const Floats value = load(from + r * x.stride + i);
-#pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) {
-        total[n][r] += value * load(weights[n] + i);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      float sum = sum_of(total[n][r]);
-      for (int64_t j = i; j < x.dims; ++j) {
-        sum += widen(weights[n][j]) * from[r * x.stride + j];
-      }
-      sums[n][r] = sum;
-    }
-  }
-}
+// How weights of a type are multiplied, kStep at a time: with the form of x that they are quickest with.
+template <typename Weight>
+struct Products {
+  typedef Floats Part;
+  typedef Floats Total;
+  static constexpr int64_t kStep = kLanes;
+  static const float* rows(const Rows& x) { return x.wide; }
+  static Part part_of_x(const float* place) { return load(place); }
+  static Part part(const Weight* place) { return load(place); }
+  static Total add(Total total, Part x, Part weights) { return total + x * weights; }
+  static float sum(Total total, Total, float) { return sum_of(total); }
+};
 
 #ifdef __AVX512BF16__
-template <int N, int R>
-inline void dot(const BFloat16* const* weights, const BFloat16* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
-  __m512 total[N][R];
-#pragma GCC unroll 4
-  for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      total[n][r] = _mm512_setzero_ps();
-    }
-  }
-  const BFloat16* from = x.narrow + row * x.stride;
-  int64_t i = 0;
-  auto step = [&](__mmask32 mask) {
-    __m512i part[N];
-    prefetch<N>(next, i);
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) {
-      part[n] = _mm512_maskz_loadu_epi16(mask, weights[n] + i);
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const __m512bh value = (__m512bh)_mm512_loadu_si512(from + r * x.stride + i);
-#pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) {
-        total[n][r] = _mm512_dpbf16_ps(total[n][r], value, (__m512bh)part[n]);
-      }
-    }
-  };
-  for (; i + 32 <= x.dims; i += 32) {
-    step(~__mmask32{0});
-  }
-  if (i < x.dims) {
-    step((__mmask32{1} << (x.dims - i)) - 1);
-  }
-#pragma GCC unroll 4
-  for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      sums[n][r] = sum_of(reinterpret_cast<Floats>(total[n][r]));
-    }
-  }
-}
+template <>
+struct Products<BFloat16> {
+  typedef __m512i Part;
+  typedef __m512 Total;
+  static constexpr int64_t kStep = 32;
+  static const BFloat16* rows(const Rows& x) { return x.narrow; }
+  static Part part_of_x(const BFloat16* place) { return part(place); }
+  static Part part(const BFloat16* place) { return _mm512_loadu_si512(place); }
+  static Total add(Total total, Part x, Part weights) { return _mm512_dpbf16_ps(total, (__m512bh)x, (__m512bh)weights); }
+  static float sum(Total total, Total, float) { return sum_of(reinterpret_cast<Floats>(total)); }
+};
 #endif
 
-// Exact in integers, and so the same on every processor. Bytes of x are 128 too large, which is taken back as 128 · Σ w.
-template <int N, int R>
-inline void dot(const int8_t* const* weights, const int8_t* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
-  int32_t whole[N][R] = {};
-  const uint8_t* from = x.bytes + row * x.stride;
-  int64_t i = 0;
-#if defined(__AVX512VNNI__)
-  __m512i total[N][R], excess[N];
-  const __m512i shift = _mm512_set1_epi8(static_cast<char>(128));
-#pragma GCC unroll 4
-  for (int n = 0; n < N; ++n) {
-    excess[n] = _mm512_setzero_si512();
+// Exact in integers, and so the same on every processor.
+#ifdef __AVX512VNNI__
+template <>
+struct Products<int8_t> {
+  typedef __m512i Part;
+  typedef __m512i Total;
+  static constexpr int64_t kStep = 64;
+  static constexpr bool kIsShifted = true;  // bytes of x are 128 too large, which is taken back as 128 · Σ w
+  static const uint8_t* rows(const Rows& x) { return x.bytes; }
+  static Part part_of_x(const uint8_t* place) { return _mm512_loadu_si512(place); }
+  static Part part(const int8_t* place) { return _mm512_loadu_si512(place); }
+  static Total add(Total total, Part x, Part weights) { return _mm512_dpbusd_epi32(total, x, weights); }
+  static float sum(Total total, Total excess, float scale) {
+    return static_cast<float>(sum_of(reinterpret_cast<Ints>(total) - reinterpret_cast<Ints>(excess))) * scale;
+  }
+};
+#else
+template <>
+struct Products<int8_t> {
+  typedef __m256i Part;  // in 16 bits each
+  typedef __m256i Total;
+  static constexpr int64_t kStep = 16;
+  static const uint8_t* rows(const Rows& x) { return x.bytes; }
+  static __m128i bytes(const void* place) { return _mm_loadu_si128(static_cast<const __m128i*>(place)); }
+  static Part part_of_x(const uint8_t* place) { return _mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes(place)), _mm256_set1_epi16(128)); }
+  static Part part(const int8_t* place) { return _mm256_cvtepi8_epi16(bytes(place)); }
+  static Total add(Total total, Part x, Part weights) { return _mm256_add_epi32(total, _mm256_madd_epi16(x, weights)); }
+  static float sum(Total total, Total, float scale) { return static_cast<float>(sum_of(reinterpret_cast<Ints>(total))) * scale; }
+};
+#endif
+
+// Products of N rows of weights and R rows of x. Loops over them are unrolled, without which their sums would not be in registers.
+template <int N, int R, typename Weight>
+inline void dot(const Weight* const* weights, const Weight* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
+  using P = Products<Weight>;
+  constexpr bool kIsShifted = requires { P::kIsShifted; };
+  typename P::Total total[N][R] = {}, excess[N] = {};
+  const auto* from = P::rows(x) + row * x.stride;
+  auto step = [&](const Weight* const* place, int64_t offset, int64_t i) {
+    typename P::Part values[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      total[n][r] = _mm512_setzero_si512();
+      values[r] = P::part_of_x(from + r * x.stride + i);
     }
-  }
-  auto step = [&](__mmask64 mask) {
-    __m512i part[N];
-    prefetch<N>(next, i);
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
-      part[n] = _mm512_maskz_loadu_epi8(mask, weights[n] + i);
-      excess[n] = _mm512_dpbusd_epi32(excess[n], shift, part[n]);
-    }
+      const auto part = P::part(place[n] + offset);
+      if constexpr (kIsShifted) {
+        excess[n] = P::add(excess[n], _mm512_set1_epi8(static_cast<char>(128)), part);
+      }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const __m512i value = _mm512_loadu_si512(from + r * x.stride + i);
-#pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) {
-        total[n][r] = _mm512_dpbusd_epi32(total[n][r], value, part[n]);
+      for (int r = 0; r < R; ++r) {
+        total[n][r] = P::add(total[n][r], values[r], part);
       }
     }
   };
-  for (; i + 64 <= x.dims; i += 64) {
-    step(~__mmask64{0});
-  }
-  if (i < x.dims) {
-    step((__mmask64{1} << (x.dims - i)) - 1);
-    i = x.dims;
-  }
-#pragma GCC unroll 4
-  for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      whole[n][r] = sum_of(reinterpret_cast<Ints>(total[n][r]) - reinterpret_cast<Ints>(excess[n]));
-    }
-  }
-#else
-  __m256i total[N][R];
-  const __m256i shift = _mm256_set1_epi16(128);
-#pragma GCC unroll 4
-  for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      total[n][r] = _mm256_setzero_si256();
-    }
-  }
-  for (; i + 16 <= x.dims; i += 16) {
+  int64_t i = 0;
+  for (; i + P::kStep <= x.dims; i += P::kStep) {
     prefetch<N>(next, i);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const __m256i bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + r * x.stride + i)));
-      const __m256i value = _mm256_sub_epi16(bytes, shift);
-#pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) {
-        const __m256i weight = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights[n] + i)));
-        total[n][r] = _mm256_add_epi32(total[n][r], _mm256_madd_epi16(value, weight));
-      }
+    step(weights, i, i);
+  }
+  if (i < x.dims) {  // with zeros behind the weights, as behind x
+    Weight rest[N][P::kStep] = {};
+    const Weight* places[N];
+    for (int n = 0; n < N; ++n) {
+      places[n] = static_cast<const Weight*>(std::memcpy(static_cast<void*>(rest[n]), weights[n] + i, (x.dims - i) * sizeof(Weight)));
     }
+    step(places, 0, i);
   }
 #pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      int32_t lanes[8];
-      std::memcpy(lanes, &total[n][r], sizeof lanes);
-      for (int32_t lane : lanes) {
-        whole[n][r] += lane;
-      }
-    }
-  }
-#endif
-#pragma GCC unroll 4
-  for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      for (int64_t j = i; j < x.dims; ++j) {
-        whole[n][r] += (from[r * x.stride + j] - 128) * weights[n][j];
-      }
-      sums[n][r] = static_cast<float>(whole[n][r]) * x.scales[row + r];
+      sums[n][r] = P::sum(total[n][r], excess[n], x.scales ? x.scales[row + r] : 1.0f);
     }
   }
 }
