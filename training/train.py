@@ -186,8 +186,7 @@ def _write_record(
         "best": best and {"metric": state.best_metric, "update": best},
         "weights_of_update": best or state.global_step,
         "seconds": trainer.seconds,
-        "target_tokens_per_update": _mean_over_updates(history, "target_tokens_per_update"),
-        "target_tokens_per_second": _mean_over_updates(history, "target_tokens_per_second"),
+        **_mean_target_tokens(history),
         "peak_memory_bytes": peak_memory(trainer.args.device),
         "parameters": trainer.model.num_parameters(),
         "processes": recipe.training.world_size,
@@ -199,13 +198,14 @@ def _write_record(
     write_json(path, record if resume_from is None else {**record, "resumed_from": str(resume_from)})
 
 
-def _mean_over_updates(history: list[dict[str, float]], name: str) -> float | None:
-    """Over all updates that were logged: a log holds the mean since the one before it."""
-    total, update = 0.0, 0
+def _mean_target_tokens(history: list[dict[str, float]]) -> dict[str, float]:
+    """Of all updates that were logged: a log holds the means since the one before it."""
+    tokens, seconds, update = 0.0, 0.0, 0
     for log in history:
-        if name in log:
-            total, update = total + (log["step"] - update) * log[name], log["step"]
-    return total / update if update else None
+        if "target_tokens_per_update" in log:
+            since = (log["step"] - update) * log["target_tokens_per_update"]
+            tokens, seconds, update = tokens + since, seconds + since / log["target_tokens_per_second"], log["step"]
+    return {"target_tokens_per_update": tokens / update, "target_tokens_per_second": tokens / seconds} if tokens else {}
 
 
 def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedTokenizerBase) -> FinishedRun:

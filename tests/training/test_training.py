@@ -13,6 +13,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training.run.checkpoints import RUN_STATE_FILE
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
+from reluformer.training.train import _mean_target_tokens
 
 ALL_FILES = {
     "recipe.yaml",
@@ -30,6 +31,17 @@ ALL_FILES = {
     "attention_map.png",
     "README.md",
 }
+
+
+def test_the_speed_of_a_run_is_its_tokens_over_its_seconds():
+    logs = [
+        {"step": 10, "target_tokens_per_update": 100.0, "target_tokens_per_second": 1000.0},
+        {"step": 10, "eval_loss": 2.0},
+        {"step": 30, "target_tokens_per_update": 200.0, "target_tokens_per_second": 100.0},
+    ]
+    found = _mean_target_tokens(logs)
+    assert found["target_tokens_per_update"] == pytest.approx(5000 / 30)
+    assert found["target_tokens_per_second"] == pytest.approx(5000 / 41)
 
 
 def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):

@@ -183,6 +183,8 @@ def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
     which, options = {"data_files": given.files, "split": split, "revision": given.revision}, given.options
     try:
         if (local / "dataset_dict.json").exists():
+            if given.name or given.files or given.revision or options:
+                raise ValueError("a folder of save_to_disk takes no name, files, revision or options; leave them out")
             return datasets.load_from_disk(str(local / split))
         if given.path == "csv":  # a cell is text as it stands: "null" is a word, and 007 no number
             options = {"keep_default_na": False, "index_col": False, **options}
