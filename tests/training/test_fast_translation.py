@@ -106,10 +106,14 @@ def test_the_states_of_the_encoder_are_those_of_the_model_in_float64(length, act
     torch.testing.assert_close(found.double(), torch.cat(parts, dim=1), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("compute", COMPUTE)
-def test_the_bits_are_those_of_every_instruction_set_batch_and_number_of_threads(compute):
+@pytest.mark.parametrize(
+    ("compute", "preset"), [("float32", "reluformer"), ("int8", "reluformer"), ("float32", "vanilla")]
+)
+def test_the_bits_are_those_of_every_instruction_set_batch_and_number_of_threads(compute, preset):
     """Of whole models: states and logits."""
-    model = sharp_model(d_model=264, encoder_ffn_dim=70, decoder_ffn_dim=300, max_position_embeddings=160)
+    model = sharp_model(
+        preset=preset, d_model=264, encoder_ffn_dim=70, decoder_ffn_dim=300, max_position_embeddings=160
+    )
     sources = [[4 + (i * k) % 23 for i in range(140 if k == 18 else 5 + k % 9)] for k in range(20)]
     names, before = torch.ops.reluformer_cpu.translation_instruction_sets(), torch.get_num_threads()
     results = []
