@@ -202,7 +202,7 @@ def _mean_target_tokens(history: list[dict[str, float]]) -> dict[str, float]:
     """Of all updates that were logged: a log holds the means since the one before it."""
     tokens, seconds, update = 0.0, 0.0, 0
     for log in history:
-        if "target_tokens_per_update" in log:
+        if log.get("target_tokens_per_update"):
             since = (log["step"] - update) * log["target_tokens_per_update"]
             tokens, seconds, update = tokens + since, seconds + since / log["target_tokens_per_second"], log["step"]
     return {"target_tokens_per_update": tokens / update, "target_tokens_per_second": tokens / seconds} if tokens else {}

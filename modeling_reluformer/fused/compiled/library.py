@@ -96,7 +96,7 @@ def _settle(large: bool) -> Any | None:
         off = os.environ.get(VARIABLE) == "0"
         if not off and _stage == _BEGINNING:
             _operators = _found()
-        if not off and large and _operators is None:
+        if not off and large and loaded_from is None:
             _operators = _built()
         _stage = _SETTLED if off or large or _operators is not None else _NONE_FOUND
         return _operators
