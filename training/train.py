@@ -198,14 +198,15 @@ def _write_record(
     write_json(path, record if resume_from is None else {**record, "resumed_from": str(resume_from)})
 
 
-def _mean_target_tokens(history: list[dict[str, float]]) -> dict[str, float]:
-    """Of all updates that were logged: a log holds the means since the one before it."""
+def _mean_target_tokens(history: list[dict[str, float]]) -> dict[str, float | None]:
+    """Of all updates that were logged, None without any: a log holds the means since the one before it."""
     tokens, seconds, update = 0.0, 0.0, 0
     for log in history:
         if log.get("target_tokens_per_update"):
             since = (log["step"] - update) * log["target_tokens_per_update"]
             tokens, seconds, update = tokens + since, seconds + since / log["target_tokens_per_second"], log["step"]
-    return {"target_tokens_per_update": tokens / update, "target_tokens_per_second": tokens / seconds} if tokens else {}
+    per_update, per_second = (tokens / update, tokens / seconds) if tokens else (None, None)
+    return {"target_tokens_per_update": per_update, "target_tokens_per_second": per_second}
 
 
 def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedTokenizerBase) -> FinishedRun:

@@ -42,6 +42,7 @@ def test_the_speed_of_a_run_is_its_tokens_over_its_seconds():
     found = _mean_target_tokens(logs)
     assert found["target_tokens_per_update"] == pytest.approx(5000 / 30)
     assert found["target_tokens_per_second"] == pytest.approx(5000 / 41)
+    assert _mean_target_tokens([{"eval_loss": 2.0}]) == dict.fromkeys(found)
 
 
 def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
