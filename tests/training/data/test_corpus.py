@@ -225,7 +225,10 @@ def test_errors_of_a_data_set_list_what_exists(tmp_path):
         (folder, {"source_column": "text"}, r"no column 'text'; there are: translation\.de, translation\.en; set "),
         (folder, {"languages": {**LANGUAGES, "source_language": "en"}}, r"'translation\.en' is both source and target"),
         (folder, {"split": "test"}, "split 'test'\\) cannot be loaded"),
-        (folder, {"files": {"train": "train.csv"}}, "save_to_disk takes no name, files, revision or options"),
+        *(
+            (folder, given, "save_to_disk takes no name, files, revision or options")
+            for given in ({"files": {"train": "a.csv"}}, {"name": "a"}, {"revision": "a"}, {"options": {"a": 1}})
+        ),
         (tmp_path / "nowhere", {}, "cannot be loaded"),
         (written(tmp_path, "a.csv", CSV), {}, r"is a file; give its kind .* and the file as data\.dataset\.files"),
     ):
