@@ -21,38 +21,31 @@
 namespace reluformer {
 namespace {
 
-// How a function of the numbers of a row reads them: a register at a time, or one by one at the end.
-struct Wide {
-  Floats operator()(const float* place) const { return load(place); }
-  Ints operator()(const int32_t* place) const { return vector_at<Ints>(place); }
+// How a function of the numbers of a row reads them: a register at a time, of which the last may hold fewer, and zeros behind them.
+struct Read {
+  int64_t count;
+  Floats operator()(const float* place) const { return first<Floats>(place); }
+  Ints operator()(const int32_t* place) const { return first<Ints>(place); }
+
+ private:
+  template <typename Vector, typename Number>
+  Vector first(const Number* place) const {
+    Vector result{};
+    std::memcpy(&result, place, count * sizeof *place);
+    return result;
+  }
 };
-struct Single {
-  template <typename Number>
-  Number operator()(const Number* place) const { return *place; }
-};
-
-// The same bits as in a register: where the last one ends depends on the instruction set.
-inline float exponential(float x) {
-  return exponential(all(x))[0];
-}
-
-inline Floats floats(Ints values) {
-  return __builtin_convertvector(values, Floats);
-}
-
-inline float floats(int32_t value) {
-  return static_cast<float>(value);
-}
 
 // to[i] = value(read, i)
 template <typename Function>
 inline void write(float* to, int64_t width, Function value) {
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes) {
-    store(to + i, value(Wide(), i));
+    store(to + i, value(Read{kLanes}, i));
   }
-  for (; i < width; ++i) {
-    to[i] = value(Single(), i);
+  if (i < width) {
+    const Floats rest = value(Read{width - i}, i);
+    std::memcpy(to + i, &rest, (width - i) * sizeof *to);
   }
 }
 
@@ -65,12 +58,15 @@ inline float sum_over(int64_t width, Function value) {
   for (; i + 16 <= width; i += 16) {
 #pragma GCC unroll 2
     for (int part = 0; part < kSums; ++part) {
-      sums[part] += value(Wide(), i + part * kLanes);
+      sums[part] += value(Read{kLanes}, i + part * kLanes);
     }
   }
   float sum = sum_of(kSums == 2 ? sums[0] + sums[kSums - 1] : sums[0]);
-  for (; i < width; ++i) {
-    sum += value(Single(), i);
+  for (; i < width; i += kLanes) {
+    const Floats rest = value(Read{std::min<int64_t>(kLanes, width - i)}, i);
+    for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, width - i); ++lane) {
+      sum += rest[lane];
+    }
   }
   return sum;
 }
@@ -260,7 +256,7 @@ inline void finish(const PackedBytes& matrix, const int32_t* sums, float scale, 
   const auto *scales = matrix.scales + first, *biases = matrix.biases + first;
   const int32_t* shifts = matrix.sums + first;
   write(to + first, std::min(kOutputs, matrix.outputs - first), [&](auto read, int64_t n) {
-    return floats(read(sums + n) - read(shifts + n)) * (scale * read(scales + n)) + read(biases + n);
+    return __builtin_convertvector(read(sums + n) - read(shifts + n), Floats) * (scale * read(scales + n)) + read(biases + n);
   });
 }
 
