@@ -163,13 +163,12 @@ def test_what_lies_behind_a_zero_is_not_read(loops):
     """A NaN there would be seen; with `all_active` it is."""
     first, up, second = network(30, 70, 20, torch.float32, torch.float32)
     x = torch.randn(1, 30)
-    hidden = loops.project(x, first).relu()
-    asleep = (hidden[0] == 0).nonzero()[0]
+    hidden = loops.project(x, first).relu().index_fill(1, torch.arange(8), 0)
     for part in (up, second):
         kept = part.weight.clone()
-        part.weight[asleep] = torch.nan
-        assert loops.feed_forward(x, first, up, second, "relu").isfinite().all()
-        assert loops.feed_forward(x, first, up, second, "relu", all_active=True).isnan().all()
+        part.weight[3] = torch.nan
+        assert loops.feed_forward(x, first, up, second, "relu", hidden=hidden).isfinite().all()
+        assert loops.feed_forward(x, first, up, second, "relu", hidden=hidden, all_active=True).isnan().all()
         if part is second:
             assert loops.sparse_projection(hidden, second).isfinite().all()
             assert loops.sparse_projection(hidden, second, True).isnan().all()
@@ -188,6 +187,8 @@ def test_numbers_that_are_not_finite_come_back_as_the_dense_network_gives_them(l
             assert torch.equal(found.isnan(), expected.isnan())
             assert torch.equal(found[found.isinf()], expected[expected.isinf()])
             assert_close(found[[0, 2]], expected[[0, 2]].double(), dtype)
+    first, up, second = network(30, 70, 20, torch.int8, torch.float32)
+    assert loops.feed_forward(x.float(), first, up, second, "relu").isfinite().all(1).tolist() == [True, False, True]
 
 
 def test_threads_share_the_neurons(loops):
