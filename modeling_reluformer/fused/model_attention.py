@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import Cache
 
@@ -31,7 +30,7 @@ def fused_attention_forward(
     """`relu_attention`: point-wise activations without a queries × keys tensor. As `eager_attention_forward`, without weights.
 
     Raises:
-        ValueError: a whole mask was given, or packed sequences are not numbered in the order in which they stand.
+        ValueError: a whole mask was given.
     """
     if visibility.given_mask is not None:
         raise ValueError(
@@ -53,7 +52,7 @@ def fused_attention_forward(
         dropout_p=dropout,
         statistics=statistics,
     )
-    if visibility.query_segments is None:
+    if visibility.cu_seqlens is None:
         found = attend(query, key, value, specification)
     else:
         found = _packed_attention(query, key, value, visibility, specification)
@@ -70,7 +69,7 @@ def _packed_attention(
     padding that the mask does not hide; nobody reads those rows.
     """
     batch, row_scale, mask = query.shape[0], specification.row_scale, specification.key_padding_mask
-    query_ends, key_ends = _sequence_ends(visibility.query_segments, visibility.key_segments)
+    query_ends, key_ends = visibility.cu_seqlens
     packed = replace(
         specification,
         row_scale=None if row_scale is None else row_scale.transpose(0, 1).flatten(1).unsqueeze(0),
@@ -81,26 +80,6 @@ def _packed_attention(
     in_one_row = (states.transpose(0, 1).flatten(1, 2).unsqueeze(0) for states in (query, key, value))
     found = attend(*in_one_row, packed)
     return tuple(item[0].unflatten(1, (batch, query.shape[2])).transpose(0, 1) for item in found)
-
-
-def _sequence_ends(query_segments: Tensor, key_segments: Tensor) -> tuple[Tensor, Tensor]:
-    """Segment numbers (batch, queries) and (batch, keys) → `cu_seqlens` of both, int32, over the rows laid end to end.
-
-    Every number that either side of a row has is a sequence, empty on the side that lacks it.
-    """
-    count = int(torch.maximum(query_segments.max(), key_segments.max())) + 1
-    padded_first = bool((query_segments[:, 0] == 0).any() | (key_segments[:, 0] == 0).any())
-    ends = []
-    for segments in (query_segments, key_segments):
-        order = segments.long() if padded_first else (segments.long() - 1) % count  # padding is first or last
-        if (order.diff(dim=1) < 0).any():
-            raise ValueError(
-                "Packed sequences must be numbered in the order in which they stand, padding (0) at one end of all rows; got "
-                f"the segments {segments.tolist()}."
-            )
-        lengths = torch.stack([torch.bincount(row, minlength=count) for row in order]).flatten()
-        ends.append(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int())
-    return tuple(ends)
 
 
 class SharedSources:
