@@ -193,10 +193,7 @@ def _translation(result: Result) -> Iterator[str]:
 
 
 def _translating(result: Result) -> Iterator[str]:
-    compared = {
-        OURS_BY_TYPE["float32"]: [CTRANSLATE2["float32"], MARIAN],
-        OURS_BY_TYPE["int8"]: [CTRANSLATE2["int8"]],
-    }
+    compared = {OURS_BY_TYPE["float32"]: [CTRANSLATE2["float32"], MARIAN], OURS_BY_TYPE["int8"]: [CTRANSLATE2["int8"]]}
     yield from tables_of(result, ["shape", "inputs"], ["beams", "sentences", "threads"], compared=compared)
 
 
@@ -209,11 +206,8 @@ def _types(result: Result) -> Iterator[str]:
     rows = []
     for cell in result["cells"]:
         for name, found in cell["types"].items():
-            figures = (
-                f"{found['bleu']:.2f}",
-                f"{found['equal']:,} of {cell['sentences']:,}",
-                f"{found['cpu_seconds']:.1f}",
-            )
+            equal = f"{found['equal']:,} of {cell['sentences']:,}"
+            figures = (f"{found['bleu']:.2f}", equal, f"{found['cpu_seconds']:.1f}")
             rows.append([cell["model"], cell["beams"], name, *figures])
     yield from ("", *table(("model", "beams", "computed by", "BLEU", "equal", "seconds"), rows))
 
@@ -289,10 +283,7 @@ SECTIONS: dict[str, dict[str, tuple[str, Callable[[Result], Iterable[str]]]]] = 
         ),
         "decoder-memory": ("Peak memory of a language model's training step", _memory),
     },
-    "SPARSE": {
-        "sparse-trained": ("A trained model", _trained),
-        "sparse-models": ("Whole models", _zeros_models),
-    },
+    "SPARSE": {"sparse-trained": ("A trained model", _trained), "sparse-models": ("Whole models", _zeros_models)},
 }
 
 

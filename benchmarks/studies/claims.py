@@ -10,6 +10,8 @@ from statistics import fmean
 from string import Formatter
 from typing import Any
 
+import numpy as np
+
 from benchmarks.markdown import mean_and_each
 from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, select, value
 from benchmarks.studies.parser import filled, row_of_line
@@ -24,9 +26,9 @@ WORDS = (AGREES, DISAGREES, UNDECIDED, NOT_MEASURED, PENDING)
 # What claims are about. A path names its score; the seconds that a training took are of its speed.
 KINDS = ("BLEU", "accuracy", "perplexity", "mechanism", "speed")
 _SPEED = ("cpu_seconds", "training_seconds")
-# "Does not converge": a loss that is not finite or, after as many updates, less than this share of the twin's BLEU; the twin must
-# itself have learned.
-CONVERGED, TWIN_LEARNED = 0.5, 10.0
+# "Does not converge": a loss that is not finite or, after as many updates, less than this share of the twin's BLEU. A model with
+# less BLEU than the second has not learned the task.
+CONVERGED, LEARNED = 0.5, 10.0
 # The paths of figures that are compared by a paired bootstrap.
 _PAIRED = {f"{name}.score": name for name in STATISTICS}
 # The parts of a claim that name a row, or several.
@@ -99,16 +101,17 @@ def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Word:
     if not seeds:
         named = dict.fromkeys(outcome.entry.name for outcome in (*rows, *others))
         return PENDING, f"{' and '.join(named)} have no seed in common"
-    return _Case(claim, figure, rows, others).over(seeds)
+    return _Case(not study.ours, claim, figure, rows, others).over(seeds)
 
 
 @dataclass(frozen=True)
 class _Case:
     """A claim with the rows that decide it, all of which have results, and what a relative figure compares them with.
 
-    figure: None where a row is said not to converge.
+    of_paper: whose claim it is. figure: None where a row is said not to converge.
     """
 
+    of_paper: bool
     claim: Claim
     figure: Figure | None
     rows: list[Outcome]
@@ -191,7 +194,10 @@ class _Case:
         if self._score is None:
             return self._compare_figures(results, means)
         first, second = ([result.get(self._score) for result in side] for side in results)
-        return _compare_scores(self.claim, self._score, first, second)
+        word, text = _compare_scores(self.claim, self._score, first, second)
+        if self._score == "bleu" and self.of_paper and max(means) < LEARNED:
+            return UNDECIDED, f"{text}: neither has learned the task"
+        return word, text
 
     def _compare_figures(self, results: list[list[Mapping[str, Any]]], means: list[float]) -> Word:
         """Figures without a bootstrap: their difference must be beyond their standard errors, where those are known."""
@@ -209,7 +215,7 @@ def _convergence(result: Mapping[str, Any], twin: Mapping[str, Any]) -> Word:
         return AGREES, reason["reason"]
     ours, softmax = result["bleu"]["score"], (twin["bleu"] or {"score": 0.0})["score"]
     figures = f"BLEU {ours:.2f}, its twin {softmax:.2f}"
-    if softmax < TWIN_LEARNED:
+    if softmax < LEARNED:
         return UNDECIDED, f"{figures}: the twin has not learned the task either"
     return (AGREES if ours < CONVERGED * softmax else DISAGREES), f"{figures} ({100 * ours / softmax:.0f} %)"
 
@@ -220,8 +226,9 @@ def _compare_scores(claim: Claim, name: str, ours: Sequence[Any], theirs: Sequen
     test, unit = bootstrap_of_means(STATISTICS[name], ours, theirs), f" {STATISTICS[name].unit}"
     if claim.equal or claim.margin < 0:
         return _within(claim, test, unit)
-    if test.noise:
-        return UNDECIDED, f"{test.words(unit)}: {test.noise}"
+    rest = (np.subtract(each, claim.margin) for each in (test.difference, test.each, test.samples))
+    if noise := Comparison(*rest, test.items).noise:
+        return UNDECIDED, f"{test.words(unit)}: {noise}"
     return (AGREES if test.difference > claim.margin else DISAGREES), test.words(unit)
 
 

@@ -7,6 +7,7 @@ A result keeps these statistics and no text, so that it can be compared with ano
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ METRICS = {
     for score in SCORES.values()
     if score.metric == "BLEU" and not score.moses and not score.of_documents
 }
-SAMPLES = 1000
+SAMPLES = 10_000
 SEED = 12345  # sacreBLEU's
 SIGNIFICANT = 0.05
 SEVERAL_SEEDS = 3  # from so many on, their scatter is measured and not only looked at
@@ -65,10 +66,15 @@ def bleu_rows(statistics: Statistics) -> np.ndarray:
     return np.concatenate([correct, total, lengths], axis=1)
 
 
-def _bleu_of(sums: np.ndarray) -> float:
-    values = [int(value) for value in sums]
-    correct, total, (translation, reference) = values[:ORDERS], values[ORDERS : 2 * ORDERS], values[2 * ORDERS :]
-    return BLEU.compute_bleu(correct, total, translation, reference, smooth_method="exp").score
+def _bleu_of(sums: np.ndarray) -> np.ndarray:
+    """sacreBLEU's, with its smoothing: the first order without a match counts a half, the next one a quarter, …"""
+    correct, total, lengths = np.split(sums, [ORDERS, 2 * ORDERS], axis=-1)
+    missing = correct == 0
+    with np.errstate(divide="ignore"):
+        precisions = np.where(missing, 0.5 ** missing.cumsum(-1), correct) / np.maximum(total, 1)
+        brevity = np.exp(np.minimum(0, 1 - lengths[..., 1] / lengths[..., 0]))
+    scores = 100 * brevity * np.exp(np.log(precisions).mean(-1))
+    return np.where(missing.all(-1) | (total == 0).any(-1), 0, scores)
 
 
 def accuracy_statistics(predictions: Path, split: str) -> dict[str, Any]:
@@ -120,26 +126,26 @@ class Statistic:
     """A score that is compared by a paired bootstrap; a result holds its statistics under the score's name.
 
     label: in words. unit: of a difference. items: of a test set, in words. rows: statistics → what each of them adds,
-    (items, columns). score: sum of some of the rows, (columns,) → the score. lower_is_better: as of a loss.
+    (items, columns). score: sums of some of the rows, (samples, columns) → scores. lower_is_better: as of a loss.
     """
 
     label: str
     unit: str
     items: str
     rows: Callable[[Statistics], np.ndarray]
-    score: Callable[[np.ndarray], float]
+    score: Callable[[np.ndarray], np.ndarray]
     lower_is_better: bool = False
 
 
 STATISTICS = {
     "bleu": Statistic("BLEU", "BLEU", "texts", bleu_rows, _bleu_of),
     "accuracy": Statistic(
-        "accuracy", "points", "pictures", _accuracy_rows, lambda sums: 100 * float(sums[0]) / float(sums[1])
+        "accuracy", "points", "pictures", _accuracy_rows, lambda sums: 100 * sums[..., 0] / sums[..., 1]
     ),
     "perplexity": Statistic(
         *("perplexity", "perplexity", "documents", _perplexity_rows),
-        lambda sums: float(np.exp(sums[0] / sums[1])),
-        lower_is_better=True,
+        lambda sums: np.exp(sums[..., 0] / sums[..., 1]),
+        True,
     ),
 }
 
@@ -191,7 +197,8 @@ class Comparison:
         text = mean_and_each(self.each, "{:+.2f}") + unit
         if self.items < FEWEST_ITEMS:
             return text
-        return f"{text}, {in_words(self, 95)}" if self.has_seeds else f"{text}, p = {self.p_value:.3f}"
+        p_value = f"p = {self.p_value:.3f}" if self.p_value >= 0.0005 else "p < 0.001"
+        return f"{text}, {in_words(self, 95) if self.has_seeds else p_value}"
 
 
 def in_words(comparison: Comparison, percent: int) -> str:
@@ -221,14 +228,17 @@ def bootstrap_of_means(
         raise ValueError(f"{first[0]['metric']} of different test texts cannot be compared")
     rows = [[kind.rows(each) for each in side] for side in (first, second)]
     count = len(rows[0][0])
-    generator = np.random.default_rng(SEED)
-    drawn = generator.choice(count, size=(samples, count), replace=True)
-    times = np.stack([np.bincount(items, minlength=count) for items in drawn]).astype(np.float64)
-    # both sides, (seeds, samples)
-    scores = [np.array([[kind.score(sums) for sums in times @ of_seed] for of_seed in side]) for side in rows]
+    scores = [kind.score(_draws(count, samples) @ np.stack(side)) for side in rows]  # (seeds, samples) of both
     each = tuple(one["score"] - other["score"] for one, other in zip(first, second, strict=True))
     if len(each) >= SEVERAL_SEEDS:
-        seeds = generator.integers(0, len(each), (2, len(each), samples))
+        seeds = np.random.default_rng(SEED + 1).integers(0, len(each), (2, len(each), samples))
         ahead_first = seeds if fmean(each) >= 0 else seeds[::-1]  # so that the other way round it is the same interval
         scores = [np.take_along_axis(side, drawn, axis=0) for side, drawn in zip(scores, ahead_first, strict=True)]
     return Comparison(fmean(each), each, scores[0].mean(0) - scores[1].mean(0), count)
+
+
+@functools.lru_cache(maxsize=2)
+def _draws(count: int, samples: int) -> np.ndarray:
+    """How often each of the items is in each sample, (samples, count)."""
+    drawn = np.random.default_rng(SEED).choice(count, size=(samples, count), replace=True)
+    return np.stack([np.bincount(items, minlength=count) for items in drawn]).astype(np.float64)
