@@ -240,12 +240,11 @@ def _within(claim: Claim, test: Comparison, unit: str) -> Word:
     low, high = test.interval(90)
     lowest, highest = (-claim.margin, claim.margin) if claim.equal else (claim.margin, math.inf)
     inside, outside = lowest <= low and high <= highest, high < lowest or low > highest
-    margin = f"± {claim.margin:g}" if claim.equal else f"{-claim.margin:g} behind"
-    where = "within" if inside else "beyond" if outside else "neither within nor beyond"
-    return (
-        AGREES if inside else DISAGREES if outside else UNDECIDED,
-        f"{figures}, {in_words(test, 90)}: {where} {margin}",
-    )
+    at = 0 if inside else 1 if outside else 2
+    where = ("within ±", "beyond ±", "neither within nor beyond ±")[at] + f" {claim.margin:g}"
+    if not claim.equal:
+        where = ("no more than", "more than", "perhaps more than")[at] + f" {-claim.margin:g} behind"
+    return (AGREES, DISAGREES, UNDECIDED)[at], f"{figures}, {in_words(test, 90)}: {where}"
 
 
 def _compare(claim: Claim, values: list[float], figure: Figure) -> Word:

@@ -63,7 +63,7 @@ def test_equal_and_not_behind_are_decided_by_an_interval_and_not_by_the_differen
         ):
             study.claims(claim)
             assert study.verdict().verdict == verdict, claim
-    assert f"90 % interval {-high:+.2f} to {-low:+.2f}: beyond {0.99 * low:g} behind" in study.verdict().why
+    assert f"90 % interval {-high:+.2f} to {-low:+.2f}: more than {0.99 * low:g} behind" in study.verdict().why
     for margin, verdict in ((0.5 * low, "agrees"), (0.99 * test.difference, "undecided"), (2 * high, "disagrees")):
         study.claims({**ORDER, "margin": margin})
         assert study.verdict().verdict == verdict
