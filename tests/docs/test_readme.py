@@ -35,11 +35,11 @@ def test_links_lead_from_pypi_to_files_that_are_there():
 MULTI30K, TATOEBA = "… until validation hardly improves", "… for 10,000 updates"
 SAID = [
     (README, MULTI30K, "+{gain:.1f} BLEU on Multi30k (95 % interval over seeds and sentences: {low} to {high})"),
-    (README, TATOEBA, "+{gain:.1f} on Tatoeba, within the noise"),
+    (README, TATOEBA, "+{gain:.1f} on Tatoeba, within the noise ({low} to {high})"),
     (README, "pictures in 784 patches, 1/L", "ahead in 784 patches ({relu} % against {softmax}, {seeds} seed)"),
     (README, "pictures in 49 patches, 1/L", "behind in 49 ({relu} % against {softmax}, {seeds} seeds)"),
     (DECIDING, MULTI30K, "+{gain:.2f} BLEU on Multi30k (95 % interval over seeds and sentences: {low} to {high})"),
-    (DECIDING, TATOEBA, "+{gain:.2f} on Tatoeba, within the noise"),
+    (DECIDING, TATOEBA, "+{gain:.2f} on Tatoeba, within the noise ({low} to {high})"),
     (DECIDING, "… for 800 updates, γ = 16, half the rate", "800 updates on Multi30k, +{gain:.2f} BLEU ({seeds} seed)"),
     (DECIDING, "… 10,000 updates, ReLU²", "behind softmax by {gain:.2f} BLEU on Multi30k"),
     (DECIDING, "… for 10,000 updates, ReLU²", "and by {gain:.2f} on Tatoeba"),
@@ -60,8 +60,8 @@ def test_a_figure_is_that_of_the_results(page, task, words):
     (cells,) = [line.split(" | ") for line in lines if line.startswith(f"| {task} |")]
     softmax, relu, gain = (re.findall(r"\d+\.\d+", cell) for cell in cells[2:5])
     # the interval is of ReLU over softmax, and the pages tell softmax over ReLU
-    interval = re.search(r"interval -([\d.]+) to -([\d.]+)", cells[4])
-    low, high = (interval[2], interval[1]) if interval else (None, None)
+    interval = re.search(r"interval (\S+) to ([+-][\d.]+)", cells[4])
+    low, high = (f"{-float(interval[at]):.2f}".replace("-", "−") if interval else None for at in (2, 1))
     seeds = {1: "one", 2: "two", 3: "three"}[len(softmax[1:]) or 1]
     values = {"softmax": softmax[0], "relu": relu[0], "gain": float(gain[0]), "low": low, "high": high, "seeds": seeds}
     assert words.format(**values) in page
