@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -55,7 +55,7 @@ class Visibility:
     causal: whether key j is visible to query i only if j <= i + query_offset.
     query_offset: number of keys before the first query (the length of the cache): int, or a tensor for a static cache.
     query_segments, key_segments: (batch, queries) and (batch, keys), sequence numbers from 1 of packed sequences.
-    cu_seqlens: the segments of both as `with_cu_seqlens` gives them; None where nobody asked.
+    cu_seqlens: the `segment_ends`, where a path wants them: once for all layers, since they wait for the device.
     given_mask: boolean (batch, 1, queries, keys), a whole mask given by the caller; replaces all of the above.
     """
 
@@ -100,28 +100,28 @@ class Visibility:
             return torch.full((batch, queries), max(keys, 1), dtype=torch.float32, device=device)
         return counts.expand(batch, queries).clamp_min(1).float()
 
-    def with_cu_seqlens(self) -> Visibility:
-        """Adds where each segment begins and ends in the rows laid end to end, int32. Waits for the device, once for all layers.
-
-        Every number that either side of a row has is a sequence, empty on the side that lacks it.
+    def segment_ends(self) -> tuple[Tensor, Tensor]:
+        """`cu_seqlens` of queries and keys, int32, in the rows laid end to end. Every number that either side of a row has is a
+        segment of both.
 
         Raises:
             ValueError: the segments are not numbered in the order in which they stand.
         """
         sides = self.query_segments.long(), self.key_segments.long()
-        count = torch.maximum(sides[0].max(), sides[1].max()) + 1
-        padded_first = (sides[0][:, 0] == 0).any() | (sides[1][:, 0] == 0).any()
-        orders = [torch.where(padded_first, side, (side - 1) % count) for side in sides]  # padding is first or last
-        count, *falls = torch.stack([count, *((order.diff(dim=1) < 0).any() for order in orders)]).tolist()
+        count = torch.maximum(sides[0].max(), sides[1].max()).clamp_min(0) + 1
+        padded_first = torch.stack([((side[:, 0] == 0) & (side[:, -1] != 0)).any() for side in sides]).any()
+        orders = [torch.where(padded_first, side, (side - 1) % count).contiguous() for side in sides]  # or it is last
+        falls = [(order.diff(dim=1) < 0).any() | (side < 0).any() for order, side in zip(orders, sides, strict=True)]
+        count, *falls = torch.stack([count, *falls]).tolist()
         if any(falls):
             raise ValueError(
-                "Packed sequences must be numbered in the order in which they stand, padding (0) at one end of all rows; got "
-                f"the segments {sides[falls.index(1)].tolist()}."
+                "Packed sequences must be numbered from 1, in the order in which they stand, with padding (0) at one end of all "
+                f"rows; got the segments {sides[falls.index(1)].tolist()}."
             )
         rows = torch.arange(len(sides[0]), device=sides[0].device).unsqueeze(1)
         numbers = torch.arange(count, device=rows.device).repeat(len(rows), 1)
         ends = (torch.searchsorted(order, numbers, right=True) + rows * order.shape[1] for order in orders)
-        return replace(self, cu_seqlens=tuple(nn.functional.pad(each.flatten(), (1, 0)).int() for each in ends))
+        return tuple(nn.functional.pad(each.flatten(), (1, 0)).int() for each in ends)
 
     def _hides_nothing(self, keys: int) -> bool:
         """Whether causality hides no key from any query: the usual case of one new token behind a growing cache."""

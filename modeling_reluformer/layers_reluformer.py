@@ -229,7 +229,7 @@ def attention_context(
         keys = queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
     visibility = attention_visibility(attention_mask, batch=batch, queries=queries, keys=keys, **options)
     if config._attn_implementation == "fused" and visibility.query_segments is not None:
-        visibility = visibility.with_cu_seqlens()
+        visibility = replace(visibility, cu_seqlens=visibility.segment_ends())
     mask = library_mask(config._attn_implementation, visibility, queries, keys, inputs_embeds.device)
     visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
     row_scale = scale_of_rows(

@@ -226,10 +226,11 @@ def _compare_scores(claim: Claim, name: str, ours: Sequence[Any], theirs: Sequen
     test, unit = bootstrap_of_means(STATISTICS[name], ours, theirs), f" {STATISTICS[name].unit}"
     if claim.equal or claim.margin < 0:
         return _within(claim, test, unit)
-    rest = (np.subtract(each, claim.margin) for each in (test.difference, test.each, test.samples))
-    if noise := Comparison(*rest, test.items).noise:
-        return UNDECIDED, f"{test.words(unit)}: {noise}"
-    return (AGREES if test.difference > claim.margin else DISAGREES), test.words(unit)
+    beyond = Comparison(*(np.subtract(x, claim.margin) for x in (test.difference, test.each, test.samples)), test.items)
+    text = test.words(unit) + (f"; less {claim.margin:g}, {beyond.words(unit)}" if claim.margin else "")
+    if beyond.noise:
+        return UNDECIDED, f"{text}: {beyond.noise}"
+    return (AGREES if beyond.difference > 0 else DISAGREES), text
 
 
 def _within(claim: Claim, test: Comparison, unit: str) -> Word:

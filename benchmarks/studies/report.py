@@ -49,7 +49,7 @@ _HOW_TO_READ = """### How to read it
   of whole documents, of which the tests have two, decides nothing.
 - *Does not converge*: a loss that is not finite, or less than half of its softmax twin's BLEU after as many updates. Until 26
   November 2026 it was less than 1 BLEU, by which the two claims of this kind in tables 4 and 5 disagreed.
-- Models with less than {learned:g} BLEU have not learned the task, and decide no claim of a paper about BLEU.
+- Where both models have less than {learned:g} BLEU, neither has learned the task: they decide no claim of a paper about BLEU.
 - Where the paper gives no threshold, ours stands in brackets. Under each table stand the test text and sacreBLEU's signature
   of our figures; the paper's are tokenised BLEU of its own corpora.
 

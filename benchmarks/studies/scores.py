@@ -237,8 +237,8 @@ def bootstrap_of_means(
     return Comparison(fmean(each), each, scores[0].mean(0) - scores[1].mean(0), count)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=1)
 def _draws(count: int, samples: int) -> np.ndarray:
     """How often each of the items is in each sample, (samples, count)."""
-    drawn = np.random.default_rng(SEED).choice(count, size=(samples, count), replace=True)
-    return np.stack([np.bincount(items, minlength=count) for items in drawn]).astype(np.float64)
+    draw = np.random.default_rng(SEED).choice
+    return np.stack([np.bincount(draw(count, count), minlength=count) for _ in range(samples)], dtype=np.float64)

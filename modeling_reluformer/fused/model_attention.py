@@ -52,7 +52,7 @@ def fused_attention_forward(
         dropout_p=dropout,
         statistics=statistics,
     )
-    if visibility.cu_seqlens is None:
+    if visibility.query_segments is None:
         found = attend(query, key, value, specification)
     else:
         found = _packed_attention(query, key, value, visibility, specification)
@@ -69,7 +69,8 @@ def _packed_attention(
     padding that the mask does not hide; nobody reads those rows.
     """
     batch, row_scale, mask = query.shape[0], specification.row_scale, specification.key_padding_mask
-    query_ends, key_ends = visibility.cu_seqlens
+    # a model's own copy of the code may be of a day when there were none
+    query_ends, key_ends = getattr(visibility, "cu_seqlens", None) or Visibility.segment_ends(visibility)
     packed = replace(
         specification,
         row_scale=None if row_scale is None else row_scale.transpose(0, 1).flatten(1).unsqueeze(0),

@@ -1,6 +1,7 @@
 """The table of activations, which keys a query sees, and the reference attention."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -99,6 +100,19 @@ def test_visible_key_counts_equal_the_dense_mask():
             dense = torch.ones(2, 1, queries, keys) if dense is None else dense.expand(2, 1, queries, keys)
             expected = dense[:, 0].sum(-1).clamp_min(1).float()
             torch.testing.assert_close(visibility.count(2, queries, keys, torch.device("cpu")), expected, msg=name)
+
+
+def test_the_ends_of_segments_are_those_of_both_sides():
+    def ends(queries, keys):
+        sides = torch.tensor(queries), torch.tensor(keys, dtype=torch.int8)
+        return [side.tolist() for side in Visibility(None, False, 0, *sides).segment_ends()]
+
+    assert ends([[1, 2, 2]], [[1, 1, 2, 5]]) == [[0, 1, 3, 3, 3, 3, 3], [0, 2, 3, 3, 3, 4, 4]]
+    assert ends([[1, 1, 1, 2]], [[0, 0, 1, 2]]) == [[0, 0, 3, 4], [0, 2, 3, 4]]
+    assert ends([[1, 2, 0], [0, 0, 0]], [[1, 2], [0, 0]]) == [[0, 1, 2, 3, 3, 3, 6], [0, 1, 2, 2, 2, 2, 4]]
+    for keys in ([[2, 2, 1, 1]], [[1, 1, -1, -1]]):
+        with pytest.raises(ValueError, match=re.escape(f"got the segments {keys}")):
+            ends([[1, 1, 2, 2]], keys)
 
 
 @pytest.mark.parametrize("offset", [-2, 0, 1, 3])

@@ -2,10 +2,10 @@
 
 import ast
 import json
-import shutil
+import os
+import subprocess
+import sys
 from pathlib import Path
-
-import pytest
 
 from reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel, modeling_reluformer
 
@@ -36,36 +36,38 @@ LOAD = """
     }))
 """
 
+OLDER = """
+import torch
+from transformers import AutoModelForSeq2SeqLM
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved") / "tiny-model"
-    tiny_model().save_pretrained(folder)
-    return folder
+model = AutoModelForSeq2SeqLM.from_pretrained("models/tatoeba-de-en", trust_remote_code=True, dtype=torch.float32).eval()
+assert type(model).__module__.startswith("transformers_modules.") and model.config._attn_implementation == "fused"
+ids, segments = torch.arange(5, 11).repeat(2, 1), torch.tensor([[1, 1, 2, 2, 2, 0]] * 2)
+for packed in ({}, {"segment_ids": segments, "decoder_segment_ids": segments}):
+    logits = []
+    for implementation in ("fused", "eager"):
+        model.set_attn_implementation(implementation)
+        logits.append(model(input_ids=ids, decoder_input_ids=ids, **packed).logits[:, :5])
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
+"""
 
 
-def load_elsewhere(name: str, folder: Path, **environment: str) -> dict:
-    return run_without_package(LOAD, name, json.dumps(random_tokens(2, 7).tolist()), folder=folder, **environment)
+def test_an_older_copy_of_the_code_takes_the_fused_path_of_this_package(tmp_path):
+    where = {"cwd": PACKAGE.parent, "env": {**os.environ, "HF_MODULES_CACHE": str(tmp_path)}}
+    subprocess.run([sys.executable, "-c", OLDER], check=True, **where)
 
 
-def check(loaded: dict) -> None:
+def test_from_an_offline_hub_cache(tmp_path):
+    repository, source = tmp_path / "hub" / "models--someone--tiny", random_tokens(2, 7)
+    tiny_model().save_pretrained(repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    where = {"folder": tmp_path, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    loaded = run_without_package(LOAD, "someone/tiny", json.dumps(source.tolist()), **where)
     assert loaded["classes"] == ["ReLUFormerModel", "ReLUFormerForConditionalGeneration"]
     assert loaded["config"] == "ReLUFormerConfig" and loaded["remote"]
     assert loaded["global"] == [], "the global attention registry got a generic name"
-    assert loaded["tokens"] == tiny_model().generate(random_tokens(2, 7), num_beams=3, max_new_tokens=8).tolist()
-
-
-@pytest.mark.slow
-def test_from_a_directory(saved, tmp_path):
-    check(load_elsewhere(str(saved), tmp_path))
-
-
-def test_from_an_offline_hub_cache(saved, tmp_path):
-    repository = tmp_path / "hub" / "models--someone--tiny"
-    shutil.copytree(saved, repository / "snapshots" / COMMIT)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(COMMIT)
-    check(load_elsewhere("someone/tiny", tmp_path, HF_HUB_CACHE=str(tmp_path / "hub")))
+    assert loaded["tokens"] == tiny_model().generate(source, num_beams=3, max_new_tokens=8).tolist()
 
 
 def test_the_flat_files_of_the_model_are_what_all_kinds_of_models_carry_together(tmp_path):

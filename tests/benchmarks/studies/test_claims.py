@@ -136,6 +136,8 @@ def test_convergence_is_judged_beside_the_softmax_twin(study, softmax, relu, ver
     assert softmax < 0.9 or f"({100 * scores[1] / scores[0]:.0f} %) (one seed)" in found.why
     study.claims(ORDER)
     assert study.verdict().why.endswith("neither has learned the task (one seed)") == (softmax < 0.9)
+    study.claims(ORDER, ours=True)
+    assert study.verdict().verdict != "undecided" or relu == 0.85
 
 
 def test_a_loss_that_is_not_finite_does_not_converge(study):

@@ -184,6 +184,12 @@ def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_
     assert not any(comparable(predicted(tmp_path, tokens, nats), other) for other in others)
 
 
+def test_bleu_of_sums_is_that_of_sacrebleu_where_nothing_matches():
+    for sums in ([0, 0, 0, 0, 5, 4, 3, 2, 5, 6], [3, 1, 0, 0, 5, 4, 3, 2, 5, 6], [1, 0, 0, 0, 1, 0, 0, 0, 1, 3]):
+        score = BLEU.compute_bleu(sums[:4], sums[4:8], *sums[8:], smooth_method="exp").score
+        assert STATISTICS["bleu"].score(np.array(sums)) == pytest.approx(score)
+
+
 def test_every_committed_score_is_that_of_its_statistics():
     """A table prints the score, a p-value is of the statistics."""
     scored = 0
