@@ -1,4 +1,4 @@
-"""What `save_pretrained` writes loads with `trust_remote_code=True` where the package does not exist."""
+"""What `save_pretrained` writes loads with `trust_remote_code=True` where the package does not exist, or is of a later day."""
 
 import ast
 import json
