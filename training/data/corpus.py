@@ -188,8 +188,10 @@ def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
             return datasets.load_from_disk(str(local / split))
         if given.path == "csv":  # a cell is text as it stands: "null" is a word, and 007 no number
             options = {"keep_default_na": False, "index_col": False, **options}
-            names = next(iter(datasets.load_dataset("csv", given.name, streaming=True, **which, **options)), ())
-            options["features"] = datasets.Features(dict.fromkeys(names, datasets.Value("string"))) or None
+            first = next(iter(datasets.load_dataset("csv", given.name, streaming=True, **which, **options)), None)
+            if first is None:
+                raise ValueError("no row stands below the header")
+            options["features"] = datasets.Features(dict.fromkeys(first, datasets.Value("string")))
         with warnings.catch_warnings():  # pandas only warns of a row with more cells than columns, and cuts it
             warnings.filterwarnings("error", message="Length of header or names does not match")
             return datasets.load_dataset(given.path, given.name, **which, **options)

@@ -177,6 +177,7 @@ def test_texts_of_a_table_may_have_line_breaks_and_rows_may_lack_a_side(tmp_path
     [
         ("a.csv", "de,en\na,b\nc,d,e\n", "Expected 2 fields in line 3, saw 3"),
         ("a.csv", "de,en\na,b,c\nd,e,f\n", "Length of header or names does not match"),
+        ("a.csv", "de,en\n", "no row stands below the header"),
         ("a.json", '{"de": "a", "en": "b"}\n{"de": \n', "JSON parse error"),
         ("a.parquet", b"PAR1 and no more", "cannot be loaded: "),
     ],
