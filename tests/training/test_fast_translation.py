@@ -115,11 +115,11 @@ def test_the_bits_are_those_of_every_instruction_set_batch_and_number_of_threads
         preset=preset, d_model=264, encoder_ffn_dim=70, decoder_ffn_dim=300, max_position_embeddings=160
     )
     sources = [[4 + (i * k) % 23 for i in range(140 if k == 18 else 5 + k % 9)] for k in range(20)]
-    names, before = torch.ops.reluformer_cpu.translation_instruction_sets(), torch.get_num_threads()
+    names, before = torch.ops.reluformer_cpu.instruction_sets(), torch.get_num_threads()
     results = []
     try:
         for name in names:
-            torch.ops.reluformer_cpu.choose_translation_instruction_set(name)
+            torch.ops.reluformer_cpu.choose_instruction_set(name)
             for threads in (1, 2):
                 torch.set_num_threads(threads)
                 states, logits = states_and_logits(model, compute, sources)
@@ -131,7 +131,7 @@ def test_the_bits_are_those_of_every_instruction_set_batch_and_number_of_threads
                 first = torch.cat([each[place] for each in alone[:3]])
                 assert torch.equal(first, whole[: (count if place == 0 else 3)])
     finally:
-        torch.ops.reluformer_cpu.choose_translation_instruction_set(names[0])
+        torch.ops.reluformer_cpu.choose_instruction_set(names[0])
         torch.set_num_threads(before)
     assert "avx2" in names
     for result in results[1:]:

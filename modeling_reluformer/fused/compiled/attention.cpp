@@ -21,14 +21,9 @@ using reluformer::RowNumbers;
 // Below so many multiplications and additions a second thread costs more than it gains.
 constexpr double kWorkOfAThread = 1 << 18;
 
-reluformer::InstructionSets<reluformer::KernelSet>& instruction_sets() {
-  static reluformer::InstructionSets<reluformer::KernelSet> sets{&reluformer::avx512::kernels, &reluformer::avx2::kernels};
-  return sets;
-}
-
 template <typename Scalar>
 const reluformer::Kernels<Scalar>& kernels() {
-  const reluformer::KernelSet& set = *instruction_sets().chosen;
+  const reluformer::KernelSet& set = *reluformer::chosen_set()->attention;
   if constexpr (std::is_same_v<Scalar, float>) {
     return set.of_float;
   } else {
@@ -38,10 +33,26 @@ const reluformer::Kernels<Scalar>& kernels() {
 
 // Whether this processor and torch compute a dtype: kernels.h and oneDNN's small products must both know it.
 bool supports(at::ScalarType dtype) {
-  if (instruction_sets().chosen == nullptr || !at::globalContext().userEnabledMkldnn()) {
+  if (reluformer::chosen_set() == nullptr || !at::globalContext().userEnabledMkldnn()) {
     return false;
   }
   return dtype == at::kFloat || (dtype == at::kBFloat16 && __builtin_cpu_supports("avx512bf16"));
+}
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const reluformer::InstructionSet& set : reluformer::instruction_sets()) {
+    names.push_back(set.name);
+  }
+  return names;
+}
+
+// For tests, which compare all that a processor has.
+void choose_instruction_set(std::string_view name) {
+  const auto& sets = reluformer::instruction_sets();
+  const auto found = std::find_if(sets.begin(), sets.end(), [&](const auto& set) { return set.name == name; });
+  TORCH_CHECK_VALUE(found != sets.end(), "this processor has no instruction set '", name, "'.");
+  reluformer::chosen_set() = &*found;
 }
 
 bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& row_scale, const MaybeTensor& mask) {
@@ -150,20 +161,13 @@ double work_of(const Tensor& query, const Tensor& key, int64_t products) {
   return 2.0 * products * query.size(0) * query.size(1) * query.size(2) * key.size(2) * query.size(3);
 }
 
-// The place of a name in a list; Python asks for no other name.
-int64_t number_of(std::initializer_list<std::string_view> names, std::string_view name) {
-  const auto found = std::find(names.begin(), names.end(), name);
-  TORCH_CHECK_VALUE(found != names.end(), "reluformer_cpu::attention does not know '", name, "'.");
-  return found - names.begin();
-}
-
 Call call_of(const Tensor& query, const Tensor& value, const MaybeTensor& offset, const MaybeTensor& seed, std::string_view activation,
              double scale, bool causal, int64_t query_offset, double dropout, std::string_view statistics) {
   constexpr int64_t kFar = int64_t{1} << 40;  // behind the end of every sequence, and far from overflow
   const int64_t drawn = seed ? seed->item<int64_t>() : 0, first = offset ? offset->item<int64_t>() : query_offset;
   // in the order of Activation in kernels.h
-  const int64_t h = number_of({"relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity"}, activation);
-  const int64_t level = number_of({"none", "sum", "sum+entropy"}, statistics);
+  const int64_t h = reluformer::number_of({"relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity"}, activation);
+  const int64_t level = reluformer::number_of({"none", "sum", "sum+entropy"}, statistics);
   return {h, query.size(3), value.size(3), level, static_cast<float>(scale), causal, std::clamp(first, -kFar, kFar), dropout, drawn};
 }
 
@@ -259,8 +263,8 @@ TORCH_LIBRARY(reluformer_cpu, library) {
   library.def("attention(" RELUFORMER_SCHEMA);
   library.def("attention_backward(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, " RELUFORMER_SCHEMA);
   library.def("supports(ScalarType dtype) -> bool", supports);
-  library.def("attention_instruction_sets() -> str[]", [] { return instruction_sets().names; });
-  library.def("choose_attention_instruction_set(str name) -> ()", [](std::string_view name) { instruction_sets().choose(name); });
+  library.def("instruction_sets() -> str[]", instruction_sets);
+  library.def("choose_instruction_set(str name) -> ()", choose_instruction_set);
 }
 
 TORCH_LIBRARY_IMPL(reluformer_cpu, CPU, library) {

@@ -1,45 +1,57 @@
-// Kernels for several instruction sets, and which of those that the processor has computes.
+// What is compiled once for each instruction set: the loops of attention, of sparse networks and of translation.
 #pragma once
 
 #include <torch/library.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "kernels.h"
+#include "sparse_kernels.h"
+#include "translation_kernels.h"
+
 namespace reluformer {
 
-template <typename Kernels>
-struct InstructionSets {
-  std::vector<std::string> names;  // of those that this processor has, the fastest first
-  std::vector<const Kernels*> kernels;
-  const Kernels* chosen;  // null: there are none for this processor
-
-  // amx: null where there is none
-  InstructionSets(const Kernels* avx512, const Kernels* avx2, const Kernels* amx = nullptr) {
-    add("amx", amx, amx != nullptr);
-    add("avx512", avx512,
-        __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"));
-    add("avx2", avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
-    chosen = kernels.empty() ? nullptr : kernels.front();
-  }
-
-  // For tests, which compare all that a processor has.
-  void choose(std::string_view name) {
-    const auto found = std::find(names.begin(), names.end(), name);
-    TORCH_CHECK_VALUE(found != names.end(), "this processor has no instruction set '", name, "'.");
-    chosen = kernels[found - names.begin()];
-  }
-
- private:
-  void add(const char* name, const Kernels* set, bool is_served) {
-    if (is_served) {
-      names.emplace_back(name);
-      kernels.push_back(set);
-    }
-  }
+struct InstructionSet {
+  std::string name;
+  const KernelSet* attention;
+  const SparseKernelSet* sparse;
+  const TranslationKernels* translation;
 };
+
+// Those that this processor has, the fastest first.
+inline const std::vector<InstructionSet>& instruction_sets() {
+  static const std::vector<InstructionSet> sets = [] {
+    std::vector<InstructionSet> found;
+    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
+      if (const TranslationKernels* amx = avx512::amx_translation_kernels()) {
+        found.push_back({"amx", &avx512::kernels, &avx512::sparse_kernels, amx});
+      }
+      found.push_back({"avx512", &avx512::kernels, &avx512::sparse_kernels, &avx512::translation_kernels});
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      found.push_back({"avx2", &avx2::kernels, &avx2::sparse_kernels, &avx2::translation_kernels});
+    }
+    return found;
+  }();
+  return sets;
+}
+
+// The one that computes; null where this processor has none.
+inline const InstructionSet*& chosen_set() {
+  static const InstructionSet* set = instruction_sets().empty() ? nullptr : &instruction_sets().front();
+  return set;
+}
+
+// The place of a name in a list; Python asks for no other name.
+inline int64_t number_of(std::initializer_list<std::string_view> names, std::string_view name) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  TORCH_CHECK_VALUE(found != names.end(), "the compiled library does not know '", name, "'.");
+  return found - names.begin();
+}
 
 }  // namespace reluformer

@@ -161,7 +161,7 @@ def _loaded(path: Path) -> Any | None:
                 "loop computes instead. %s=0 turns this warning off.",
                 VARIABLE,
             )
-    return operators if operators.attention_instruction_sets() else None
+    return operators if operators.instruction_sets() else None
 
 
 def quantized_neurons(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,9 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "instruction_sets.h"
-#include "sparse_kernels.h"
 #include "vectors.h"
 
 namespace {
@@ -23,37 +21,28 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using reluformer::BFloat16;
 using reluformer::FeedForward;
+using reluformer::InputRows;
 using reluformer::Neurons;
-using reluformer::Rows;
 using reluformer::SparseKernels;
-using reluformer::SparseKernelSet;
 
 // Below so many bytes of weights a second thread costs more than it gains.
 constexpr int64_t kBytesOfAThread = 1 << 17;
 constexpr int64_t kStep = 64;  // rows of x and y are padded to it
 
-reluformer::InstructionSets<SparseKernelSet>& instruction_sets() {
-  static reluformer::InstructionSets<SparseKernelSet> sets{
-      &reluformer::avx512::sparse_kernels, &reluformer::avx2::sparse_kernels};
-  return sets;
-}
-
 template <typename Weight>
 const SparseKernels<Weight>& kernels() {
   if constexpr (std::is_same_v<Weight, float>) {
-    return instruction_sets().chosen->of_float;
+    return reluformer::chosen_set()->sparse->of_float;
   } else if constexpr (std::is_same_v<Weight, BFloat16>) {
-    return instruction_sets().chosen->of_bfloat16;
+    return reluformer::chosen_set()->sparse->of_bfloat16;
   } else {
-    return instruction_sets().chosen->of_int8;
+    return reluformer::chosen_set()->sparse->of_int8;
   }
 }
 
+// A value of FFNActivation
 int64_t activation_of(std::string_view name) {
-  constexpr std::string_view names[] = {"identity", "relu", "relu2", "relu6"};
-  const auto* found = std::find(std::begin(names), std::end(names), name);
-  TORCH_CHECK_VALUE(found != std::end(names), "reluformer_cpu::sparse_ffn does not know '", name, "'.");
-  return found - names;
+  return reluformer::number_of({"identity", "relu", "relu2", "relu6"}, name);
 }
 
 struct Projection {
@@ -91,7 +80,7 @@ struct PreparedRows {
   std::unique_ptr<float[]> wide, scales;
   std::unique_ptr<uint16_t[]> narrow;
   std::unique_ptr<uint8_t[]> bytes;
-  Rows rows;
+  InputRows rows;
   bool finite = true;
 };
 
@@ -126,7 +115,7 @@ PreparedRows prepared(const Tensor& given, bool is_int8) {
     result.scales = std::make_unique<float[]>(count);
     result.rows.bytes = result.bytes.get();
     result.rows.scales = result.scales.get();
-    instruction_sets().chosen->quantize(result.rows);
+    reluformer::chosen_set()->sparse->quantize(result.rows);
   }
   return result;
 }
@@ -265,8 +254,6 @@ TORCH_LIBRARY_FRAGMENT(reluformer_cpu, library) {
               "Tensor second, Tensor? second_scale, Tensor? second_bias, str activation, str up_activation, Tensor? hidden, bool all_active) -> Tensor");
   library.def("sparse_projection(Tensor hidden, Tensor weight, Tensor? scale, Tensor? bias, bool all_active) -> Tensor");
   library.def("dense_projection(Tensor x, Tensor weight, Tensor? scale, Tensor? bias) -> Tensor");
-  library.def("ffn_instruction_sets() -> str[]", [] { return instruction_sets().names; });
-  library.def("choose_ffn_instruction_set(str name) -> ()", [](std::string_view name) { instruction_sets().choose(name); });
 }
 
 TORCH_LIBRARY_IMPL(reluformer_cpu, CPU, library) {

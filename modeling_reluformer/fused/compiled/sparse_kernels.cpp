@@ -54,7 +54,7 @@ struct Products {
   typedef Floats Part;
   typedef Floats Total;
   static constexpr int64_t kStep = kLanes;
-  static const float* rows(const Rows& x) { return x.wide; }
+  static const float* rows(const InputRows& x) { return x.wide; }
   static Part part_of_x(const float* place) { return load(place); }
   static Part part(const Weight* place) { return load(place); }
   static Total add(Total total, Part x, Part weights) { return total + x * weights; }
@@ -67,7 +67,7 @@ struct Products<BFloat16> {
   typedef __m512i Part;
   typedef __m512 Total;
   static constexpr int64_t kStep = 32;
-  static const BFloat16* rows(const Rows& x) { return x.narrow; }
+  static const BFloat16* rows(const InputRows& x) { return x.narrow; }
   static Part part_of_x(const BFloat16* place) { return part(place); }
   static Part part(const BFloat16* place) { return _mm512_loadu_si512(place); }
   static Total add(Total total, Part x, Part weights) { return _mm512_dpbf16_ps(total, (__m512bh)x, (__m512bh)weights); }
@@ -83,7 +83,7 @@ struct Products<int8_t> {
   typedef __m512i Total;
   static constexpr int64_t kStep = 64;
   static constexpr bool kIsShifted = true;  // bytes of x are 128 too large, which is taken back as 128 · Σ w
-  static const uint8_t* rows(const Rows& x) { return x.bytes; }
+  static const uint8_t* rows(const InputRows& x) { return x.bytes; }
   static Part part_of_x(const uint8_t* place) { return _mm512_loadu_si512(place); }
   static Part part(const int8_t* place) { return _mm512_loadu_si512(place); }
   static Total add(Total total, Part x, Part weights) { return _mm512_dpbusd_epi32(total, x, weights); }
@@ -97,7 +97,7 @@ struct Products<int8_t> {
   typedef __m256i Part;  // in 16 bits each
   typedef __m256i Total;
   static constexpr int64_t kStep = 16;
-  static const uint8_t* rows(const Rows& x) { return x.bytes; }
+  static const uint8_t* rows(const InputRows& x) { return x.bytes; }
   static __m128i bytes(const void* place) { return _mm_loadu_si128(static_cast<const __m128i*>(place)); }
   static Part part_of_x(const uint8_t* place) { return _mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes(place)), _mm256_set1_epi16(128)); }
   static Part part(const int8_t* place) { return _mm256_cvtepi8_epi16(bytes(place)); }
@@ -108,7 +108,7 @@ struct Products<int8_t> {
 
 // Products of N rows of weights and R rows of x. Loops over them are unrolled, without which their sums would not be in registers.
 template <int N, int R, typename Weight>
-inline void dot(const Weight* const* weights, const Weight* const* next, const Rows& x, int64_t row, Sums<N, R>& sums) {
+inline void dot(const Weight* const* weights, const Weight* const* next, const InputRows& x, int64_t row, Sums<N, R>& sums) {
   using P = Products<Weight>;
   constexpr bool kIsShifted = requires { P::kIsShifted; };
   typename P::Total total[N][R] = {}, excess[N] = {};
@@ -154,7 +154,7 @@ inline void dot(const Weight* const* weights, const Weight* const* next, const R
 }
 
 template <int N, int R, typename Weight>
-inline void dot_rows(const Weight* const* weights, const Weight* const* next, const Rows& x, int64_t row, float* to, int64_t row_stride) {
+inline void dot_rows(const Weight* const* weights, const Weight* const* next, const InputRows& x, int64_t row, float* to, int64_t row_stride) {
   Sums<N, R> sums;
   dot<N, R>(weights, next, x, row, sums);
   for (int r = 0; r < R; ++r) {
@@ -167,7 +167,7 @@ inline void dot_rows(const Weight* const* weights, const Weight* const* next, co
 // Products of N rows of weights and the rows of [row, end) of x → to[(row - first row) · row_stride + n]. next: the rows of weights
 // of the next call, or null.
 template <int N, int R = kRows, typename Weight>
-inline void dot_all(const Weight* const* weights, const Weight* const* next, const Rows& x, int64_t row, int64_t end, float* to, int64_t row_stride) {
+inline void dot_all(const Weight* const* weights, const Weight* const* next, const InputRows& x, int64_t row, int64_t end, float* to, int64_t row_stride) {
   for (; row + R <= end; row += R, to += R * row_stride, next = nullptr) {
     dot_rows<N, R>(weights, next, x, row, to, row_stride);
   }
@@ -196,7 +196,7 @@ inline float finished(const Neurons<Weight>& neurons, int64_t neuron, int64_t ac
 }
 
 template <typename Weight>
-void project(const Neurons<Weight>& neurons, const Rows& x, int64_t begin, int64_t end, int64_t activation, float* to, int64_t stride) {
+void project(const Neurons<Weight>& neurons, const InputRows& x, int64_t begin, int64_t end, int64_t activation, float* to, int64_t stride) {
   int64_t neuron = begin;
   const Weight *rows[kNeurons], *next[kNeurons];
   for (; neuron + kNeurons <= end; neuron += kNeurons) {
@@ -262,7 +262,7 @@ inline void rows_of(const Weight* weights, int64_t width, int64_t begin, const i
 // Adds N active neurons to y. gates: (rows, count) activations of all neurons of this part; neurons: N numbers in it, with N more
 // behind them if there is a next call.
 template <int N, typename Weight>
-void spend(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, const float* gates, int64_t count, const int32_t* neurons, bool has_next, float* y, int64_t y_stride) {
+void spend(const FeedForward<Weight>& ffn, const InputRows& x, int64_t begin, const float* gates, int64_t count, const int32_t* neurons, bool has_next, float* y, int64_t y_stride) {
   const Weight *ups[N], *seconds[N], *next_ups[N], *next_seconds[N];
   const Weight* const* next = has_next ? next_seconds : nullptr;
   rows_of<N>(ffn.second.weights, ffn.outputs, begin, neurons, seconds);
@@ -295,7 +295,7 @@ void spend(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, const f
 }
 
 template <typename Weight>
-void feed_forward(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, int64_t end, float* room, float* y, int64_t y_stride) {
+void feed_forward(const FeedForward<Weight>& ffn, const InputRows& x, int64_t begin, int64_t end, float* room, float* y, int64_t y_stride) {
   const int64_t count = end - begin;
   float* gates = room;
   int32_t* active = reinterpret_cast<int32_t*>(room + x.count * count);
@@ -319,7 +319,7 @@ void feed_forward(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, 
   }
 }
 
-void quantize(const Rows& x) {
+void quantize(const InputRows& x) {
   for (int64_t row = 0; row < x.count; ++row) {
     x.scales[row] = quantize_row(x.wide + row * x.stride, x.stride, x.bytes + row * x.stride);  // zeros lie behind the row
   }

@@ -12,7 +12,7 @@ enum FFNActivation : int64_t { kPlain, kFFNRelu, kFFNRelu2, kFFNRelu6 };
 
 // The few rows that enter a projection: `stride` apart, with zeros behind `dims`. Weights of float read `wide`; those of bfloat16
 // `narrow` where the processor has products of it, else `wide`; int8 weights read `bytes`, x / scale + 128.
-struct Rows {
+struct InputRows {
   int64_t count, dims, stride;
   float* wide;
   BFloat16* narrow;
@@ -45,14 +45,14 @@ struct FeedForward {
 template <typename Weight>
 struct SparseKernels {
   // Adds the neurons of [begin, end) to y, (rows, y_stride), which it sets to zero first. room: (end - begin) · (rows + 1) floats.
-  void (*feed_forward)(const FeedForward<Weight>& ffn, const Rows& x, int64_t begin, int64_t end, float* room, float* y, int64_t y_stride);
+  void (*feed_forward)(const FeedForward<Weight>& ffn, const InputRows& x, int64_t begin, int64_t end, float* room, float* y, int64_t y_stride);
   // f(first·x + b) of the neurons of [begin, end) → (rows, stride)
-  void (*project)(const Neurons<Weight>& neurons, const Rows& x, int64_t begin, int64_t end, int64_t activation, float* to, int64_t stride);
+  void (*project)(const Neurons<Weight>& neurons, const InputRows& x, int64_t begin, int64_t end, int64_t activation, float* to, int64_t stride);
 };
 
 struct SparseKernelSet {
   // Fills `bytes` and `scales` from `wide`.
-  void (*quantize)(const Rows& x);
+  void (*quantize)(const InputRows& x);
   SparseKernels<float> of_float;
   SparseKernels<BFloat16> of_bfloat16;
   SparseKernels<int8_t> of_int8;

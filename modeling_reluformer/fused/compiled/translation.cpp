@@ -15,12 +15,10 @@
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <string_view>
 #include <tuple>
 #include <vector>
 
 #include "instruction_sets.h"
-#include "translation_kernels.h"
 
 namespace {
 
@@ -30,21 +28,13 @@ using reluformer::kInputs;
 using reluformer::kOutputs;
 using reluformer::PackedBytes;
 using reluformer::PackedFloats;
-using reluformer::TranslationKernels;
 using reluformer::Weighing;
 
 constexpr int64_t kQueries = 32;  // of a source that are computed together
 constexpr int64_t kWorkOfAThread = 1 << 15;  // multiplications; with fewer, a second thread costs more than it gains
 
-reluformer::InstructionSets<TranslationKernels>& instruction_sets() {
-  const bool has_avx512 = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-  static reluformer::InstructionSets<TranslationKernels> sets{&reluformer::avx512::translation_kernels, &reluformer::avx2::translation_kernels,
-                                                              has_avx512 ? reluformer::avx512::amx_translation_kernels() : nullptr};
-  return sets;
-}
-
-const TranslationKernels& kernels() {
-  return *instruction_sets().chosen;
+const reluformer::TranslationKernels& kernels() {
+  return *reluformer::chosen_set()->translation;
 }
 
 template <typename Function>
@@ -133,12 +123,7 @@ struct Norm {
   }
 };
 
-struct EncoderLayer {
-  Linear self_in, self_out, first, second;
-  Norm self_norm, last_norm;
-  Tensor self_factors;  // (heads,) of the row scales
-};
-
+// In the encoder, what begins with `cross` is empty.
 struct Layer {
   Linear self_in, self_out, cross_in, cross_keys_and_values, cross_out, first, second;
   Norm self_norm, cross_norm, last_norm;
@@ -236,8 +221,7 @@ struct State : torch::CustomClassHolder {
 };
 
 struct Model : torch::CustomClassHolder {
-  std::vector<EncoderLayer> encoder;
-  std::vector<Layer> layers;
+  std::vector<Layer> encoder, layers;
   Linear output;
   Tensor source_embedding, embedding, positions, row_scales;  // row_scales: (keys + 1,) by the number of visible keys; empty for a softmax
   int64_t encoder_heads, heads, activation;
@@ -250,9 +234,11 @@ struct Model : torch::CustomClassHolder {
       : encoder_heads(heads_of_encoder), heads(heads_of_decoder), activation(attention_activation), embedding_scale(scale) {
     size_t next = 0;
     auto take = [&] { return tensors[next++]; };
-    auto take_linear = [&] {
-      const Tensor weight = take(), bias = take(), scales = take();
-      return Linear(weight, bias, scales);
+    auto take_linears = [&](std::initializer_list<Linear*> linears) {
+      for (Linear* linear : linears) {
+        const Tensor weight = take(), bias = take(), scales = take();
+        *linear = Linear(weight, bias, scales);
+      }
     };
     auto take_norm = [&] {
       const Tensor weight = take(), bias = take();
@@ -262,29 +248,20 @@ struct Model : torch::CustomClassHolder {
     embedding = take();
     positions = take();
     row_scales = take();
-    output = take_linear();
-    for (int64_t i = 0; i < encoder_layers; ++i) {
-      EncoderLayer layer;
-      for (Linear* linear : {&layer.self_in, &layer.self_out, &layer.first, &layer.second}) {
-        *linear = take_linear();
+    take_linears({&output});
+    while (next < tensors.size()) {
+      const bool crosses = static_cast<int64_t>(encoder.size()) == encoder_layers;
+      Layer& layer = (crosses ? layers : encoder).emplace_back();
+      take_linears({&layer.self_in, &layer.self_out});
+      if (crosses) {
+        take_linears({&layer.cross_in, &layer.cross_keys_and_values, &layer.cross_out});
       }
+      take_linears({&layer.first, &layer.second});
       layer.self_norm = take_norm();
+      layer.cross_norm = crosses ? take_norm() : Norm{};
       layer.last_norm = take_norm();
       layer.self_factors = take();
-      encoder.push_back(std::move(layer));
-    }
-    while (next < tensors.size()) {
-      Layer layer;
-      for (Linear* linear :
-           {&layer.self_in, &layer.self_out, &layer.cross_in, &layer.cross_keys_and_values, &layer.cross_out, &layer.first, &layer.second}) {
-        *linear = take_linear();
-      }
-      for (Norm* norm : {&layer.self_norm, &layer.cross_norm, &layer.last_norm}) {
-        *norm = take_norm();
-      }
-      layer.self_factors = take();
-      layer.cross_factors = take();
-      layers.push_back(std::move(layer));
+      layer.cross_factors = crosses ? take() : Tensor{};
     }
   }
 
@@ -297,7 +274,7 @@ struct Model : torch::CustomClassHolder {
         embed(source_embedding, ids, offsets[source] + t, t, states);
       }
     }
-    for (const EncoderLayer& layer : encoder) {
+    for (const Layer& layer : encoder) {
       layer.self_norm.add(states, layer.self_out(source_attention(layer, layer.self_in(states), lengths, offsets)));
       layer.last_norm.add(states, layer.second(layer.first(states).relu_()));
     }
@@ -399,7 +376,7 @@ struct Model : torch::CustomClassHolder {
   }
 
   // projected: queries, keys and values of each token, (tokens, 3 · features)
-  Tensor source_attention(const EncoderLayer& layer, const Tensor& projected, const std::vector<int64_t>& lengths,
+  Tensor source_attention(const Layer& layer, const Tensor& projected, const std::vector<int64_t>& lengths,
                           const std::vector<int64_t>& offsets) const {
     const int64_t features = projected.size(1) / 3, dims = features / encoder_heads, stride = 3 * features;
     const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
@@ -471,8 +448,6 @@ TORCH_LIBRARY_FRAGMENT(reluformer_cpu, library) {
       .def("encode", &Model::encode)
       .def("step", &Model::step);
   library.def("continuations(Tensor logits, Tensor scores, int beams, int count) -> (Tensor, Tensor)");
-  library.def("translation_instruction_sets() -> str[]", [] { return instruction_sets().names; });
-  library.def("choose_translation_instruction_set(str name) -> ()", [](std::string_view name) { instruction_sets().choose(name); });
 }
 
 TORCH_LIBRARY_IMPL(reluformer_cpu, CPU, library) {

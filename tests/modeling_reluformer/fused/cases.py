@@ -93,14 +93,14 @@ def forced_path(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             yield Path(name, torch.float64)
         return
     operators = library(large=True)
-    sets = [] if operators is None else operators.attention_instruction_sets()
+    sets = [] if operators is None else operators.instruction_sets()
     if name not in sets or not operators.supports(torch.float32):
         pytest.skip(f"the compiled attention cannot be built here, or the processor has no {name}")
     for other in ("_is_small", "operator_for"):
         monkeypatch.setattr(fused, other, None)
-    operators.choose_attention_instruction_set(name)
+    operators.choose_instruction_set(name)
     yield Path(name, torch.float32)
-    operators.choose_attention_instruction_set(sets[0])
+    operators.choose_instruction_set(sets[0])
 
 
 def masks(batch: int, queries: int, keys: int) -> Iterator[dict[str, Any]]:

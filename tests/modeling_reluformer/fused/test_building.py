@@ -23,7 +23,7 @@ def fresh(monkeypatch, tmp_path):
     (tmp_path / "sources/attention.cpp").write_text('extern "C" int answer() { return 42; }\n')
     monkeypatch.delenv(library.VARIABLE, raising=False)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
-    operators = SimpleNamespace(supports=lambda dtype: True, attention_instruction_sets=lambda: ["avx2"])
+    operators = SimpleNamespace(supports=lambda dtype: True, instruction_sets=lambda: ["avx2"])
     stand_in = SimpleNamespace(load_library=torch.ops.load_library, reluformer_cpu=operators)
     monkeypatch.setattr(library, "SOURCES", tmp_path / "sources")
     monkeypatch.setattr(library, "UNITS", (Unit("attention.cpp"),))
@@ -116,7 +116,7 @@ def test_the_variable_turns_it_off(fresh, caplog):
 @pytest.mark.parametrize("sets", [["avx2"], []])
 def test_a_machine_whose_attention_it_does_not_serve_is_told(sets, fresh, caplog):
     """Sparse networks and translation need AVX2 as well, but not oneDNN."""
-    vars(library.torch.ops.reluformer_cpu).update(supports=lambda dtype: False, attention_instruction_sets=lambda: sets)
+    vars(library.torch.ops.reluformer_cpu).update(supports=lambda dtype: False, instruction_sets=lambda: sets)
     assert [library.library(large=True) is not None for _ in range(2)] == [bool(sets)] * 2
     assert "needs a processor with AVX2" in caplog.messages[-1]
 

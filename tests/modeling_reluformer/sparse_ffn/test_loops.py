@@ -50,11 +50,11 @@ def loops(request):
     """`loops.feed_forward` and its like, by each compiled set."""
     torch.manual_seed(0)
     operators = library(large=True)
-    if operators is None or request.param not in operators.ffn_instruction_sets():
+    if operators is None or request.param not in operators.instruction_sets():
         pytest.skip(f"the compiled library cannot be built here, or the processor has no {request.param}")
-    operators.choose_ffn_instruction_set(request.param)
+    operators.choose_instruction_set(request.param)
     yield Compiled(operators)
-    operators.choose_ffn_instruction_set(operators.ffn_instruction_sets()[0])
+    operators.choose_instruction_set(operators.instruction_sets()[0])
 
 
 def linear(inputs: int, outputs: int, dtype: torch.dtype, bias: bool = True) -> torch.nn.Linear:
