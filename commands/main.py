@@ -25,7 +25,7 @@ VERBS = {
     "evaluate": "a run on one of its splits",
     "translate": "text with a model",
     "analyze": "attention and feed-forward memories of a model",
-    "convert": "a MarianMT or ViT checkpoint to a ReLUFormer",
+    "convert": "a MarianMT, ViT, GPT-2 or Llama checkpoint to a ReLUFormer",
     "export": "a model to ONNX, for onnxruntime",
     "card": "the card of a run or a saved model",
     "publish": "a run or a saved model on the Hub",

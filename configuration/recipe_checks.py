@@ -29,6 +29,7 @@ REPLACED_ARGUMENTS = {
     "generation_config": "set evaluation.num_beams and evaluation.length_penalty",
     "push_to_hub": "publish the run when it is finished, by `reluformer publish`",
     "use_liger_kernel": "Liger has no kernels for this model",
+    "enable_jit_checkpoint": "SIGTERM ends a run with a checkpoint already",
     "batch_eval_metrics": _NO_PREDICTIONS,
     "eval_accumulation_steps": _NO_PREDICTIONS,
 }
