@@ -669,7 +669,7 @@ class AttentionPreTrainedModel(PreTrainedModel):
         return super()._check_and_adjust_attn_implementation(requested, *args, **kwargs)
 
     def _refuse_output_attentions(self, kwargs: Mapping[str, Any]) -> None:
-        if kwargs.get("output_attentions") and self.config._attn_implementation != "eager":
+        if kwargs.get("output_attentions", self.config.output_attentions) and self.config._attn_implementation != "eager":
             raise ValueError(
                 f"output_attentions=True needs attn_implementation='eager'; {self.config._attn_implementation!r} never holds "
                 "the weights. Call model.set_attn_implementation('eager') first."

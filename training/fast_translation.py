@@ -134,7 +134,8 @@ class FastTranslationModel:
         self._operators = library(large=True)
         tensors = [self._float(f"model.{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
         tensors += [sinusoidal_table(config.max_position_embeddings, config.d_model).float()]
-        tensors += [self._table_of_row_scales(), *self._output_layer()]
+        weight, _, scales = self._matrix("", "lm_head")
+        tensors += [self._table_of_row_scales(), weight, self._float("final_logits_bias").flatten(), scales]
         for i in range(config.encoder_layers):
             tensors += self._layer(f"model.encoder.layers.{i}.", config.encoder_attention_heads)
         for i in range(config.decoder_layers):
@@ -216,10 +217,6 @@ class FastTranslationModel:
         bias = torch.empty(0) if biases[0] is None else torch.cat([each.detach().float() for each in biases])
         weight, scales = quantized_neurons(weight) if self.compute == "int8" else (weight, torch.empty(0))
         return [weight, bias, scales]
-
-    def _output_layer(self) -> list[Tensor]:
-        weight, _, scales = self._matrix("", "lm_head")
-        return [weight, self._float("final_logits_bias").flatten(), scales]
 
     def _layer(self, prefix: str, heads: int, is_decoder: bool = False) -> list[Tensor]:
         own, cross, attentions = f"{prefix}self_attn.", f"{prefix}encoder_attn.", ["self_attn"]

@@ -190,7 +190,7 @@ class Translator:
                 )
         for name in ("num_beams", "batch_tokens", "max_new_tokens"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 1):
+            if not (isinstance(value, int) and value >= 1) and (value is not None or name != "max_new_tokens"):
                 raise UserError(f"{name}: {value!r} must be a whole number of at least 1")
         if not (isinstance(self.length_penalty, (int, float)) and abs(self.length_penalty) <= 50):
             raise UserError(f"length_penalty: {self.length_penalty!r} must be a number from -50 to 50")
@@ -300,7 +300,7 @@ class Translator:
         versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
         told = float(torch.cat([torch.empty(0), *(weight for weight in weights if weight.dim() == 1)]).double().sum())
         config, generation = self.model.config, self.model.generation_config
-        versions += [(told, config.attention_gamma, generation.eos_token_id, generation.decoder_start_token_id)]
+        versions += [(told, {**vars(config)}, generation.eos_token_id, generation.decoder_start_token_id)]
         of_versions, fast = self._fast.get(self._computed, (None, None))
         if of_versions != versions:
             fast = FastTranslationModel(self.model, self._computed)

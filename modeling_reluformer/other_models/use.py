@@ -55,7 +55,7 @@ def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedMod
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"use_relu_attention takes a Transformers model (a PreTrainedModel); got {type(model).__module__}."
-            f"{type(model).__qualname__}. A model of torch's own can hold reluformer.ReLUAttention instead."
+            f"{type(model).__qualname__}. Of a PEFT model, give get_base_model(); one of torch's can hold ReLUAttention."
         )
     if isinstance(model.config, AttentionConfig):
         raise ValueError(

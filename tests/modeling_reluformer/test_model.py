@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.backends.registry import lookup_backend
 from transformers import DynamicCache, EncoderDecoderCache
 
-from reluformer import ReLUFormerForConditionalGeneration
+from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.attention_reluformer import Visibility
 from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
 from reluformer.modeling_reluformer.fused.compiled import library
@@ -179,10 +179,11 @@ def test_impossible_pair_is_refused_with_the_valid_ones(fields, implementation):
 
 
 def test_output_attentions_returns_the_weights_or_raises():
-    model = tiny_model()
     source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
-    with pytest.raises(ValueError, match="output_attentions=True needs attn_implementation='eager'; 'fused'"):
-        model(input_ids=source, decoder_input_ids=target, output_attentions=True)
+    asking = ReLUFormerConfig(vocab_size=40, d_model=32, output_attentions=True)
+    for model, asked in ((ReLUFormerForConditionalGeneration(asking), {}), (tiny_model(), {"output_attentions": True})):
+        with pytest.raises(ValueError, match="output_attentions=True needs attn_implementation='eager'; 'fused'"):
+            model(input_ids=source, decoder_input_ids=target, **asked)
     model.set_attn_implementation("eager")
     output = model(input_ids=source, decoder_input_ids=target, output_attentions=True, output_hidden_states=True)
     assert [weights.shape for weights in output.encoder_attentions] == [(2, 4, 7, 7)] * 2

@@ -51,7 +51,8 @@ class SourceEncoder:
         """
         whole = zip(texts, self._ids(texts), strict=True)
         sources: list[Pieces] = [[ids] if text.strip() else [] for text, ids in whole]
-        too_long = [index for index, pieces in enumerate(sources) if pieces and not self._fits(pieces[0])]
+        most = self.positions or float("inf")
+        too_long = [index for index, pieces in enumerate(sources) if pieces and len(pieces[0]) > most]
         if not too_long:
             return sources, []
         named = ", ".join(f"{index + 1:,} ({len(sources[index][0]):,} tokens)" for index in too_long[:_NAMED])
@@ -66,9 +67,6 @@ class SourceEncoder:
         for index in too_long:
             sources[index] = self._split(texts[index])
         return sources, [index + 1 for index in too_long]
-
-    def _fits(self, ids: list[int]) -> bool:
-        return self.positions is None or len(ids) <= self.positions
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
