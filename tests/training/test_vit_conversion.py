@@ -47,12 +47,10 @@ def test_the_converted_model_computes_the_same(vit, tmp_path, capsys):
 
 
 def test_another_attention_keeps_the_weights(vit, tmp_path):
-    convert(tmp_path / "vit", tmp_path / "ours")
-    for source in ("vit", "ours"):
-        found, notes = convert(tmp_path / source, tmp_path / f"relu-{source}", attention="relu_vit")
-        assert notes == ["8 parameters are new and untrained, the first is model.layers.0.self_attn.k_norm.bias"]
-        config = found.config
-        assert (config.attention_activation, config.attention_scaling, config.pooling) == ("relu", "length", "cls")
+    found, notes = convert(tmp_path / "vit", tmp_path / "relu", attention="relu_vit")
+    assert notes == ["8 parameters are new and untrained, the first is model.layers.0.self_attn.k_norm.bias"]
+    config = found.config
+    assert (config.attention_activation, config.attention_scaling, config.pooling) == ("relu", "length", "cls")
     plain, notes = convert(tmp_path / "vit", tmp_path / "plain", attention="relu")
     assert notes == [] and plain.config.attention_scaling == "length"
 
