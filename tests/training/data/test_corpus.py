@@ -93,6 +93,7 @@ def test_nothing_left_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
+        ("a.de", gzip.compress(b"eins\n", mtime=0), "a.de: holds NUL bytes"),
         ("a.csv.de", b"", "empty corpus"),
         ("a.TSV.gz", b"", "is a table by its name (.tsv); expected text, one sentence a line: give a table as data.dataset"),
     ],
