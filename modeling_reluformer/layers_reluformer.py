@@ -653,23 +653,21 @@ class AttentionPreTrainedModel(PreTrainedModel):
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
         """Checked before the library does, which would accept any name registered globally and any kernel of the Hub."""
         activation = self.config.attention_activation
-        requested = attn_implementation or valid_attention_implementations(activation)[0]
+        usual = ["eager"] if self.config.output_attentions else valid_attention_implementations(activation)
+        requested = attn_implementation or usual[0]
         require_attention_implementation(activation, requested)
         if requested == "fused" and fused_attention_forward is None:
             if attn_implementation is not None:
-                raise ImportError(
-                    "attn_implementation='fused' needs the package reluformer: install it, or use 'eager'."
-                )
-            logger.info_once(
-                "Without the package reluformer, attention keeps all its weights in memory: 'eager', not 'fused'."
-            )
+                raise ImportError("attn_implementation='fused' needs the package reluformer; use 'eager'.")
+            logger.info_once("Without the package reluformer, attention is 'eager', with all its weights in memory.")
             return "eager"
         if requested in OWN_IMPLEMENTATIONS:
             return requested
         return super()._check_and_adjust_attn_implementation(requested, *args, **kwargs)
 
     def _refuse_output_attentions(self, kwargs: Mapping[str, Any]) -> None:
-        if kwargs.get("output_attentions", self.config.output_attentions) and self.config._attn_implementation != "eager":
+        asked = kwargs.get("output_attentions", self.config.output_attentions)
+        if asked and self.config._attn_implementation != "eager":
             raise ValueError(
                 f"output_attentions=True needs attn_implementation='eager'; {self.config._attn_implementation!r} never holds "
                 "the weights. Call model.set_attn_implementation('eager') first."

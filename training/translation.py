@@ -300,7 +300,8 @@ class Translator:
         versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
         told = float(torch.cat([torch.empty(0), *(weight for weight in weights if weight.dim() == 1)]).double().sum())
         config, generation = self.model.config, self.model.generation_config
-        versions += [(told, {**vars(config)}, generation.eos_token_id, generation.decoder_start_token_id)]
+        scales = config.attention_scaling, config.attention_gamma, config.attention_alpha
+        versions += [(told, scales, generation.eos_token_id, generation.decoder_start_token_id)]
         of_versions, fast = self._fast.get(self._computed, (None, None))
         if of_versions != versions:
             fast = FastTranslationModel(self.model, self._computed)

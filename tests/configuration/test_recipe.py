@@ -216,6 +216,7 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
         (["--training.label_smoothing_factor", "0.1"], "model.label_smoothing"),
         (["--training.eval_accumulation_steps", "2"], "an evaluation of texts sums the loss, and keeps no predictions"),
         (["--training.per_device_train_batch_size", "32"], "batching.tokens_per_batch"),
+        (["--training.enable_jit_checkpoint", "true"], "SIGTERM"),
         (["--training.predict_with_generate", "true"], "evaluation.at_most"),
         (["--training.push_to_hub", "true"], "by `reluformer publish`"),
         (["--training.accelerator_config", '{"even_batches": false}'], "even_batches"),

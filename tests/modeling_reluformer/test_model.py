@@ -180,8 +180,10 @@ def test_impossible_pair_is_refused_with_the_valid_ones(fields, implementation):
 
 def test_output_attentions_returns_the_weights_or_raises():
     source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
-    asking = ReLUFormerConfig(vocab_size=40, d_model=32, output_attentions=True)
-    for model, asked in ((ReLUFormerForConditionalGeneration(asking), {}), (tiny_model(), {"output_attentions": True})):
+    asking = ReLUFormerForConditionalGeneration(ReLUFormerConfig(vocab_size=40, d_model=32, output_attentions=True))
+    assert asking(input_ids=source, decoder_input_ids=target).cross_attentions[0].shape == (2, 8, 5, 7)
+    asking.set_attn_implementation("fused")
+    for model, asked in ((asking, {}), (tiny_model(), {"output_attentions": True})):
         with pytest.raises(ValueError, match="output_attentions=True needs attn_implementation='eager'; 'fused'"):
             model(input_ids=source, decoder_input_ids=target, **asked)
     model.set_attn_implementation("eager")

@@ -204,7 +204,7 @@ def test_a_hook_that_acts_in_training_alone_leaves_the_compiled_path():
     assert fast_translation._reason_against_modules(model) is None
 
 
-@pytest.mark.parametrize("changed", ["hook", "norm", "bias", "start", "scaling"])
+@pytest.mark.parametrize("changed", ["hook", "norm", "bias", "start", "gamma", "scaling"])
 def test_what_was_changed_in_the_model_is_translated_as_generate_does(changed):
     tokenizer = demo_tokenizer(200)
     model = tiny_model(activation_function="relu", vocab_size=len(tokenizer))
@@ -219,7 +219,7 @@ def test_what_was_changed_in_the_model_is_translated_as_generate_does(changed):
     elif changed == "start":
         model.generation_config.decoder_start_token_id = 7
     else:
-        model.config.attention_scaling = "none"
+        setattr(model.config, f"attention_{changed}", "length" if changed == "scaling" else 0.01)
     with torch.no_grad():
         wanted = model.generate(**tokenizer("eins", return_tensors="pt"), max_new_tokens=6, num_beams=1)
     assert translator(["eins"] * 9) == tokenizer.batch_decode(wanted, skip_special_tokens=True) * 9

@@ -209,8 +209,8 @@ def test_the_moses_step_is_applied_and_undone(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_beams": 0}, "num_beams: 0"),
         ({"batch_tokens": 0}, "batch_tokens: 0"),
+        ({"num_beams": None}, "num_beams: None"),
         ({"max_new_tokens": POSITIONS + 1}, f"more than the {POSITIONS} positions"),
         ({"long_sources": "drop"}, "choose one of error, split"),
         ({"num_beam": 2}, "num_beam: not an option of translating; give options of GenerationConfig"),

@@ -47,12 +47,13 @@ std::vector<std::string> instruction_sets() {
   return names;
 }
 
-// For tests, which compare all that a processor has.
-void choose_instruction_set(std::string_view name) {
+// Returns the name of the set that computes now. For tests, which compare all that a processor has.
+std::string choose_instruction_set(std::string_view name) {
   const auto& sets = reluformer::instruction_sets();
   const auto found = std::find_if(sets.begin(), sets.end(), [&](const auto& set) { return set.name == name; });
   TORCH_CHECK_VALUE(found != sets.end(), "this processor has no instruction set '", name, "'.");
   reluformer::chosen_set() = &*found;
+  return reluformer::chosen_set()->name;
 }
 
 bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& row_scale, const MaybeTensor& mask) {
@@ -264,7 +265,7 @@ TORCH_LIBRARY(reluformer_cpu, library) {
   library.def("attention_backward(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, " RELUFORMER_SCHEMA);
   library.def("supports(ScalarType dtype) -> bool", supports);
   library.def("instruction_sets() -> str[]", instruction_sets);
-  library.def("choose_instruction_set(str name) -> ()", choose_instruction_set);
+  library.def("choose_instruction_set(str name) -> str", choose_instruction_set);
 }
 
 TORCH_LIBRARY_IMPL(reluformer_cpu, CPU, library) {

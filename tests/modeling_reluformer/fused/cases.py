@@ -98,7 +98,7 @@ def forced_path(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         pytest.skip(f"the compiled attention cannot be built here, or the processor has no {name}")
     for other in ("_is_small", "operator_for"):
         monkeypatch.setattr(fused, other, None)
-    operators.choose_instruction_set(name)
+    assert operators.choose_instruction_set(name) == name
     yield Path(name, torch.float32)
     operators.choose_instruction_set(sets[0])
 
