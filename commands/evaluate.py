@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from jsonargparse.typing import NonNegativeInt
-
 from reluformer.commands.parsing import DECODING, Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
 
@@ -14,8 +12,10 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--run", required=True, metavar="FOLDER", help="run folder, for example runs/demo")
     parser.add_argument("--split", default="test", choices=("train", "validation", "test"), help="default: test")
     add_decoding_options(parser, default="the recipe's")
-    parser.add_argument("--samples", type=NonNegativeInt, help="translations printed beside their references")
+    parser.add_argument("--samples", type=int, help="translations printed beside their references")
     options = parser.parse_args(arguments)
+    if (options.samples or 0) < 0:
+        raise UserError(f"--samples: {options.samples} must be at least 0")
 
     from reluformer.configuration.recipe_parser import load_recipe
     from reluformer.hub_cards.card import write_card

@@ -658,7 +658,7 @@ class AttentionPreTrainedModel(PreTrainedModel):
         require_attention_implementation(activation, requested)
         if requested == "fused" and fused_attention_forward is None:
             if attn_implementation is not None:
-                raise ImportError("attn_implementation='fused' needs the package reluformer; use 'eager'.")
+                raise ImportError("'fused' attention needs the package reluformer: install it, or use 'eager'.")
             logger.info_once("Without the package reluformer, attention is 'eager', with all its weights in memory.")
             return "eager"
         if requested in OWN_IMPLEMENTATIONS:

@@ -190,7 +190,7 @@ class Translator:
                 )
         for name in ("num_beams", "batch_tokens", "max_new_tokens"):
             value = getattr(self, name)
-            if not (isinstance(value, int) and value >= 1) and (value is not None or name != "max_new_tokens"):
+            if (name, value) != ("max_new_tokens", None) and not (isinstance(value, int) and value >= 1):
                 raise UserError(f"{name}: {value!r} must be a whole number of at least 1")
         if not (isinstance(self.length_penalty, (int, float)) and abs(self.length_penalty) <= 50):
             raise UserError(f"length_penalty: {self.length_penalty!r} must be a number from -50 to 50")

@@ -62,7 +62,7 @@ def test_python_m_reluformer_is_the_command(tmp_path):
         ("train", "mine.yaml"),
         ("evaluate --run {folder}", "run folder"),
         ("evaluate --run {folder} --split dev", "'dev'"),
-        ("evaluate --run {folder} --samples -1", "'-1'"),
+        ("evaluate --run {folder} --samples -1", "--samples: -1 must be at least 0"),
         ("translate --model {folder} --input {folder}/a eins", "not both"),
         ("translate --model {folder} --input {folder}/missing", "missing"),
         ("translate --model {folder} --input {folder}/latin", "line 2"),

@@ -119,7 +119,7 @@ def test_the_bits_are_those_of_every_instruction_set_batch_and_number_of_threads
     results = []
     try:
         for name in names:
-            torch.ops.reluformer_cpu.choose_instruction_set(name)
+            assert torch.ops.reluformer_cpu.choose_instruction_set(name) == name
             for threads in (1, 2):
                 torch.set_num_threads(threads)
                 states, logits = states_and_logits(model, compute, sources)

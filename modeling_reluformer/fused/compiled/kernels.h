@@ -17,7 +17,7 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// In the order of `activation_of` in attention.cpp.
+// In the order of `call_of` in attention.cpp.
 enum Activation : int64_t { kRelu, kRelu2, kRelu6, kSigmoid, kSoftplus, kGelu, kIdentity, kActivations };
 
 // With these a key of zeros gets no weight and no gradient, so that it needs no mask.

@@ -52,7 +52,7 @@ def loops(request):
     operators = library(large=True)
     if operators is None or request.param not in operators.instruction_sets():
         pytest.skip(f"the compiled library cannot be built here, or the processor has no {request.param}")
-    operators.choose_instruction_set(request.param)
+    assert operators.choose_instruction_set(request.param) == request.param
     yield Compiled(operators)
     operators.choose_instruction_set(operators.instruction_sets()[0])
 
