@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse.typing import NonNegativeInt, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from transformers import Seq2SeqTrainingArguments
 
 from reluformer.configuration.scores import Headline
@@ -103,6 +103,36 @@ class PackingConfig:
 
 
 @dataclass(kw_only=True)
+class VariantsConfig:
+    """Variants of the training pairs, as people write them: the source is changed, the target stays. Each is drawn for its share
+    of the pairs, independently of the others but for the two cases; validation and test stay as they are.
+
+    Args:
+        passes: how many times the corpus is drawn, each time with other variants; all of them are one epoch.
+        seed: of the draws.
+        lower: share of sources in lower case.
+        upper: share of sources in upper case.
+        no_punctuation: share of sources without the punctuation at their end.
+        joined: share of pairs with one to three others behind them, drawn from the corpus; both sides are joined by a space.
+        umlauts: share of sources with ae, oe, ue and ss for ä, ö, ü and ß.
+        quotes: share of sources whose quotation marks become typographic ones, or plain ones.
+        untranslated: share of pairs whose source is the target: text that is in the target language already stays as it is.
+        foreign: share of pairs that are replaced by characters of other scripts or pictures, which stay as they are.
+    """
+
+    passes: PositiveInt = 1
+    seed: NonNegativeInt = 0
+    lower: ClosedUnitInterval = 0.0
+    upper: ClosedUnitInterval = 0.0
+    no_punctuation: ClosedUnitInterval = 0.0
+    joined: ClosedUnitInterval = 0.0
+    umlauts: ClosedUnitInterval = 0.0
+    quotes: ClosedUnitInterval = 0.0
+    untranslated: ClosedUnitInterval = 0.0
+    foreign: ClosedUnitInterval = 0.0
+
+
+@dataclass(kw_only=True)
 class DataConfig:
     """Where the pairs come from: the three splits as files, or `dataset`, or `demo`; exactly one of them.
 
@@ -118,6 +148,7 @@ class DataConfig:
         dataset: a set of the `datasets` library that gives all splits, or tables such as CSV.
         demo: the generated corpus.
         packing: train, translate and score packed documents; null: sentence by sentence.
+        variants: of the training pairs, in lower case and so on; null: the pairs as they are.
         workers: processes that tokenise a split, each with threads of its own; changes no result.
         homepage: where the corpus is available, for the error if it is missing.
     """
@@ -132,6 +163,7 @@ class DataConfig:
     dataset: DatasetConfig | None = None
     demo: DemoConfig | None = None
     packing: PackingConfig | None = None
+    variants: VariantsConfig | None = None
     workers: PositiveInt = 1
     homepage: str | None = None
 

@@ -73,6 +73,15 @@ def _of_data(recipe: Recipe) -> Iterator[str]:
         yield f"data: give exactly one of {', '.join(origins)}; given: {' and '.join(given) or 'none of them'}"
     if given == ["train/validation/test"] and data.train is None:
         yield "data: the files of `train` are missing; give data.train.source and data.train.target"
+    if data.variants is None:
+        return
+    if data.packing is not None:
+        yield "data.variants: does not go with data.packing, whose documents stay whole; leave one of them out"
+    if data.text == "moses":
+        yield "data.variants: are of plain text, and data.text is moses; leave it out"
+    for one, other in (("lower", "upper"), ("untranslated", "foreign")):
+        if (both := getattr(data.variants, one) + getattr(data.variants, other)) > 1:
+            yield f"data.variants: {one} and {other} are {both:g} together, and exclude each other; lower them to 1 at most"
 
 
 def _of_documents(recipe: Recipe) -> Iterator[str]:

@@ -76,14 +76,22 @@ def recipes() -> str:
     rows = []
     for name in recipe_names():
         says = _resolved(name)
-        data, model = says["data"], says["model"]
+        data = says["data"]
         languages = f"{data['source_language']} → {data['target_language']}"
-        preset = model.get("preset", "reluformer")
-        config = ReLUFormerConfig.from_preset(preset)
-        gamma = model.get("attention_gamma", config.attention_gamma) if config.attention_scaling == "variance" else None
         length, steps = f"{data.get('max_length', 256):,}", f"{says['training']['max_steps']:,}"
-        rows.append([f"`{name}`", languages, f"`{preset}`", length, "–" if gamma is None else f"{gamma:g}", steps])
-    return table(("recipe", "languages", "preset", "`data.max_length`", "γ", "updates"), rows)
+        rows.append([f"`{name}`", languages, *_preset_and_gamma(says), length, steps])
+    return table(("recipe", "languages", "preset", "γ", "`data.max_length`", "updates"), rows)
+
+
+def _preset_and_gamma(says: dict) -> tuple[str, str]:
+    """Of a recipe's model; one that keeps the attention of `initialize_from` names neither."""
+    if "model" not in says:
+        return f"of `{says['initialize_from']}`", "–"
+    preset = says["model"].get("preset", "reluformer")
+    config = ReLUFormerConfig.from_preset(preset)
+    if config.attention_scaling != "variance":
+        return f"`{preset}`", "–"
+    return f"`{preset}`", f"{says['model'].get('attention_gamma', config.attention_gamma):g}"
 
 
 def _resolved(name: str) -> dict:

@@ -14,6 +14,7 @@ from reluformer.training.data.corpus import CorpusReport, load_split
 from reluformer.training.data.documents import pack_split
 from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs
 from reluformer.training.data.moses import MosesStep
+from reluformer.training.data.variants import with_variants
 from reluformer.training.run.model_building import build_config, run_tokenizer
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import write_json
@@ -59,6 +60,9 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
             packed = pack_split(data, split, pairs[split], tokenizer)
             pairs[split] = packed.pairs
             told(packed.report)
+        if data.variants is not None:
+            pairs["train"], report = with_variants(pairs["train"], data.variants)
+            told(report)
         for split in learned:
             options = {"max_length": max_length, "name": f"{split} tokens", "workers": data.workers}
             encoded[split], report = encode_pairs(pairs[split], tokenizer, **options)
