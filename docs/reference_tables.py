@@ -110,6 +110,13 @@ def evidence() -> str:
     return evidence_table()
 
 
+def seed_pairs() -> str:
+    """How many pairs of one seed softmax is ahead in."""
+    from benchmarks.studies.evidence import seed_pairs as of_the_results
+
+    return of_the_results()
+
+
 def speed_of_training() -> str:
     """How often a training step with ReLU attention is done in the time of one with softmax, by task and dtype."""
     from benchmarks.pages import overview_table
@@ -147,6 +154,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "presets": presets,
     "recipes": recipes,
     "evidence": evidence,
+    "seed pairs": seed_pairs,
     "speed of training": speed_of_training,
     "paper sizes": paper_sizes,
 }

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.markdown import mean_and_each
 from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, select, value
 from benchmarks.studies.parser import filled, row_of_line
-from benchmarks.studies.scores import FEWEST_ITEMS, STATISTICS, Comparison, bootstrap_of_means, comparable, in_words
+from benchmarks.studies.scores import FEWEST_ITEMS, STATISTICS, Comparison, comparable, compare_means, in_words
 from benchmarks.studies.study import Claim, Figure, Study
 from benchmarks.studies.tasks import has_diverged, spent
 
@@ -31,6 +31,7 @@ _SPEED = ("cpu_seconds", "training_seconds")
 CONVERGED, LEARNED = 0.5, 10.0
 # The paths of figures that are compared by a paired bootstrap.
 _PAIRED = {f"{name}.score": name for name in STATISTICS}
+ONE_SEED = "(one seed)"  # how a verdict ends that no second seed bears out
 # The parts of a claim that name a row, or several.
 _NAMES = ("best", "higher", "lower", "diverges", "twin", "row", "equal", "among")
 
@@ -39,18 +40,54 @@ Word = tuple[str, str]  # one of the five words, and why
 
 @dataclass(frozen=True)
 class Verdict:
-    """`verdict` is one of the five words; `text` the claim; `why` the figures behind it; `kind` one of `KINDS`."""
+    """`verdict` is one of the five words; `text` the claim; `why` the figures behind it; `kind` one of `KINDS`.
+
+    statement: what the claim is a test of, see [`study.Claim`]. to_the_end: whether its rows were trained to the end.
+    """
 
     text: str
     verdict: str
     why: str
     kind: str
+    statement: str
+    to_the_end: bool = False
+
+    @property
+    def of_one_seed(self) -> bool:
+        return self.why.endswith(ONE_SEED)
 
 
 def judge(study: Study, outcomes: Mapping[str, Outcome]) -> list[Verdict]:
     """One verdict for each claim, and for each row of the family that a claim is made of."""
-    claims = [each for claim in study.claims for each in _expanded(claim, outcomes)]
-    return [Verdict(claim.text, *_judge(claim, study, outcomes), _kind(claim, study)) for claim in claims]
+    verdicts = []
+    for claim in study.claims:
+        statement = claim.statement or f"{study.title}: {claim.text}"
+        for each in _expanded(claim, outcomes):
+            word, why = _judge(each, study, outcomes)
+            verdicts.append(Verdict(each.text, word, why, _kind(each, study), statement, claim.to_the_end))
+    return verdicts
+
+
+def decisive(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Those that decide about a statement, of all that test it: of rows trained to the end, if some of them were measured."""
+    ended = [verdict for verdict in verdicts if verdict.to_the_end and verdict.verdict not in (NOT_MEASURED, PENDING)]
+    return ended or list(verdicts)
+
+
+def of_statement(verdicts: Sequence[Verdict]) -> str:
+    """The word for a statement: it agrees where all tests that were measured agree, and disagrees where some of them disagree
+    and none agrees.
+
+    Args:
+        verdicts: of all claims that test it.
+    """
+    words = {verdict.verdict for verdict in decisive(verdicts)}
+    if PENDING in words or words == {NOT_MEASURED}:
+        return PENDING if PENDING in words else NOT_MEASURED
+    words.discard(NOT_MEASURED)
+    if words == {AGREES}:
+        return AGREES
+    return DISAGREES if DISAGREES in words and AGREES not in words else UNDECIDED
 
 
 def _kind(claim: Claim, study: Study) -> str:
@@ -128,8 +165,8 @@ class _Case:
         texts = [text for _, text in judged]
         if len(groups) > 1:
             texts = [f"seed {seed}: {text}" for (seed,), text in zip(groups, texts, strict=True)]
-        one = " (one seed)" if len(seeds) == 1 else ""
-        return words.pop() if len(words) == 1 else UNDECIDED, "; ".join(texts) + one
+        few = f" {ONE_SEED}" if len(seeds) == 1 else " (two seeds)" if len(groups[0]) == 2 else ""
+        return words.pop() if len(words) == 1 else UNDECIDED, "; ".join(texts) + few
 
     def _values(self, seed: int) -> list[float | None]:
         return [value(self.figure, row, seed) for row in self.rows]
@@ -159,7 +196,7 @@ class _Case:
         if any(None in of_seed for of_seed in values):
             return PENDING, f"{figure.label} was not measured"
         updates = dict.fromkeys(spent(result)[0] for result in (*(each for of in results for each in of), *others))
-        if len(updates) > 1 and not claim.of_updates:
+        if len(updates) > 1 and not (claim.of_updates or claim.per_compute):
             return UNDECIDED, f"trained for {' and '.join(f'{number:,}' for number in updates)} updates"
         means = [fmean(of_row) for of_row in zip(*values, strict=True)]
         if len(means) > 2:  # equal: so are all, if the highest and the lowest are
@@ -167,7 +204,19 @@ class _Case:
             word, text = self._compare([results[at] for at in ends], [means[at] for at in ends])
             high, low = (self.rows[at].entry.label for at in ends)
             return word, f"from {low} to {high}: {text}"
-        return self._compare(results, means)
+        word, text = self._compare(results, means)
+        return self._per_compute(word, text, results) if claim.per_compute else (word, text)
+
+    def _per_compute(self, word: str, text: str, results: list[list[Mapping[str, Any]]]) -> Word:
+        """A row that is ahead with more core-seconds, or behind with fewer, says nothing of what as many would give."""
+        spent_by = [[result.get("cpu_seconds") for result in of_row] for of_row in results]
+        if any(None in of_row for of_row in spent_by):
+            return PENDING, f"{text}: core-seconds were not measured"
+        ours, theirs = (fmean(of_row) for of_row in spent_by)
+        text = f"{text}, in {ours:,.0f} core-seconds against {theirs:,.0f}"
+        if (word == AGREES and ours > theirs) or (word == DISAGREES and ours < theirs):
+            return UNDECIDED, f"{text}: equal ones were not measured"
+        return word, text
 
     def _judge_best(self, seeds: list[int]) -> Word:
         """Above every other: as many claims of two rows, of which one may contradict."""
@@ -223,7 +272,7 @@ def _convergence(result: Mapping[str, Any], twin: Mapping[str, Any]) -> Word:
 def _compare_scores(claim: Claim, name: str, ours: Sequence[Any], theirs: Sequence[Any]) -> Word:
     if not comparable(*ours, *theirs):
         return UNDECIDED, "not scored on the same references"
-    test, unit = bootstrap_of_means(STATISTICS[name], ours, theirs), f" {STATISTICS[name].unit}"
+    test, unit = compare_means(STATISTICS[name], ours, theirs), f" {STATISTICS[name].unit}"
     if claim.equal or claim.margin < 0:
         return _within(claim, test, unit)
     beyond = Comparison(*(np.subtract(x, claim.margin) for x in (test.difference, test.each, test.samples)), test.items)

@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.studies.claims import AGREES, DISAGREES, KINDS, LEARNED, PENDING, WORDS, Verdict, judge
+from benchmarks.studies.claims import (
+    AGREES,
+    DISAGREES,
+    KINDS,
+    LEARNED,
+    PENDING,
+    WORDS,
+    Verdict,
+    decisive,
+    judge,
+    of_statement,
+)
 from benchmarks.studies.outcomes import RUN, Outcome, at_size, outcomes_of, select, value
 from benchmarks.studies.parser import STUDIES_FOLDER, load_rows, load_study, study_names
 from benchmarks.studies.plots import draw_plot
@@ -34,13 +45,19 @@ _HOW_TO_READ = """### How to read it
 
 - On CPUs all is smaller than in the papers: orderings and signs can be compared with theirs, scores themselves cannot.
 - A claim *agrees* or *disagrees* with our figures, or is *undecided*, with the reason. *Not measured*: its rows are of another
-  size, or cannot be run here. *Pending*: a row has not been trained. What a paper claims in two places counts twice.
-- **Which of two is ahead** in BLEU, accuracy or perplexity is decided by a paired bootstrap ({samples} samples, drawn as by
-  sacreBLEU, of {fewest} or more sentences, pictures or documents). With three seeds or more, each sample draws the seeds of
-  each row as well ([the multi-bootstrap](https://arxiv.org/abs/2106.16163)), and the 95 % interval of the difference must
-  leave 0 out; of three seeds it is rather too narrow than too wide. With one seed or two the p-value must be below 0.05,
-  which says nothing of other seeds; with two, both must point the same way, and the mean of their differences must be larger
-  than their standard deviation.
+  size, or cannot be run here. *Pending*: a row has not been trained.
+- **The tally counts statements.** What a paper states once is one statement, in however many widths, layers or lengths we test
+  it, and so is what it says in two places. A statement agrees where all tests of it that were measured agree, and disagrees where
+  some disagree and none agrees; otherwise it is undecided. Where rows of it were trained to the end, they alone decide.
+- **Which of two is ahead** in BLEU, accuracy or perplexity is decided by one method. The trainings of one seed are a pair:
+  they see the data in the same order. The differences of k seeds have a mean and a standard deviation s, and the distance of
+  that mean from the one over all seeds, divided by s/√k, has Student's t distribution with k - 1 degrees of freedom. The
+  noise of the test text is that of a paired bootstrap ({samples} samples, drawn as by sacreBLEU, of {fewest} or more
+  sentences, pictures or documents). With three seeds or more, each of its samples gets a value of that t distribution, times
+  s/√k, added, and the 95 % interval of these sums must leave 0 out. Where only seeds or only texts make noise, 95 % of such
+  intervals hold the true difference, and more where both do. With one seed or two, the p-value of the bootstrap alone must be
+  below 0.05, which says nothing of other seeds, and is marked so; with two, both must point the same way, and the mean of
+  their differences must be larger than s.
 - **Equal, to a margin** (or no further behind than that) is decided by two one-sided tests (or one) of 5 %: the 90 % interval
   must lie within the margin, and contradicts the claim where it lies outside as a whole. With one seed or two the interval is
   that over the test set, widened to hold the difference of each seed.
@@ -103,14 +120,20 @@ def write_reproduction(
 
 
 def _tally(loaded: Loaded, verdicts: Verdicts) -> list[str]:
-    """How the claims of each paper, and our own expectations, stand by what they are about."""
+    """How the statements of each paper, and our own expectations, stand by what they are about."""
     counts: dict[tuple[str, str], Counter[str]] = {}
+    statements: dict[tuple[str, str], list[Verdict]] = {}
     for name, study in loaded:
         for verdict in verdicts[name]:
-            alone = verdict.verdict in (AGREES, DISAGREES) and verdict.why.endswith("(one seed)")
-            for kind in (verdict.kind, _ALL):
-                of = counts.setdefault((_OURS if study.ours else study.paper, kind), Counter())
-                of.update([verdict.verdict, _ALL, *([_ONE_SEED] if alone else [])])
+            key = (_OURS if study.ours else study.paper, verdict.statement)
+            statements.setdefault(key, []).append(verdict)
+    for (paper, _), tests in statements.items():
+        word = of_statement(tests)
+        deciding = [verdict for verdict in decisive(tests) if verdict.verdict in (AGREES, DISAGREES)]
+        alone = word in (AGREES, DISAGREES) and all(verdict.of_one_seed for verdict in deciding)
+        for kind in (tests[0].kind, _ALL):
+            of = counts.setdefault((paper, kind), Counter())
+            of.update([word, _ALL, *([_ONE_SEED] if alone else [])])
     words = [*(word for word in WORDS if any(count[word] for count in counts.values())), _ALL, _ONE_SEED]
     rows = [
         [title, kind, *(str(count[word]) for word in words)]
@@ -118,7 +141,14 @@ def _tally(loaded: Loaded, verdicts: Verdicts) -> list[str]:
         for kind in (*KINDS, _ALL)
         if (count := counts.get((paper, kind)))
     ]
-    return ["### The claims", "", *table(["of", "about", *words], rows), ""]
+    return [
+        "### The claims",
+        "",
+        "Statements, each counted once, however often it was tested.",
+        "",
+        *table(["of", "about", *words], rows),
+        "",
+    ]
 
 
 def _study(

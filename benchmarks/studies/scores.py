@@ -1,7 +1,23 @@
-"""What each item of a test set adds to a score, and from it the paired bootstrap of two rows (Koehn 2004), with sacreBLEU's
-samples.
+"""What each item of a test set adds to a score, and from it how far apart two rows are, with the noise of seeds and test text.
 
 A result keeps these statistics and no text, so that it can be compared with another one.
+
+**The method.** Two rows are compared by the differences d₁ … dₖ of their scores, one for each seed: both trainings of a seed
+see the data in the same order, and are a pair. The mean difference d̄ is uncertain twice over:
+
+- Other seeds would give another mean. With s, the standard deviation of the k differences, and δ, the mean over all seeds,
+  (d̄ - δ) / (s/√k) has Student's t distribution with k - 1 degrees of freedom.
+- Another test text would give other scores. The paired bootstrap (Koehn 2004) draws the items of the test set with
+  replacement, the same ones for all scores, and takes d̄ of every sample; the samples are those of sacreBLEU.
+
+The two are independent and add up: sample b is d̄ of the bootstrap's sample b plus s/√k times a value of the t distribution.
+The interval is made of the percentiles of these sums. It is that of the t test where the text has no noise, and that of the
+bootstrap where all seeds give the same. In between it covers more than it says, for two reasons: a sum of this kind is known
+to (Behrens and Fisher's), and what a seed does to single sentences is counted in both parts. `test_scores.py` simulates it.
+
+With one seed or two only the second part is there, and what it says is of these trainings. Of one seed nothing is known of
+others, and Student's t with the one degree of freedom of two seeds is so wide (12.7 s/√2 on both sides) that it would decide
+nothing. Of two seeds both must point the same way, and their mean must be further from 0 than s.
 """
 
 from __future__ import annotations
@@ -9,6 +25,7 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +49,7 @@ METRICS = {
 SAMPLES = 10_000
 SEED = 12345  # sacreBLEU's
 SIGNIFICANT = 0.05
-SEVERAL_SEEDS = 3  # from so many on, their scatter is measured and not only looked at
+SEVERAL_SEEDS = 3  # from so many on, the samples are of seeds, too
 FEWEST_ITEMS = 10  # of two documents, all samples together have three different scores
 
 Statistics = Mapping[str, Any]
@@ -152,8 +169,11 @@ STATISTICS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first scores minus the second: `difference` of the means over the seeds, `each` by seed, and of the bootstrap's
-    `samples`, (samples,). items: of the test set."""
+    """The first scores minus the second: `difference` of the means over the seeds, and `each` by seed.
+
+    samples: of that difference, (samples,): over test texts and, from `SEVERAL_SEEDS` seeds on, over seeds. items: of the
+    test set.
+    """
 
     difference: float
     each: tuple[float, ...]
@@ -162,7 +182,7 @@ class Comparison:
 
     @property
     def has_seeds(self) -> bool:
-        """Whether the samples are of seeds and items together."""
+        """Whether the samples are of seeds and items together, and not of items alone."""
         return len(self.each) >= SEVERAL_SEEDS
 
     @property
@@ -197,8 +217,11 @@ class Comparison:
         text = mean_and_each(self.each, "{:+.2f}") + unit
         if self.items < FEWEST_ITEMS:
             return text
-        p_value = f"p = {self.p_value:.3f}" if self.p_value >= 0.0005 else "p < 0.001"
-        return f"{text}, {in_words(self, 95) if self.has_seeds else p_value}"
+        return f"{text}, {in_words(self, 95) if self.has_seeds else p_in_words(self.p_value)}"
+
+
+def p_in_words(p_value: float) -> str:
+    return f"p = {p_value:.3f}" if p_value >= 0.0005 else "p < 0.001"
 
 
 def in_words(comparison: Comparison, percent: int) -> str:
@@ -213,13 +236,15 @@ def comparable(*statistics: Statistics | None) -> bool:
     return all(statistics) and len({tuple(each[name] for name in names) for each in statistics}) == 1
 
 
-def bootstrap_of_means(
+def compare_means(
     kind: Statistic, first: Sequence[Statistics], second: Sequence[Statistics], samples: int = SAMPLES
 ) -> Comparison:
-    """Paired bootstrap of two mean scores, each over the seeds of a row: every sample draws the same items for all of them.
+    """Two mean scores over the same seeds, as this module's docstring says.
 
-    The samples are sacreBLEU's. They say whether other test items would turn the difference; of `SEVERAL_SEEDS` seeds or more,
-    whose samples draw the seeds of each row, too (the multi-bootstrap, arXiv 2106.16163), whether other trainings would.
+    Args:
+        kind: of score.
+        first, second: statistics of each row, by seed, both in the same order.
+        samples: how many.
 
     Raises:
         ValueError: statistics that are not [`comparable`].
@@ -230,11 +255,38 @@ def bootstrap_of_means(
     count = len(rows[0][0])
     scores = [kind.score(_draws(count, samples) @ np.stack(side)) for side in rows]  # (seeds, samples) of both
     each = tuple(one["score"] - other["score"] for one, other in zip(first, second, strict=True))
+    difference = fmean(each)
+    drawn = (scores[0] - scores[1]).mean(0)
     if len(each) >= SEVERAL_SEEDS:
-        seeds = np.random.default_rng(SEED + 1).integers(0, len(each), (2, len(each), samples))
-        ahead_first = seeds if fmean(each) >= 0 else seeds[::-1]  # so that the other way round it is the same interval
-        scores = [np.take_along_axis(side, drawn, axis=0) for side, drawn in zip(scores, ahead_first, strict=True)]
-    return Comparison(fmean(each), each, scores[0].mean(0) - scores[1].mean(0), count)
+        error = stdev(each) / math.sqrt(len(each))
+        # with this sign the interval is the same one the other way round
+        drawn = drawn + math.copysign(error, difference) * _student_t(len(each) - 1, samples)
+    return Comparison(difference, each, drawn, count)
+
+
+def paired_t_test(differences: Sequence[float]) -> float:
+    """The two-sided p-value of the mean of these differences: the test of Student for pairs."""
+    freedom = len(differences) - 1
+    t = abs(fmean(differences)) / (stdev(differences) / math.sqrt(len(differences)))
+    angles, below = _student_t_table(freedom)
+    return 2 * (1 - float(np.interp(math.atan(t / math.sqrt(freedom)), angles, below)))
+
+
+def _student_t(freedom: int, count: int) -> np.ndarray:
+    """The middle of each of `count` equally likely parts of Student's t distribution, shuffled: (count,)."""
+    angles, below = _student_t_table(freedom)
+    values = math.sqrt(freedom) * np.tan(np.interp((np.arange(count) + 0.5) / count, below, angles))
+    return np.random.default_rng(SEED + 1).permutation(values)
+
+
+@functools.lru_cache
+def _student_t_table(freedom: int) -> tuple[np.ndarray, np.ndarray]:
+    """Angles from -π/2 to π/2, and the share of the distribution below √freedom · tan(angle): its density over the angle is
+    proportional to cos(angle)^(freedom - 1)."""
+    angles = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
+    density = np.cos(angles) ** (freedom - 1)
+    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return angles, below / below[-1]
 
 
 @functools.lru_cache(maxsize=1)

@@ -110,7 +110,12 @@ class Claim:
     - `row` with `above`, `below` or both: `figure` of one row against numbers.
 
     A claim whose names have `{name}` is made for each row whose values fill the first of them to its own name. With
-    `of_updates` it is about what more updates do; any other claim of rows that differ in them decides nothing.
+    `of_updates` it is about what more updates do; any other claim of rows that differ in them decides nothing. With
+    `per_compute` it is about what so many core-seconds buy, whatever the updates.
+
+    statement: what the paper states, where several claims, also of several studies, test one statement; else the text, with
+    which all claims of a family are one. A report counts statements. to_the_end: its rows were trained to the end, so that it
+    decides about the statement, and claims of shorter trainings do not.
     """
 
     text: str
@@ -127,6 +132,9 @@ class Claim:
     below: float | None = None
     margin: float = 0.0
     of_updates: bool = False
+    per_compute: bool = False
+    statement: str | None = None
+    to_the_end: bool = False
 
 
 @dataclass(kw_only=True)

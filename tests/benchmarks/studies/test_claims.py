@@ -3,8 +3,9 @@
 import pytest
 import yaml
 
+from benchmarks.studies.claims import Verdict, of_statement
 from benchmarks.studies.parser import ROWS_FILE
-from benchmarks.studies.scores import STATISTICS, bootstrap_of_means
+from benchmarks.studies.scores import STATISTICS, compare_means
 from reluformer.training.run.records import write_json
 
 ORDER = {"higher": "softmax", "lower": "relu"}
@@ -16,7 +17,7 @@ def test_a_clear_difference_of_both_seeds_agrees_or_disagrees(study):
         study.give("softmax", seed, 0.9)
         study.give("relu", seed, 0.6)
     verdict = study.verdict()
-    assert verdict.verdict == "agrees" and verdict.why.endswith(" BLEU, p < 0.001")
+    assert verdict.verdict == "agrees" and verdict.why.endswith(" BLEU, p < 0.001 (two seeds)")
     study.claims({"higher": "relu", "lower": "softmax"})
     assert study.verdict().verdict == "disagrees"
 
@@ -53,7 +54,7 @@ def test_seeds_are_judged_by_their_means(study):
 
 def test_equal_and_not_behind_are_decided_by_an_interval_and_not_by_the_difference(study):
     results = [study.give(*row)["bleu"] for row in (("softmax", 1, 0.9), ("relu", 1, 0.6))]
-    test = bootstrap_of_means(STATISTICS["bleu"], *([each] for each in results))
+    test = compare_means(STATISTICS["bleu"], *([each] for each in results))
     low, high = test.interval(90)
     assert 0 < low < test.difference < high
     for margin, verdict in ((1.01 * high, "agrees"), (1.01 * test.difference, "undecided"), (0.99 * low, "disagrees")):
@@ -112,6 +113,57 @@ def test_rows_of_unequal_updates_decide_nothing(study):
     start = {"updates": 2200, "training_seconds": 9.0}
     write_json(study.task("relu", 1).result_file, {**result, "start": start})
     assert study.verdict().verdict == "agrees", "what a row started from counts as its training"
+
+
+@pytest.mark.parametrize(
+    ("relu", "seconds", "verdict"),
+    [
+        (0.9, 90.0, "agrees"),  # ahead, for less
+        (0.9, 110.0, "undecided"),  # ahead, for more
+        (0.3, 90.0, "undecided"),  # behind, for less
+        (0.3, 110.0, "disagrees"),
+        (0.9, None, "pending"),
+    ],
+)
+def test_what_core_seconds_buy_is_judged_where_a_row_is_ahead_with_fewer_or_behind_with_more(
+    study, relu, seconds, verdict
+):
+    study.claims({"higher": "relu", "lower": "softmax", "per_compute": True})
+    for row, quality, cpu_seconds, updates in (("softmax", 0.6, 100.0, 2400), ("relu", relu, seconds, 6000)):
+        result = study.give(row, 1, quality, updates=updates)
+        write_json(study.task(row, 1).result_file, {**result, "cpu_seconds": cpu_seconds})
+    found = study.verdict()
+    assert found.verdict == verdict
+    assert seconds is None or f"in {seconds:.0f} core-seconds against 100" in found.why
+
+
+def verdicts(*words, ended=()):
+    return [
+        Verdict("", word, "", "BLEU", "a statement", to_the_end)
+        for words, to_the_end in ((words, False), (ended, True))
+        for word in words
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "ended", "expected"),
+    [
+        (["agrees", "agrees"], [], "agrees"),
+        (["agrees", "not measured"], [], "agrees"),
+        (["agrees", "undecided"], [], "undecided"),
+        (["disagrees", "undecided"], [], "disagrees"),
+        (["disagrees", "agrees"], [], "undecided"),
+        (["agrees", "pending"], [], "pending"),
+        (["not measured"], [], "not measured"),
+        (["disagrees", "disagrees"], ["undecided"], "undecided"),
+        (["undecided"], ["disagrees", "agrees"], "undecided"),
+        (["agrees"], ["disagrees"], "disagrees"),
+        (["agrees"], ["not measured"], "agrees"),
+        (["agrees"], ["pending"], "pending"),
+    ],
+)
+def test_a_statement_is_decided_by_all_its_tests_and_by_those_trained_to_the_end_alone(words, ended, expected):
+    assert of_statement(verdicts(*words, ended=ended)) == expected
 
 
 def test_a_result_of_another_recipe_is_pending(study):

@@ -57,7 +57,7 @@ def line(monkeypatch):
         for key, more in (changes or {}).items():
             found[key] |= more
         monkeypatch.setattr(evidence, "read_result", lambda task: found.get((task.row.name, task.seed)))
-        monkeypatch.setattr(evidence, "bootstrap_of_means", compared)
+        monkeypatch.setattr(evidence, "compare_means", compared)
         return evidence._line(PAIR, CATALOGUE.rows, Places.of(evidence.SIZE))[2:]
 
     return of

@@ -10,6 +10,8 @@ from benchmarks.studies.tasks import read_result
 from reluformer.configuration.errors import UserError
 from reluformer.training.run.records import write_json
 
+ORDER = {"higher": "softmax", "lower": "relu"}
+
 
 def test_a_result_of_another_seed_is_none(study):
     study.give("relu", 1, 0.6)
@@ -59,7 +61,7 @@ def test_a_row_of_another_size_is_not_measured_and_the_papers_figures_stand(stud
 
 
 def test_claims_are_counted_by_what_they_are_about_and_our_own_apart(study):
-    claims = [{"higher": "softmax", "lower": "relu"}, {"higher": "softmax", "lower": "relu", "figure": "entropy"}]
+    claims = [{"higher": "softmax", "lower": "relu"}, {"text": "another", **ORDER, "figure": "entropy"}]
     study.claims(*claims)
     for row in (("softmax", 1, 0.9), ("relu", 1, 0.6)):
         study.give(*row)
@@ -71,6 +73,19 @@ def test_claims_are_counted_by_what_they_are_about_and_our_own_apart(study):
     report = study.report()
     assert head not in report and "| our own studies | all | 1 | 1 | 2 | 2 |\n" in report
     assert "| our expectation | verdict |" in report
+
+
+def test_a_statement_counts_once_however_often_it_is_tested(study):
+    both = {"text": "one width", "higher": "softmax", "lower": "width_{n}", "statement": "one statement"}
+    study.claims(both, {"text": "another place", **ORDER, "statement": "one statement"})
+    for row, quality in (("softmax", 0.9), ("relu", 0.6), ("width_8", 0.5), ("width_16", 0.5)):
+        study.give(row, 1, quality)
+    report = study.report()
+    assert report.count("| **agrees** |") == 3
+    assert "| about | agrees | all | decided by one seed |" in report and " | BLEU | 1 | 1 | 1 |\n" in report
+    study.claims(both, {"text": "to the end", "higher": "relu", "lower": "softmax", "to_the_end": True,
+                        "statement": "one statement"})  # fmt: skip
+    assert " | BLEU | 1 | 1 | 1 |\n" in study.report() and "| about | disagrees | all |" in study.report()
 
 
 def test_the_report_says_how_its_scores_were_measured(study):

@@ -14,10 +14,12 @@ from benchmarks.studies.scores import (
     SEED,
     STATISTICS,
     Comparison,
+    Statistic,
     accuracy_statistics,
     bleu_statistics,
-    bootstrap_of_means,
     comparable,
+    compare_means,
+    paired_t_test,
     perplexity_statistics,
 )
 from reluformer.training.scoring.evaluation import write_translations
@@ -74,7 +76,7 @@ def test_bleu_is_that_of_sacrebleu_and_the_p_value_counts_both_sides(tmp_path, m
     baseline, system = test()[1]["BLEU"]
     statistics = [bleu_statistics(path, recipe) for path in (first, second)]
     assert statistics[0]["metric"] == headline and statistics[0]["score"] == pytest.approx(system.score)
-    comparison = bootstrap_of_means(STATISTICS["bleu"], *([each] for each in statistics), samples=200)
+    comparison = compare_means(STATISTICS["bleu"], *([each] for each in statistics), samples=200)
     assert comparison.difference == pytest.approx(system.score - baseline.score)
     differences = np.subtract(*(_of_samples(metric, texts, references) for texts in (first_texts, second_texts)))
     one_side = np.sum(np.abs(differences) - np.abs(differences).mean() > abs(comparison.difference))
@@ -102,7 +104,7 @@ def test_means_over_seeds_are_compared_on_the_same_pictures(tmp_path):
     for statistics, right in sides[0]:
         rows = STATISTICS["accuracy"].rows(statistics)
         assert rows.tolist() == [[int(each), 1] for each in right] and statistics["pictures"] == 301
-    found = bootstrap_of_means(STATISTICS["accuracy"], *([each for each, _ in side] for side in sides), samples=400)
+    found = compare_means(STATISTICS["accuracy"], *([each for each, _ in side] for side in sides), samples=400)
     drawn = np.random.default_rng(SEED).choice(301, size=(400, 301), replace=True)
     sampled = [np.mean([right[drawn].mean(1) for _, right in side], axis=0) for side in sides]
     difference = np.subtract(*(np.mean([right.mean() for _, right in side]) for side in sides))
@@ -118,7 +120,7 @@ def test_the_bootstrap_of_perplexities_draws_documents(tmp_path):
     statistics = [predicted(tmp_path, tokens, each) for each in nats]
     assert statistics[0]["score"] == pytest.approx(np.exp(first.sum() / tokens.sum()), rel=1e-8)
     assert statistics[0]["per_byte"] == pytest.approx(np.exp(first.sum() / (3 * tokens.sum())), rel=1e-8)
-    found = bootstrap_of_means(STATISTICS["perplexity"], *([each] for each in statistics), samples=400)
+    found = compare_means(STATISTICS["perplexity"], *([each] for each in statistics), samples=400)
     drawn = np.random.default_rng(SEED).choice(41, size=(400, 41), replace=True)
     sampled = [np.exp(each[drawn].sum(1) / tokens[drawn].sum(1)) for each in nats]
     assert found.p_value == pytest.approx(p_value(sampled, found.difference)) and 0.005 < found.p_value < 1
@@ -153,18 +155,74 @@ def test_the_interval_of_few_seeds_holds_each_of_them():
     assert Comparison(0.0, (-3.0, 1.5, 1.5), samples, 10).interval(90) == pytest.approx((-0.9, 0.9))
 
 
-def test_of_three_seeds_the_samples_draw_seeds_of_each_row_as_well(tmp_path):
-    """The variance is that over the items and that of the mean of three seeds drawn of three, of either row."""
-    sides = [[classified(tmp_path, 400, rate, (at, seed))[0] for seed, rate in enumerate(rates)]
-             for at, rates in enumerate(((0.9, 0.8, 0.7), (0.6, 0.7, 0.8)))]  # fmt: skip
-    alone = [bootstrap_of_means(STATISTICS["accuracy"], *(side[:2] for side in sides)), None]
-    together = bootstrap_of_means(STATISTICS["accuracy"], *sides, samples=4000)
-    seeds = sum(np.var([each["score"] for each in side]) / 3 for side in sides)
-    assert together.difference == pytest.approx(np.subtract(*(np.mean([e["score"] for e in side]) for side in sides)))
-    assert np.var(together.samples) == pytest.approx(seeds + np.var(alone[0].samples) * 2 / 3, rel=0.2)
-    assert seeds > 2 * np.var(alone[0].samples), "the seeds matter"
-    turned = bootstrap_of_means(STATISTICS["accuracy"], *sides[::-1], samples=4000)
-    assert turned.interval(95) == pytest.approx([-bound for bound in together.interval(95)[::-1]])
+MEAN = Statistic("mean", "", "items", lambda statistics: statistics["rows"], lambda sums: sums[..., 0] / sums[..., 1])
+
+
+def scored(values):
+    """Statistics of a made-up score, the mean of `values` over the items."""
+    rows = np.stack([values, np.ones_like(values)], axis=1)
+    return {"metric": "mean", "signature": "", "references": "", "score": float(values.mean()), "rows": rows}
+
+
+def two_rows(rng, seeds, items, *, of_seed, of_item, of_both):
+    """Two rows that are equally good, with what chance adds to a seed, to an item in all seeds, and to an item in one seed."""
+    sides = []
+    for _ in range(2):
+        values = of_seed * rng.normal(size=(seeds, 1)) + of_item * rng.normal(size=items)
+        sides.append([scored(each) for each in values + of_both * rng.normal(size=(seeds, items))])
+    return sides
+
+
+def test_the_interval_is_that_of_a_t_test_where_the_text_has_no_noise():
+    """t(2) = 4.3027 and t(4) = 2.7764, from the tables."""
+    for each, quantile in (((1.59, 0.85, 0.81), 4.3027), ((1.0, -0.2, 0.4, 2.0, 0.3), 2.7764)):
+        sides = [[scored(np.full(10, value)) for value in of] for of in (each, (0.0,) * len(each))]
+        found = compare_means(MEAN, *sides)
+        half = quantile * np.std(each, ddof=1) / np.sqrt(len(each))
+        assert found.interval(95) == pytest.approx((np.mean(each) - half, np.mean(each) + half), abs=0.003 * half)
+        turned = compare_means(MEAN, *sides[::-1])
+        assert turned.interval(95) == pytest.approx([-bound for bound in found.interval(95)[::-1]])
+
+
+def test_noise_of_the_text_adds_to_that_of_the_seeds_and_is_the_bootstraps_alone_where_all_seeds_agree():
+    rng = np.random.default_rng(0)
+    items = rng.normal(0.2, 1.0, 400)
+    rows = [[scored(items + seed) for seed in seeds] for seeds in ((0.0, 0.0, 0.0), (0.1, -0.1, 0.0))]
+    zero = [scored(np.zeros(400))] * 3
+    alone, together = (compare_means(MEAN, side, zero) for side in rows)
+    low, high = alone.interval(95)
+    assert (low, high) == pytest.approx((items.mean() - 1.96 * 0.05, items.mean() + 1.96 * 0.05), abs=0.015)
+    both = (together.interval(95)[1] - together.interval(95)[0]) / 2
+    of_seeds, of_text = 4.3027 * 0.1 / np.sqrt(3), 1.96 * items.std() / 20
+    assert max(of_seeds, of_text) < both < of_seeds + of_text
+
+
+@pytest.mark.parametrize(
+    ("chance", "most"),
+    [
+        ({"of_seed": 1.0, "of_item": 0.0, "of_both": 0.0}, 0.97),
+        ({"of_seed": 0.0, "of_item": 1.0, "of_both": 0.0}, 0.97),
+        ({"of_seed": 0.06, "of_item": 1.0, "of_both": 0.0}, 1.0),  # where drawing three seeds of three covers 0.89
+        ({"of_seed": 0.03, "of_item": 0.3, "of_both": 1.0}, 1.0),
+    ],
+    ids=["seeds", "text", "seeds and text", "like the sentences"],
+)
+def test_at_least_95_of_100_intervals_of_three_seeds_hold_the_truth(chance, most):
+    """The bound is 3 standard errors of the share below 0.95, and 0.97 is 3 above it."""
+    rng, held, trials = np.random.default_rng(1), 0, 1000
+    for _ in range(trials):
+        low, high = compare_means(MEAN, *two_rows(rng, 3, 200, **chance), samples=1000).interval(95)
+        held += low <= 0 <= high
+    assert 0.93 <= held / trials <= most
+
+
+def test_the_paired_t_test_has_the_p_values_of_the_tables():
+    """Of 5 degrees of freedom: 2.571 is 0.05, 4.032 is 0.01."""
+    for t, p_value in ((2.5706, 0.05), (4.0321, 0.01)):
+        differences = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
+        differences += t * differences.std(ddof=1) / np.sqrt(6)
+        assert paired_t_test(list(differences)) == pytest.approx(p_value, rel=1e-3)
+        assert paired_t_test(list(-differences)) == pytest.approx(p_value, rel=1e-3)
 
 
 def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_path):
@@ -177,7 +235,7 @@ def test_only_scores_on_the_same_references_by_the_same_metric_are_compared(tmp_
     for other in (fewer, lower):
         assert not comparable(first, other)
         with pytest.raises(ValueError, match="different test texts"):
-            bootstrap_of_means(STATISTICS["bleu"], [first], [other])
+            compare_means(STATISTICS["bleu"], [first], [other])
     assert not comparable(*(classified(tmp_path, 50, 0.8, 0, pictures)[0] for pictures in (0, 1)))
     tokens, nats = np.array([3, 4]), [5.0, 6.0]
     others = predicted(tmp_path, tokens + 1, nats), predicted(tmp_path, tokens, nats, context=256)
