@@ -1,4 +1,4 @@
-# make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make bench-sparse · make size · make gpu-bundle · make studies-smoke ·
+# make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make bench-avx2 · make bench-sparse · make size · make gpu-bundle · make studies-smoke ·
 # make studies · make wheel · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-newest sets up
 # .venv-newest; make test-oldest sets up .venv-oldest, and needs Python 3.11.
 #
@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-sparse size gpu-bundle studies-smoke studies reproduction error-table docs docs-serve docs-links space example-card wheel lint format clean
+.PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-avx2 bench-sparse size gpu-bundle studies-smoke studies reproduction error-table docs docs-serve docs-links space example-card wheel lint format clean
 
 EVERYDAY := "Wo ist der Bahnhof?" "Ich habe heute leider keine Zeit." "Kannst du mir bitte helfen?"
 demo: .venv/train
@@ -73,6 +73,12 @@ test-oldest: .venv-oldest/dev
 # variables give. On a GPU: python -m benchmarks.gpu --help
 bench: .venv/all
 	$(BIN)/python -m benchmarks attention end-to-end generation translating vision decoder
+
+# Translating beside CTranslate2, everything held to AVX2 as on processors that have no more; about ten minutes of an idle machine.
+# Writes benchmarks/results/translating-avx2-cpu.json, beside the result of all instructions, and benchmarks/MODELS.md.
+AVX2_ALONE := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2 CT2_FORCE_CPU_ISA=AVX2
+bench-avx2: .venv/all
+	$(AVX2_ALONE) $(BIN)/python -m benchmarks translating-avx2
 
 # Models whose feed-forward networks skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
 # Writes benchmarks/results/sparse-models-cpu.json and benchmarks/SPARSE.md.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from transformers.utils import logging
@@ -18,14 +19,18 @@ from transformers.utils import logging
 from benchmarks import attention, decoder, translating, translation, vision, zeros
 from benchmarks.measurement_file import PAGES, RESULTS
 from benchmarks.pages import write_pages
+from reluformer.commands.main import exit_status
 
 ALL = [module.BENCHMARK for module in (attention, translation, translating, vision, decoder, zeros)]
-BENCHMARKS = {
-    benchmark.file: benchmark for benchmark in (*ALL, translation.TABLE_4_BENCHMARK, translating.TYPES_BENCHMARK)
-}
+MORE = [translation.TABLE_4_BENCHMARK, translating.TYPES_BENCHMARK, translating.AVX2_BENCHMARK]
+BENCHMARKS = {benchmark.file: benchmark for benchmark in (*ALL, *MORE)}
 
 
 def main(arguments: list[str] | None = None) -> int:
+    return exit_status(partial(_run, arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=[*BENCHMARKS, "pages"])
     parser.add_argument("--output", type=Path, default=RESULTS, help="default: benchmarks/results/")

@@ -23,8 +23,9 @@ from reluformer.training.run.records import run_record, write_json
 PAGES = Path(__file__).parent
 ROOT = PAGES.parent  # where `python -m benchmarks…` works
 RESULTS = PAGES / "results"
-# They change what is measured: allocation and threads.
+# They change what is measured: allocation, threads and instruction sets.
 RECORDED_VARIABLES = ("RELUFORMER_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "LD_PRELOAD")
+RECORDED_VARIABLES += ("ATEN_", "CT2_", "ONEDNN_")
 Names = dict[str, Any]
 
 

@@ -34,6 +34,8 @@ from benchmarks.translation import OURS as RELUFORMER
 from reluformer.analysis.drawing import RELU, SOFTMAX, shade
 
 Result = Mapping[str, Any]
+# What a cell holds besides its settings.
+NO_SETTINGS = ("unit", "device", "best", "tokens", "source_tokens", "new_tokens", "parameters")
 SHORT = (16, 32, 64, 128, 256)
 # Colour, marker, label; lines of ReLU are shades of its colour.
 SPEED_LINES = {
@@ -59,11 +61,16 @@ def _goal_row(goal: Mapping[str, Any], result: Result | None) -> list[str]:
         return []
     lowest, cell = min(found, key=lambda each: each[0])
     what = ", ".join(" / ".join(map(_text, values)) for values in goal["where"].values())
-    facts = {name: value for name, value in cell.items() if name not in ("unit", "device")}
-    where = ", ".join(_text(value) for value in facts.values() if not isinstance(value, dict | float))
+    facts = {name: value for name, value in cell.items() if name not in NO_SETTINGS}
+    where = ", ".join(_setting(name, value) for name, value in facts.items() if not isinstance(value, dict | float))
     count = sum(value >= at_least for value, _ in found)
     met = f"{count} of {len(found)}" if count == len(found) else f"**{count} of {len(found)}**"
     return [f"{ours}: {what}", " or ".join(rivals), f"≥ {at_least}×", met, f"{lowest:.2f}× ({where})"]
+
+
+def _setting(name: str, value: Any) -> str:
+    """A text tells what it is, a number does not."""
+    return value if isinstance(value, str) else f"{name.replace('_', ' ')} {_text(value)}"
 
 
 def verdict(value: float, goal: float, *, at_most: bool = False) -> str:
@@ -193,8 +200,40 @@ def _translation(result: Result) -> Iterator[str]:
 
 
 def _translating(result: Result) -> Iterator[str]:
+    if instruction_set := result["settings"].get("instruction_set"):
+        yield f"Torch, oneDNN, MKL, CTranslate2 and our own loops were held to {instruction_set}."
+    yield (
+        "In a row of the tables by shape both have as many threads. With few sentences CTranslate2 is often faster with one "
+        "thread than with two; where both were measured, the first table takes each program at its better number."
+    )
+    yield from _at_better_threads(result)
     compared = {OURS_BY_TYPE["float32"]: [CTRANSLATE2["float32"], MARIAN], OURS_BY_TYPE["int8"]: [CTRANSLATE2["int8"]]}
     yield from tables_of(result, ["shape", "inputs"], ["beams", "sentences", "threads"], compared=compared)
+
+
+def _at_better_threads(result: Result) -> Iterator[str]:
+    """Ours over CTranslate2, each at the number of threads with which it takes the least time, where several were measured."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for cell in result["cells"]:
+        groups.setdefault(tuple(cell[name] for name in ("shape", "inputs", "beams", "sentences")), []).append(cell)
+    rows = []
+    for names, cells in groups.items():
+        ratios = []
+        for compute, rival in CTRANSLATE2.items():
+            ours, theirs = (
+                min(cell["times"][name]["median_ms"] for cell in cells) for name in (OURS_BY_TYPE[compute], rival)
+            )
+            ratios.append(f"{theirs / ours:.2f}")
+        rows.append([*map(_text, names), *ratios])
+    if len(rows) < len(result["cells"]):
+        header = (
+            "shape",
+            "inputs",
+            "beams",
+            "sentences",
+            *(f"{OURS_BY_TYPE[c]} over {CTRANSLATE2[c]}" for c in CTRANSLATE2),
+        )
+        yield from ("", "### Each at its better number of threads", "", *table(header, rows, numbers=True))
 
 
 def _types(result: Result) -> Iterator[str]:
@@ -272,6 +311,7 @@ SECTIONS: dict[str, dict[str, tuple[str, Callable[[Result], Iterable[str]]]]] = 
         "end-to-end": ("Translation", _translation),
         "generation": ("Beam search of the systems of Table 4", _one_table("shape")),
         "translating": ("Translating on a CPU, beside CTranslate2", _translating),
+        "translating-avx2": ("The same with AVX2 alone", _translating),
         "translating-types": ("What the types cost", _types),
         "vision": (
             "Vision Transformers",
@@ -333,8 +373,13 @@ def render(name: str, folder: Path = RESULTS) -> str:
     for file, (heading, body) in SECTIONS[name].items():
         result = results[file]
         lines += ["", f"## {heading}", ""]
-        lines += ["Not measured."] if result is None else [*origin(result, file), "", *body(result)]
+        lines += [_unmeasured(file)] if result is None else [*origin(result, file), "", *body(result)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def _unmeasured(file: str) -> str:
+    how = " `make bench-avx2` measures it, in about ten minutes of an idle machine." if "avx2" in file else ""
+    return f"Not measured.{how}"
 
 
 def overview_table() -> str:

@@ -3,6 +3,9 @@
 All have random weights, the same layers and widths, and translate token ids to as many new tokens in every hypothesis.
 CTranslate2 is given the same thread count as torch; its converter takes one piece, the padding, from the vocabulary.
 
+`translating-avx2` takes some of these cells with AVX2 alone, which is all that many processors have. `make bench-avx2` sets the
+variables that hold torch, oneDNN, MKL and CTranslate2 to it; our own loops are told here. Its result has a file of its own.
+
 What the types cost in quality is measured with the models that come with the package, on the test split of data/multi30k.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import itertools
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +30,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import time_contenders
 from benchmarks.translation import BEAMS, BOS, EOS, INPUTS, MARIAN, OURS, SHAPES, build, generation_step, padded_batch
+from reluformer.configuration.errors import UserError
 from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search
 from reluformer.training.translation import Translator
 
@@ -35,6 +40,12 @@ SECONDS = 6.0
 # new tokens of each hypothesis
 NEW_TOKENS = {"multi30k-like": 15, "1,024 tokens": 32, "quick": 3}
 FACTS = ("shape", "inputs", "beams", "sentences", "threads")
+HELD_TO_AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "CT2_FORCE_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+}
 
 
 def cells(quick: bool) -> Iterator[Names]:
@@ -47,6 +58,33 @@ def cells(quick: bool) -> Iterator[Names]:
         yield dict(zip(FACTS, values, strict=True))
     for values in itertools.product(shapes, ("1,024 tokens",), (BEAMS,), (2,), (1, 2)):
         yield dict(zip(FACTS, values, strict=True))
+
+
+def avx2_cells(quick: bool) -> Iterator[Names]:
+    """Both cores: sentences, greedily and by beams, alone and in a batch, of three shapes; and two documents."""
+    wanted = {"sentences": (1, 2, 16), "threads": (2,)}
+    for cell in cells(quick):
+        chosen = all(cell[name] in values for name, values in wanted.items())
+        documents = cell["inputs"] == "1,024 tokens"
+        if quick or (chosen and (not documents or cell["shape"] == "wide")):
+            yield cell
+
+
+def measure_with_avx2(cell: Names, options: argparse.Namespace) -> Names:
+    """As `measure`.
+
+    Raises:
+        UserError: a variable is missing that holds a library to AVX2; it must be set before the library is loaded.
+    """
+    missing = [f"{name}={value}" for name, value in HELD_TO_AVX2.items() if os.environ.get(name) != value]
+    if missing:
+        raise UserError(f"translating-avx2: not set: {' '.join(missing)}; `make bench-avx2` sets them")
+    operators = torch.ops.reluformer_cpu
+    operators.choose_instruction_set("avx2")
+    try:
+        return measure(cell, options)
+    finally:
+        operators.choose_instruction_set(operators.instruction_sets()[0])
 
 
 def measure(cell: Names, options: argparse.Namespace) -> Names:
@@ -162,4 +200,6 @@ def _multi30k_test(language: str) -> list[str]:
 
 SETTINGS = {"budget": SECONDS, "shapes": SHAPES, "new_tokens": NEW_TOKENS}
 BENCHMARK = Benchmark("translating", cells, measure, SETTINGS)
+AVX2_SETTINGS = {**SETTINGS, "instruction_set": "AVX2 alone"}
+AVX2_BENCHMARK = Benchmark("translating-avx2", avx2_cells, measure_with_avx2, AVX2_SETTINGS)
 TYPES_BENCHMARK = Benchmark("translating-types", models_and_beams, measure_types, {"corpus": "data/multi30k, test2016"})

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +31,10 @@ def committed_cells(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_times_every_contender_of_the_committed_results(name, tmp_path, monkeypatch):
     pytest.importorskip("entmax", reason="two of the rivals need the optional package entmax")
-    if name == "translating":
+    if name == "translating-avx2":
+        for variable, value in translating.HELD_TO_AVX2.items():
+            monkeypatch.setenv(variable, value)
+    if name in ("translating", "translating-avx2"):
         pytest.importorskip("ctranslate2", reason="the rival is not installed")
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     monkeypatch.setattr("sys.argv", [benchmarks_program.__file__, name, "--quick"])
@@ -63,6 +67,28 @@ def test_the_cells_are_those_of_the_committed_results(name):
         return [json.dumps({fact: cell[fact] for fact in planned[0] if fact in committed[0]}) for cell in cells]
 
     assert set(told(planned)) <= set(told(committed))
+
+
+def test_avx2_alone_is_measured_where_everything_is_held_to_it(tmp_path, monkeypatch, capsys):
+    variables = translating.HELD_TO_AVX2
+    targets = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
+    assert all(f"{name}={value}" in targets for name, value in variables.items())
+    cells = list(translating.avx2_cells(quick=False))
+    assert len(cells) == 13 and {cell["threads"] for cell in cells} == {2}
+    chosen, operators = [], torch.ops.reluformer_cpu
+    monkeypatch.setattr(operators, "choose_instruction_set", chosen.append)
+    monkeypatch.setattr(translating, "measure", lambda *_: {"chosen": chosen[-1]})
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CT2_FORCE_CPU_ISA")
+    assert main(["translating-avx2", "--quick", "--output", str(tmp_path)]) == 2
+    assert "not set: CT2_FORCE_CPU_ISA=AVX2; `make bench-avx2` sets them" in capsys.readouterr().err
+    assert chosen == [] and not list(tmp_path.iterdir())
+    monkeypatch.setenv("CT2_FORCE_CPU_ISA", "AVX2")
+    assert main(["translating-avx2", "--quick", "--output", str(tmp_path)]) == 0
+    result = json.loads((tmp_path / "translating-avx2-cpu.json").read_text(encoding="utf-8"))
+    assert result["environment"].items() >= variables.items() and result["settings"]["instruction_set"] == "AVX2 alone"
+    assert result["cells"][0]["chosen"] == "avx2" and chosen == ["avx2", operators.instruction_sets()[0]]
 
 
 def test_a_type_is_scored_beside_generate(monkeypatch):

@@ -113,6 +113,7 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monk
     cell = {"head_dim": 128, "causal": False, "dropout": 0.0, "length": 16384}
     both = {"ms": dict.fromkeys(page.PASSES, times), "tflops": dict.fromkeys(page.PASSES, tflops)}
     write("attention", {"cell": cell, **both, "left_out": {"cuDNN": "no kernel"}})
+    write("check", {"cell": {"what": "compiled"}, "relative_error": 1e-6, "of_eager": None})
     speeds = {"median_ms": 10.0, "p10_ms": 9.0, "p90_ms": 11.0, "gpu_busy_ms": 5.0, "peak_gib": 2.0}
     cells = []
     speeds_of = {translation.OURS: 110.0, translation.MARIAN: 100.0, translation.MARIAN_SMOOTHED: 100.0}
@@ -124,6 +125,7 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monk
     monkeypatch.setattr(program, "PAGE", tmp_path / "GPU.md")
     assert program.main(["page", "--output", str(tmp_path)]) == 0
     text = (tmp_path / "GPU.md").read_text(encoding="utf-8")
+    assert "None" not in text
     for line in (
         "| forward, 16,384 tokens, heads of 128 | ≥ 1.5× FlashAttention-2 | 1.60× (400 against 250 TFLOP/s) | met |",
         "| forward, 16,384 tokens, heads of 128 | > 515 TFLOP/s | 400 | **missed** |",
@@ -131,12 +133,16 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monk
         "| forward, 16,384 tokens, heads of 128: S and T | ≤ 1.15× the time without | 1.20× | **missed** |",
         f"| training, {page.LONG}, ReLUFormer | ≥ 1.2× {translation.MARIAN_SMOOTHED} | 1.10× | **missed** |",
         f"| generation, ReLUFormer | ≥ 1.0× {translation.MARIAN} | 1.10× | met |",
+        "| pass | heads of | causal | fused over FlashAttention-2 | fused over cuDNN | fused+S+T over FlashAttention-2 |",
+        "| forward+backward | 128 | no | 1.60 | – | 1.33 | – |",
+        "Generation was measured before",
         "a card, 16 cores; commit 0123456789ab, 2026-11-26;",
         "| forward | 128 | False | 0.0 | 16384 | 400 (1.00×) | 333 (1.20×) | 250 (1.60×) |",
         "- cuDNN is left out: no kernel",
         "| generation, ReLUFormer | 10 | 9 | 11 | 5 | 2 | 110 |",
         "- training, broken: OutOfMemoryError: no memory",
-        "Not measured: `python -m benchmarks.gpu check` measures it.",
+        "| compiled | 1e-06 | – |",
+        "Not measured: `python -m benchmarks.gpu tune` measures it.",
     ):
         assert line in text, line
 
