@@ -393,9 +393,10 @@ def overview_table() -> str:
     for length in (49, 196, 784):
         where = {"length": length, "threads": 2}
         lines.append(_overview(f"pictures in {length} patches", "vision", "inference", both, where))
-    for context in (128, 1024, 4096):
-        where = {"context": context, "library": "GPT2LMHeadModel"}
-        lines.append(_overview(f"language model, context of {context:,}", "decoder", "generation", both, where))
+    for name, library in (("GPT-2", "GPT2LMHeadModel"), ("Llama", "LlamaForCausalLM")):
+        for context in (128, 1024, 4096):
+            words = f"language model as {name}, context of {context:,}"
+            lines.append(_overview(words, "decoder", "generation", both, {"context": context, "library": library}))
     return "\n".join(table(header, lines)) + "\n"
 
 

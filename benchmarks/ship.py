@@ -21,7 +21,7 @@ from typing import Any
 from huggingface_hub import metadata_load, metadata_save
 from sacrebleu.metrics import CHRF
 
-from benchmarks import javascript
+from benchmarks import javascript, near_training
 from benchmarks.markdown import table
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.export.exporting import export
@@ -55,7 +55,7 @@ twin has the same recipe but for its attention, and does not come with the packa
 {signatures}
 Both models were trained once, with one seed: a difference of a BLEU is within what seeds do. Multi30k describes pictures, another
 domain than Tatoeba's everyday sentences, and nothing of it was trained on.
-
+{near_training}
 {seconds}
 
 These are the means of test sentences, one by one, on {machine}: {timed} of them, and {compared} in JavaScript. {same}
@@ -134,6 +134,7 @@ def measure(run: Path, twin: Path, folder: Path, multi30k: Path) -> dict[str, An
         "scores": scores,
         "seconds": seconds_of_a_sentence(folder, ours, sources[:_TIMED]),
         "javascript": beside_javascript(folder / "onnx", sources[:_COMPARED]),
+        "near_training": near_training.measure(ours, tests["Tatoeba"], load_split(data, "train")[0]["source"]),
         "samples": samples(sources, translated["this model, 5 beams", "Tatoeba"], references),
     }
 
@@ -200,6 +201,29 @@ def write_card(run: Path, folder: Path, figures: dict[str, Any]) -> None:
     metadata_save(path, metadata_load(path) | {"widget": [{"text": text} for text in EXAMPLES[language]]})
 
 
+def write_section(folder: Path, figures: dict[str, Any]) -> None:
+    """The section of a card that is there, anew: the rest of it is of the run, which may be gone."""
+    path = folder / CARD_FILE
+    before, title, rest = path.read_text(encoding="utf-8").partition(_SECTION.partition("\n")[0] + "\n")
+    _, limits, after = rest.partition("## Limits\n")
+    if not (title and limits):
+        raise ValueError(f"{path} has no section of what comes with the package")
+    path.write_text(f"{before}{section(folder, figures)}{limits}{after}", encoding="utf-8")
+
+
+def near_training_words(figures: dict[str, Any]) -> str:
+    """How far the test text is from the training text; see `near_training.py`. Nothing, where that was not measured."""
+    found = figures.get("near_training")
+    if found is None:
+        return ""
+    share = 100 * found["near"] / found["sentences"]
+    scores = f"{found['bleu_near']:.1f} BLEU with 5 beams, and {found['bleu_others']:.1f} on the others"
+    return (
+        f"\nTatoeba has many sentences that are almost alike. {share:.0f} % of the test sources are those of a training pair\n"
+        f"but for one word at most; on these this model has {scores}.\n"
+    )
+
+
 def section(folder: Path, figures: dict[str, Any]) -> str:
     scores = {(each["system"], each["test"]): each for each in figures["scores"]}
     systems, tests = dict.fromkeys(system for system, _ in scores), dict.fromkeys(test for _, test in scores)
@@ -215,6 +239,7 @@ def section(folder: Path, figures: dict[str, Any]) -> str:
         graphs=_megabytes(folder.glob("onnx/*.onnx")),
         scores=_table(["", *titles], rows, numbers=True),
         signatures="".join(f"{name}: `{any_scores[f'{name}_signature']}`.\n" for name in ("bleu", "chrf")),
+        near_training=near_training_words(figures),
         seconds=_table(["way to translate", "seconds a sentence"], seconds, numbers=True),
         timed=_TIMED,
         compared=_COMPARED,

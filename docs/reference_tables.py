@@ -132,6 +132,8 @@ def paper_sizes() -> str:
     for row in json.loads((RESULTS / "paper-sizes-cpu.json").read_text(encoding="utf-8"))["rows"]:
         memory = " / ".join(f"{each / 2**30:.1f}" for each in row["memory"].values())
         hours = " / ".join(f"{each:.1f}" for each in row["hours"].values())
+        if row["row"] == "reluformer":
+            hours += f"; {_measured_hours(row['items']['updates']):.1f} on one, as an update was measured"
         losses = " → ".join(f"{loss:.3f}" for loss in row["losses"])
         command = f"`python -m benchmarks.studies --size paper --only {row['row']}`"
         size, updates = f"{row['parameters'] / 1e6:.1f} M", f"{row['items']['updates']:,}"
@@ -147,6 +149,16 @@ def paper_sizes() -> str:
         "on a GPU",
     )
     return table(header, rows)
+
+
+def _measured_hours(updates: int) -> float:
+    """Hours of so many updates on one H100, each as long as that of IWSLT14's sentences in GPU.md."""
+    from benchmarks.measurement_file import RESULTS
+
+    wanted = {"task": "training", "shape": "iwslt14", "lengths": "sentences", "model": "ReLUFormer", "compiled": False}
+    cells = json.loads((RESULTS / "gpu/models.json").read_text(encoding="utf-8"))["cells"]
+    (cell,) = [cell for cell in cells if cell["cell"] == wanted]
+    return updates * cell["median_ms"] / 3.6e6
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -1,5 +1,6 @@
 """A finished run becomes a folder of models/, and the card of it tells what was measured, wherever JavaScript runs, too."""
 
+import json
 import shutil
 from itertools import product
 
@@ -13,7 +14,7 @@ from reluformer.training.shipped import DEFAULT_MODEL, MODELS
 from ..conftest import demo_tokenizer, tiny_model
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-from benchmarks import javascript, ship
+from benchmarks import javascript, near_training, ship
 
 
 def test_samples_are_of_each_tenth_by_quality():
@@ -43,6 +44,47 @@ def test_the_card_tells_what_was_measured(tmp_path):
         r"| a\|b | c | d | 12 |",
     ):
         assert line in text
+
+
+def test_a_test_sentence_is_near_a_training_sentence_but_for_one_word():
+    training = ["Tom kam gestern nach Hause.", "Wo ist der Bahnhof?", "Ja."]
+    near = [
+        "tom kam  heute nach Hause.",
+        "Tom kam nach Hause.",
+        "Wo ist denn der Bahnhof?",
+        "Nein.",
+        "Ist der Bahnhof?",
+    ]
+    far = ["Tom kam heute nach Berlin.", "der ist Wo Bahnhof?", "Tom ging heute gestern nach Hause.", "Wo ist"]
+    assert near_training.near_ones(near + far, training) == set(range(len(near)))
+
+
+def test_near_sentences_are_scored_apart_and_the_card_says_it(tmp_path):
+    words = ["ein", "Hund", "läuft", "schnell", "über", "die", "große", "nasse", "Wiese"]
+    near = [" ".join([*words, str(number)]) for number in range(3)]
+    far = [
+        "Niemand hat gestern so viele Bücher gelesen wie ich",
+        "Wir haben heute leider überhaupt keine Zeit für dich",
+    ]
+    found = near_training.measure(lambda texts: texts, (near + far, [*near, "no", "no"]), [" ".join(words)])
+    assert (found["sentences"], found["near"]) == (5, 3)
+    assert found["bleu_near"] == pytest.approx(100) and found["bleu_others"] < 1
+    text = ship.near_training_words({"near_training": found})
+    assert "60 % of the test sources" in text and "has 100.0 BLEU with 5 beams, and 0." in text
+    assert ship.near_training_words({}) == ""
+
+
+@pytest.mark.parametrize("name", ["tatoeba-de-en", "tatoeba-en-de"])
+def test_the_section_of_a_committed_card_is_that_of_its_figures(name, tmp_path):
+    figures = json.loads((MODELS / name / ship.FIGURES).read_text(encoding="utf-8"))
+    card = (MODELS / name / "README.md").read_text(encoding="utf-8")
+    assert ship.near_training_words(figures) in card and figures["near_training"]["sentences"] == 2000
+    (tmp_path / "README.md").write_text(card.replace(ship.near_training_words(figures), ""), encoding="utf-8")
+    ship.write_section(tmp_path, figures)
+    written = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert ship.near_training_words(figures) in written
+    assert written.partition("## As it")[0] == card.partition("## As it")[0], "the rest is of the run"
+    assert written.partition("## Limits")[2] == card.partition("## Limits")[2]
 
 
 @pytest.mark.slow
