@@ -51,6 +51,12 @@ def require_attention_implementation(attention_activation: str, attn_implementat
         )
 
 
+# Arguments of every configuration of Transformers that are not among its fields.
+_OF_ANY_CONFIGURATION = {
+    *("_attn_implementation", "attn_implementation", "experts_implementation", "torch_dtype", "name_or_path"),
+    *("output_attentions", "sep_token_id", "auto_map", "quantization_config", "per_layer_config"),
+}
+
 # Of a number in a configuration: what must hold, and how that is said.
 _RULES: dict[str, Callable[[float], bool]] = {
     "lie in [0, 1)": lambda number: 0 <= number < 1,
@@ -158,14 +164,27 @@ class AttentionConfig(PreTrainedConfig):
         """Moves what is given under another name of a field (see `attribute_map`) to the field, where the checks find it.
 
         Raises:
-            ValueError: a name is nearly a field's. In a saved configuration it passes: another version may have written it.
+            ValueError: a preset, or a name that is nearly a field's. In a saved configuration it passes: another version may have
+                written it.
         """
         for name in self.attribute_map.keys() & given.keys():
             setattr(self, self.attribute_map[name], given.pop(name))
-        if self.transformers_version is None:  # a saved configuration names the version that wrote it
-            for name in given.keys() - self._known_names():
-                # less alike are names that Transformers gives to any configuration, such as `sep_token_id`
-                self._refuse_if_near(name, 0.85)
+        if self.transformers_version is not None:  # a saved configuration names the version that wrote it
+            return
+        own = type(self).__name__
+        if "preset" in given:
+            raise ValueError(
+                f"preset={given['preset']!r} is not a field of {own}; use {own}.from_preset({given['preset']!r}, …)."
+            )
+        known = self._known_names()
+        for name in sorted(given.keys() - known - _OF_ANY_CONFIGURATION):
+            # less alike may be what somebody else keeps in a configuration
+            self._refuse_if_near(name, 0.85)
+            alike = sorted(field for field in known if name in field) or difflib.get_close_matches(name, known, n=1)
+            guess = f" Did you mean {' or '.join(alike)}?" if alike else ""
+            logger.warning(
+                f"{name}={given[name]!r} is not a field of {own}: nothing in the model depends on it.{guess}"
+            )
 
     def resolve_attention(self) -> None:
         """Puts in the defaults that depend on other fields, and checks all: bad values, and pairs that exclude each other."""

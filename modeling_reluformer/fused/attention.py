@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..attention_reluformer import reference_attention, scale_of_rows, wide
 from .operator import compiled_operator, operator_for, refuse_dual
-from .specification import Specification, check_scaling
+from .specification import Specification, check_inputs, check_scaling
 
 # Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so few
 # scores of all heads together.
@@ -73,6 +73,7 @@ def relu_attention(
         ValueError: a bad value or shape, or a combination that is not supported; the message says which and what to do.
         NotImplementedError: forward-mode differentiation (`torch.func.jvp`, dual tensors), which works for small problems only.
     """
+    check_inputs(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     offset, query_offset = (
         (query_offset.to(query.device), 0) if isinstance(query_offset, Tensor) else (None, query_offset)

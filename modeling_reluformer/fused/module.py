@@ -5,8 +5,11 @@ Needs torch alone.
 
 from __future__ import annotations
 
+import difflib
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +27,7 @@ from ..attention_reluformer import (
 )
 from ..loss_reluformer import DEFAULT_ENTROPY_MARGIN, row_entropy, row_penalty
 from .attention import relu_attention
-from .specification import check_scaling
+from .specification import check_scaling, described, is_number, shape_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class AttentionSettings:
     entropy_margin: of L_reg, in [0, 1].
 
     Raises:
-        TypeError: an unknown setting. ValueError: a bad value, or one that the scaling does not use.
+        ValueError: a bad value, or one that the scaling does not use.
     """
 
     activation: str = "relu"
@@ -47,12 +50,30 @@ class AttentionSettings:
     regularization_weight: float = 0.0
     entropy_margin: float = DEFAULT_ENTROPY_MARGIN
 
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> AttentionSettings:
+        """The settings that a caller or a configuration names.
+
+        Raises:
+            TypeError: an unknown setting. ValueError: as the constructor.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in settings.keys() - set(known):
+            near = difflib.get_close_matches(name.removeprefix("attention_"), known, n=1)
+            guess = f"did you mean {near[0]}? They" if near else "they"
+            raise TypeError(f"{name!r} is no setting of ReLU attention; {guess} are {', '.join(known)}.")
+        return cls(**settings)
+
     def __post_init__(self) -> None:
         if self.activation not in POINTWISE:
             raise ValueError(
                 f"activation={self.activation!r} is not point-wise; choose one of {', '.join(POINTWISE)}. For softmax, use "
                 "nn.MultiheadAttention, or load the model with attn_implementation='sdpa'."
             )
+        for name in ("gamma", "alpha", "regularization_weight", "entropy_margin"):
+            value = getattr(self, name)
+            if not is_number(value) and (value is not None or name not in ("gamma", "alpha")):
+                raise ValueError(f"{name} must be a number; got {described(value)}.")
         check_scaling(self.scaling, self.gamma, self.alpha)
         if not 0 <= self.regularization_weight < math.inf or not 0 <= self.entropy_margin <= 1:
             raise ValueError(
@@ -166,8 +187,8 @@ class ReLUAttention(nn.MultiheadAttention):
     ) -> None:
         if add_bias_kv or add_zero_attn:
             raise ValueError("add_bias_kv and add_zero_attn are not supported by ReLUAttention: leave them out.")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout!r} must be a number from 0 to below 1.")
+        if not is_number(dropout) or not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be a number from 0 to below 1; got {described(dropout)}.")
         options = {"kdim": kdim, "vdim": vdim, "batch_first": batch_first, "device": device, "dtype": dtype}
         super().__init__(embed_dim, num_heads, dropout, bias, **options)
         self.settings = AttentionSettings(activation, scaling, gamma, alpha, entropy_margin=entropy_margin)
@@ -219,11 +240,7 @@ class ReLUAttention(nn.MultiheadAttention):
         wanted = self.return_regularization if return_regularization is None else return_regularization
         if wanted:
             self.settings.check_regularization()
-        if query.is_nested:
-            raise ValueError(
-                "ReLUAttention was given a nested tensor, which it does not take. nn.TransformerEncoder makes one of padded "
-                "input: build it with enable_nested_tensor=False, or after the attention was put into its layer."
-            )
+        self._check_inputs(query, key, value)
         if query_padding_mask is None and query is key:
             query_padding_mask = key_padding_mask
         batched, heads = query.dim() == 3, self._project(query, key, value)
@@ -248,6 +265,28 @@ class ReLUAttention(nn.MultiheadAttention):
         if not wanted:
             return output, weights
         return output, weights, self._regularization(found, visible_keys, query_padding_mask)
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        if isinstance(query, Tensor) and query.is_nested:
+            raise ValueError(
+                "ReLUAttention was given a nested tensor, which it does not take. nn.TransformerEncoder makes one of padded "
+                "input: build it with enable_nested_tensor=False, or after the attention was put into its layer."
+            )
+        shapes = [shape_of(tensor) for tensor in (query, key, value)]
+        widths = (self.embed_dim, self.kdim, self.vdim)
+        fits = all(shape is not None and len(shape) in (2, 3) for shape in shapes)
+        fits = fits and len(shapes[0]) == len(shapes[1]) and shapes[1][:-1] == shapes[2][:-1]
+        fits = fits and all(shape[-1] == width for shape, width in zip(shapes, widths, strict=True))
+        if fits and len(shapes[0]) == 3:
+            batch_axis = 0 if self.batch_first else 1
+            fits = shapes[0][batch_axis] == shapes[1][batch_axis]
+        if not fits:
+            axes = "batch, length" if self.batch_first else "length, batch"
+            raise ValueError(
+                f"query, key and value must be tensors ({axes}, features), or (length, features), with {widths[0]}, "
+                f"{widths[1]} and {widths[2]} features, one batch, and the same length of key and value; got "
+                f"{', '.join(described(tensor) for tensor in (query, key, value))}."
+            )
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """(batch, heads, length, head_dim) each."""
@@ -301,9 +340,9 @@ class ReLUAttention(nn.MultiheadAttention):
 
 def _as_boolean(mask: Tensor, name: str, axes: str, shapes: tuple[tuple[int, ...], ...]) -> Tensor:
     """True where a key is hidden."""
-    if mask.shape not in shapes:
+    if shape_of(mask) not in shapes:
         raise ValueError(
-            f"{name} must have the shape {axes} = {' or '.join(map(str, shapes))}; got {tuple(mask.shape)}."
+            f"{name} must be a tensor of the shape {axes} = {' or '.join(map(str, shapes))}; got {described(mask)}."
         )
     if mask.dtype == torch.bool:
         return mask

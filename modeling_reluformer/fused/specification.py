@@ -6,6 +6,7 @@ compiled/); a loop that cannot refuses it by name, or leaves the call to one tha
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -66,25 +67,29 @@ class Specification:
         return STATISTICS.index(self.statistics)
 
     def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Refuses what does not fit; reads no number of a tensor on a device, which would wait for it.
+        """Refuses what does not fit query, key and value, which `check_inputs` has let pass.
+
+        It reads no number of a tensor on a device, which would wait for it.
 
         Raises:
             ValueError: what was given and what was expected.
         """
-        _check_inputs(query, key, value)
         self._check_options()
         batch, heads, queries, _ = query.shape
         keys = key.shape[2]
         scale, mask = self.row_scale, self.key_padding_mask
-        if scale is not None and scale.shape not in ((batch, 1, queries), (batch, heads, queries)):
+        for name, tensor in (("row_scale", scale), ("key_padding_mask", mask)):
+            if isinstance(tensor, Tensor) and tensor.device != query.device:
+                raise ValueError(f"{name} lies on {tensor.device}, and query on {query.device}; move one to the other.")
+        if scale is not None and shape_of(scale) not in ((batch, 1, queries), (batch, heads, queries)):
             raise ValueError(
                 f"row_scale must be a tensor (batch, 1 or heads, queries) = ({batch}, 1 or {heads}, {queries}); "
-                f"got {tuple(scale.shape)}."
+                f"got {described(scale)}. For one number in all rows, give torch.full(({batch}, 1, {queries}), number)."
             )
-        if mask is not None and (mask.shape != (batch, keys) or mask.dtype != torch.bool):
+        if mask is not None and (shape_of(mask) != (batch, keys) or mask.dtype != torch.bool):
             raise ValueError(
-                f"key_padding_mask must be boolean with the shape (batch, keys) = ({batch}, {keys}), True for real tokens; "
-                f"got {mask.dtype} {tuple(mask.shape)}."
+                f"key_padding_mask must be a boolean tensor (batch, keys) = ({batch}, {keys}), True for real tokens; "
+                f"got {described(mask)}."
             )
         if self.cu_seqlens_q is not None or self.cu_seqlens_k is not None:
             self._check_packing(batch, queries, keys)
@@ -101,12 +106,27 @@ class Specification:
                 f"statistics={self.statistics!r} needs weights that are never negative ({', '.join(NON_NEGATIVE)}); "
                 f"those of {self.activation!r} can be. Use statistics='none'."
             )
-        if not 0 <= self.dropout_p < 1:
-            raise ValueError(f"dropout_p={self.dropout_p} must lie in [0, 1).")
+        if not isinstance(self.causal, bool):
+            raise ValueError(f"causal must be True or False; got {described(self.causal)}.")
+        if not is_number(self.scale) or not abs(self.scale) < float("inf"):
+            raise ValueError(
+                f"scale must be a finite number; got {described(self.scale)}. Leave it out for 1/sqrt(head_dim)."
+            )
+        if not is_number(self.dropout_p) or not 0 <= self.dropout_p < 1:
+            raise ValueError(f"dropout_p must be a number from 0 to below 1; got {described(self.dropout_p)}.")
+        before = self.keys_before
+        is_integer = isinstance(before, int)
+        if isinstance(before, Tensor):
+            is_integer = before.ndim == 0 and not before.is_floating_point()
+        if not is_integer:
+            raise ValueError(
+                f"query_offset must be an int, or an integer tensor of no dimension; got {described(before)}. It is the number "
+                "of keys before the first query."
+            )
 
     def _check_packing(self, batch: int, queries: int, keys: int) -> None:
         ends = self.cu_seqlens_q, self.cu_seqlens_k
-        fits = batch == 1 and all(each is not None and each.ndim == 1 for each in ends)
+        fits = batch == 1 and all(isinstance(each, Tensor) and each.ndim == 1 for each in ends)
         fits = fits and len(ends[0]) == len(ends[1]) and {each.dtype for each in ends} <= {torch.int32, torch.int64}
         # on a device, and in a compiled graph, the loops look at the numbers
         if fits and not torch.compiler.is_compiling() and ends[0].device.type == "cpu":
@@ -125,7 +145,33 @@ SCHEMA = ", ".join(f"{_TYPES.get(field.type, field.type)} {field.name}" for fiel
 TENSOR_COUNT = sum(field.type == "Tensor | None" for field in fields(Specification))
 
 
-def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
+def is_number(value: object) -> bool:
+    """Whether it is one real number: of Python or numpy, or a size that a compiled graph does not know yet."""
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, numbers.Real))
+
+
+def shape_of(value: object) -> tuple[int, ...] | None:
+    """The shape of a tensor; None for anything else."""
+    return tuple(value.shape) if isinstance(value, Tensor) else None
+
+
+def described(value: object) -> str:
+    """What a message says of an argument: dtype and shape of a tensor, else the value, or its type where it is long."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 40 and "\n" not in text else f"a {type(value).__name__}"
+
+
+def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Refuses query, key and value that do not fit each other.
+
+    Raises:
+        ValueError: what was given and what was expected.
+    """
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        kinds = ", ".join(type(each).__name__ for each in (query, key, value))
+        raise ValueError(f"query, key and value must be tensors; got {kinds}.")
     shapes = query.shape, key.shape, value.shape
     fits = all(len(shape) == 4 for shape in shapes) and value.shape[:3] == key.shape[:3]
     fits = (
@@ -140,6 +186,10 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
     if not query.dtype == key.dtype == value.dtype or not query.dtype.is_floating_point:
         raise ValueError(
             f"query, key and value must share one floating dtype; got {query.dtype}, {key.dtype} and {value.dtype}."
+        )
+    if not query.device == key.device == value.device:
+        raise ValueError(
+            f"query, key and value must lie on one device; got {query.device}, {key.device} and {value.device}."
         )
 
 
@@ -156,7 +206,7 @@ def check_scaling(scaling: str, gamma: float | Tensor | None, alpha: float | Non
             raise ValueError(
                 f"{name} belongs to scaling={its_scaling!r}, and scaling is {scaling!r}: leave {name} out, or scaling."
             )
-    if gamma is not None and not isinstance(gamma, Tensor) and not 0 < gamma < float("inf"):
-        raise ValueError(f"gamma={gamma!r} must be a finite number above 0.")
-    if alpha is not None and not 0 <= alpha <= LARGEST_ALPHA:
-        raise ValueError(f"alpha={alpha!r} must be a number from 0 to {LARGEST_ALPHA:g}.")
+    if gamma is not None and not isinstance(gamma, Tensor) and not (is_number(gamma) and 0 < gamma < float("inf")):
+        raise ValueError(f"gamma={described(gamma)} must be a finite number above 0.")
+    if alpha is not None and not (is_number(alpha) and 0 <= alpha <= LARGEST_ALPHA):
+        raise ValueError(f"alpha={described(alpha)} must be a number from 0 to {LARGEST_ALPHA:g}.")

@@ -28,6 +28,10 @@ logger = logging.get_logger(__name__)
 REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "cache", "indices", "block_indices")
 
 
+class RefusedByAttentionError(ValueError):
+    """A model gives its attention what a point-wise one cannot compute."""
+
+
 class VisibilityMask(Tensor):
     """A boolean mask (batch, 1, queries, keys), True where the key is visible, kept as a `Visibility`.
 
@@ -100,12 +104,12 @@ def relu_attention_forward(
         The output (batch, queries, heads, head_dim) and the weights before dropout (batch, heads, queries, keys), or None.
 
     Raises:
-        ValueError: an argument of `REFUSED`, an additive mask, a mask of another shape, a bad setting; a regulariser that no
-            model collects, see `collects`.
+        RefusedByAttentionError: an argument of `REFUSED`, an additive mask, a mask of another shape. TypeError: an unknown
+            setting. ValueError: a bad setting; a regulariser that no model collects, see `collects`.
     """
     for name in REFUSED:
         if kwargs.get(name) is not None:
-            raise ValueError(
+            raise RefusedByAttentionError(
                 f"{type(module).__name__} gives its attention {name!r}, which point-wise attention does not compute; load this "
                 "model with 'eager' or 'sdpa'."
             )
@@ -143,7 +147,7 @@ def _settings_of(module: nn.Module) -> AttentionSettings:
             f"attn_implementation={ATTENTION_NAME!r} computes the defaults, {AttentionSettings()}. `use_relu_attention` writes "
             "them, and saves them with the model."
         )
-    return AttentionSettings(**(settings or {}))
+    return AttentionSettings.of(settings or {})
 
 
 def _without_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None) -> Tensor:
@@ -151,7 +155,7 @@ def _without_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool
     queries, keys = query.shape[2], key.shape[2]
     causal = queries > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if causal and queries != keys:
-        raise ValueError(
+        raise RefusedByAttentionError(
             f"{type(module).__name__} is causal and gives no mask for {queries} queries and {keys} keys: which keys come "
             "before which query is not known."
         )
@@ -164,10 +168,11 @@ def _read_mask(mask: Tensor, query: Tensor, key: Tensor) -> tuple[Visibility, Te
     allowed = (1, batch), (1, heads), (1, queries), (keys,)  # no sets: torch.export has sizes without a hash
     fits = mask.ndim == 4 and all(size in sizes for size, sizes in zip(mask.shape, allowed, strict=True))
     if not fits or mask.dtype != torch.bool:
-        raise ValueError(
+        raise RefusedByAttentionError(
             f"attn_implementation={ATTENTION_NAME!r} needs a boolean mask, True where the key is visible, that broadcasts to "
             f"(batch, heads, queries, keys) = ({batch}, {heads}, {queries}, {keys}); got {mask.dtype} {tuple(mask.shape)}. "
-            "Additive masks do not work with point-wise activations."
+            "Additive masks do not work with point-wise activations: where you gave none, the model makes one, so load it with "
+            "'eager' or 'sdpa'."
         )
     if isinstance(mask, VisibilityMask):
         return mask.visibility, mask.visible_keys.unsqueeze(1)
@@ -251,4 +256,4 @@ def _key_padding(attention_mask: Tensor | None, batch: int, keys: int, first_key
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, missing), value=False)
     mask = attention_mask[:, first_key : first_key + keys].expand(batch, keys)
-    return None if mask.all() else mask
+    return None if not mask.is_meta and mask.all() else mask

@@ -24,6 +24,7 @@ from ..configuration_reluformer import AttentionConfig
 from ..fused.module import AttentionSettings
 from . import ATTENTION_NAME
 from .regularization import watch
+from .trial import try_attention
 
 logger = logging.get_logger(__name__)
 
@@ -49,8 +50,7 @@ def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedMod
 
     Raises:
         TypeError: not a Transformers model, or an unknown setting.
-        ValueError: a bad setting, a ReLUFormer, or a model that cannot compute ReLU attention. What shows only in a call, such as
-            the position bias of T5, is refused by the first forward pass.
+        ValueError: a bad setting, a ReLUFormer, or a model that cannot compute ReLU attention; it is left as it was.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
@@ -65,14 +65,17 @@ def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedMod
         raise ValueError(
             "entropy_margin belongs to a regularization_weight above 0: give both, or leave entropy_margin out."
         )
-    checked = vars(AttentionSettings(**settings))
+    checked = vars(AttentionSettings.of(settings))
+    checked = {name: value for name, value in checked.items() if value is not None}
     with_config = [part for part in model.modules() if isinstance(getattr(part, "config", None), PreTrainedConfig)]
     models = [part for part in with_config if isinstance(part, PreTrainedModel)]
     for part in models:
         _refuse_class(part)
+    _refuse_without_attention(model)
     _refuse_softmax_layers(model, type(model).__name__)
+    try_attention(model, checked)
     for part in with_config:
-        setattr(part.config, ATTENTION_NAME, {name: value for name, value in checked.items() if value is not None})
+        setattr(part.config, ATTENTION_NAME, dict(checked))
     model.set_attn_implementation(ATTENTION_NAME)
     for part in with_config:
         _keep_name(part.config)
@@ -121,6 +124,15 @@ def _refuse_class(model: PreTrainedModel) -> None:
         raise ValueError(
             f"{type(model).__name__} computes attention in code of its own, not through Transformers' attention interface, so it "
             "would not become ReLU attention. Such a model cannot be given another attention."
+        )
+
+
+def _refuse_without_attention(model: PreTrainedModel) -> None:
+    kinds = {type(module) for module in model.modules()}
+    if not any(kind.__module__ == "__main__" or any(map(_INTERFACE.search, _sources(kind))) for kind in kinds):
+        raise ValueError(
+            f"{type(model).__name__} has no attention that Transformers' attention interface computes, so nothing in it would "
+            "become ReLU attention; load it as it is."
         )
 
 

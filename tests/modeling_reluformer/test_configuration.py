@@ -35,6 +35,7 @@ BAD_FIELDS = [
     ({"attention_gate": "yes"}, ["attention_gate"]),
     ({"dmodel": 100}, ["'dmodel' is not a field of ReLUFormerConfig; did you mean d_model?"]),
     ({"gamma": 16.0}, ["'gamma'", "did you mean attention_gamma?"]),
+    ({"preset": "vanilla"}, ["preset='vanilla'", "use ReLUFormerConfig.from_preset('vanilla', …)"]),
 ]
 
 
@@ -55,6 +56,21 @@ def test_an_alpha_that_nothing_reads_is_told(monkeypatch):
     assert messages == [
         "attention_alpha=0.5 has no effect: it belongs to attention_scaling='length', and attention_scaling is 'variance'."
     ]
+
+
+def test_a_name_that_nothing_reads_is_told(monkeypatch):
+    messages = []
+    monkeypatch.setattr("reluformer.modeling_reluformer.configuration_reluformer.logger.warning", messages.append)
+    known = {"attn_implementation": "eager", "torch_dtype": "float32", "num_attention_heads": 4, "id2label": {0: "a"}}
+    ReLUFormerConfig(**known)
+    saved = ReLUFormerConfig().to_dict() | {"of_another_version": 1}
+    assert ReLUFormerConfig.from_dict(saved).of_another_version == 1
+    assert not messages
+    ReLUFormerConfig(margin=0.5, num_layers=3, foo=1)
+    beginnings = ("foo=1", "margin=0.5", "num_layers=3")
+    said = "is not a field of ReLUFormerConfig: nothing in the model depends on it."
+    guesses = ("", " Did you mean entropy_margin?", " Did you mean num_hidden_layers?")
+    assert messages == [f"{name} {said}{guess}" for name, guess in zip(beginnings, guesses, strict=True)]
 
 
 def test_only_relu_with_variance_scaling_is_regularised_by_default():

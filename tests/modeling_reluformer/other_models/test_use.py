@@ -13,6 +13,7 @@ from transformers.utils.logging import warning_once
 
 from reluformer import use_relu_attention
 from reluformer.modeling_reluformer.other_models import attention as attention_foreign
+from reluformer.modeling_reluformer.other_models import trial
 from reluformer.modeling_reluformer.other_models.attention import (
     VisibilityMask,
     relu_attention_forward,
@@ -64,7 +65,15 @@ def test_defaults_and_the_reference_are_said_once(warnings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gama": 8.0}, "unexpected keyword argument 'gama'"),
+        (
+            {"gama": 8.0},
+            "'gama' is no setting of ReLU attention; did you mean gamma\\? They are activation, scaling, gamma",
+        ),
+        ({"attention_scaling": "none"}, "'attention_scaling' is no setting .*; did you mean scaling\\?"),
+        ({"preset": "rela"}, "'preset' is no setting of ReLU attention; they are activation, "),
+        ({"gamma": "8"}, "gamma must be a number; got '8'"),
+        ({"gamma": torch.tensor(8.0)}, "gamma must be a number; got torch.float32 \\(\\)"),
+        ({"regularization_weight": None}, "regularization_weight must be a number; got None"),
         ({"activation": "softmax"}, "'softmax' is not point-wise; choose one of relu, .* attn_implementation='sdpa'"),
         ({"regularization_weight": -1}, "regularization_weight=-1 must be finite and at least 0"),
         ({"regularization_weight": 0.1, "entropy_margin": 2}, "entropy_margin=2 from 0 to 1"),
@@ -200,6 +209,7 @@ STACKS = {f"{part}_{name}": value for part in ("encoder", "decoder")
           for name, value in {"layers": 1, "attention_heads": 2, "ffn_dim": 16}.items()}  # fmt: skip
 PAIRS = {"vocab_size": VOCABULARY, "d_model": 16, **STACKS, "pad_token_id": 0}
 SWIN = {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4}
+LAYOUT = {"max_2d_position_embeddings": 40}
 # Refused as soon as they are asked for ReLU attention: in all layers, or in some.
 AT_ONCE: dict[str, tuple[transformers.PreTrainedConfig, str]] = {
     "bloom": (
@@ -211,12 +221,30 @@ AT_ONCE: dict[str, tuple[transformers.PreTrainedConfig, str]] = {
         r"has 1 layers that .* PegasusXGlobalLocalAttention \((encoder\.)?layers\.0\.self_attn\)",
     ),
 }
-# Refused by the first forward pass.
+# Refused by `use_relu_attention`, which tries a forward pass; where they are loaded with ReLU attention, by the first one.
 IN_A_CALL: dict[str, tuple[transformers.PreTrainedConfig, str]] = {
     "t5": (transformers.T5Config(**T5_SHAPE, pad_token_id=0), "T5Attention gives its attention 'position_bias', which"),
     "gemma2": (transformers.Gemma2Config(**GROUPED), "Gemma2Attention gives its attention 'softcap'"),
-    "gpt-oss": (transformers.GptOssConfig(**GROUPED, num_local_experts=2, num_experts_per_tok=1), "gives .*'s_aux'"),
-    "swin": (transformers.SwinConfig(**SWIN), "needs a boolean mask"),
+    "gpt-oss": (
+        transformers.GptOssConfig(**GROUPED, num_local_experts=2, num_experts_per_tok=1),
+        "GptOssAttention gives .*'s_aux'",
+    ),
+    "swin": (
+        transformers.SwinConfig(**SWIN),
+        "needs a boolean mask.* got torch.float32 .*load it with 'eager' or 'sdpa'",
+    ),
+    "layoutlm": (transformers.LayoutLMConfig(**TEXT, **LAYOUT), "needs a boolean mask.* got torch.float32"),
+    "conformer": (
+        transformers.Wav2Vec2ConformerConfig(
+            **SMALL,
+            conv_dim=(8, 8),
+            conv_stride=(4, 4),
+            conv_kernel=(4, 4),
+            num_conv_pos_embeddings=4,
+            num_conv_pos_embedding_groups=2,
+        ),
+        "Wav2Vec2ConformerSelfAttention gives its attention 'position_bias'",
+    ),
 }
 COMPUTED: dict[str, transformers.PreTrainedConfig] = {
     "gpt2": transformers.GPT2Config(
@@ -225,6 +253,10 @@ COMPUTED: dict[str, transformers.PreTrainedConfig] = {
     "bart": transformers.BartConfig(**PAIRS),
     "mixtral, whose router takes a softmax": transformers.MixtralConfig(**GROUPED, num_local_experts=2),
     "gemma2 without a soft cap": transformers.Gemma2Config(**GROUPED, attn_logit_softcapping=None),
+    "whisper": transformers.WhisperConfig(
+        **{**PAIRS, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 20},
+        **{"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+    ),
 }
 ASKED = ["loading", "use_relu_attention"]
 
@@ -245,6 +277,10 @@ def computed(model: transformers.PreTrainedModel) -> torch.Tensor:
     inputs: dict[str, Any] = {model.main_input_name: tokens(2, 7)}
     if model.main_input_name == "pixel_values":
         inputs = {"pixel_values": torch.randn(2, 3, 32, 32, generator=generator)}
+    if model.main_input_name == "input_values":
+        inputs = {"input_values": torch.randn(2, 200, generator=generator)}
+    if model.main_input_name == "input_features":
+        inputs = {"input_features": torch.randn(2, 8, 40, generator=generator)}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = tokens(2, 4)
     with torch.no_grad():
@@ -260,10 +296,50 @@ def test_own_code_is_refused_at_once(family, asked_by):
 
 
 @pytest.mark.parametrize("family", IN_A_CALL)
-def test_what_a_call_shows_is_refused_by_the_first(family):
+def test_what_a_call_shows_is_refused_by_a_trial_or_by_the_first(family):
     config, message = IN_A_CALL[family]
+    model, state = model_of(config, None), torch.get_rng_state()
+    before = computed(model)
+    for settings in ({}, {"gamma": 2.0}):
+        with pytest.raises(ValueError, match=f"{type(model).__name__} cannot compute ReLU attention: .*{message}"):
+            use_relu_attention(model, **settings)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.config._attn_implementation == "eager" and not hasattr(model.config, "reluformer")
+    assert torch.equal(computed(model), before)
     with pytest.raises(ValueError, match=message):
-        computed(model_of(config, "use_relu_attention"))
+        computed(model_of(config, "loading"))
+
+
+def test_a_model_without_attention_is_refused():
+    model = transformers.MambaModel(
+        transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
+    )
+    with pytest.raises(ValueError, match="MambaModel has no attention that Transformers' attention interface computes"):
+        use_relu_attention(model)
+
+
+def test_a_model_that_cannot_be_tried_is_refused_by_its_first_pass(caplog):
+    """Its class is built from more than a config. The log says so to who looks for it."""
+
+    class WithMore(transformers.T5Model):
+        def __init__(self, config, more):
+            super().__init__(config)
+
+    config = copy.deepcopy(IN_A_CALL["t5"][0])
+    model = WithMore(config, "more").eval()
+    caplog.set_level(logging.INFO, trial.logger.name)
+    assert use_relu_attention(model) is model
+    assert "WithMore was not tried with ReLU attention before its first forward pass: TypeError" in caplog.text
+    with pytest.raises(ValueError, match="T5Attention gives its attention 'position_bias'"):
+        computed(model)
+
+
+def test_it_may_be_called_again(caplog):
+    """The second call changes the settings, and the trial says nothing of the first one's."""
+    model = model_of(COMPUTED["gpt2"], None)
+    results = [computed(use_relu_attention(model, gamma=gamma)) for gamma in (2.0, 4.0, 2.0)]
+    assert torch.equal(results[0], results[2]) and not torch.equal(results[0], results[1])
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("family", COMPUTED)
