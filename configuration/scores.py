@@ -55,12 +55,12 @@ class Score:
         return f"{scores[self.name]:.2f} {self.unit}".rstrip()
 
 
-# Where text looks tokenised, sacreBLEU says so with `bleu` alone, not with each score.
+# Where text looks tokenised, sacreBLEU would say so in three lines with each score of each evaluation; `metrics` says it once.
 _SILENT = {"force": True}
 _LOWERCASE = {"tokenize": "13a", "lowercase": True, **_SILENT}
 _AT_SPACES = {"tokenize": "none", **_SILENT}
 _LIST = (
-    Score("bleu", "BLEU", "BLEU (sacreBLEU)", "bleu", "BLEU", in_training=True),
+    Score("bleu", "BLEU", "BLEU (sacreBLEU)", "bleu", "BLEU", _SILENT, in_training=True),
     Score(
         *("tokenized_lowercase_bleu", "lower-cased BLEU", "BLEU, lower-cased", "bleu", "BLEU", _LOWERCASE),
         cased=False,

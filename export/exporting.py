@@ -125,8 +125,11 @@ def _check_model(source: str | Path, model: PreTrainedModel) -> None:
 def _quantize(folder: Path) -> None:
     """Replaces both graphs of a folder by those with 8-bit weights, with a scale for each column of a matrix."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
 
     for name in GRAPHS:
+        # quantize_dynamic asks for it; nodes and weights stay the same, since torch has inferred the shapes already
+        quant_pre_process(folder / name, folder / name, skip_optimization=True, skip_symbolic_shape=True)
         quantize_dynamic(folder / name, folder / name, per_channel=True, weight_type=QuantType.QInt8)
         (folder / f"{name}.data").unlink(missing_ok=True)
 

@@ -101,6 +101,7 @@ class OnnxTranslationModel(PreTrainedModel, GenerationMixin):
     """
 
     main_input_name = "input_ids"
+    is_exported = True  # so that a `Translator` does not say that it translates by `generate`: there is no other way
 
     def __init__(self, config: PreTrainedConfig, encoder: InferenceSession, decoder: InferenceSession) -> None:
         super().__init__(config)

@@ -616,6 +616,8 @@ def _sums_of_kind(context: AttentionContext, rows: Sequence[tuple[Tensor | None,
 
 # What Transformers names like this is part of the input: without it the result is another one.
 _INPUTS = re.compile(r"\w+_(ids|mask|embeds|values)|\w*labels|is_causal")
+# What Transformers gives every model, whether it reads it or not; the tokenizer where `generate` looks for `stop_strings`.
+_PASSED_ON = ("return_dict", "use_cache", "tokenizer")
 
 
 def checked_keywords(forward: Callable[..., Any], more: Sequence[str] = ()) -> Callable[..., Any]:
@@ -643,7 +645,7 @@ def checked_keywords(forward: Callable[..., Any], more: Sequence[str] = ()) -> C
 def _check_unknown(model: PreTrainedModel, name: str, known: Iterable[str]) -> None:
     if _INPUTS.fullmatch(name):
         raise TypeError(f"{type(model).__name__} takes no {name}; leave it out.")
-    if name in TransformersKwargs.__annotations__ or name in ("return_dict", "use_cache"):
+    if name in TransformersKwargs.__annotations__ or name in _PASSED_ON:
         return
     if near := difflib.get_close_matches(name, [*known, *TransformersKwargs.__annotations__], n=1, cutoff=0.8):
         raise TypeError(f"{type(model).__name__} takes no {name}; did you mean {near[0]}?")

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers import (
+    Cache,
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+)
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -524,6 +531,23 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
         own = {"last_hidden_state", "attention_sums", "ffn_norms"}
         others = {name: value for name, value in outputs.items() if name not in own}
         return ReLUFormerSeq2SeqLMOutput(logits=logits, **others, **losses)
+
+    def _prepare_generation_config(self, generation_config: GenerationConfig | None, **kwargs: Any) -> tuple[Any, ...]:
+        """As in Transformers, but one limit of the length: that of the call, else `max_new_tokens`.
+
+        A model that was saved with `max_new_tokens` would ignore the `max_length` of a call, as the Trainer's
+        `generation_max_length` is one, and warn of the two limits for each batch.
+        """
+        prepared, *others = super()._prepare_generation_config(generation_config, **kwargs)
+        given = {
+            name: kwargs.get(name) or getattr(generation_config, name, None)
+            for name in ("max_length", "max_new_tokens")
+        }
+        if given["max_length"] is None and prepared.max_new_tokens is not None:
+            prepared.max_length = None
+        elif given["max_length"] is not None and given["max_new_tokens"] is None:
+            prepared.max_new_tokens = None
+        return prepared, *others
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         """Labels (batch, target) shifted right behind the start token; -100 becomes the padding token.

@@ -40,6 +40,13 @@ _OPTIONS = {
     *("num_beams", "length_penalty", "max_new_tokens", "max_length"),
     *("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version", "use_cache"),
 }
+# At these values they change nothing. A model that Transformers' Trainer has saved names all of them.
+_NEUTRAL = {
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "temperature", "top_p", "typical_p"), 1.0),
+    **{"num_return_sequences": 1, "num_beam_groups": 1, "top_k": 50},
+    **{"num_assistant_tokens": 20, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.4},
+    **{"assistant_lookbehind": 10, "target_lookbehind": 10},
+}
 _NEVER = -1.0e9  # the score of a hypothesis that must not be chosen, as in Transformers
 
 
@@ -71,6 +78,7 @@ def reason_against(model: PreTrainedModel | SavedModel, options: Mapping[str, An
             return f"{name}={getattr(config, name)!r}"
     # a token may be 0, which says nothing elsewhere
     given = {name for name, value in options.items() if value or (name.startswith("forced_") and value == 0)}
+    given = {name for name in given if name not in _NEUTRAL or options[name] != _NEUTRAL[name]}
     if others := sorted(name for name in given - _OPTIONS if not name.startswith("_")):
         return f"{', '.join(others)} of GenerationConfig"
     own = model.generation_config

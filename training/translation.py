@@ -309,9 +309,10 @@ class Translator:
         return fast
 
     def _say(self, line: str) -> None:
-        """Once; quietly where there is a GPU, on which `generate` is the usual way."""
+        """Once; quietly where `generate` is the usual way, on a GPU and for exported models, and nothing else was asked for."""
+        is_usual = self.model.device.type != "cpu" or getattr(self.model, "is_exported", False)
         if line != self._said:
-            logger.log(logging.WARNING if self.model.device.type == "cpu" else logging.INFO, line)
+            logger.log(logging.INFO if is_usual and self.compute == "float32" else logging.WARNING, line)
             self._said = line
 
     @contextmanager

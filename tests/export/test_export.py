@@ -205,9 +205,10 @@ def test_what_a_graph_does_not_hold_is_refused(models, batch):
 # The command and the folder
 
 
-def test_the_command_with_int8_weights(trained, exported, graphs_at_hand, tmp_path, capsys):
+def test_the_command_with_int8_weights(trained, exported, graphs_at_hand, tmp_path, capsys, caplog):
     target = tmp_path / "onnx"
     assert cli.main(["export", "--model", str(trained), "--output", str(target), "--int8"]) == 0
+    assert "pre-processing" not in caplog.text
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{target / GRAPHS[1]}: ") and lines[0].endswith(" MB")
     assert lines[2].startswith("largest difference from PyTorch: ")
@@ -219,11 +220,13 @@ def test_the_command_with_int8_weights(trained, exported, graphs_at_hand, tmp_pa
     assert "MatMulInteger" in {node.op_type for node in onnx.load(target / GRAPHS[1]).graph.node}
 
 
-def test_translate_takes_the_folder(trained, exported, capsys):
+def test_translate_takes_the_folder(trained, exported, capsys, caplog):
     translations = []
     for folder in (trained, exported):
         assert cli.main(["translate", "--model", str(folder), "eins", "zwölf"]) == 0
         translations.append(capsys.readouterr().out)
+        assert folder == trained or "translated by" not in caplog.text
+        caplog.clear()
     assert translations[0] == translations[1]
     for option, value in (("--device", "cuda"), ("--attn_implementation", "eager"), ("--compute", "int8")):
         assert cli.main(["translate", "--model", str(exported), "eins", option, value]) == 2

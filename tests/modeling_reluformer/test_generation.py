@@ -4,13 +4,13 @@ import inspect
 
 import pytest
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin, StaticCache
 
 from reluformer import ReLUFormerForConditionalGeneration as Model
 from reluformer.modeling_reluformer.fused.model_attention import SharedSources
 from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention
 
-from ..conftest import random_tokens, tiny_model
+from ..conftest import demo_tokenizer, random_tokens, tiny_model
 from .cases import PADDING, implementations, mask_of, padded
 
 
@@ -160,3 +160,37 @@ def test_beams_go_on_with_a_callers_cache_of_copies(monkeypatch):
     found = generated(model, inputs, past_key_values=caches[0], **options)
     copies_of_sources(monkeypatch)
     assert_same(found, generated(model, inputs, past_key_values=caches[1], **options))
+
+
+@pytest.mark.parametrize(
+    "of_model", [{"max_new_tokens": 9}, {"max_length": 10}, {"max_new_tokens": 9, "max_length": 20}]
+)
+@pytest.mark.parametrize(
+    ("of_call", "length"),
+    [
+        ({}, 10),
+        ({"max_length": 5}, 5),
+        ({"max_new_tokens": 5}, 6),
+        ({"generation_config": GenerationConfig(max_length=5)}, 5),
+        ({"generation_config": GenerationConfig(max_new_tokens=5)}, 6),
+    ],
+    ids=str,
+)
+def test_the_limit_of_a_call_takes_the_place_of_that_of_the_model(of_model, of_call, length, caplog):
+    """The Trainer gives max_length for each batch of its evaluation, and the model may have been saved with the other limit."""
+    model = tiny_model()
+    model.generation_config.update(**{"eos_token_id": None, "max_length": None, "max_new_tokens": None, **of_model})
+    assert model.generate(random_tokens(2, 5), **of_call).shape == (2, length)
+    assert not caplog.text
+
+
+def test_stop_strings_stop_without_a_warning(caplog):
+    tokenizer = demo_tokenizer(50)
+    model = tiny_model(vocab_size=len(tokenizer))
+    source = tokenizer("zwölf", return_tensors="pt")
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    whole = tokenizer.convert_ids_to_tokens(model.generate(**source, **options)[0])
+    stop = next(token for token in whole[1:] if token.isalpha())
+    stopped = model.generate(**source, **options, stop_strings=[stop], tokenizer=tokenizer)[0]
+    assert tokenizer.convert_ids_to_tokens(stopped) == whole[: whole.index(stop) + 1]
+    assert not caplog.text

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from reluformer import Translator
 from reluformer.modeling_reluformer.fused.compiled.library import library
@@ -195,6 +196,26 @@ def test_what_is_not_computed_here_goes_to_generate_and_is_said(fields, options,
         assert translator(["eins"] * 9) == Translator(model, tokenizer, max_new_tokens=6, **options)(["eins"] * 9)
     lines = [record.message for record in caplog.records if "translated by" in record.message]
     assert lines == [f"translated by `generate`{how}: {words}." for how in (" in float32, not int8", "")]
+
+
+def test_a_model_that_the_trainer_of_transformers_has_saved_is_computed_here():
+    """It names every option of `generate`, at the value that changes nothing."""
+    model = tiny_model(activation_function="relu")
+    usual = GenerationConfig._get_default_generation_params()
+    model.generation_config.update(**usual, defaults_only=True)
+    assert reason_against(model, model.generation_config.to_diff_dict()) is None
+    for name, value in {"repetition_penalty": 1.2, "num_return_sequences": 2, "temperature": 0.5}.items():
+        assert reason_against(model, {**usual, name: value}) == f"{name} of GenerationConfig"
+
+
+def test_int8_that_nothing_computes_is_told_of_an_exported_model_too(caplog):
+    tokenizer = demo_tokenizer(200)
+    model = tiny_model(attention_qk_norm=True, vocab_size=len(tokenizer))
+    model.is_exported = True
+    for compute, lines in (("float32", []), ("int8", ["translated by `generate` in float32, not int8"])):
+        Translator(model, tokenizer, max_new_tokens=2, compute=compute)("eins")
+        told = [record.message for record in caplog.records if "translated by" in record.message]
+        assert [message.partition(": ")[0] for message in told] == lines
 
 
 def test_a_hook_that_acts_in_training_alone_leaves_the_compiled_path():

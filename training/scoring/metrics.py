@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -14,6 +15,9 @@ from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
 from reluformer.training.data.moses import MosesStep, detokenize
 
 logger = logging.getLogger(__name__)
+
+# So many texts that end in " ." look tokenised, by the rule of sacreBLEU.
+_TOKENIZED_ENDS = 100
 
 
 def score_translations(
@@ -95,6 +99,8 @@ def _scores(
             raise UserError("language: missing; the detokeniser of Moses needs it, such as 'en'")
         plain = [detokenize(texts, language) for texts in given]
         detokenized = f"|detokenized:moses:{language}|sacremoses:{version('sacremoses')}"
+    elif sum(text.endswith(" .") for text in hypotheses) >= _TOKENIZED_ENDS:
+        _warn_of_tokenized_text()
     scores: dict[str, Any] = {}
     for score in SCORES.values():
         if score.of_documents != of_documents or score.text not in (None, text):
@@ -106,6 +112,16 @@ def _scores(
         else:
             scores |= _score(score, *plain, detokenized)
     return scores
+
+
+@functools.cache
+def _warn_of_tokenized_text() -> None:
+    """Once, not at each evaluation of a training."""
+    logger.warning(
+        "%d or more translations end in a full stop behind a space, as Moses leaves it. If the corpus is tokenised, set "
+        "data.text to moses: scores of tokenised text as if it were plain cannot be compared with others.",
+        _TOKENIZED_ENDS,
+    )
 
 
 def _score(score: Score, hypotheses: list[str], references: list[str], detokenized: str = "") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from sacrebleu.metrics import BLEU
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import SCORES
 from reluformer.training.data import moses
+from reluformer.training.scoring import metrics
 from reluformer.training.scoring.metrics import describe_scores, score_documents, score_translations
 
 REFERENCES = ["A man is riding a red bicycle.", "Two dogs play in the snow, again.", "It 's done ."]
@@ -84,3 +85,15 @@ def test_each_hypothesis_needs_a_reference():
 def test_scores_are_described_in_one_line():
     line = describe_scores(score_translations(HYPOTHESES, REFERENCES))
     assert "exact match 33.33 %" in line and "Moses" not in line and "\n" not in line
+
+
+def test_text_that_looks_tokenised_is_told_once(caplog):
+    """Not in three lines of sacreBLEU at each evaluation, and not where the corpus is known to be tokenised."""
+    metrics._warn_of_tokenized_text.cache_clear()
+    texts = ["it is done ."] * 100
+    score_translations(texts, texts, language="en", text="moses")
+    score_translations(texts[:99], texts[:99])
+    assert not caplog.text
+    for _ in range(2):
+        assert score_translations(texts, texts)["bleu"] == pytest.approx(100)
+    assert len(caplog.records) == 1 and "set data.text to moses" in caplog.records[0].message
