@@ -162,7 +162,7 @@ def library_mask(
     if implementation != "sdpa":
         if whole:
             raise ValueError(
-                f"Packed sequences need attn_implementation 'sdpa', 'eager' or 'fused', not {implementation!r}."
+                f"Packed sequences and masks of four dimensions need attn_implementation 'sdpa' or 'eager', not {implementation!r}."
             )
         return padding
     if padding is None and not whole and (queries == keys or not visibility.causal):

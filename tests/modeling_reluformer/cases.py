@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -181,6 +182,21 @@ def assert_same_logits_loss_and_gradients(foreign, model, **inputs) -> None:
     theirs, ours = ({name: part.grad for name, part in each.named_parameters()} for each in (foreign, model))
     theirs = FOREIGN_MODELS[foreign.config.model_type].weights(theirs)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def with_shares_for_dropout(monkeypatch) -> None:
+    """Dropout keeps the share 1 - p of every number in place of some numbers, so that a rate can be seen in one pass."""
+
+    def share(states, p=0.5, training=True, inplace=False):
+        return states * (1 - p) if training else states
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", share)
+
+
+@torch.no_grad()
+def scaled(parameters: Iterable[torch.nn.Parameter], factor: float) -> None:
+    for parameter in parameters:
+        parameter.mul_(factor)
 
 
 MISSING = """

@@ -15,7 +15,7 @@ from reluformer.modeling_reluformer.attention_reluformer import (
     reference_attention,
 )
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
-from reluformer.modeling_reluformer.layers_reluformer import token_positions
+from reluformer.modeling_reluformer.layers_reluformer import library_mask, token_positions
 from reluformer.modeling_reluformer.loss_reluformer import row_entropy
 from reluformer.modeling_reluformer.modeling_decoder import packed_segments
 
@@ -195,3 +195,22 @@ def test_its_properties_are_those_of_the_function(name):
 
 def test_the_table_names_every_activation():
     assert [*ACTIVATIONS] == [*POINTWISE, *NORMALIZED]
+
+
+def test_the_masks_of_the_library_s_own_functions():
+    """Only `sdpa` takes a whole mask; padding alone, and causality alone, are what all of them know."""
+    segments, cpu = torch.tensor([[1, 1, 2]]), torch.device("cpu")
+    packed = Visibility(query_segments=segments, key_segments=segments)
+    whole = Visibility(given_mask=torch.ones(1, 1, 3, 3, dtype=torch.bool))
+    padding = torch.tensor([[True, True, False]])
+    for visibility in (packed, whole):
+        with pytest.raises(ValueError, match="'sdpa' or 'eager', not 'flash_attention_2'"):
+            library_mask("flash_attention_2", visibility, 3, 3, cpu)
+        assert torch.equal(library_mask("sdpa", visibility, 3, 3, cpu), visibility.dense(3, 3, cpu))
+        assert library_mask("fused", visibility, 3, 3, cpu) is None
+    assert library_mask("flash_attention_2", Visibility(padding, causal=True), 3, 3, cpu) is padding
+    assert torch.equal(library_mask("sdpa", Visibility(padding), 3, 3, cpu), padding[:, None, None])
+    for name in ("sdpa", "flash_attention_2"):
+        assert library_mask(name, Visibility(torch.ones_like(padding), causal=True), 3, 3, cpu) is None
+    behind_a_cache = Visibility(causal=True, query_offset=2)
+    assert torch.equal(library_mask("sdpa", behind_a_cache, 2, 4, cpu), behind_a_cache.dense(2, 4, cpu))

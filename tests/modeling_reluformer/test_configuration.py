@@ -1,9 +1,11 @@
 """What a configuration takes and refuses, and that its fields do what they say."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.configuration_reluformer import require_tensor_parallel
@@ -45,6 +47,20 @@ def test_bad_value_is_refused_with_field_value_and_choices(fields, words):
         ReLUFormerConfig(**fields)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_the_ends_of_a_range_that_belong_to_it_are_taken():
+    for fields in (
+        {"dropout": 0.0, "attention_dropout": 0, "label_smoothing": 0.0},
+        {"entropy_margin": 0.0},
+        {"entropy_margin": 1},
+        {"attention_scaling": "length", "attention_alpha": 0},
+        {"attention_scaling": "length", "attention_alpha": 2.0},
+        {"regularization_weight": 0.0, "ffn_threshold": 0.0},
+        {"encoder_layers": 1, "vocab_size": 1},
+    ):
+        config = ReLUFormerConfig(**fields)
+        assert all(getattr(config, name) == value for name, value in fields.items())
 
 
 def test_an_alpha_that_nothing_reads_is_told(monkeypatch):
@@ -93,6 +109,18 @@ def test_tensor_parallelism_is_refused_where_parts_of_it_would_compute_another_m
     }.items():
         with pytest.raises(ValueError, match=f"{field}='?{value}'? does not go with tp_size=4"):
             require_tensor_parallel(tiny_config(**{**heads, field: value}), 4)
+
+
+@pytest.mark.parametrize("processes", [None, 1, 2])
+def test_only_several_processes_refuse_what_they_cannot_share(processes, monkeypatch):
+    model = ReLUFormerForConditionalGeneration(tiny_config(attention_output_norm="gated_rms"))
+    monkeypatch.setattr(PreTrainedModel, "maybe_distribute_model", classmethod(lambda cls, model, *others: model))
+    distributed = None if processes is None else SimpleNamespace(tp_size=processes)
+    if processes == 2:
+        with pytest.raises(ValueError, match="attention_output_norm='gated_rms' does not go with tp_size=2"):
+            type(model).maybe_distribute_model(model, distributed)
+    else:
+        assert type(model).maybe_distribute_model(model, distributed) is model
 
 
 # field: what the model has beside, and a value that changes its logits or its loss, with the same weights

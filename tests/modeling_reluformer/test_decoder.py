@@ -22,7 +22,9 @@ from .cases import (
     padded,
     pair_of_models,
     row_penalties,
+    scaled,
     token_ids,
+    with_shares_for_dropout,
     word_tokenizer,
 )
 
@@ -73,6 +75,30 @@ def test_packed_sequences_are_those_apart(how, implementation, kind):
     targets = [len(sequence) - 1 for sequence in apart]
     expected = sum(count * output.loss for count, output in zip(targets, outputs, strict=True)) / sum(targets)
     torch.testing.assert_close(found.loss, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "dglu-full"])
+def test_each_dropout_falls_at_its_place_with_its_rate(kind, monkeypatch):
+    """What is dropped on average, taken into the weights behind or before it, gives the model in evaluation."""
+    rates = {"embedding_dropout": 0.1, "dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.4}
+    fields = {
+        **KINDS[kind],
+        "attention_output_norm": "none",
+        "attn_implementation": "eager",
+        "tie_word_embeddings": False,
+    }
+    dropping, plain = decoder_model(**fields, **rates), decoder_model(**fields)
+    with_shares_for_dropout(monkeypatch)
+    torch.testing.assert_close(dropping(token_ids()).logits, plain(token_ids()).logits)
+    scaled([embedding.weight for embedding in plain.modules() if isinstance(embedding, torch.nn.Embedding)], 0.9)
+    for layer in plain.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        scaled([attention.out_proj.weight], 0.7)
+        scaled(attention.out_proj.parameters(), 0.8)
+        last = mlp.down_proj if mlp.gated else mlp.fc2
+        scaled([last.weight], 0.6)
+        scaled(last.parameters(), 0.8)
+    torch.testing.assert_close(dropping.train()(token_ids()).logits, plain(token_ids()).logits)
 
 
 @pytest.mark.parametrize("implementation", ["fused", "eager"])

@@ -30,14 +30,21 @@ def test_generation_cached_equals_uncached_and_batched_equals_single(variant, be
         assert (row[len(single) :] == PADDING).all()
 
 
-@pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
-@pytest.mark.parametrize("with_mask", [True, False], ids=["mask", "no-mask"])
-def test_logits_with_a_cache_in_steps_equal_those_without(variant, static, with_mask):
-    """Of a static cache, only what was written is visible, also in the prefill where it has more keys than queries."""
+@pytest.mark.parametrize(
+    ("static", "given"),
+    [(True, "mask"), (True, "wide mask"), (True, "no mask"), (False, "mask"), (False, "no mask")],
+    ids=["static-mask", "static-wide-mask", "static-no-mask", "dynamic-mask", "dynamic-no-mask"],
+)
+def test_logits_with_a_cache_in_steps_equal_those_without(variant, static, given):
+    """Of a static cache, only what was written is visible, also in the prefill where it has more keys than queries.
+
+    A mask may be as wide as a static cache; the positions are then those of the tokens that are given, not of its end.
+    """
     for implementation in implementations(variant):
         model = tiny_model(attn_implementation=implementation, **variant).double()
         source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
-        mask = mask_of(target[:, :4], 1, "left") if with_mask else None
+        mask = None if given == "no mask" else mask_of(target[:, :4], 1, "left")
+        of_cache = padded(mask, 11, "right", 0) if given == "wide mask" else mask
         if static:
             caches = [StaticCache(config=model.config, max_cache_len=length) for length in (16, 7)]
         else:
@@ -49,7 +56,7 @@ def test_logits_with_a_cache_in_steps_equal_those_without(variant, static, with_
                 model(
                     input_ids=source,
                     decoder_input_ids=target[:, piece],
-                    decoder_attention_mask=mask[:, : piece.stop] if with_mask else None,
+                    decoder_attention_mask=of_cache[:, : piece.stop] if given == "mask" else of_cache,
                     past_key_values=cache,
                     use_cache=True,
                 ).logits

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.modeling_reluformer.loss_reluformer import LossParts, row_weights
+from reluformer.modeling_reluformer.loss_reluformer import LossParts, row_weights, sentence_rows
 
 from ..conftest import random_tokens, tiny_config, tiny_model
 from ..training.tiny_run import collate, tiny_pairs
@@ -104,6 +104,19 @@ def test_a_mask_of_queries_and_keys_weighs_the_rows_as_one_of_tokens_does():
     batch["labels"] = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)  # as many targets as sources
     mask = batch["attention_mask"].bool()[:, None, None].expand(-1, -1, 9, -1)
     torch.testing.assert_close(model(**{**batch, "attention_mask": mask}).loss, model(**batch).loss)
+
+
+def test_a_token_that_some_query_sees_is_a_row():
+    """A window of one token on each side, and padding that no query sees: no token is seen by all queries."""
+    places = torch.arange(7)
+    window = (places[:, None] - places).abs() <= 1
+    real = places < torch.tensor([[7], [4]])
+    labels = torch.tensor([[5, 6, 7, -100, -100], [5, 6, 7, 8, 9]])
+    rows, _ = sentence_rows(labels, (window & real[:, None])[:, None], 7)
+    expected = torch.where(real, torch.tensor([[3 / 7], [5 / 4]]), 0.0)
+    torch.testing.assert_close(rows, expected)
+    alike, _ = sentence_rows(labels, window[None, None], 7)  # one mask for all sentences
+    torch.testing.assert_close(alike, torch.tensor([[3 / 7], [5 / 7]]).expand(2, 7))
 
 
 def test_four_accumulation_steps_equal_one_batch(tmp_path):

@@ -13,9 +13,11 @@ from .cases import (
     pair_of_models,
     pictures,
     row_penalties,
+    scaled,
     vision_config,
     vision_model,
     vit_model,
+    with_shares_for_dropout,
 )
 
 FULL = {
@@ -38,6 +40,21 @@ def test_fused_and_eager_are_the_same_model():
         output.loss.backward()
         results.append([output.logits, output.loss, *(p.grad for p in model.parameters())])
     torch.testing.assert_close(*results, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_each_dropout_falls_at_its_place_with_its_rate(pooling, monkeypatch):
+    """What is dropped on average, taken into the weights behind or before it, gives the model in evaluation."""
+    fields = {"attn_implementation": "eager", "pooling": pooling}
+    rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
+    dropping, plain = vision_model(**fields, **rates), vision_model(**fields)
+    with_shares_for_dropout(monkeypatch)
+    torch.testing.assert_close(dropping(pictures()).logits, plain(pictures()).logits)
+    scaled(plain.model.embeddings.parameters(), 0.8)
+    for layer in plain.model.layers:
+        scaled([layer.self_attn.out_proj.weight], 0.7)
+        scaled((*layer.self_attn.out_proj.parameters(), *layer.mlp.fc2.parameters()), 0.8)
+    torch.testing.assert_close(dropping.train()(pictures()).logits, plain(pictures()).logits)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])

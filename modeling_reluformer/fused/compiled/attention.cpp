@@ -70,11 +70,6 @@ bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const May
       return false;
     }
   }
-  for (const MaybeTensor* tensor : {&row_scale, &mask}) {
-    if (*tensor && !(*tensor)->device().is_cpu()) {
-      return false;
-    }
-  }
   if (row_scale && (row_scale->dim() != 3 || row_scale->scalar_type() != at::kFloat || row_scale->size(0) != batch ||
                     (row_scale->size(1) != 1 && row_scale->size(1) != heads) || row_scale->size(2) != queries)) {
     return false;
