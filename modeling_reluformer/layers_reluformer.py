@@ -162,7 +162,8 @@ def library_mask(
     if implementation != "sdpa":
         if whole:
             raise ValueError(
-                f"Packed sequences and masks of four dimensions need attn_implementation 'sdpa' or 'eager', not {implementation!r}."
+                "Packed sequences and masks of four dimensions need attn_implementation 'sdpa' or 'eager', not "
+                f"{implementation!r}."
             )
         return padding
     if padding is None and not whole and (queries == keys or not visibility.causal):
