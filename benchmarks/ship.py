@@ -42,11 +42,11 @@ EXAMPLES = {
 _COMPARED, _TIMED, _SHOWN = 500, 200, 10  # sentences
 _SECTION = """## As it comes with the package
 
-It was trained on single sentences: give it one at a time. Several in one text are translated worse, without a warning, and so are
-other languages.
+It was trained on single sentences. `Translator` and `reluformer translate` split a text into them; give Transformers' own classes
+one at a time: several at once are translated worse, without a warning, and so are other languages.
 
-Weights in bfloat16: {weights:.1f} MB. `Translator` computes them in float32, as all figures here; Transformers' own classes do so
-with `from_pretrained(…, dtype="float32")`. In `onnx/`, graphs with 8-bit weights: {graphs:.1f} MB, which onnxruntime and
+Weights in bfloat16: {weights:.1f} MB. They are loaded as float32, by `Translator` and by Transformers' own classes, and were
+measured so. In `onnx/`, graphs with 8-bit weights: {graphs:.1f} MB, which onnxruntime and
 [transformers.js](https://huggingface.co/docs/transformers.js) run. All figures of this section are of these files. The softmax
 twin has the same recipe but for its attention, and does not come with the package.
 
@@ -92,6 +92,7 @@ def write_model(run: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     model, tokenizer = load_model_and_tokenizer(run)
     model.bfloat16().save_pretrained(folder)
+    load_as_float32(folder)
     tokenizer.save_pretrained(folder)
     export(folder, folder / "onnx", int8=True)
     for path in folder.rglob("tokenizer.json"):  # a third of it is indentation
@@ -100,6 +101,13 @@ def write_model(run: Path, folder: Path) -> None:
     for name in PICTURES:
         if (run / name).is_file():
             shutil.copy(run / name, folder)
+
+
+def load_as_float32(folder: Path) -> None:
+    """Lets config.json say float32, though the weights are stored in bfloat16: the Auto classes compute in what it says."""
+    path = folder / "config.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) | {"dtype": "float32"}
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 # What is measured
@@ -114,7 +122,7 @@ def measure(run: Path, twin: Path, folder: Path, multi30k: Path) -> dict[str, An
         "Tatoeba": (list(tatoeba["source"]), list(tatoeba["target"])),
         "Multi30k": tuple(_lines(multi30k / f"test2016.{language}.gz") for language in languages),
     }
-    ours, of_twin = (Translator.from_pretrained(each, device="cpu") for each in (folder, twin))
+    ours, of_twin = (Translator.from_pretrained(each, device="cpu", split="none") for each in (folder, twin))
     systems: dict[str, Callable[[list[str]], list[str]]] = {
         "this model, 5 beams": ours,
         "this model, greedy": lambda texts: ours(texts, num_beams=1),
@@ -146,7 +154,7 @@ def _lines(path: Path) -> list[str]:
 def seconds_of_a_sentence(folder: Path, translator: Translator, texts: list[str]) -> dict[str, float]:
     """In Python, sentence by sentence, by the name of the way."""
     model, tokenizer = translator.model, translator.tokenizer
-    graphs = load_translator(folder / "onnx", num_beams=1)
+    graphs = load_translator(folder / "onnx", num_beams=1, split="none")
     ways: dict[str, Callable[[str], Any]] = {
         "`generate` of Transformers, greedy": lambda text: model.generate(
             **tokenizer(text, return_tensors="pt"), num_beams=1, length_penalty=None

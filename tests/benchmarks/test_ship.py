@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from reluformer import Translator
@@ -98,7 +99,9 @@ def test_the_folder_loads_in_every_way(tmp_path):
     tokenizer.save_pretrained(tmp_path / "run")
     ship.write_model(tmp_path / "run", tmp_path / "model")
     plain = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
-    assert plain.dtype == torch.bfloat16
+    assert plain.dtype == torch.float32
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     assert (tmp_path / "model" / "modeling_reluformer.py").is_file()
     text = "Größe: zwölf"
     ids = [AutoTokenizer.from_pretrained(tmp_path / name)(text)["input_ids"] for name in ("run", "model", "model/onnx")]
