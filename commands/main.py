@@ -24,6 +24,7 @@ VERBS = {
     "train": "a model after a recipe",
     "evaluate": "a run on one of its splits",
     "translate": "text with a model",
+    "models": "those that come with the package",
     "analyze": "attention and feed-forward memories of a model",
     "convert": "a MarianMT, ViT, GPT-2 or Llama checkpoint to a ReLUFormer",
     "export": "a model to ONNX, for onnxruntime",
@@ -59,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         verb = _main_parser().parse_args(arguments[:1]).command
-        # `translate` may do without Transformers, and registers the models where it does not
-        if verb != "translate" and not {"-h", "--help"} & {*arguments}:
+        # these may do without Transformers; `translate` registers the models where it does not
+        if verb not in ("translate", "models") and not {"-h", "--help"} & {*arguments}:
             import_module("reluformer.modeling_reluformer.registration").register()
         return import_module(f"reluformer.commands.{verb}").run(arguments[1:])
     except ModuleNotFoundError as error:

@@ -25,7 +25,7 @@ from transformers import (
 from reluformer import ReLUFormerForCausalLM, ReLUFormerForConditionalGeneration, ReLUFormerForImageClassification
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
-from reluformer.training.shipped import located, shipped_models
+from reluformer.training.shipped import located
 
 Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerForImageClassification
 _MODELS = {model.config_class: model for model in Model.__args__}
@@ -166,9 +166,6 @@ def load_tokenizer(path_or_hub_id: str | Path) -> PreTrainedTokenizerBase:
 def _load(auto_class: Any, path_or_hub_id: str | Path, what: str, **options: Any) -> Any:
     name = str(located(path_or_hub_id))
     folder = Path(name)
-    # A mistyped folder is not asked for on the Hub, whose ids are `name` or `owner/name`.
-    if not folder.exists() and (name.count("/") > 1 or name.startswith((".", "/", "~", "runs/"))):
-        raise UserError(f"{name!r}: no such folder; give the folder of a model, or a repository id on the Hub")
     try:
         return auto_class.from_pretrained(name, trust_remote_code=False, **options)
     # What a damaged file makes the libraries raise is of any kind, for a tokenizer a plain Exception.
@@ -180,6 +177,5 @@ def _load(auto_class: Any, path_or_hub_id: str | Path, what: str, **options: Any
                     "it, load it with Transformers once and save it with save_pretrained, which writes model.safetensors"
                 ) from error
         kind = "" if isinstance(error, (OSError, ValueError, RuntimeError)) else f"{type(error).__name__}: "
-        ours = ", ".join(shipped_models()) or "none"
-        place = "" if folder.exists() else f"no such folder here, no model of the package ({ours}), and from the Hub: "
+        place = "" if folder.exists() else "no such folder here, and from the Hub: "
         raise UserError(f"{name}: its {what} cannot be loaded: {place}{kind}{one_line(error)}") from error

@@ -128,4 +128,4 @@ def test_other_settings_are_left_to_transformers(file, changes, tmp_path, tokeni
 def test_other_ways_to_compute_are_left_to_transformers(options, tmp_path, tokenizer):
     save(tmp_path, tokenizer)
     assert quick_translator(tmp_path, **options) is None
-    assert quick_translator(tmp_path / "nowhere") is None
+    assert quick_translator("owner/on-the-hub") is None

@@ -1,11 +1,18 @@
 """A model that comes with the package is called by its name, and whoever mistypes it reads which there are."""
 
+import json
+from itertools import product
+
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from reluformer import Translator
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.training import shipped
+from reluformer.training.conversion import convert
 from reluformer.training.shipped import DEFAULT_MODEL, located
 
 from ..conftest import demo_tokenizer, tiny_model
@@ -33,13 +40,46 @@ def test_a_name_is_that_of_a_folder_here_or_of_a_model_of_the_package(models):
 
 
 def test_an_unknown_name_is_answered_with_those_that_are_there(models, monkeypatch, capsys):
-    with pytest.raises(
-        UserError, match=rf"a-c: .*: no such folder here, no model of the package \(a-b, {DEFAULT_MODEL}\)"
-    ):
-        Translator.from_pretrained("a-c")
+    """At once: whether a network is there is not tried."""
+    asked = []
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda name, **options: asked.append(name))
+    for refused in (lambda: Translator.from_pretrained("a-c"), lambda: convert("a-c", models / "to")):
+        with pytest.raises(UserError, match=rf"'a-c': no such folder here, and .* package \(a-b, {DEFAULT_MODEL}\)"):
+            refused()
+    monkeypatch.setattr("reluformer.commands.translate.read_lines", lambda path: asked.append(path))
+    assert cli.main(["translate", "--model", "a-c"]) == 2
+    assert "with its owner, such as openai-community/gpt2" in capsys.readouterr().err
     monkeypatch.setattr(shipped, "MODELS", models / "none")
     assert cli.main(["translate", "eins"]) == 2
-    assert "no such folder here, no model of the package (none), and from the Hub: " in capsys.readouterr().err
+    assert "no such folder here, and no model of the package (none)" in capsys.readouterr().err
+    assert asked == []
+
+
+def test_the_models_are_listed_with_their_folders(models, capsys):
+    (models / "a-b").rename(models / "no-model")
+    (models / "no-model" / "config.json").unlink()
+    settings = models / DEFAULT_MODEL / "tokenizer_config.json"
+    languages = {"source_language": "nl", "target_language": "fy"}
+    settings.write_text(json.dumps(json.loads(settings.read_text("utf-8")) | languages), encoding="utf-8")
+    scores = [
+        {"system": system, "test": test, "bleu": bleu}
+        for bleu, (system, test) in enumerate(product(("ours", "greedy"), ("A", "B")), start=41)
+    ]
+    (models / DEFAULT_MODEL / "figures.json").write_text(json.dumps({"scores": scores}), encoding="utf-8")
+    assert cli.main(["models"]) == 0
+    size = (models / DEFAULT_MODEL / "model.safetensors").stat().st_size / 1e6
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"{DEFAULT_MODEL}: nl to fy, BLEU 41.0 on A, 42.0 on B, {size:.1f} MB"
+    assert second.strip() == str(models / DEFAULT_MODEL)
+
+
+@pytest.mark.parametrize("name", shipped.shipped_models())
+def test_what_ships_is_float32_to_the_auto_classes_and_says_that_it_is_for_sentences(name):
+    folder = located(name)
+    assert AutoModelForSeq2SeqLM.from_pretrained(folder).dtype == torch.float32
+    assert {weight.dtype for weight in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
+    for tokenizer in (folder, folder / "onnx"):
+        assert AutoTokenizer.from_pretrained(tokenizer).init_kwargs["text_unit"] == "sentence"
 
 
 def test_without_a_model_the_one_from_german_to_english_translates(models, capsys):
