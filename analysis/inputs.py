@@ -126,7 +126,7 @@ def _read_pairs(options: AnalysisOptions) -> Subject:
     facts: dict[str, Any] = {"source_file": options.text, "target": "given, teacher-forced"}
     notes = []
     if "target" not in lines.column_names:
-        translator = Translator(model, tokenizer)
+        translator = Translator(model, tokenizer, split="none")  # what is analysed is a line as a whole
         lines = lines.add_column("target", translator(lines["source"], progress=True))
         facts |= {"target": "the model's own translation, teacher-forced", "decoding": translator.decoding}
         notes.append("no --target_text: the decoder reads the model's own translation")

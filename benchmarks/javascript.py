@@ -83,7 +83,7 @@ def in_chromium(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
 
 def in_python(folder: Path, texts: Sequence[str]) -> list[str]:
     """The same by onnxruntime in Python."""
-    return load_translator(folder, num_beams=1, max_new_tokens=LIMIT, batch_tokens=1)(texts)
+    return load_translator(folder, num_beams=1, max_new_tokens=LIMIT, batch_tokens=1, split="none")(texts)
 
 
 def main() -> int:

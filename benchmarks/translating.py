@@ -169,7 +169,7 @@ def models_and_beams(quick: bool) -> Iterator[Names]:
 def measure_types(cell: Names, options: argparse.Namespace) -> Names:
     """Of `generate` in float32 and of each of our types: BLEU, translations equal to those of `generate`, and CPU seconds."""
     sources, references = (_multi30k_test(cell[side])[: 3 if options.quick else None] for side in ("source", "target"))
-    translator = Translator.from_pretrained(cell["model"])
+    translator = Translator.from_pretrained(cell["model"], split="none")
     model, tokenizer = translator.model, translator.tokenizer
 
     def generated(texts: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -14,7 +14,11 @@ from tqdm.auto import tqdm
 from reluformer.commands.parsing import Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.readers import is_unicode, text_file, text_lines
-from reluformer.training.shipped import DEFAULT_MODEL
+from reluformer.training.scoring.long_sources import SPLITS
+from reluformer.training.shipped import DEFAULT_MODEL, located
+
+# More lines, or more characters, take longer than one likes to wait without a sign.
+_LINES, _CHARACTERS = 20, 2_000
 
 
 def run(arguments: list[str]) -> int:
@@ -22,16 +26,22 @@ def run(arguments: list[str]) -> int:
     parser = Parser(prog="reluformer translate", description="Translates text: arguments, a file, or standard input.")
     add, default = parser.add_argument, f"default: {DEFAULT_MODEL}, German to English"
     kinds = "run folder, checkpoint, exported model, id on the Hub, or one of the package, such as tatoeba-en-de"
-    add("text", nargs="*", help="texts to translate")
+    add("text", nargs="*", help="texts to translate, of one sentence or several; line breaks stay where they are")
     add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help=f"{kinds}; {default}")
-    add("--input", metavar="FILE", help="one sentence a line; - is standard input, the default")
+    add("--input", metavar="FILE", help="each line gives one line; - is standard input, the default")
     add("--output", metavar="FILE", help="default: standard output")
+    add(
+        "--split",
+        choices=SPLITS,
+        help="translate each sentence of a text by itself, or the text as a whole; default: what the model was trained on",
+    )
     add_decoding_options(parser)
     options = parser.parse_args(arguments)
     if options.text and options.input:
         raise UserError("translate: give texts or --input, not both")
     if options.output is not None:
         _check_output(options.output, options.input)
+    located(options.model)  # refuses a mistyped name before the text is read and torch imported
     texts = options.text or read_lines(options.input or "-")
     for number, text in enumerate(texts, start=1):
         if not is_unicode(text):
@@ -39,7 +49,8 @@ def run(arguments: list[str]) -> int:
 
     from reluformer.training.saved_translation import quick_translator
 
-    names = ("num_beams", "length_penalty", "batch_tokens", "long_sources", "attn_implementation", "device", "compute")
+    names = ("num_beams", "length_penalty", "batch_tokens", "split", "long_sources")
+    names += ("attn_implementation", "device", "compute")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     translator = quick_translator(options.model, **given)
     if translator is None:
@@ -48,9 +59,10 @@ def run(arguments: list[str]) -> int:
 
         register()
         translator = load_translator(options.model, **given)
-    # The bar goes to stderr; a person who gave a text or two, or sees each line as it is done, has no need of it.
-    progress = not options.text and (options.output is not None or not sys.stdout.isatty())
+    progress = len(texts) > _LINES or sum(map(len, texts)) > _CHARACTERS
     translations = translator.stream(texts, progress=progress)  # all texts are checked before a file is opened
+    if not options.text:
+        translations = one_line_each(translations)
     if options.output is None:
         write_lines(translations, sys.stdout)
     else:
@@ -77,12 +89,21 @@ def _check_output(name: str, source: str | None) -> None:
         raise UserError(f"--output: {name!r} cannot be written; give a file in a folder that is there")
 
 
-def write_lines(translations: Iterable[str], stream: TextIO) -> None:
-    """Each translation as one line as soon as it is there; a line break in it becomes a space, with a note."""
+def one_line_each(translations: Iterable[str]) -> Iterator[str]:
+    """The translations of lines; a line break in one becomes a space, with a note."""
     for number, translation in enumerate(translations, start=1):
         line = re.sub(r"[\r\n]+", " ", translation)
         if line != translation:
             note = f"translation {number} held line breaks, written as spaces"
             tqdm.write(f"reluformer: note: {note}", file=sys.stderr)
-        stream.write(f"{line}\n")
+        yield line
+
+
+def write_lines(translations: Iterable[str], stream: TextIO) -> None:
+    """Each translation as soon as it is there, and a line break behind it."""
+    for translation in translations:
+        if stream.isatty():
+            tqdm.write(translation, file=stream)  # clear of the bar on the same terminal
+        else:
+            stream.write(f"{translation}\n")
         stream.flush()

@@ -26,7 +26,7 @@ from reluformer.training.translation import Translator
 
 # Settings of a tokenizer that change no ids and no text here, and those that are computed.
 _TOKENIZER_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-_DESCRIBING = ("backend", "model_input_names", "model_max_length", "source_language", "target_language")
+_DESCRIBING = ("backend", "model_input_names", "model_max_length", "source_language", "target_language", "text_unit")
 _DESCRIBING += ("is_local", "local_files_only")  # of a tokenizer that was loaded and saved again
 # Of config.json, beside what `reason_against` and `expected_shapes` read.
 _READ = ("attention_scaling", "attention_gamma", "attention_alpha", "scale_embedding", "max_position_embeddings")

@@ -17,8 +17,16 @@ from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.fused.compiled.library import library
 from reluformer.training.data.moses import MosesStep
 from reluformer.training.data.readers import is_unicode
+from reluformer.training.data.sentences import DOCUMENT, source_language
 from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
-from reluformer.training.scoring.long_sources import LONG_SOURCES, LongSources, Pieces, SourceEncoder
+from reluformer.training.scoring.long_sources import (
+    LONG_SOURCES,
+    SPLITS,
+    LongSources,
+    Source,
+    SourceEncoder,
+    Split,
+)
 
 if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a short translation
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,14 +41,15 @@ _WORTH_BUILDING = 8  # sentences
 _BATCHES_AT_ONCE = 8
 # Options of `GenerationConfig` that would return something else than one translation of a text, or limit it twice.
 _NOT_HERE = {"max_length", "num_return_sequences", "return_dict_in_generate", "guidance_scale", "stop_strings"}
-_Key = tuple[int, int]  # the number of a text, and of a piece in it
+_Key = tuple[int, int, int]  # the number of a text, of a sentence in it, and of a piece in that
 
 
 class Translator:
     """Plain text in, plain text out; a Moses step that the tokenizer records is applied before and undone after.
 
-    A translation does not depend on what else is translated: padding is masked, and sentences share a batch only if
-    they have the same limit on the decoding length.
+    A text is translated sentence by sentence, and the white space and line breaks between its sentences stay as they were,
+    unless the model was trained on documents. A translation does not depend on what else is translated: padding is masked, and
+    sentences share a batch only if they have the same limit on the decoding length.
 
     Args:
         model: a sequence-to-sequence model; it is put into evaluation mode for each call and given back as it was.
@@ -52,9 +61,12 @@ class Translator:
             with a warning.
         batch_tokens: source tokens with padding (sentences · longest) in a batch; a longer sentence is a batch of
             its own.
-        long_sources: for sources with more tokens than `max_position_embeddings`: "error" refuses all texts before the first
-            is translated; "split" cuts at the ends of sentences, or between tokens where a sentence alone is too long, joins the
-            translations with a space, and warns.
+        split: "sentences" translates each sentence of a text by itself; "none" the text as a whole. A line break ends a sentence,
+            and what has no letter and no digit stays as it is. None: "none" for a tokenizer that records `text_unit` "document",
+            as those of recipes with packed documents do, else "sentences".
+        long_sources: for sources, which are sentences or whole texts, with more tokens than `max_position_embeddings`: "error"
+            refuses all texts before the first is translated; "split" cuts at the ends of sentences, or between tokens where a
+            sentence alone is too long, joins the translations with a space, and warns.
         device: where to compute; None leaves the model where it is.
         compute: on a CPU, the type in which matrices are held and multiplied: "float32", whose translations are those of
             `generate`, or "int8", which is faster.
@@ -63,7 +75,8 @@ class Translator:
     Raises:
         UserError: an option that is unknown or out of range.
 
-    `shortened` are the numbers (from 1) of the texts of the last call that were split.
+    `shortened` are the numbers (from 1) of the texts of the last call that were too long, or held a sentence that was, and were
+    cut by `long_sources`.
     """
 
     def __init__(
@@ -75,6 +88,7 @@ class Translator:
         length_penalty: float = 1.0,
         max_new_tokens: int | None = None,
         batch_tokens: int = 4_096,
+        split: Split | None = None,
         long_sources: LongSources = "error",
         device: str | torch.device | None = None,
         compute: str = "float32",
@@ -84,6 +98,8 @@ class Translator:
         self.tokenizer = tokenizer
         self.num_beams, self.length_penalty, self.max_new_tokens = num_beams, length_penalty, max_new_tokens
         self.batch_tokens, self.long_sources, self.compute = batch_tokens, long_sources, compute
+        is_of_documents = tokenizer.init_kwargs.get("text_unit") == DOCUMENT
+        self.split = split or ("none" if is_of_documents else "sentences")
         self.generation = generation
         self._fast: dict[str, tuple[Any, FastTranslationModel]] = {}  # by the type it computes in
         self._said: str | None = None
@@ -125,7 +141,7 @@ class Translator:
         default = f"2 * source tokens rounded up to a multiple of {LIMIT_STEP}, + {LIMIT_OFFSET}"
         settings = self._options | {"max_new_tokens": self.max_new_tokens or default}
         settings["compute"] = self._computed or self.compute
-        usual = {"long_sources": "error", "compute": "float32"}
+        usual = {"split": "none", "long_sources": "error", "compute": "float32"}
         return {name: value for name, value in settings.items() if usual.get(name) != value}
 
     @overload
@@ -133,7 +149,9 @@ class Translator:
     @overload
     def __call__(self, texts: Iterable[str], progress: bool = False, **options: Any) -> list[str]: ...
     def __call__(self, texts: str | Iterable[str], progress: bool = False, **options: Any) -> str | list[str]:
-        """Translates one text to a text, or several to a list in the same order; white space to "" without the model.
+        """Translates one text to a text, or several to a list in the same order.
+
+        White space alone is not given to the model: it stays as it is or, with `split` "none", becomes "".
 
         Args:
             texts: a text or any iterable of texts, a generator too; it is read to its end first.
@@ -144,8 +162,7 @@ class Translator:
             UserError: a source is not text; sources that are too long, with `long_sources` "error"; see the constructor.
         """
         if options:
-            changed = Translator(self.model, self.tokenizer, **{**self._options, **options})
-            changed._fast, changed._said = self._fast, self._said
+            changed = self.with_options(**options)
             translations = changed(texts, progress)
             self.shortened, self._computed, self._said = changed.shortened, changed._computed, changed._said
             return translations
@@ -162,6 +179,12 @@ class Translator:
         sources = self._encode(texts)
         return self._translations(sources, self._parts(sources), progress)
 
+    def with_options(self, **options: Any) -> Translator:
+        """One with the same model and other options of the constructor."""
+        changed = Translator(self.model, self.tokenizer, **{**self._options, **options})
+        changed._fast, changed._said = self._fast, self._said
+        return changed
+
     def limit(self, source_tokens: int) -> int:
         """The most target tokens, `</s>` included, for a source of so many tokens."""
         if self.max_new_tokens is not None:
@@ -171,7 +194,7 @@ class Translator:
 
     @property
     def _options(self) -> dict[str, Any]:
-        names = ("num_beams", "length_penalty", "max_new_tokens", "batch_tokens", "long_sources", "compute")
+        names = ("num_beams", "length_penalty", "max_new_tokens", "batch_tokens", "split", "long_sources", "compute")
         return {name: getattr(self, name) for name in names} | self.generation
 
     @property
@@ -198,36 +221,38 @@ class Translator:
             raise UserError(
                 f"max_new_tokens: {self.max_new_tokens} is more than the {self._positions} positions the model has"
             )
-        for name, choices in (("compute", COMPUTE), ("long_sources", LONG_SOURCES)):
+        for name, choices in (("compute", COMPUTE), ("split", SPLITS), ("long_sources", LONG_SOURCES)):
             if getattr(self, name) not in choices:
                 raise UserError(f"{name}: {getattr(self, name)!r} is unknown; choose one of {', '.join(choices)}")
 
-    def _encode(self, texts: Iterable[str]) -> list[Pieces]:
-        """The token ids of each text, in pieces; sets `shortened`."""
+    def _encode(self, texts: Iterable[str]) -> list[Source]:
+        """The token ids of each text; sets `shortened`."""
         texts = list(texts)
         for index, text in enumerate(texts):
             if not isinstance(text, str) or not is_unicode(text):
                 raise UserError(f"texts[{index}]: expected Unicode text, got {type(text).__name__}")
-        encoder = SourceEncoder(self.tokenizer, self._positions, self.long_sources, self.moses)
+        language = source_language(self.tokenizer)
+        encoder = SourceEncoder(self.tokenizer, self._positions, self.long_sources, self.moses, self.split, language)
         sources, self.shortened = encoder.encode(texts)
         return sources
 
-    def _parts(self, sources: list[Pieces]) -> Iterator[range]:
+    def _parts(self, sources: list[Source]) -> Iterator[range]:
         """Ranges of texts that fill `_BATCHES_AT_ONCE` batches."""
         start = tokens = 0
-        for index, pieces in enumerate(sources):
-            tokens += sum(map(len, pieces))
+        for index, source in enumerate(sources):
+            tokens += sum(len(ids) for pieces in source.units for ids in pieces)
             if tokens >= _BATCHES_AT_ONCE * self.batch_tokens:
                 yield range(start, index + 1)
                 start, tokens = index + 1, 0
         yield range(start, len(sources))
 
-    def _translations(self, sources: list[Pieces], parts: Iterable[range], progress: bool) -> Iterator[str]:
+    def _translations(self, sources: list[Source], parts: Iterable[range], progress: bool) -> Iterator[str]:
         """Of one part after the other. Inference mode never reaches the caller, who goes on between two texts."""
-        total, cut = sum(map(len, sources)), 0
-        with tqdm(total=total, desc="translating", unit="sentence", disable=None if progress else True) as bar:
+        total = sum(len(source.units) for source in sources)
+        unit, cut = " sentences" if self.split == "sentences" else " texts", 0
+        with tqdm(total=total, desc="translating", unit=unit, disable=None if progress else True) as bar:
             for part in parts:
-                pieces = {(index, place): ids for index in part for place, ids in enumerate(sources[index])}
+                pieces = _pieces(sources, part)
                 translated: dict[_Key, str] = {}
                 for keys in self._batches(pieces):
                     with self._evaluation_mode():
@@ -235,11 +260,16 @@ class Translator:
                     texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
                     translated |= zip(keys, texts if self.moses is None else self.moses.undo(texts), strict=True)
                     cut += unfinished
-                    bar.update(len(keys))
+                    bar.update(sum(piece == 0 for _, _, piece in keys))  # what was cut into pieces counts once
                 for index in part:
-                    yield " ".join(translated[index, place] for place in range(len(sources[index])))
+                    counts = enumerate(map(len, sources[index].units))
+                    units = [[translated[index, unit, piece] for piece in range(count)] for unit, count in counts]
+                    yield sources[index].joined([" ".join(texts) for texts in units])
         if cut:
-            logger.warning("%d of %d translations were cut: they reached the limit of max_new_tokens.", cut, total)
+            pieces_in_all = sum(len(unit) for source in sources for unit in source.units)
+            logger.warning(
+                "%d of %d translations were cut: they reached the limit of max_new_tokens.", cut, pieces_in_all
+            )
 
     def _batches(self, encoded: dict[_Key, list[int]]) -> Iterator[list[_Key]]:
         """Keys of one batch after the other, the longest sources first: if memory runs out, then at once."""
@@ -324,6 +354,16 @@ class Translator:
                 yield
         finally:
             self.model.train(training)
+
+
+def _pieces(sources: list[Source], part: range) -> dict[_Key, list[int]]:
+    """The token ids of every piece of some texts."""
+    return {
+        (index, unit, piece): ids
+        for index in part
+        for unit, pieces in enumerate(sources[index].units)
+        for piece, ids in enumerate(pieces)
+    }
 
 
 def device_of(name: str | torch.device | None) -> torch.device:

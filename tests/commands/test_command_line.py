@@ -130,9 +130,9 @@ def test_train_evaluate_and_translate(capsys, recipe_file, tmp_path, monkeypatch
     lines = target.read_text(encoding="utf-8").split("\n")
     assert (len(lines), lines[1], lines[3]) == (4, "", "")
     _, from_arguments, _ = run(capsys, *translate, "zwölf", "", "elf\rzehn")
-    assert from_arguments.split("\n") == lines
+    assert "\r" in from_arguments and from_arguments.replace("\r", " ").split("\n") == lines
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes())))
-    assert run(capsys, *translate)[1] == from_arguments
+    assert run(capsys, *translate)[1].split("\n") == lines
 
 
 def test_help_tells_what_the_translator_decodes_with(capsys):

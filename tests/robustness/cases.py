@@ -141,13 +141,17 @@ no_tokenizer: its tokenizer cannot be loaded: …
 """)
 
 ARGUMENTS = refusals("""
+a model that is neither here nor in the package
+translate --model tatoeba-de-fr eins
+'tatoeba-de-fr': no such folder here, and no model of the package (…); give one of these, a folder, or an id on the Hub with its
+
 an unknown option
 translate --model model --beams 3
 unrecognized arguments: --beams…; see `reluformer translate --help`
 
 a line with more tokens than the model has positions
 translate --model model --input long_line.txt
-1 of 1 sources have more tokens than the 64 positions of the model: number 1 (… tokens), counted from 1; shorten them, or choose
+1 of 1 sources hold a sentence with more tokens than the 64 positions of the model: number 1 (… tokens), counted from 1; shorten
 """)
 
 CALLS = expressions("""

@@ -8,12 +8,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from reluformer.commands import main as cli
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training.run.checkpoints import RUN_STATE_FILE
+from reluformer.training.run.model_building import run_tokenizer
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
 from reluformer.training.train import _mean_target_tokens
+from reluformer.training.translation import Translator
+
+from ..conftest import demo_tokenizer
 
 ALL_FILES = {
     "recipe.yaml",
@@ -131,6 +136,32 @@ def test_a_training_is_watched_by_the_scores_that_suit_its_text(recipe_file, cap
         assert re.search(signed, evaluation["bleu_signature"])
         asked = {"num_beams": 2, "length_penalty": 0.7, "batch_tokens": 300, "long_sources": "split"}
         assert asked.items() <= evaluation["decoding"].items()
+
+
+def test_a_line_of_the_corpus_is_scored_as_a_whole_and_a_text_is_translated_by_sentences(recipe_file, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.delattr("reluformer.training.scoring.long_sources.split_sentences")
+        folder = train(load_recipe(recipe_file))
+        assert cli.main(["evaluate", "--run", str(folder), "--device", "cpu"]) == 0
+    evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
+    assert "split" not in evaluation["decoding"]
+    translator = Translator.from_pretrained(folder, device="cpu")
+    assert translator("eins.\nzwei.") == "\n".join(translator(["eins.", "zwei."]))
+    assert "- `Translator` gives the model a text sentence by sentence" in (folder / CARD_FILE).read_text(
+        encoding="utf-8"
+    )
+
+
+def test_a_tokenizer_of_another_run_says_what_this_one_is_trained_on(recipe_file, tmp_path):
+    other = demo_tokenizer(50)
+    other.init_kwargs |= {"text_unit": "document", "source_language": "en", "target_language": "de"}
+    other.save_pretrained(tmp_path / "other")
+    recipe = load_recipe(recipe_file)
+    recipe.tokenizer.path = str(tmp_path / "other")
+    run_tokenizer(recipe, None, None).save_pretrained(tmp_path / "saved")
+    settings = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    says = {"text_unit": "sentence", "source_language": "de", "target_language": "en"}
+    assert says.items() <= settings.items()
 
 
 def test_a_split_that_is_missing_is_found_before_the_corpus_is_read(recipe_file):

@@ -1,11 +1,14 @@
 """Translator: order, batches, limits, Moses, errors. Models are random: nothing may change a result."""
 
+import copy
+import io
 import json
 import logging
 
 import datasets
 import pytest
 import torch
+from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoTokenizer, MarianConfig, MarianMTModel
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
@@ -129,7 +132,7 @@ def test_the_model_is_given_back_as_it_was_and_can_go_on_training(model, tokeniz
 
 def test_sources_that_are_too_long_are_refused_by_name_before_any_is_translated(model, tokenizer, calls):
     long = "hund " * POSITIONS
-    found = rf"7 of 9 sources have more tokens than the {POSITIONS} positions of the model: number 3 \(\d+ tokens\), 4 "
+    found = rf"7 of 9 sources hold a .* more tokens than the {POSITIONS} positions of the model: number 3 \(\d+ tokens\), 4 "
     for call in (Translator.__call__, Translator.stream):
         with pytest.raises(UserError, match=rf"{found}.*, 7 \(\d+ tokens\) and 2 more, counted from 1; .*split"):
             call(Translator(model, tokenizer), ["", TEXTS[0], *[long] * 7])
@@ -137,8 +140,8 @@ def test_sources_that_are_too_long_are_refused_by_name_before_any_is_translated(
 
 
 def test_a_source_that_is_too_long_is_split_at_the_ends_of_sentences(model, tokenizer, caplog, calls):
-    translator = Translator(model, tokenizer, num_beams=1, long_sources="split")
-    sentences = ["ein hund. ", 'die kinder lachen!" ', f"{'schnee ' * POSITIONS}. ", "zwei hunde"]
+    translator = Translator(model, tokenizer, num_beams=1, split="none", long_sources="split")
+    sentences = ["Ein hund. ", 'Die kinder lachen!" ', f"Der {'schnee ' * POSITIONS}. ", "Zwei hunde"]
     with caplog.at_level(logging.WARNING):
         translations = translator([TEXTS[0], "".join(sentences), TEXTS[1]])
     assert "1 of 3 sources have more" in caplog.text and "; they are split" in caplog.text
@@ -150,6 +153,68 @@ def test_a_source_that_is_too_long_is_split_at_the_ends_of_sentences(model, toke
     model.eval()
     parts = [tokenizer.decode(translator._generate([piece])[0][0], skip_special_tokens=True) for piece in ids]
     assert translations == [translator(TEXTS[0]), " ".join(parts), translator(TEXTS[1])]
+
+
+def test_a_text_is_translated_sentence_by_sentence_and_its_white_space_stays(model, tokenizer):
+    translator = Translator(model, tokenizer, num_beams=1)
+    sentences = ["Ein hund lacht.", "Z. B. im schnee!", "Die kinder?!", "Schnee"]
+    ein, zum, die, schnee = (translator(sentence) for sentence in sentences)
+    assert len({ein, zum, die, schnee}) == 4
+    a, b, c, d = sentences
+    texts = [f" {a}  {b}\r\n\r\n- {c}\n---\n{d}\n", f"{d}\n{a}", " \n\t", "", f"{c}{a}"]
+    assert translator(texts) == [
+        # a list's dash belongs to its sentence
+        f" {ein}  {zum}\r\n\r\n{translator('- ' + c)}\n---\n{schnee}\n",
+        f"{schnee}\n{ein}",
+        " \n\t",
+        "",
+        f"{die} {ein}",
+    ]
+    assert list(translator.stream(texts)) == translator(texts)
+    assert translator.decoding["split"] == "sentences"
+    assert translator(texts[0], split="none") != translator(texts[0])
+
+
+def test_the_whole_text_is_a_source_for_a_model_of_documents(model, tokenizer, calls, tmp_path):
+    tokenizer.init_kwargs["text_unit"] = "document"
+    tokenizer.save_pretrained(tmp_path)
+    del tokenizer.init_kwargs["text_unit"]
+    translator = Translator(model, AutoTokenizer.from_pretrained(tmp_path), num_beams=1)
+    text = "Ein hund lacht.\nDie kinder lachen."
+    translator(text)
+    assert calls == [(1, len(tokenizer(text)["input_ids"]))]
+    assert translator(" ") == "" and "split" not in translator.decoding
+    assert translator(text, split="sentences") == Translator(model, tokenizer, num_beams=1)(text)
+
+
+def test_the_language_of_the_sentences_is_that_of_the_tokenizer(model, tokenizer, calls):
+    text = "Ein hund bzw. Zwei hunde."  # an abbreviation in German alone
+    Translator(model, tokenizer, num_beams=1)(text)
+    other = copy.deepcopy(tokenizer)
+    other.init_kwargs |= {"source_language": "en"}
+    Translator(model, other, num_beams=1)(text)
+    assert [rows for rows, _ in calls] == [1, 2]
+    del other.init_kwargs["source_language"]
+    other.init_kwargs["source_lang"] = "de"  # as Marian's
+    Translator(model, other, num_beams=1)(text)
+    assert calls[2] == calls[0]
+
+
+@pytest.mark.parametrize(("split", "unit", "count"), [("sentences", "sentences", 4), ("none", "texts", 2)])
+def test_the_bar_counts_what_it_says(model, tokenizer, split, unit, count, monkeypatch):
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, **options):
+            super().__init__(**{**options, "disable": False, "file": io.StringIO()})
+            bars.append(self)
+
+    monkeypatch.setattr("reluformer.training.translation.tqdm", Bar)
+    texts = [f"Ein hund. Zwei {'hunde ' * POSITIONS}. Schnee.", "\n", "Schnee"]
+    translator = Translator(model, tokenizer, num_beams=1, batch_tokens=8, split=split, long_sources="split")
+    translator(texts, progress=True)
+    assert translator.shortened == [1]
+    assert (bars[0].n, bars[0].total, bars[0].unit.strip()) == (count, count, unit)
 
 
 def test_translations_come_in_order_as_soon_as_they_are_done(model, tokenizer, calls, monkeypatch):
@@ -213,6 +278,7 @@ def test_the_moses_step_is_applied_and_undone(tmp_path):
         ({"num_beams": None}, "num_beams: None"),
         ({"max_new_tokens": POSITIONS + 1}, f"more than the {POSITIONS} positions"),
         ({"long_sources": "drop"}, "choose one of error, split"),
+        ({"split": "words"}, "split: 'words' is unknown; choose one of sentences, none"),
         ({"num_beam": 2}, "num_beam: not an option of translating; give options of GenerationConfig"),
         ({"max_length": 9}, r"max_length: .* \(max_new_tokens in place of max_length\)"),
     ],
@@ -264,5 +330,5 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match="its model cannot be loaded") as caught:  # the library says several lines
         Translator.from_pretrained(tmp_path)
     assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="its model cannot be loaded: no such folder here, no model of the package"):
+    with pytest.raises(UserError, match="its model cannot be loaded: no such folder here, and from the Hub: "):
         Translator.from_pretrained("nobody/nothing-of-that-name")  # there is no network in tests

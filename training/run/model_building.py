@@ -17,6 +17,7 @@ from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
 from reluformer.modeling_reluformer.configuration_reluformer import require_attention_implementation
+from reluformer.training.data.sentences import DOCUMENT, SENTENCE
 from reluformer.training.loading import (
     changed_config,
     load_model_config,
@@ -107,7 +108,20 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> ReLUForme
 
 def run_tokenizer(recipe: Recipe, pairs: datasets.Dataset, resume_from: Path | None) -> PreTrainedTokenizerBase:
     """The tokenizer of a run, the same on every process: that of `resume_from`, that which the recipe names, or a new one of the
-    training `pairs`, which is written into the run folder."""
+    training `pairs`, which is written into the run folder.
+
+    It records the languages of the recipe, and whether it is trained on sentences or documents: `Translator` reads that.
+    """
+    data, tokenizer = recipe.data, _tokenizer(recipe, pairs, resume_from)
+    tokenizer.init_kwargs |= {
+        "source_language": data.source_language,
+        "target_language": data.target_language,
+        "text_unit": SENTENCE if data.packing is None else DOCUMENT,
+    }
+    return tokenizer
+
+
+def _tokenizer(recipe: Recipe, pairs: datasets.Dataset, resume_from: Path | None) -> PreTrainedTokenizerBase:
     with recipe.training.main_process_first(local=False, desc="tokenizer"):
         if resume_from is not None:
             return load_tokenizer(resume_from)

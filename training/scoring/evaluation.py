@@ -25,7 +25,11 @@ from reluformer.training.translation import Translator
 
 
 def evaluate_split(recipe: Recipe, split: str, translator: Translator) -> dict[str, Any]:
-    """Translates and scores a split, prints scores and samples, writes both into the run folder; see `evaluate`."""
+    """Translates and scores a split, prints scores and samples, writes both into the run folder; see `evaluate`.
+
+    A line of the corpus is translated as a whole, whatever the translator does with a text of several sentences.
+    """
+    translator = translator.with_options(split="none")
     pairs, report = load_split(recipe.data, split)
     say(report.summary())
     if recipe.data.packing is not None:
@@ -107,7 +111,7 @@ class ValidationTranslation:
         evaluation, data, sources = self.recipe.evaluation, self.recipe.data, list(self.pairs["source"])
         decoding = {name: getattr(evaluation, name) for name in ("num_beams", "length_penalty", "batch_tokens")}
         mine = range(process_index, len(sources), processes)
-        translations = Translator(model, self.tokenizer, **decoding)([sources[index] for index in mine])
+        translations = Translator(model, self.tokenizer, split="none", **decoding)([sources[index] for index in mine])
         if processes > 1:
             gathered = dict(gather_object(list(zip(mine, translations, strict=True))))
             translations = [gathered[index] for index in range(len(sources))]

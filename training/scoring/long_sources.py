@@ -1,14 +1,15 @@
-"""Sources with more tokens than the model has positions: all of them are named, then refused or split."""
+"""Texts to the token ids that a model is given: whole or sentence by sentence; sources that are too long are named, then refused
+or split."""
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from reluformer.configuration.errors import UserError
+from reluformer.training.data.sentences import Sentences, split_sentences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,11 +20,31 @@ logger = logging.getLogger(__name__)
 
 LongSources = Literal["error", "split"]
 LONG_SOURCES: tuple[str, ...] = get_args(LongSources)
+Split = Literal["sentences", "none"]
+SPLITS: tuple[str, ...] = get_args(Split)
 _NAMED = 5
-_SENTENCE_END = re.compile(r"[.!?…][\"'”’»)\]]*\s+|[。！？][”’」』）]*\s*")
 
-# The token ids of a text: one list, several where it was split, none for a text of white space.
+# The token ids of a sentence, or of a text that is translated whole: one list, several where it is too long and was split.
 Pieces = list[list[int]]
+
+
+@dataclass
+class Source:
+    """A text as the model is given it.
+
+    Args:
+        units: pieces of each sentence, or of the whole text; none for a text of white space.
+        spaces: what stands before, between and behind the units, so one more.
+    """
+
+    units: list[Pieces] = field(default_factory=list)
+    spaces: list[str] = field(default_factory=lambda: [""])
+
+    def joined(self, translations: Sequence[str]) -> str:
+        """The translation of the text, from those of its units; a space stands between two that nothing divided."""
+        first, *behind = self.spaces
+        behind = [*(space or " " for space in behind[:-1]), *behind[-1:]]
+        return first + "".join(each + space for each, space in zip(translations, behind, strict=True))
 
 
 @dataclass(frozen=True)
@@ -36,37 +57,50 @@ class SourceEncoder:
         long_sources: what becomes of a longer one: "error" refuses all texts, "split" cuts it at the ends of sentences, and
             between tokens where a sentence alone is too long.
         moses: the step of the tokenizer.
+        split: whether each sentence is a source, or the whole text.
+        language: of the texts; see `split_sentences`.
     """
 
     tokenizer: PreTrainedTokenizerBase
     positions: int | None
     long_sources: LongSources = "error"
     moses: MosesStep | None = None
+    split: Split = "none"
+    language: str | None = None
 
-    def encode(self, texts: Sequence[str], name: str = "the text") -> tuple[list[Pieces], list[int]]:
-        """The pieces of each text, and the numbers (from 1) of the texts that were split, with a warning.
+    def encode(self, texts: Sequence[str], name: str = "the text") -> tuple[list[Source], list[int]]:
+        """The source of each text, and the numbers (from 1) of the texts that were too long and split, with a warning.
 
         Raises:
             UserError: texts that are too long, with "error"; `name` says there what they are.
         """
-        whole = zip(texts, self._ids(texts), strict=True)
-        sources: list[Pieces] = [[ids] if text.strip() else [] for text, ids in whole]
-        most = self.positions or float("inf")
-        too_long = [index for index, pieces in enumerate(sources) if pieces and len(pieces[0]) > most]
+        parts = [self._parts(text) for text in texts]
+        ids = iter(self._ids([unit for part in parts for unit in part.sentences]))
+        sources = [Source([[next(ids)] for _ in part.sentences], part.spaces) for part in parts]
+        lengths = [max((len(unit[0]) for unit in source.units), default=0) for source in sources]
+        too_long = [index for index, length in enumerate(lengths) if length > (self.positions or float("inf"))]
         if not too_long:
             return sources, []
-        named = ", ".join(f"{index + 1:,} ({len(sources[index][0]):,} tokens)" for index in too_long[:_NAMED])
+        named = ", ".join(f"{index + 1:,} ({lengths[index]:,} tokens)" for index in too_long[:_NAMED])
         more = f" and {len(too_long) - _NAMED:,} more" if len(too_long) > _NAMED else ""
+        have = "have more tokens than" if self.split == "none" else "hold a sentence with more tokens than"
         found = (
-            f"{name}: {len(too_long):,} of {len(texts):,} sources have more tokens than the {self.positions:,} positions of the "
+            f"{name}: {len(too_long):,} of {len(texts):,} sources {have} the {self.positions:,} positions of the "
             f"model: number {named}{more}, counted from 1"
         )
         if self.long_sources == "error":
             raise UserError(f"{found}; shorten them, or choose long_sources: split")
         logger.warning("%s; they are split", found)
         for index in too_long:
-            sources[index] = self._split(texts[index])
+            for number, unit in enumerate(parts[index].sentences):
+                if len(sources[index].units[number][0]) > self.positions:
+                    sources[index].units[number] = self._split(unit)
         return sources, [index + 1 for index in too_long]
+
+    def _parts(self, text: str) -> Sentences:
+        if self.split == "sentences":
+            return split_sentences(text, self.language)
+        return Sentences([text], ["", ""]) if text.strip() else Sentences([], [""])
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
@@ -78,20 +112,13 @@ class SourceEncoder:
     def _split(self, text: str) -> Pieces:
         """As many sentences as fit in each piece; a sentence that alone is too long is cut between tokens."""
         groups: Pieces = [[]]  # without `</s>`
-        sentences = self._ids(list(_sentences(text)))
+        sentences, (first, *behind) = split_sentences(text, self.language)
+        whole = [sentence + space for sentence, space in zip(sentences, behind, strict=True)]
+        # a text without a letter or digit has no sentence
+        sentences = self._ids([first + whole[0], *whole[1:]] if whole else [text])
         for ids in sentences:
             if len(groups[-1]) + len(ids) > self.positions:
                 groups.append([])
             groups[-1] += ids[:-1]
         room, end = self.positions - 1, sentences[0][-1:]
         return [ids[start : start + room] + end for ids in groups for start in range(0, len(ids), room)]
-
-
-def _sentences(text: str) -> Iterator[str]:
-    """The parts of a text, each up to and with the space after its end; together they are the text."""
-    start = 0
-    for end in _SENTENCE_END.finditer(text):
-        yield text[start : end.end()]
-        start = end.end()
-    if text[start:].strip():
-        yield text[start:]

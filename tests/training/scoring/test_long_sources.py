@@ -3,7 +3,7 @@
 import pytest
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.scoring.long_sources import SourceEncoder
+from reluformer.training.scoring.long_sources import Source, SourceEncoder
 
 
 def words_and_end(texts, verbose=True):
@@ -13,21 +13,51 @@ def words_and_end(texts, verbose=True):
 
 def test_a_source_of_just_as_many_tokens_as_positions_fits():
     encoder = SourceEncoder(words_and_end, 4)
-    assert encoder.encode(["a b c", " "]) == ([[["a", "b", "c", "</s>"]], []], [])
-    with pytest.raises(UserError, match=r"1 of 2 sources .* the 4 positions of the model: number 2 \(5 tokens\)"):
+    assert encoder.encode(["a b c", " "]) == ([Source([[["a", "b", "c", "</s>"]]], ["", ""]), Source([], [""])], [])
+    with pytest.raises(UserError, match=r"1 of 2 sources have .* the 4 positions of the model: number 2 \(5 tokens\)"):
         encoder.encode(["a b c", "a b c d"])
 
 
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("a b c. d", ["a b c.", "d"]),
-        ("a. b. c. d", ["a. b. c.", "d"]),
-        ("a b c d. e", ["a b c", "d.", "e"]),  # no empty piece before a first sentence that is too long
-        ("a b c d. e f g h", ["a b c", "d.", "e f g", "h"]),  # nor between two of them
-        ("a. b c d e. f", ["a.", "b c d", "e.", "f"]),
+        ("Wir sehen euch. Kommt", ["Wir sehen euch.", "Kommt"]),
+        ("Nein. Doch. Gut. Kommt", ["Nein. Doch. Gut.", "Kommt"]),
+        # no empty piece before a first sentence that is too long
+        ("Wir sehen euch hier. Kommt", ["Wir sehen euch", "hier.", "Kommt"]),
+        # nor between two of them
+        ("Wir sehen euch hier. Kommt ihr auch mit", ["Wir sehen euch", "hier.", "Kommt ihr auch", "mit"]),
+        ("Nein. Wir sehen euch hier. Gut", ["Nein.", "Wir sehen euch", "hier.", "Gut"]),
+        # what is no sentence stays, too
+        ("- Wir sehen *** Kommt", ["- Wir sehen", "*** Kommt"]),
+        ("- Ja.\n***\nKommt", ["- Ja. ***", "Kommt"]),
+        ("* * * * *", ["* * *", "* *"]),
     ],
 )
 def test_as_many_sentences_as_fit_are_a_piece(text, pieces):
-    (split,), shortened = SourceEncoder(words_and_end, 4, "split").encode([text])
-    assert split == [[*piece.split(), "</s>"] for piece in pieces] and shortened == [1]
+    (source,), shortened = SourceEncoder(words_and_end, 4, "split", language="de").encode([text])
+    assert source.units == [[[*piece.split(), "</s>"] for piece in pieces]] and shortened == [1]
+
+
+def test_of_sentences_the_numbers_and_lengths_are_those_of_texts():
+    texts = ["Nein. Wir sehen euch. Gut.", "Ja.", "", "Nein. Wir sehen euch hier. Wir sehen euch alle hier."]
+    encoder = SourceEncoder(words_and_end, 4, split="sentences")
+    with pytest.raises(UserError, match=r"1 of 4 sources hold a sentence with more .* number 4 \(6 tokens\), counted"):
+        encoder.encode(texts)
+    sources, shortened = SourceEncoder(words_and_end, 4, "split", split="sentences").encode(texts)
+    assert shortened == [4]
+    words = [[[" ".join(piece[:-1]) for piece in unit] for unit in source.units] for source in sources]
+    assert words[0] == [["Nein."], ["Wir sehen euch."], ["Gut."]] and words[2] == []
+    assert words[3] == [["Nein."], ["Wir sehen euch", "hier."], ["Wir sehen euch", "alle hier."]]
+
+
+@pytest.mark.parametrize(
+    ("spaces", "joined"),
+    [
+        (["\n", " ", "\t\n"], "\none two\t\n"),
+        (["", "", ""], "one two"),  # nothing divided them
+    ],
+)
+def test_white_space_between_sentences_is_kept_and_one_is_put_where_none_was(spaces, joined):
+    assert Source([[[1]], [[2]]], spaces).joined(["one", "two"]) == joined
+    assert Source([], [" \n"]).joined([]) == " \n"
