@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 
 from reluformer.commands.parsing import Parser
-from reluformer.configuration.errors import TrainingStopped, UserError, one_line
+from reluformer.configuration.errors import TrainingStopped, UserError, one_line, write_failure
 
 # What a shell tells of a process that SIGINT, SIGPIPE or SIGTERM ended is 128 + the signal.
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_STOPPED = 0, 2, 130, 141, 143
@@ -84,8 +84,7 @@ def exit_status(run: Callable[[], int]) -> int:
         sys.stdout.flush()  # a closed pipe is found here, not when Python ends
         return status
     except BrokenPipeError:
-        with open(os.devnull, "wb") as nowhere:  # Python would report the closed pipe once more when it ends
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        _silence_stdout()
         return EXIT_BROKEN_PIPE
     except UserError as error:
         print(f"reluformer: error: {one_line(error)}", file=sys.stderr)
@@ -96,12 +95,29 @@ def exit_status(run: Callable[[], int]) -> int:
     except KeyboardInterrupt as interrupt:
         print(": ".join(["reluformer: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return EXIT_INTERRUPTED
-    except OSError as error:
-        if error.filename is None or isinstance(error, FileNotFoundError):
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None and not isinstance(error, FileNotFoundError):
+            # A file that the system refuses, whatever the command. One that a user named and that is missing is a `UserError`.
+            print(f"reluformer: error: {error.filename}: {error.strerror}", file=sys.stderr)
+        elif (reason := write_failure(error)) is not None:
+            _silence_stdout_that_takes_no_more()
+            print(f"reluformer: error: a file cannot be written: {reason}; free space where it goes", file=sys.stderr)
+        else:
             raise
-        # A file that the system refuses, whatever the command. One that a user named and that is missing is a `UserError`.
-        print(f"reluformer: error: {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_USER_ERROR
+
+
+def _silence_stdout_that_takes_no_more() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _silence_stdout()
+
+
+def _silence_stdout() -> None:
+    """Python would report once more, when it ends, that what was printed last cannot be written."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _main_parser() -> argparse.ArgumentParser:

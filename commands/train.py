@@ -49,9 +49,7 @@ def train_and_document(recipe: Recipe, *, overwrite: bool = False) -> Path:
     """`reluformer.training.train.train`, then training curve, attention map and card; returns the run folder."""
     from reluformer.training.train import train
 
-    run = train(recipe, overwrite=overwrite)
-    if run is not None:
-        _document(run)
+    train(recipe, overwrite=overwrite, document=_document)
     return recipe.run_folder
 
 

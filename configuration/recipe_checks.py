@@ -34,7 +34,18 @@ REPLACED_ARGUMENTS = {
     "eval_accumulation_steps": _NO_PREDICTIONS,
 }
 # What torch or the trainer would refuse with a traceback, after the corpus and the model are made.
-_LEAST = {"learning_rate": 0, "seed": 0, "data_seed": 0, "gradient_accumulation_steps": 1, "dataloader_num_workers": 0}
+_LEAST = {
+    "learning_rate": 0,
+    "weight_decay": 0,
+    "max_grad_norm": 0,
+    "neftune_noise_alpha": 0,
+    "seed": 0,
+    "data_seed": 0,
+}
+_LEAST |= {"gradient_accumulation_steps": 1, "per_device_eval_batch_size": 1}
+_LEAST |= {"dataloader_num_workers": 0, "dataloader_prefetch_factor": 1}
+_LEAST |= {"logging_steps": 0, "save_steps": 0, "eval_steps": 0, "eval_delay": 0, "save_total_limit": 0}
+_LARGEST_SEED = 2**32 - 1  # of numpy's generator
 # What Transformers writes for a token, and so stands in the recipe of a run.
 _HIDDEN_TOKEN = "<HUB_TOKEN>"
 
@@ -132,8 +143,18 @@ def _of_training(recipe: Recipe) -> Iterator[str]:
     for name, least in _LEAST.items():
         if (value := getattr(training, name)) is not None and value < least:
             yield f"training.{name}: {value} must be at least {least}"
+    if training.seed > _LARGEST_SEED:
+        yield f"training.seed: {training.seed} must be at most {_LARGEST_SEED}"
+    if training.max_steps < -1:  # the Trainer would train num_train_epochs, as for -1
+        yield f"training.max_steps: {training.max_steps} is no number of updates; give one, or -1 and training.num_train_epochs"
     if training.max_steps == 0 or (training.max_steps < 0 and training.num_train_epochs <= 0):
         yield "training.max_steps: 0 updates train nothing; give a number, or -1 and training.num_train_epochs"
+    if training.eval_on_start and training.eval_strategy == "no":
+        yield "training.eval_on_start: nothing is evaluated with training.eval_strategy no; leave it out, or set that"
+    if training.dataloader_persistent_workers and not training.dataloader_num_workers:
+        yield "training.dataloader_persistent_workers: there are no workers; set training.dataloader_num_workers"
+    if any("=" not in part for part in (training.optim_args or "=").split(",")):
+        yield f"training.optim_args: {training.optim_args!r} is no list such as 'name=value,other=value'"
     if training.save_only_model:
         yield "training.save_only_model: a run cannot resume at such checkpoints; leave it out"
     if training.fp16 and training.device.type == "cpu":

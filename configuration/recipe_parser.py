@@ -255,7 +255,7 @@ def build_recipe(values: dict[str, Any]) -> Recipe:
         namespace.training.output_dir = str(Path("runs") / namespace.name)
     try:
         built = parser.instantiate(namespace)
-    except (ValueError, ImportError) as error:  # what Seq2SeqTrainingArguments raises for an impossible combination
+    except (ValueError, TypeError, ImportError) as error:  # what Seq2SeqTrainingArguments raises for what cannot be
         on_cpu = "; add `--training.use_cpu true` to train on the CPU" if "bf16/gpu" in str(error) else ""
         raise UserError(f"training: {one_line(error)}{on_cpu}") from error
     recipe = Recipe(**{field.name: built[field.name] for field in dataclasses.fields(Recipe)})

@@ -65,7 +65,22 @@ def load_model_and_tokenizer(
     model = load_whole(model_class, path_or_hub_id, **options)
     tokenizer = load_tokenizer(path_or_hub_id)
     require_embeddings(path_or_hub_id, tokenizer, model.get_input_embeddings().weight.shape[0])
+    if model_class is AutoModelForSeq2SeqLM:
+        _require_special_tokens(path_or_hub_id, model, tokenizer)
     return model, tokenizer
+
+
+def _require_special_tokens(name: str | Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises a `UserError` where decoding or padding would fail for want of a token."""
+    if tokenizer.pad_token is None:
+        raise UserError(f"{name}: its tokenizer names no pad_token; restore tokenizer_config.json, or name one there")
+    pieces = getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
+    for field in ("eos_token_id", "decoder_start_token_id"):
+        given = getattr(model.generation_config, field)
+        for token in given if isinstance(given, list) else [given]:
+            if token is not None and (not isinstance(token, int) or not 0 <= token < pieces):
+                expected = f"expected the number of one of the {pieces:,} pieces, or the model's config.json decides"
+                raise UserError(f"{name}: generation_config.json: {field} is {token!r}; {expected}")
 
 
 def load_model_config(path_or_hub_id: str | Path) -> PreTrainedConfig:
@@ -178,4 +193,6 @@ def _load(auto_class: Any, path_or_hub_id: str | Path, what: str, **options: Any
                 ) from error
         kind = "" if isinstance(error, (OSError, ValueError, RuntimeError)) else f"{type(error).__name__}: "
         place = "" if folder.exists() else "no such folder here, and from the Hub: "
+        if what == "tokenizer" and folder.is_dir() and not (folder / "tokenizer.json").is_file():
+            place = "there is no tokenizer.json in it: "
         raise UserError(f"{name}: its {what} cannot be loaded: {place}{kind}{one_line(error)}") from error

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations import get_reporting_integration_callbacks
+from transformers.training_args import trainer_log_levels
 
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import TrainingStopped, UserError, one_line
@@ -23,13 +25,14 @@ from reluformer.training.loading import load_whole
 from reluformer.training.run.checkpoints import best_update, saved_processes
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.interruptions import orderly_end, resumes_at
-from reluformer.training.run.model_building import build_config, build_model
+from reluformer.training.run.model_building import build_model, keyed, require_trainable
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import peak_memory, run_record, write_json
 from reluformer.training.run.run_folder import (
     RECORD_FILE,
     checkpoint_to_resume,
     only_training_in,
+    read_record,
     settings_of,
     write_recipe,
 )
@@ -48,11 +51,17 @@ class FinishedRun(NamedTuple):
     scores: dict[str, dict[str, Any]]
 
 
-def train(recipe: Recipe, *, overwrite: bool = False) -> FinishedRun | None:
-    """Trains, averages and evaluates one run. Pictures and card are the command's.
+def train(
+    recipe: Recipe, *, overwrite: bool = False, document: Callable[[FinishedRun], None] | None = None
+) -> FinishedRun | None:
+    """Trains, averages and evaluates one run. Pictures and card are `document`'s.
 
-    With `overwrite`, what an earlier run of this name left is removed, rather than refused or resumed. Returns None in other
-    processes than the main one, and if the training diverged.
+    Args:
+        overwrite: remove what an earlier run of this name left, rather than refuse or resume it.
+        document: called with the finished run while no other training can begin in its folder, to write what else belongs there.
+
+    Returns:
+        The run; None in other processes than the main one, and if the training diverged.
 
     Raises:
         UserError: a mistake in the recipe or its data, found as early as possible.
@@ -82,13 +91,21 @@ def train(recipe: Recipe, *, overwrite: bool = False) -> FinishedRun | None:
         if watch.divergence is not None:
             say(f"training diverged: {watch.divergence['reason']}; recorded in {folder / RECORD_FILE}")
             return None
-        return _evaluate(recipe, trainer, corpus.tokenizer)
+        run = _evaluate(recipe, trainer, corpus.tokenizer)
+        if document is not None:
+            document(run)
+        return run
 
 
 def check(recipe: Recipe) -> None:
     """Raises the `UserError` with which `train` refuses a recipe before it looks at processes, data and the run folder."""
     check_recipe(recipe)
-    build_config(recipe)
+    require_trainable(recipe)
+    with keyed("training.report_to"):
+        get_reporting_integration_callbacks(recipe.training.report_to)
+    for name in ("log_level", "log_level_replica"):
+        if (level := getattr(recipe.training, name)) not in trainer_log_levels:
+            raise UserError(f"training.{name}: {level!r} is no level; choose one of {', '.join(trainer_log_levels)}")
     for split in recipe.evaluation.splits:
         if not has_split(recipe.data, split):
             raise UserError(f"evaluation.splits: the recipe's data has no {split} split; name others or give its files")
@@ -172,7 +189,7 @@ def _write_record(
 ) -> None:
     """Writes what was measured, with what makes it traceable; `seconds` are of all parts of the training, with evaluation."""
     path, state = recipe.run_folder / RECORD_FILE, trainer.state
-    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    before = read_record(recipe.run_folder)
     is_same = (before.get("updates"), before.get("averaged_checkpoints")) == (state.global_step, averaged)
     if is_same and not recipe.training.resume_from_checkpoint:
         return  # all was trained before, and only the evaluation was interrupted: nothing new was measured

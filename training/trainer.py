@@ -20,21 +20,24 @@ from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
     EvalLoopOutput,
     TrainOutput,
+    get_last_checkpoint,
     rotate_checkpoints,
     seed_worker,
 )
 
-from reluformer.configuration.errors import UserError
+from reluformer.configuration.errors import UserError, write_failure
 from reluformer.training.data.encoding import token_lengths
 from reluformer.training.data.token_batches import TokenBatchSampler
 from reluformer.training.run.checkpoints import (
     PARTIAL_FOLDER,
     publish_checkpoint,
     read_run_state,
+    reading,
     remove_off_schedule,
+    require_whole,
     saved_processes,
 )
-from reluformer.training.run.interruptions import StopOnSigterm
+from reluformer.training.run.interruptions import StopOnSigterm, resumes_at
 from reluformer.training.run.progress import ProgressBars, ProgressLines
 from reluformer.training.run.token_means import TokenMeans
 
@@ -111,10 +114,15 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         return self.accelerator.prepare(DataLoader(rows, worker_init_fn=workers, **batches, **options))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """The Trainer's; it refuses to resume with another training set."""
+        """The Trainer's; it refuses to resume with another training set, and at a checkpoint that lacks a file."""
         if self.train_dataset is None:
             raise ValueError("ReLUFormerTrainer: training needs a train_dataset, and none was given.")
-        before = read_run_state(Path(resume_from_checkpoint)) if isinstance(resume_from_checkpoint, str) else {}
+        if resume_from_checkpoint is True:  # the last one; without any, the Trainer says so
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True
+        before = {}
+        if isinstance(resume_from_checkpoint, str):
+            before = read_run_state(Path(resume_from_checkpoint))
+            require_whole(Path(resume_from_checkpoint))
         if before.get("data", self.fingerprint) != self.fingerprint:
             advice = "restore them, or give another name, or --overwrite to train anew"
             raise UserError(
@@ -149,6 +157,11 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
             self.accelerator.wait_for_everyone()  # every process writes its random state
             if self.args.should_save:
                 self._publish(self._partial / name, run_folder / name)
+        except Exception as error:
+            if (reason := write_failure(error)) is None:
+                raise
+            advice = f"free space there; {resumes_at(run_folder)}"
+            raise UserError(f"{run_folder / name}: cannot be written: {reason}; {advice}") from error
         finally:
             if self.args.should_save:
                 shutil.rmtree(self._partial, ignore_errors=True)
@@ -164,13 +177,22 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate_checkpoints(str(checkpoint.parent), save_total_limit=limit, best_model_checkpoint=best)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        with reading(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with reading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The Trainer's, where as many processes resume as wrote the checkpoint; else there is not one state for each.
 
         All begin anew then, with a seed that depends on the update, or they would draw the first updates' masks again.
         """
         if checkpoint is None or saved_processes(Path(checkpoint)) == self.args.world_size:
-            super()._load_rng_state(checkpoint)
+            with reading(checkpoint):
+                super()._load_rng_state(checkpoint)
         else:
             set_seed(self.args.seed + self.state.global_step)
 

@@ -30,7 +30,7 @@ from reluformer.commands.main import exit_status
 from reluformer.configuration.recipe_parser import build_recipe
 from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention
 from reluformer.training.data.preparation import prepare_corpus
-from reluformer.training.run.checkpoints import checkpoint_folders
+from reluformer.training.run.checkpoints import checkpoint_folders, require_whole
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.model_building import build_model
 from reluformer.training.run.records import run_record, write_json
@@ -133,6 +133,8 @@ def train(recipe: Mapping[str, Any], folder: Path) -> None:
         trainer.add_callback(ZerosCallback(**recipe["zeros"]))
     # the Trainer writes the state last: without it, a checkpoint was cut short
     whole = [each for each in checkpoint_folders(folder) if (each / "trainer_state.json").is_file()]
+    if whole:
+        require_whole(whole[-1])
     trainer.train(resume_from_checkpoint=str(whole[-1]) if whole else None)
     trainer.save_state()
     if watch.divergence is None:

@@ -1,11 +1,9 @@
 """A recipe that trains in a second or two, its run folder with checkpoints in it, and a call in the middle of its training."""
 
-import json
-
 import pytest
 
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
-from reluformer.training.run.checkpoints import RUN_STATE_FILE
+from reluformer.training.run.checkpoints import PARTIAL_FOLDER, publish_checkpoint
 from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE, settings_of, write_recipe
 from reluformer.training.trainer import ReLUFormerTrainer
 
@@ -48,10 +46,12 @@ def folder_of(recipe_file):
         began_with = load_recipe(recipe_file)
         write_recipe(began_with)
         for step in checkpoints:
-            folder = began_with.run_folder / f"checkpoint-{step}"
-            folder.mkdir()
-            (folder / "trainer_state.json").write_text("{}", encoding="utf-8")
-            (folder / RUN_STATE_FILE).write_text(json.dumps({"settings": settings_of(began_with)}), encoding="utf-8")
+            partial = began_with.run_folder / PARTIAL_FOLDER
+            partial.mkdir()
+            (partial / "trainer_state.json").write_text("{}", encoding="utf-8")
+            (partial / "optimizer.pt").write_text("moments", encoding="utf-8")
+            checkpoint = began_with.run_folder / f"checkpoint-{step}"
+            publish_checkpoint(partial, checkpoint, {"settings": settings_of(began_with)})
         if finished:
             for name in (RECORD_FILE, CARD_FILE):
                 (began_with.run_folder / name).write_text("{}", encoding="utf-8")

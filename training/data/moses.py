@@ -31,9 +31,15 @@ class MosesStep:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> MosesStep | None:
-        """The step recorded in `tokenizer`, or None if it has none."""
+        """The step recorded in `tokenizer`, or None if it has none; a `UserError` where the record is damaged."""
         record = tokenizer.init_kwargs.get("moses")
-        return cls(**record) if record else None
+        try:
+            return cls(**record) if record else None
+        except TypeError as error:
+            expected = "expected source_language and target_language"
+            raise UserError(
+                f"tokenizer_config.json: moses: {record!r} is no record of a Moses step; {expected}"
+            ) from error
 
     def apply(self, texts: Iterable[str], *, side: Literal["source", "target"]) -> list[str]:
         """Tokens of each text separated by spaces."""

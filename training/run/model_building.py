@@ -11,7 +11,7 @@ from typing import Any
 import datasets
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, Trainer, get_scheduler, set_seed
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
@@ -36,11 +36,12 @@ _FROM_THE_TOKENIZER = (*_TOKEN_FIELDS, "decoder_vocab_size", "decoder_start_toke
 
 
 @contextlib.contextmanager
-def _key(name: str) -> Iterator[None]:
-    """Puts the key of a recipe before the message of an error."""
+def keyed(name: str) -> Iterator[None]:
+    """Puts the key of a recipe before the message of an error that its value makes a library raise."""
     try:
         yield
-    except (ValueError, TypeError, StrictDataclassError) as error:
+    # RuntimeError: sizes for which there is no memory
+    except (ValueError, TypeError, ArithmeticError, ImportError, RuntimeError, StrictDataclassError) as error:
         raise UserError(f"{name}: {one_line(error)}") from error
 
 
@@ -56,17 +57,17 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
     fields = dict(recipe.model)
     attn_implementation = fields.pop("attn_implementation", None)
     if recipe.initialize_from is not None:
-        with _key("initialize_from"):
+        with keyed("initialize_from"):
             checkpoint = _checkpoint_config(recipe.initialize_from, tokenizer)
-        with _key("model"):
+        with keyed("model"):
             config = changed_config(checkpoint, fields)
     else:
         derived = _token_fields(tokenizer) if tokenizer else {"vocab_size": recipe.tokenizer.vocab_size}
-        with _key("model"):
+        with keyed("model"):
             config = ReLUFormerConfig.from_preset(fields.pop("preset", "reluformer"), **fields, **derived)
     # The model is never built with a pair that does not exist, so that is asked for here.
     if attn_implementation is not None:
-        with _key("model.attn_implementation"):
+        with keyed("model.attn_implementation"):
             require_attention_implementation(config.attention_activation, attn_implementation)
     if recipe.data.max_length > config.max_position_embeddings:
         raise UserError(
@@ -88,12 +89,39 @@ def _checkpoint_config(path_or_hub_id: str, tokenizer: PreTrainedTokenizerBase |
     return config
 
 
+def require_trainable(recipe: Recipe) -> None:
+    """Makes model, optimizer and schedule of a recipe in small, so that the libraries refuse now what they cannot make, rather
+    than when the corpus is read."""
+    training, config = recipe.training, build_config(recipe)
+    with keyed("model"), torch.device("meta"):  # no memory but for the table of positions
+        model = ReLUFormerForConditionalGeneration(config)
+    named = f" with optim_args {training.optim_args!r}" if training.optim_args else ""
+    with keyed(f"training.optim {getattr(training.optim, 'value', training.optim)}{named}"):
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(training, model)
+        if not isinstance(kind, type) or {"params", "model", "optimizer_dict"} & options.keys():
+            return  # a kind that is made for the layers of the trained model
+        optimizer = kind([torch.zeros(1, requires_grad=True)], **options)
+    updates = training.max_steps if training.max_steps > 0 else 1_000
+    named = f" with lr_scheduler_kwargs {training.lr_scheduler_kwargs}" if training.lr_scheduler_kwargs else ""
+    with keyed(f"training.lr_scheduler_type {training.lr_scheduler_type.value}{named}"):
+        schedule = get_scheduler(
+            training.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=training.get_warmup_steps(updates),
+            num_training_steps=updates,
+            scheduler_specific_kwargs=training.lr_scheduler_kwargs,
+        )
+        for rate in getattr(schedule, "lr_lambdas", ()):
+            rate(updates)  # its formula behind the warm-up
+
+
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> ReLUFormerForConditionalGeneration:
     """A new model with weights drawn from the recipe's seed, or with those of `initialize_from`; errors of [`build_config`]."""
     config = build_config(recipe, tokenizer)
     set_seed(recipe.training.seed)
     if recipe.initialize_from is None:
-        model = ReLUFormerForConditionalGeneration(config)
+        with keyed("model"):
+            model = ReLUFormerForConditionalGeneration(config)
     else:
         model, new = load_weights(recipe.initialize_from, config, dtype=torch.float32)
         if new:
@@ -127,7 +155,7 @@ def _tokenizer(recipe: Recipe, pairs: datasets.Dataset, resume_from: Path | None
             return load_tokenizer(resume_from)
         for key, path in (("initialize_from", recipe.initialize_from), ("tokenizer.path", recipe.tokenizer.path)):
             if path is not None:
-                with _key(key):
+                with keyed(key):
                     return load_tokenizer(path)
         if not recipe.training.should_save:  # the main process has trained it
             return load_tokenizer(recipe.run_folder)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from reluformer.configuration.errors import UserError
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.training.run.redaction import without_secrets
 
 # In the checkout: results, and the pages and pictures generated from them.
@@ -133,6 +133,14 @@ def write_json(path: str | Path, obj: Any) -> Path:
     plain = json.loads(json.dumps(obj, default=_plain), parse_constant=lambda name: str(float(name)))
     write_whole(path, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
     return Path(path)
+
+
+def read_json(path: str | Path, *, instead: str) -> Any:
+    """What a JSON file of a run holds; a `UserError` that ends in `instead` where it is cut off or damaged."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise UserError(f"{path}: is damaged ({one_line(error)}); {instead}") from error
 
 
 def _plain(obj: Any) -> Any:

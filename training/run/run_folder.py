@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,8 @@ from transformers.utils import flatten_dict
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_parser import recipe_text, recipe_to_dict
-from reluformer.training.run.checkpoints import read_run_state, update_of
-from reluformer.training.run.records import write_whole
+from reluformer.training.run.checkpoints import read_run_state, require_whole, set_aside, update_of
+from reluformer.training.run.records import read_json, write_whole
 
 RECIPE_FILE = "recipe.yaml"
 RECORD_FILE = "training_record.json"
@@ -61,7 +60,7 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
 
     Raises:
         UserError: a finished run, a folder that is not a run's, a checkpoint that does not exist, a recipe that differs from
-            the one that the checkpoint was trained with.
+            the one that the checkpoint was trained with, a checkpoint that lacks a file.
     """
     folder, explicit = recipe.run_folder, recipe.training.resume_from_checkpoint
     marked = folder / RECIPE_FILE
@@ -72,6 +71,7 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
     if overwrite:
         _remove_run(recipe)
         return None
+    read_record(folder)  # a damaged one is found now, not when training is over
     if explicit:
         checkpoint = Path(explicit)
         if not (checkpoint / "trainer_state.json").is_file():
@@ -83,15 +83,23 @@ def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | N
     else:
         checkpoint = Path(last)
     require_same_settings(recipe, checkpoint)
+    require_whole(checkpoint)
     return checkpoint
 
 
 def is_finished(folder: Path) -> bool:
     """Whether a run has left everything: its record, and its card unless it has diverged and has nothing to show."""
-    record = folder / RECORD_FILE
-    return record.is_file() and (
-        (folder / CARD_FILE).is_file() or bool(json.loads(record.read_text(encoding="utf-8")).get("diverged"))
+    has_record = (folder / RECORD_FILE).is_file()
+    return has_record and ((folder / CARD_FILE).is_file() or bool(read_record(folder).get("diverged")))
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The training record of a run; {} without it. A `UserError` where it is damaged."""
+    path, instead = (
+        folder / RECORD_FILE,
+        "restore it, or remove it: the command of the training writes it anew",
     )
+    return read_json(path, instead=instead) if path.is_file() else {}
 
 
 def write_recipe(recipe: Recipe) -> None:
@@ -133,6 +141,6 @@ def _remove_run(recipe: Recipe) -> None:
             raise UserError(f"{path!r} lies in {folder}, which --overwrite would empty; give the run another name")
     for path in sorted(folder.glob("*"), key=lambda path: path.name == RECIPE_FILE):
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            shutil.rmtree(set_aside(path))
         else:
             path.unlink()

@@ -1,12 +1,18 @@
 """When a run resumes in its folder, what it refuses to resume with, and what neither it nor `--overwrite` touches."""
 
 import json
+import os
+import shutil
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
+from reluformer.hub_cards.card import write_card
+from reluformer.training.run.checkpoints import checkpoint_folders, require_whole
 from reluformer.training.run.run_folder import (
     CARD_FILE,
     RECIPE_FILE,
@@ -157,3 +163,68 @@ def test_a_second_training_in_the_folder_is_refused(folder_of, overwrite):
     assert contents(folder) == before
     with only_training_in(folder):
         pass
+
+
+def test_a_link_to_the_folder_is_the_same_folder(folder_of, tmp_path):
+    _, folder = folder_of(2)
+    (tmp_path / "link").symlink_to(folder)
+    with only_training_in(tmp_path / "link"), pytest.raises(UserError, match="tiny: another training is writing into"):
+        only_training_in(folder).__enter__()
+
+
+def test_nobody_trains_in_the_folder_until_its_card_is_written(recipe_file, monkeypatch):
+    refused = []
+
+    def try_to_train_anew(folder):
+        if not refused:
+            refused.append((folder / RECORD_FILE).is_file())
+            with pytest.raises(UserError, match="tiny: another training is writing into it"):
+                train(load_recipe(recipe_file), overwrite=True)
+        return write_card(folder)
+
+    monkeypatch.setattr("reluformer.hub_cards.card.write_card", try_to_train_anew)
+    folder = train(load_recipe(recipe_file))
+    assert refused == [True] and (folder / CARD_FILE).is_file()
+
+
+def test_overwriting_that_is_interrupted_can_be_repeated(folder_of, monkeypatch):
+    """After each removal in turn: the folder is known as a run's until it is empty, and no half checkpoint is found in it."""
+    recipe, folder = folder_of(2, 4, finished=True)
+    removed = []
+
+    def once(remove, path, **options):
+        if options:  # `set_aside` looks for what an earlier call left
+            return
+        if removed:
+            if path.is_dir():
+                os.remove(min(path.iterdir()))
+            raise KeyboardInterrupt
+        removed.append(path)
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", partial(once, shutil.rmtree))
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda path: once(unlink, path))
+    for _ in range(len(list(folder.iterdir())) - 1):
+        removed.clear()
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint_to_resume(recipe, overwrite=True)
+        for checkpoint in checkpoint_folders(folder):
+            require_whole(checkpoint)
+    removed.clear()
+    assert checkpoint_to_resume(recipe, overwrite=True) is None and list(folder.iterdir()) == []
+
+
+def test_a_checkpoint_that_lacks_a_file_and_a_damaged_record_are_refused(folder_of):
+    recipe, folder = folder_of(2, 4)
+    (folder / "checkpoint-4" / "optimizer.pt").unlink()
+    with pytest.raises(UserError, match=r"checkpoint-4: its file optimizer\.pt is missing"):
+        checkpoint_to_resume(recipe)
+    shutil.rmtree(folder / "checkpoint-4")
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+    (folder / RECORD_FILE).write_text('{"updates', encoding="utf-8")
+    recipe.training.resume_from_checkpoint = str(folder / "checkpoint-2")
+    with pytest.raises(
+        UserError, match=rf"{RECORD_FILE}: is damaged \(Unterminated string .*; restore it, or remove it"
+    ):
+        checkpoint_to_resume(recipe)
