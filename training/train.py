@@ -26,6 +26,7 @@ from reluformer.training.run.checkpoints import best_update, saved_processes
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.interruptions import orderly_end, resumes_at
 from reluformer.training.run.model_building import build_model, keyed, require_trainable
+from reluformer.training.run.precision import precision_of
 from reluformer.training.run.progress import say
 from reluformer.training.run.records import peak_memory, run_record, write_json
 from reluformer.training.run.run_folder import (
@@ -207,6 +208,7 @@ def _write_record(
         "peak_memory_bytes": peak_memory(trainer.args.device),
         "parameters": trainer.model.num_parameters(),
         "processes": recipe.training.world_size,
+        "precision": precision_of(recipe.training),
         "averaged_checkpoints": averaged,
         "diverged": watch.divergence,
         "dead_modules": watch.dead_modules,

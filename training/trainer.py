@@ -38,6 +38,7 @@ from reluformer.training.run.checkpoints import (
     saved_processes,
 )
 from reluformer.training.run.interruptions import StopOnSigterm, resumes_at
+from reluformer.training.run.precision import warn_of_slow_bfloat16
 from reluformer.training.run.progress import ProgressBars, ProgressLines
 from reluformer.training.run.token_means import TokenMeans
 
@@ -128,6 +129,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
             raise UserError(
                 f"{resume_from_checkpoint}: was trained with other training data than those read now; {advice}"
             )
+        warn_of_slow_bfloat16(self.args)
         self._began = time.perf_counter() - before.get("seconds", 0.0)
         with self.stop_on_sigterm.listening():
             return super().train(resume_from_checkpoint, *args, **kwargs)

@@ -15,6 +15,7 @@ from benchmarks.studies.parser import Row, merged, recipe_of
 from benchmarks.studies.scores import accuracy_statistics, bleu_statistics, perplexity_statistics
 from reluformer.configuration.recipe import SPLITS
 from reluformer.training.run.checkpoints import checkpoint_folders
+from reluformer.training.run.precision import has_bfloat16
 from reluformer.training.run.records import write_json
 from reluformer.training.run.redaction import public_values, without_secrets
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
@@ -89,9 +90,19 @@ class Task:
         return self.places.results / f"{self.name}-pictures"
 
     def recipe(self) -> dict[str, Any]:
-        """As in a recipe file."""
+        """As in a recipe file.
+
+        A row that asks a CPU for bfloat16 is trained in float32 where the processor would compute that in software. It goes on in
+        the type that it began with.
+        """
         recipe = recipe_of(self.row, self.seed, self.run_folder, self.start and self.start.run_folder)
-        return merged(recipe, {"training": {"use_cpu": False}}) if self.places.on_gpu else recipe
+        if self.places.on_gpu:
+            return merged(recipe, {"training": {"use_cpu": False}})
+        training = recipe["training"]
+        if training.get("use_cpu") and training.get("bf16"):
+            began = (self.run_folder / RECIPE_FILE).is_file()
+            training["bf16"] = bool(_recipe(self.run_folder)["training"].get("bf16")) if began else has_bfloat16()
+        return recipe
 
 
 def read_json(path: Path) -> Any:

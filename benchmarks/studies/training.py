@@ -33,6 +33,7 @@ from reluformer.training.data.preparation import prepare_corpus
 from reluformer.training.run.checkpoints import checkpoint_folders, require_whole
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.model_building import build_model
+from reluformer.training.run.precision import precision_of, warn_of_slow_bfloat16
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 from reluformer.training.run.token_means import TokenMeans
@@ -125,6 +126,7 @@ def run_row(recipe_file: Path) -> int:
 def train(recipe: Mapping[str, Any], folder: Path) -> None:
     """Trains a row's model and writes the training record; a run whose loss is not finite leaves no model."""
     arguments, task = TrainingArguments(logging_nan_inf_filter=False, **recipe["training"]), TASKS[recipe["task"]]
+    warn_of_slow_bfloat16(arguments)
     set_seed(arguments.seed)
     trainer = RowTrainer(args=arguments, items=task.ITEMS, **task.prepare(recipe, folder))
     watch = DivergenceWatch(trainer, recipe.get("on_divergence", "stop"))
@@ -142,7 +144,7 @@ def train(recipe: Mapping[str, Any], folder: Path) -> None:
     record = {
         **run_record(None, recipe["name"], arguments.seed),
         **{"updates": trainer.state.global_step, "epochs": trainer.state.epoch, "processes": arguments.world_size},
-        "parameters": trainer.model.num_parameters(),
+        **{"parameters": trainer.model.num_parameters(), "precision": precision_of(arguments)},
         **{"diverged": watch.divergence, "dead_modules": watch.dead_modules, "exploded": watch.exploded},
     }
     write_json(folder / RECORD_FILE, record)

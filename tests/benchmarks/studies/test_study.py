@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.studies import pictures, texts
+from benchmarks.studies import pictures, tasks, texts
 from benchmarks.studies.parser import ROWS_FILE, load_rows, load_study, recipe_of, row_of_line, study_names, table_of
 from benchmarks.studies.running import tasks_by_study
 from benchmarks.studies.study import SIZES
-from benchmarks.studies.tasks import Places
+from benchmarks.studies.tasks import Places, Task
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.run.model_building import build_config
+from reluformer.training.run.run_folder import RECIPE_FILE
 
 RELU_PRESETS = ("reluformer", "normalization_free")
 STUDIES = {name: load_study(name) for name in study_names()}
@@ -242,3 +243,23 @@ def test_mistakes_are_refused_in_one_line(studies, families, named):
     with pytest.raises(UserError, match=named) as caught:
         load_rows("cpu", studies(families))
     assert "\n" not in str(caught.value)
+
+
+def test_a_row_is_trained_in_what_the_processor_computes_and_goes_on_in_the_type_that_it_began_with(
+    tmp_path, monkeypatch
+):
+    rows = load_rows("cpu").rows.values()
+    row = next(each for each in rows if each.recipe["training"].get("bf16"))
+    task = Task(row, 1, Places.of("cpu", tmp_path))
+    for in_hardware in (True, False):
+        monkeypatch.setattr(tasks, "has_bfloat16", lambda answer=in_hardware: answer)
+        assert task.recipe()["training"]["bf16"] is in_hardware
+    task.run_folder.mkdir(parents=True)
+    for began in (True, False):
+        monkeypatch.setattr(tasks, "has_bfloat16", lambda answer=not began: answer)
+        written = {"training": {"bf16": True} if began else {}}  # a recipe that is written leaves the default out
+        (task.run_folder / RECIPE_FILE).write_text(yaml.safe_dump(written), encoding="utf-8")
+        assert task.recipe()["training"]["bf16"] is began
+    on_gpu = Task(row, 1, Places.of("cpu", tmp_path / "other", on_gpu=True))
+    monkeypatch.setattr(tasks, "has_bfloat16", lambda: False)
+    assert on_gpu.recipe()["training"]["bf16"] is True

@@ -1,0 +1,30 @@
+"""bfloat16 on a processor that computes it in software: said once, before the first update."""
+
+import logging
+
+import pytest
+
+from reluformer.training.run import precision
+
+from ..tiny_run import tiny_trainer
+
+
+@pytest.mark.parametrize(
+    ("features", "in_hardware"),
+    [((), False), (("avx2", "avx512f"), False), (("avx512_bf16",), True), (("amx_tile",), True), (("bf16",), True)],
+)
+def test_the_features_decide(features, in_hardware):
+    assert precision.has_bfloat16({*features}) == in_hardware
+    assert precision.has_bfloat16() in (False, True)
+
+
+@pytest.mark.parametrize(("asked", "features", "warned"), [(True, (), 1), (True, ("amx_tile",), 0), (False, (), 0)])
+def test_a_training_in_bfloat16_says_once_that_it_is_slow(tmp_path, monkeypatch, caplog, asked, features, warned):
+    monkeypatch.setattr(precision, "cpu_features", lambda: {*features})
+    trainer = tiny_trainer(tmp_path, max_steps=2, bf16=asked)
+    at_first_update = []
+    trainer.log = lambda *_: at_first_update.append(caplog.text.count("neither AVX512-BF16 nor AMX"))
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    assert at_first_update[0] == warned == caplog.text.count("train in float32 (--training.bf16 false)")
+    assert precision.precision_of(trainer.args) == ("bfloat16" if asked else "float32")
