@@ -100,6 +100,68 @@ list(read_parallel_files("windows.txt", "good.en", name="train")[0]["source"])
 result: ['eins', 'zwei', 'drei']
 """)
 
+TRAININGS = refusals("""
+a number of updates below zero
+train --config good.yaml --training.max_steps -5
+training.max_steps: -5 is no number of updates; give one, or -1 and training.num_train_epochs
+
+a seed beyond 32 bits
+train --config good.yaml --training.seed 4294967296
+training.seed: 4294967296 must be at most 4294967295
+
+a weight decay below zero
+train --config good.yaml --training.weight_decay -1
+training.weight_decay: -1.0 must be at least 0
+
+an argument that the optimizer cannot take
+train --config good.yaml --training.adam_beta1 1.5
+training.optim adamw_torch…: Invalid beta parameter at index 0: 1.5
+
+arguments of the optimizer that are no list of names and values
+train --config good.yaml --training.optim_args betas
+training.optim_args: 'betas' is no list such as 'name=value,other=value'
+
+a schedule without what it needs
+train --config good.yaml --training.lr_scheduler_type cosine_with_min_lr
+training.lr_scheduler_type cosine_with_min_lr: …min_lr…
+
+an argument that the schedule does not have
+train --config good.yaml --training.lr_scheduler_kwargs '{foo: 1}'
+training.lr_scheduler_type linear with lr_scheduler_kwargs {'foo': 1}: …unexpected keyword argument 'foo'
+
+a log level that does not exist
+train --config good.yaml --training.log_level loud
+training.log_level: 'loud' is no level; choose one of detail, debug, info, warning, error, critical, passive
+
+more positions than memory
+train --config good.yaml --model.max_position_embeddings 1000000000000000
+model: …
+
+an argument that Accelerate does not have
+train --config good.yaml --training.accelerator_config '{foo: 1}'
+training: …'foo'
+
+a checkpoint without the state of the optimizer
+train --config good.yaml --name no_optimizer
+runs/no_optimizer/checkpoint-1: its file optimizer.pt is missing, so that the run would end with other weights; copy the…
+
+a checkpoint of which a file is cut off
+train --config good.yaml --name cut_optimizer
+runs/cut_optimizer/checkpoint-1: its file optimizer.pt has 3 bytes, and had 7 when it was written, so that the run would…
+
+a checkpoint whose list of files is cut off
+train --config good.yaml --name cut_run_state
+runs/cut_run_state/checkpoint-1/run_state.json: is damaged (…); copy the checkpoint again, or move it away
+
+a training record that is cut off
+train --config good.yaml --name cut_record
+runs/cut_record/training_record.json: is damaged (…); restore it, or remove it: the command of the training writes it anew
+
+a recipe of a run that is cut off
+evaluate --run runs/cut_recipe
+runs/cut_recipe/recipe.yaml…
+""")
+
 RECIPES = refusals("""
 an unknown key
 train --config unknown_key.yaml
@@ -137,7 +199,35 @@ own_code: its model cannot be loaded: …
 
 no tokenizer
 translate --model no_tokenizer eins
-no_tokenizer: its tokenizer cannot be loaded: …
+no_tokenizer: its tokenizer cannot be loaded: there is no tokenizer.json in it: …
+
+a tokenizer.json that is cut off
+translate --model cut_tokenizer --attn_implementation eager eins
+cut_tokenizer: its tokenizer cannot be loaded: …
+
+a tokenizer without its tokenizer_config.json
+translate --model no_tokenizer_config eins
+no_tokenizer_config: its tokenizer names no pad_token; restore tokenizer_config.json, or name one there
+
+a record of the Moses step that is none
+translate --model moses_of_nothing eins
+tokenizer_config.json: moses: {'language': 'de'} is no record of a Moses step; expected source_language and target_language
+
+eos_token_id in config.json that is no number
+translate --model eos_of_letters --attn_implementation eager eins
+eos_of_letters: its model cannot be loaded: …'eos_token_id'…
+
+eos_token_id in generation_config.json that is no number
+translate --model generation_eos_of_letters eins
+generation_eos_of_letters: generation_config.json: eos_token_id is 'a'; expected the number of one of the…
+
+decoder_start_token_id in generation_config.json beyond the vocabulary
+translate --model generation_start_beyond eins
+generation_start_beyond: generation_config.json: decoder_start_token_id is 1000000; expected the number of one of the…
+
+more positions than memory
+translate --model positions_beyond_memory --attn_implementation eager eins
+positions_beyond_memory: its model cannot be loaded: …
 """)
 
 ARGUMENTS = refusals("""
@@ -187,6 +277,7 @@ ValueError: A two-dimensional attention mask holds 1 for real tokens and 0 for p
 GROUPS: dict[str, list[Case]] = {
     "Corpora": CORPORA,
     "Recipes": RECIPES,
+    "Trainings": TRAININGS,
     "Models and tokenizers": MODELS,
     "Arguments of commands": ARGUMENTS,
     "Calls from Python": CALLS,

@@ -1,5 +1,6 @@
 """A folder full of files that are wrong, each in one way, beside a small model that is right: what the cases name."""
 
+import contextlib
 import gzip
 import json
 import shutil
@@ -7,6 +8,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from reluformer.configuration.recipe_parser import parse_recipe
+from reluformer.training.run.checkpoints import PARTIAL_FOLDER, RUN_STATE_FILE, publish_checkpoint
+from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE, settings_of, write_recipe
 
 from ..conftest import demo_tokenizer, tiny_model
 
@@ -43,7 +48,7 @@ RECIPES = {
 
 
 def write_files(folder: Path) -> None:
-    """Texts, recipes, models and tokenizers into `folder`; `model` alone is without fault."""
+    """Texts, recipes, models, tokenizers and runs into `folder`; `model` alone is without fault."""
     for name, content in TEXTS.items():
         (folder / name).write_bytes(content)
     for name, text in RECIPES.items():
@@ -54,6 +59,7 @@ def write_files(folder: Path) -> None:
         encoding="utf-8",
     )
     _write_models(folder)
+    _write_runs(folder)
 
 
 def _write_models(folder: Path) -> None:
@@ -81,3 +87,42 @@ def _write_models(folder: Path) -> None:
     (folder / "pickled_weights" / "model.safetensors").unlink()
     for path in copy("no_tokenizer").glob("tokenizer*"):
         path.unlink()
+    (copy("no_tokenizer_config") / "tokenizer_config.json").unlink()
+    rules = (good / "tokenizer.json").read_text(encoding="utf-8")
+    (copy("cut_tokenizer") / "tokenizer.json").write_text(rules[: len(rules) // 2], encoding="utf-8")
+    for kind, name, changes in (
+        ("moses_of_nothing", "tokenizer_config.json", {"moses": {"language": "de"}}),
+        ("eos_of_letters", "config.json", {"eos_token_id": "a"}),
+        ("generation_eos_of_letters", "generation_config.json", {"eos_token_id": "a"}),
+        ("generation_start_beyond", "generation_config.json", {"decoder_start_token_id": 1_000_000}),
+        # more than any processor has addresses for: a system that promises memory it does not have refuses it too
+        ("positions_beyond_memory", "config.json", {"max_position_embeddings": 10**15}),
+    ):
+        settings = json.loads((good / name).read_text(encoding="utf-8"))
+        (copy(kind) / name).write_text(json.dumps({**settings, **changes}), encoding="utf-8")
+
+
+def _write_runs(folder: Path) -> None:
+    """Run folders of good.yaml with a checkpoint after its only update, each with a file that is missing or cut off."""
+    damage = {
+        "no_optimizer": "checkpoint-1/optimizer.pt",
+        "cut_optimizer": "checkpoint-1/optimizer.pt",
+        "cut_run_state": f"checkpoint-1/{RUN_STATE_FILE}",
+        "cut_record": RECORD_FILE,
+        "cut_recipe": RECIPE_FILE,
+    }
+    with contextlib.chdir(folder):
+        for name, damaged in damage.items():
+            recipe = parse_recipe(["--config", "good.yaml", "--name", name])
+            write_recipe(recipe)
+            (recipe.run_folder / RECORD_FILE).write_text('{"updates": 1}', encoding="utf-8")
+            partial = recipe.run_folder / PARTIAL_FOLDER
+            partial.mkdir()
+            (partial / "trainer_state.json").write_text("{}", encoding="utf-8")
+            (partial / "optimizer.pt").write_text("moments", encoding="utf-8")
+            publish_checkpoint(partial, recipe.run_folder / "checkpoint-1", {"settings": settings_of(recipe)})
+            path = recipe.run_folder / damaged
+            content = path.read_bytes()
+            path.unlink()
+            if name.startswith("cut"):
+                path.write_bytes(content[: len(content) // 2])

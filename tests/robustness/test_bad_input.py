@@ -1,6 +1,7 @@
 """Every case of wrong input: one clear line from a command, a clear exception in Python, and no code of a file executed."""
 
 import contextlib
+import errno
 import os
 import shlex
 import sys
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from reluformer.commands import main as cli
+from reluformer.configuration.errors import write_failure
 from reluformer.training.data.corpus import read_parallel_files
 
 from ..conftest import random_tokens, tiny_model
@@ -91,3 +93,37 @@ def test_a_pipe_that_is_closed_early_ends_the_command_quietly(monkeypatch, capfd
         assert cli.main(["--help"]) == 141
         print("what Python writes when it ends", file=closed_pipe)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="needs /dev/full, a device that takes nothing, as Linux has it"
+)
+def test_a_full_disk_behind_stdout_is_one_line(here, monkeypatch, capfd):
+    """`reluformer train good.yaml --print_config > /dev/full`."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert cli.main(["train", "good.yaml", "--print_config"]) == 2
+    assert capfd.readouterr().err == (
+        "reluformer: error: a file cannot be written: No space left on device; free space where it goes\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "x"), "No space left on device"),
+        (Exception("I/O error: No space left on device (os error 28)"), "No space left on device"),  # of Rust
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576"),
+            "torch could not write a file",
+        ),
+        (OSError(errno.ENOENT, "x"), None),
+        (RuntimeError("x"), None),
+    ],
+)
+def test_what_libraries_raise_of_a_full_disk_is_known(error, told):
+    try:
+        raise ValueError("while a table was written") from error
+    except ValueError as wrapped:
+        found = write_failure(wrapped)
+    assert found == told or (told and found.startswith(told))
